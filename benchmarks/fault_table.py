@@ -26,6 +26,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from harness import make_parser
+
 if TYPE_CHECKING:
     from topoplan.runtime.emulate import Blueprint, Network
 
@@ -238,9 +240,7 @@ def work(plan: str, timeout_s: float, store: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Print the table; or be a rank."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument("machines", nargs="*")
     parser.add_argument("--repeat", type=int)
     parser.add_argument("--seed", type=int, default=1)

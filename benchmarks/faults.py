@@ -13,7 +13,6 @@ start with the same seed goes on where the first ended. Needs root and iproute2 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import logging
@@ -32,6 +31,8 @@ from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness import Table, make_parser
 
 if TYPE_CHECKING:
     from topoplan.runtime.emulate import Network
@@ -297,9 +298,7 @@ def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:
 
 def main() -> None:
     """Carry out the runs that the results file lacks, and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES)
     parser.add_argument("--runs", type=int, default=20)
@@ -329,7 +328,7 @@ def main() -> None:
                 file.flush()
                 if run.named < run.judged or run.hung:
                     print(f"  {run}", file=sys.stderr, flush=True)
-    print_table([run for run in runs if run.seed == args.seed])
+    print_table([run for run in runs if run.seed == args.seed], as_json=args.json)
 
 
 def read_runs(results: Path) -> list[Run]:
@@ -339,23 +338,31 @@ def read_runs(results: Path) -> list[Run]:
     return [Run(**json.loads(line)) for line in results.read_text().splitlines()]
 
 
-def print_table(runs: Sequence[Run]) -> None:
+SUMMED = ("judged", "named", "hung")
+COLUMNS = (
+    ("case", "case", ">12"),
+    ("runs", "runs", ">5"),
+    ("all_named", "all named", ">10"),
+    ("judged", "ranks", ">6"),
+    ("named", "named", ">6"),
+    ("hung", "hung", ">5"),
+    ("slowest_s", "slowest s", ">9.1f"),
+)
+
+
+def print_table(runs: Sequence[Run], *, as_json: bool) -> None:
     """Print a row for each case."""
     of_case: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         of_case[run.case].append(run)
-    print(
-        f"{'case':>12} {'runs':>5} {'all named':>10} {'ranks':>6} {'named':>6} {'hung':>5} "
-        f"{'slowest':>8}"
-    )
+    table = Table(COLUMNS, as_json=as_json)
     for case in CASES:
         if rows := of_case.get(case):
-            full = sum(run.named == run.judged for run in rows)
-            sums = [sum(getattr(run, name) for run in rows) for name in ("judged", "named", "hung")]
-            print(
-                f"{case:>12} {len(rows):>5} {full:>10} {sums[0]:>6} {sums[1]:>6} {sums[2]:>5} "
-                f"{max(run.seconds for run in rows):>7.1f}s"
-            )
+            row = {name: sum(getattr(run, name) for run in rows) for name in SUMMED}
+            row["all_named"] = sum(run.named == run.judged for run in rows)
+            slowest = max(run.seconds for run in rows)
+            table.add({"case": case, "runs": len(rows), **row, "slowest_s": slowest})
+    table.end()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from local_ranks import start_ranks, wait_for_ranks
+from harness import Table, list_of, make_parser, start_ranks, wait_for_ranks
 
 LOOPBACK, LOOPBACK_RANKS = "loopback", 4
 # The rate of the slowest link of each emulated machine.
@@ -34,6 +34,20 @@ MACHINES = {LOOPBACK: "", "dgx1": "50Mbit", "pcie-2socket": "50Mbit"}
 SCRIPTS = ("ddp", "fsdp2")
 BACKENDS = ("gloo", "topo")
 FIRST_BAR, SETTLED_BAR = 2.0, 20
+COLUMNS = (
+    ("machine", "machine", ">12"),
+    ("script", "script", ">6"),
+    ("backend", "backend", ">7"),
+    ("runs", "runs", ">4"),
+    ("hung", "hung", ">4"),
+    ("first_s", "first s", ">8.2f"),
+    ("first_ratio", "x gloo", ">6.2f"),
+    ("settled_step", "settled", ">7d"),
+    ("alike", "alike", ">5"),
+    ("steady_s", "steady s", ">8.3f"),
+    ("gain", "gain", ">5.2f"),
+    ("met", "met", ">3"),
+)
 # Steps at the end that the steady time is of.
 _STEADY = 5
 # From the ranks' stacks to the end of a launch that hangs.
@@ -48,22 +62,14 @@ def main() -> int:
     args = _arguments()
     if args.worker:
         work(args)
-    if not args.json:
-        print(
-            f"{'machine':>12} {'script':>6} {'backend':>7} {'runs':>4} {'hung':>4} {'first s':>8} "
-            f"{'x gloo':>6} {'settled':>7} {'alike':>5} {'steady s':>8} {'gain':>5}  met"
-        )
-    rows: list[dict[str, Any]] = []
+    table = Table(COLUMNS, as_json=args.json)
     for machine in args.machines:
         for script in args.scripts:
             for backend in args.backends:
                 runs = [launch(args, machine, script, backend) for _ in range(args.runs)]
-                rows.append(summarize(machine, script, backend, runs, rows))
-                if not args.json:
-                    print(format_row(rows[-1]), flush=True)
-    if args.json:
-        print(json.dumps({"rows": rows, "load": os.getloadavg()}, indent=1))
-    return 1 if any(row["met"] is False for row in rows) else 0
+                table.add(summarize(machine, script, backend, runs, table.rows))
+    table.end()
+    return 1 if any(row["met"] is False for row in table.rows) else 0
 
 
 def launch(
@@ -146,24 +152,6 @@ def _meets(row: dict[str, Any]) -> bool:
     quick = row["first_ratio"] is None or row["first_ratio"] <= FIRST_BAR
     last = row["settled_step"]
     return quick and not row["hung"] and row["alike"] and last is not None and last <= SETTLED_BAR
-
-
-def format_row(row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-
-    def show(name: str, width: int, form: str = ".2f") -> str:
-        value = row[name]
-        return f"{'' if value is None else format(value, form):>{width}}"
-
-    met = {None: "", True: "yes", False: "NO"}[row["met"]]
-    settled = f"{show('settled_step', 7, 'd')} {'yes' if row['alike'] else 'NO':>5}"
-    if row["backend"] == "gloo":
-        settled = " " * 13
-    return (
-        f"{row['machine']:>12} {row['script']:>6} {row['backend']:>7} {row['runs']:>4} "
-        f"{row['hung']:>4} {show('first_s', 8)} {show('first_ratio', 6)} {settled} "
-        f"{show('steady_s', 8, '.3f')} {show('gain', 5)}  {met}"
-    )
 
 
 def work(args: argparse.Namespace) -> None:
@@ -249,26 +237,19 @@ def _read(path: Path) -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--machines", default="loopback,dgx1", help=f"some of {', '.join(MACHINES)}")
-    add("--scripts", default=",".join(SCRIPTS), help="ddp, fsdp2 (default: both)")
-    add("--backends", default=",".join(BACKENDS), help="gloo, topo (default: both)")
+    names = ", ".join(MACHINES)
+    machines = [LOOPBACK, "dgx1"]
+    add("--machines", type=list_of(MACHINES), default=machines, help=f"some of {names}")
+    add("--scripts", type=list_of(SCRIPTS), default=SCRIPTS, help="ddp, fsdp2 (default: both)")
+    add("--backends", type=list_of(BACKENDS), default=BACKENDS, help="gloo, topo (default: both)")
     add("--slowest", metavar="RATE", help="of the slowest link of an emulated machine")
     add("--steps", type=int, default=26, help="of each launch (default: 26)")
     add("--runs", type=int, default=1, help="launches of each (default: 1)")
     add("--limit", type=float, default=240.0, help="seconds after which one hangs (default: 240)")
-    add("--json", action="store_true")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    for name, known in (("machines", MACHINES), ("scripts", SCRIPTS), ("backends", BACKENDS)):
-        listed = getattr(args, name).split(",")
-        if unknown := set(listed) - set(known):
-            parser.error(f"--{name}: {', '.join(sorted(unknown))}; expected of {', '.join(known)}")
-        setattr(args, name, listed)
     if args.steps <= _STEADY:
         parser.error(f"--steps {args.steps}: expected more than {_STEADY}")
     return args

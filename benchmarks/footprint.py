@@ -23,6 +23,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness import Table, make_parser
+
 RANKS, ROWS, COLUMNS = 8, 4, 2
 # The most of gloo's figure that topo may have.
 BARS = {"threads": 2.0, "sockets": 2.0, "ready_s": 1.15, "ready_MiB": 1.15}
@@ -135,9 +137,19 @@ def launch(backend: str, plans: Path) -> list[dict[str, float]]:
     return [json.loads(output) for output in outputs]
 
 
+COLUMNS = (
+    ("figure", "", "12"),
+    ("gloo", "gloo", ">10.3g"),
+    ("topo", "topo", ">10.3g"),
+    ("ratio", "ratio", ">7.2f"),
+    ("bar", "bar", ">6"),
+    ("met", "met", ">3"),
+)
+
+
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="launches of each way")
     parser.add_argument("--rank", metavar="BACKEND", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -150,16 +162,15 @@ def main() -> None:
         for _ in range(arguments.repeats):
             for backend, figures in found.items():
                 figures += launch(backend, Path(folder))
-    print(f"{'':12} {'gloo':>10} {'topo':>10} {'ratio':>7} {'bar':>6}  met")
+    table = Table(COLUMNS, as_json=arguments.json)
     for name in ("threads", "sockets", "import_s", "init_s", "ready_s", "ready_MiB", "MiB"):
         take = max if name in ("threads", "sockets") else statistics.median
         gloo, topo = (take(x[name] for x in found[backend]) for backend in found)
         bar = BARS.get(name)
-        met = "" if bar is None else "yes" if topo <= bar * gloo else "NO"
-        print(
-            f"{name:12} {gloo:10.3g} {topo:10.3g} {topo / gloo:7.2f} {bar or '':>6}  {met}",
-            flush=True,
-        )
+        met = None if bar is None else topo <= bar * gloo
+        figures = {"gloo": gloo, "topo": topo, "ratio": topo / gloo, "bar": bar, "met": met}
+        table.add({"figure": name, **figures})
+    table.end()
 
 
 if __name__ == "__main__":

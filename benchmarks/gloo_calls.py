@@ -9,7 +9,6 @@ microsecond to each.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import make_parser
 
 from topoplan import Communicator
 from topoplan.cli.shared.sizes import parse_size
@@ -70,9 +70,7 @@ class TimedPlayer(PlayerInOrder):
 
 def main() -> None:
     """Measure, and print the shares on rank 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument("plan")
     parser.add_argument("-b", default="4K", help="size")
     args = parser.parse_args()

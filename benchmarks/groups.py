@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from local_ranks import run_ranks, start_ranks, wait_for_ranks
+from harness import Table, list_of, make_parser, run_ranks, start_ranks, wait_for_ranks
 
 RANKS = 2
 MODES = {
@@ -35,6 +35,11 @@ MODES = {
     },
 }
 FIGURES = ("descriptors", "threads", "s", "KiB")
+COLUMNS = [
+    ("mode", "mode", ">5"),
+    ("moment", "moment", ">10"),
+    *((name, name, ">11.3f") for name in FIGURES),
+]
 # 16 KiB: a size that goes through plans by default.
 _NUMEL = 4096
 # Of each group, before what it has in use is counted.
@@ -49,17 +54,12 @@ def main() -> None:
     args = _arguments()
     if args.worker:
         work(args)
-    if not args.json:
-        print(f"{'mode':>5} {'moment':>10} " + " ".join(f"{name:>11}" for name in FIGURES))
-    rows: list[dict[str, Any]] = []
+    table = Table(COLUMNS, as_json=args.json)
     with tempfile.TemporaryDirectory() as name:
         for mode in args.modes:
             for row in [*measure(args, mode, Path(name)), measure_fit(args, mode, Path(name))]:
-                rows.append(row)
-                if not args.json:
-                    print(format_row(row), flush=True)
-    if args.json:
-        print(json.dumps({"rows": rows, "load": os.getloadavg()}, indent=1))
+                table.add(row, format_fit(row) if row["moment"] == "fit" else "")
+    table.end()
 
 
 def measure(args: argparse.Namespace, mode: str, folder: Path) -> list[dict[str, Any]]:
@@ -102,13 +102,10 @@ def measure_fit(args: argparse.Namespace, mode: str, folder: Path) -> dict[str, 
     return {"mode": mode, "moment": "fit", "fit": fit, "most": args.most, "why": why}
 
 
-def format_row(row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-    head = f"{row['mode']:>5} {row['moment']:>10} "
-    if row["moment"] == "fit":
-        failed = f"then {row['why'][:120]}" if row["why"] else "none failed"
-        return head + f"{row['fit']} of at most {row['most']}; {failed}"
-    return head + " ".join(f"{row[name]:>11.3f}" for name in FIGURES)
+def format_fit(row: dict[str, Any]) -> str:
+    """Format how many groups fit as text."""
+    failed = f"then {row['why'][:120]}" if row["why"] else "none failed"
+    return f"{row['fit']} of at most {row['most']}; {failed}"
 
 
 def work(args: argparse.Namespace) -> None:
@@ -169,22 +166,15 @@ def subtract(later: dict[str, float], earlier: dict[str, float]) -> dict[str, fl
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--modes", default=",".join(MODES), help=f"some of {', '.join(MODES)} (default: all)")
+    add("--modes", type=list_of(MODES), default=list(MODES), help=f"some of {', '.join(MODES)}")
     add("--groups", type=int, default=20, help="of which the mean is taken (default: 20)")
     add("--most", type=int, default=250, help="groups tried under the limit (default: 250)")
     add("--runs", type=int, default=1, help="launches of each mode (default: 1)")
-    add("--json", action="store_true")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     add("--descriptors", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    args.modes = args.modes.split(",")
-    if unknown := set(args.modes) - set(MODES):
-        parser.error(f"--modes: {', '.join(sorted(unknown))}; expected some of {', '.join(MODES)}")
     if not args.worker:
         args.descriptors = 1024
     return args

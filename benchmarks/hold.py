@@ -28,9 +28,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from harness import Results, Table, make_parser, start_ranks, wait_for_ranks
 from hold_methods import Calls
-from local_ranks import start_ranks, wait_for_ranks
-from results import Results
 
 # A round takes a second at most, beside four busy processes a core.
 _HANG_S = 60.0
@@ -40,6 +39,12 @@ _TIMEOUT = timedelta(seconds=300)
 # What four ranks may take to start beside busy processes.
 _START_S = 120.0
 _DROPPED = 8
+COLUMNS = (
+    ("method", "method", "34"),
+    ("rounds", "rounds", ">7"),
+    ("rounds_per_s", "per s", ">7.1f"),
+    ("ended", "ended", "<100"),
+)
 _BUSY = "while True: pass"
 
 
@@ -53,24 +58,23 @@ def main() -> int:
     if unknown := set(methods) - set(every):
         raise SystemExit(f"--methods: {', '.join(sorted(unknown))}; expected of {', '.join(every)}")
     results = Results(args.results, ("backend", "method"))
+    before = len(results.rows)
     left = [method for method in methods if not results.has(backend=args.backend, method=method)]
     seconds = args.seconds / len(methods)
-    if not args.json:
-        print(f"{'method':34} {'rounds':>7} {'per s':>7}  ended", flush=True)
+    table = Table(COLUMNS, as_json=args.json)
     with _keep_busy(args.busy):
         while left:
             for row in run_methods(args, left, seconds):
                 results.add(row)
                 left.remove(row["method"])
-                if not args.json:
-                    print(format_row(row), flush=True)
+                rate = row["rounds"] / row["s"] if row["s"] else 0.0
+                table.add({**row, "rounds_per_s": rate})
                 if "stacks" in row:
                     print("\n".join(row["stacks"]), file=sys.stderr, flush=True)
     rows = [row for row in results.rows if row["backend"] == args.backend]
     hung = [row["method"] for row in rows if row["ended"] == "hung"]
-    if args.json:
-        print(json.dumps({"rows": rows, "hung": hung}, indent=1))
-    else:
+    table.end(earlier=[row for row in rows if row not in results.rows[before:]], hung=hung)
+    if not args.json:
         print(f"{args.backend}: {len(rows)} methods, {len(hung)} hung: {', '.join(hung) or 'none'}")
     return 1 if hung else 0
 
@@ -101,12 +105,6 @@ def run_methods(
             row = {"backend": args.backend, "method": methods[len(rows)], "rounds": 0, "s": seconds}
             shown = [f"rank {rank}:\n{text[-3000:]}" for rank, text in enumerate(errors)]
             yield {**row, "ended": how, **({"stacks": shown} if hung else {})}
-
-
-def format_row(row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-    rate = row["rounds"] / row["s"] if row["s"] else 0
-    return f"{row['method']:34} {row['rounds']:>7} {rate:>7.1f}  {row['ended'][:100]}"
 
 
 @contextmanager
@@ -183,10 +181,7 @@ def _play_round(numel: int, calls: Calls, method: str) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--backend", default="topo", help="topo (default), gloo")
     add("--seconds", type=float, default=600.0, help="for all methods together (default: 600)")
@@ -195,7 +190,6 @@ def _arguments() -> argparse.Namespace:
     add("--busy", type=int, default=8, help="processes that keep the cores busy (default: 8)")
     add("--numel", type=int, default=64, help="elements of a tensor (default: 64)")
     add("--results", type=Path, metavar="FILE", help="JSON lines; what is in them is not run again")
-    add("--json", action="store_true")
     add("--worker", metavar="METHODS", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -22,6 +22,8 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+from harness import make_parser
+
 from topoplan.runtime.emulate import blueprint, emulate
 from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.measure_links import measure_topology
@@ -123,12 +125,9 @@ def show(name: str, result: dict[str, object]) -> None:
 
 def main() -> int:
     """Run the table, or be a rank."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=", ".join(MACHINES))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if is_rank():

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from local_ranks import run_ranks
+from harness import Table, list_of, make_parser, run_ranks
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 CASES = (*COLLECTIVES, "ddp", "sizes")
@@ -33,6 +33,13 @@ MODES = {
     "plan": {"TOPOPLAN_CHOOSE": "plan", "TOPOPLAN_LEAST_BYTES": "0"},
     "hook": {},
 }
+COLUMNS = (
+    ("case", "case", ">22"),
+    ("mode", "mode", ">5"),
+    ("peak_x", "peak x", ">7.2f"),
+    ("held_x", "held x", ">7.2f"),
+    ("over_gloo_x", "peak over gloo x", ">16.2f"),
+)
 _MiB = 1 << 20
 _FLOAT_BYTES = 4
 # Elements of the calls before: they connect the ranks and find the plan.
@@ -51,20 +58,15 @@ def main() -> None:
     args = _arguments()
     if args.worker:
         work(args)
-    if not args.json:
-        print(f"{'case':>22} {'mode':>5} {'peak x':>7} {'held x':>7} {'peak over gloo x':>16}")
-    rows: list[dict[str, Any]] = []
+    table = Table(COLUMNS, as_json=args.json)
     with tempfile.TemporaryDirectory() as folder:
         plan = _make_plan(args, Path(folder)) if "hook" in args.modes else ""
         for case in args.cases:
             for mode in args.modes:
                 if mode == "hook" and case != "ddp":
                     continue
-                rows.append(measure(args, case, mode, plan, Path(folder), rows))
-                if not args.json:
-                    print(format_row(rows[-1]), flush=True)
-    if args.json:
-        print(json.dumps({"rows": rows, "load": os.getloadavg()}, indent=1))
+                table.add(measure(args, case, mode, plan, Path(folder), table.rows))
+    table.end()
 
 
 def measure(
@@ -90,13 +92,6 @@ def measure(
     row: dict[str, Any] = {"case": case, "mode": mode, "peak_x": peak, "held_x": held}
     base = [one for one in earlier if (one["case"], one["mode"]) == (case, "gloo")]
     return {**row, "over_gloo_x": peak - base[0]["peak_x"] if base else None, "peaks_x": peaks}
-
-
-def format_row(row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-    over = "" if row["over_gloo_x"] is None else f"{row['over_gloo_x']:.2f}"
-    multiples = f"{row['peak_x']:>7.2f} {row['held_x']:>7.2f} {over:>16}"
-    return f"{row['case']:>22} {row['mode']:>5} {multiples}"
 
 
 def _make_plan(args: argparse.Namespace, folder: Path) -> str:
@@ -198,28 +193,18 @@ def _read_status_bytes(name: str) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
-    add("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
-    add("--modes", default=",".join(MODES), help=f"some of {', '.join(MODES)}")
+    add("--cases", type=list_of(CASES), default=CASES, help=f"some of {', '.join(CASES)}")
+    add("--modes", type=list_of(MODES), default=list(MODES), help=f"some of {', '.join(MODES)}")
     add("--MiB", type=int, default=96, help="of the buffer (default: 96)")
     add("--ranks", type=int, default=3)
     add("--calls", type=int, default=50, help="calls of the buffer (default: 50)")
     add("--runs", type=int, default=1, help="launches of each case in each mode (default: 1)")
     add("--plans", default="full:3", help="topology that the ranks are on (default: full:3)")
-    add("--json", action="store_true")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     add("--plan", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    for name, known in (("cases", CASES), ("modes", tuple(MODES))):
-        listed = getattr(args, name).split(",")
-        if unknown := set(listed) - set(known):
-            parser.error(f"--{name}: {', '.join(sorted(unknown))}; expected of {', '.join(known)}")
-        setattr(args, name, listed)
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
 from topoplan.cli.shared.sizes import parse_size
@@ -38,14 +39,11 @@ TIMEOUT = timedelta(seconds=120)
 
 def main() -> None:
     """Measure, and print the table on rank 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("-b", default="1K", help="smallest size")
     parser.add_argument("-e", default="64M", help="largest size")
     parser.add_argument("--topology", help="the machine that plans are for (default: full:N)")
     parser.add_argument("--gloo", action="store_true", help="plans over gloo as well")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if not join_mpi():
         raise SystemExit("start it by mpirun")

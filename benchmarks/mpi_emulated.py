@@ -13,7 +13,6 @@ the emulated rates. Needs root, iproute2, Open MPI and mpi4py (see topo-emulate 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ import tempfile
 from fractions import Fraction
 from pathlib import Path
 
+from harness import make_parser
 from wire_speed import MACHINES, run, synthesize_to_file, topo
 
 from topoplan.cli.run import build_parser
@@ -45,9 +45,7 @@ _LIMIT_S = 300
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument(
         "machines",
         nargs="*",

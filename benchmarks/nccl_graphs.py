@@ -13,7 +13,6 @@ each limited by its own busiest link, or by the bound.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -23,6 +22,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import make_parser
 from one_way import MACHINES, SHARED, open_machine
 
 if TYPE_CHECKING:
@@ -173,10 +173,7 @@ def tell(row: dict[str, Any]) -> str:
 
 def main() -> int:
     """Print the table; return 1 where a fraction is too little."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a machine")
+    parser = make_parser(__doc__)
     parser.add_argument("--only", default="", help="machines whose name contains this")
     parser.add_argument(
         "--collective",

@@ -14,7 +14,6 @@ Programs by hand come first. One that fails is printed with what every rank was 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter
@@ -22,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results import Results
+from harness import Results, Table, list_of, make_parser
 
 if TYPE_CHECKING:
     from call_programs import Program
@@ -79,36 +78,28 @@ def _print_counts(args: argparse.Namespace, results: Results) -> int:
         counts.setdefault((row["ranks"], row["mode"]), Counter())[row["how"]] += 1
     hows = ("ok", "hung", "wrong", "raised", "died")
     failed = [row for row in results.rows if row["how"] != "ok"]
-    if args.json:
-        table = [{"ranks": key[0], "mode": key[1], **counted} for key, counted in counts.items()]
-        print(json.dumps({"rows": table, "failed": failed}, indent=1))
-    else:
-        print(f"{'ranks':>5} {'mode':>5} " + " ".join(f"{how:>6}" for how in hows))
-        for (ranks, mode), counted in sorted(counts.items()):
-            print(f"{ranks:>5} {mode:>5} " + " ".join(f"{counted[how]:>6}" for how in hows))
+    columns = [("ranks", "ranks", ">5"), ("mode", "mode", ">5"), *((h, h, ">6") for h in hows)]
+    table = Table(columns, as_json=args.json)
+    for (ranks, mode), counted in sorted(counts.items()):
+        table.add({"ranks": ranks, "mode": mode} | {how: counted[how] for how in hows})
+    table.end(failed=failed)
+    if not args.json:
         for row in failed:
             print(f"{row['how']}: {row['program']}, {row['ranks']} ranks, {row['mode']}")
     return 1 if failed else 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add("--programs", type=int, default=100, metavar="N", help="for each number of ranks")
     add("--seed", type=int, default=0, help="of the first program (default: 0)")
     add("--ranks", default="2,3,4", help="numbers of ranks (default: 2,3,4)")
-    add("--modes", default=",".join(_MODES), help="gloo, race, plan (default: all)")
+    add("--modes", type=list_of(_MODES), default=_MODES, help="gloo, race, plan (default: all)")
     add("--random-only", action="store_true", help="leave out the programs by hand")
     add("--results", type=Path, metavar="FILE", help="JSON lines; what is in them is not run again")
     add("--cache", type=Path, metavar="FOLDER", help="of plans and races (default: a new one)")
-    add("--json", action="store_true")
     args = parser.parse_args()
-    args.modes = args.modes.split(",")
-    if unknown := set(args.modes) - set(_MODES):
-        parser.error(f"--modes: {', '.join(sorted(unknown))}; expected some of {', '.join(_MODES)}")
     if not all(part.isdecimal() and int(part) >= 2 for part in args.ranks.split(",")):
         parser.error(f"--ranks {args.ranks}: expected numbers from 2 on, such as 2,3,4")
     args.ranks = [int(part) for part in args.ranks.split(",")]

@@ -11,7 +11,6 @@ how orders are found.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -23,6 +22,7 @@ from itertools import permutations, product
 from math import lcm
 from pathlib import Path
 
+from harness import make_parser
 from wire_speed import run, topo
 
 from topoplan.synth.place.job import read_job
@@ -47,9 +47,7 @@ _KINDS = ("allreduce", "allgather", "alltoall", "sendrecv")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument(
         "only", nargs="*", help="emulated machines whose names begin so (default: all)"
     )

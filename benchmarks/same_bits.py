@@ -13,7 +13,6 @@ in the bracketing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from harness import make_parser
 
 RANKS = 4
 NUMEL = 1_000_003
@@ -195,9 +196,7 @@ def print_cost(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument("--only", choices=("ranks", "replay", "cost", "one-rank"))
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--topology", default="ring:4", help="of the plans on ranks (4 GPUs)")

@@ -8,18 +8,17 @@ Exit code 1 where hashes differ.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import time
 
+from harness import make_parser
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument("topology", nargs="?", default="dgx1")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--busy", type=int, default=8)

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import Table, make_parser
 from wire_speed import MACHINES, find_best_order, run, synthesize_to_file, topo
 
 LOOPBACK = "loopback"
@@ -65,6 +66,20 @@ class StepTime:
     note: str = ""
 
 
+COLUMNS = (
+    ("machine", "machine", ">10"),
+    ("parameters", "parameters", ">10"),
+    ("way", "method", ">9"),
+    ("ms", "ms/step", ">9.2f"),
+    ("ratio", "ratio", ">6.3f"),
+    ("of", "", ">8"),
+    ("bytes_share", "bytes", ">6.3f"),
+    ("bar", "bar", ">22"),
+    ("met", "met", ">3"),
+    ("note", "schedules", ""),
+)
+
+
 def main() -> None:
     """Print the table, or the rows as JSON."""
     args = _arguments()
@@ -72,29 +87,20 @@ def main() -> None:
         work(args)
         return
     ways = args.ways.split(",")
-    rows: list[StepTime] = []
-    if not args.json:
-        print(_head(), flush=True)
+    table = Table(COLUMNS, as_json=args.json)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for parameters in args.params or PARAMETERS.get(args.machine, (1_000_000,)):
             measure = measure_on_loopback if args.machine == LOOPBACK else measure_emulated
             for row in measure(args, parameters, ways, folder):
-                rows.append(row)
-                if not args.json:
-                    print(_format_row(row), flush=True)
-    if args.json:
-        print(
-            json.dumps({"rows": [asdict(row) for row in rows], "load": os.getloadavg()}, indent=1)
-        )
-    else:
+                table.add(asdict(row))
+    table.end()
+    if not args.json:
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add = parser.add_argument
     add(
         "--machine",
@@ -131,7 +137,6 @@ def _arguments() -> argparse.Namespace:
         help="DDP with gradient_as_bucket_view: stock divides in a pass of its own as well",
     )
     add("--error-feedback", action="store_true", help="with compression")
-    add("--json", action="store_true")
     add("--worker", metavar="PLAN", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.turns = args.turns or (9 if args.machine == LOOPBACK else 3)
@@ -251,25 +256,6 @@ def _compare(
         None if least is None else ratio >= least,
         share,
         note,
-    )
-
-
-def _head() -> str:
-    return (
-        f"{'machine':>10} {'parameters':>10} {'way':>9} {'ms/step':>9} {'ratio':>6} {'':>8} "
-        f"{'bytes':>6} {'bar':>22} met  "
-        "schedules"
-    )
-
-
-def _format_row(row: StepTime) -> str:
-    ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
-    share = "" if row.bytes_share is None else f"{row.bytes_share:.3f}"
-    met = "" if row.met is None else "yes" if row.met else "NO"
-    return (
-        f"{row.machine:>10} {row.parameters:>10} {row.way:>9} {row.ms:>9.2f} {ratio:>6} "
-        f"{row.of:>8} {share:>6} "
-        f"{row.bar:>22} {met:>3}  {row.note}"
     )
 
 

@@ -22,6 +22,8 @@ import time
 from fractions import Fraction
 from pathlib import Path
 
+from harness import make_parser
+
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "machines" / "nccl_xml"
 SECOND_HALF = tuple(range(8, 16))
 UNEVEN = {
@@ -139,11 +141,8 @@ def format_row(out: dict[str, object]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("topologies", nargs="*")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--forests", action="store_true", help="also print all forests met on the way"
     )

@@ -12,13 +12,14 @@ order that topo-place gives. Each time is a median, the slowest rank's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from harness import make_parser
 
 from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
 from topoplan.synth.place.placing import place
@@ -58,9 +59,7 @@ RECORDED: dict[str, tuple[str, str | None]] = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, json=False)
     parser.add_argument("machines", nargs="*", help="those whose names begin so (default: all)")
     parser.add_argument("-b", default="4K")
     parser.add_argument("-e", default="16M")

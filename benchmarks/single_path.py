@@ -1,5 +1,5 @@
-"""The bound for one way a pair of GPUs, machine by machine, beside what is wanted: python
-benchmarks/one_way.py
+"""The single-path bound, machine by machine, beside the expected figure: python
+benchmarks/single_path.py
 
 Wanted are the one-way optima of recorded machines that were found by other means (in ../shared,
 where it is present), and of three whose matrices are written here. Where NCCL's rings are the
@@ -9,7 +9,6 @@ is what the plan at 1 GiB and more reaches on the system's own routes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness import Table, make_parser
 
 if TYPE_CHECKING:
     from topoplan.topo.graph import Topology
@@ -166,33 +167,31 @@ def measure_all() -> Iterator[tuple[Machine, dict[str, Any] | None]]:
         yield machine, measure(machine)
 
 
+COLUMNS = (
+    ("machine", "machine", "<28"),
+    ("ranks", "ranks", ">5"),
+    ("any_way_GBps", "multipath", ">9.2f"),
+    ("one_way_GBps", "single-path", ">11.2f"),
+    ("sent_GBps", "sent", ">9.2f"),
+    ("wanted_GBps", "expected", ">9.2f"),
+    ("met", "met", "<4"),
+    ("kind", "certificate", ""),
+)
+
+
 def main() -> int:
     """Print the table; return 1 where a bound is not what is wanted."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a machine")
+    parser = make_parser(__doc__)
     args = parser.parse_args()
-    if not args.json:
-        print(f"{'machine':<28} ranks   any way   one way      sent    wanted  met  certificate")
+    table = Table(COLUMNS, as_json=args.json)
     missed = False
     for machine, row in measure_all():
         if row is None:
             print(f"{machine[0]:<28} skipped: {machine[1]} is not in {SHARED}", file=sys.stderr)
             continue
         missed = missed or not row["met"]
-        if args.json:
-            print(json.dumps(row), flush=True)
-            continue
-        figures = " ".join(
-            f"{row[key]:>9.2f}"
-            for key in ("any_way_GBps", "one_way_GBps", "sent_GBps", "wanted_GBps")
-        )
-        print(
-            f"{row['machine']:<28} {row['ranks']:>5} {figures}  "
-            f"{'yes' if row['met'] else 'NO':<4} {row['kind']}",
-            flush=True,
-        )
+        table.add(row)
+    table.end()
     return int(missed)
 
 
