@@ -1,8 +1,8 @@
 """Measures whether surviving ranks name a killed or stopped rank or a cut link in time: python
 benchmarks/fault_table.py
 
-    python benchmarks/fault_table.py                  about 100 runs: every rank killed and stopped, every link cut, on
-                                                      three machines (20 minutes on 2 cores)
+    python benchmarks/fault_table.py  about 100 runs: every rank killed and stopped, every link cut,
+                                      on three machines (20 minutes on 2 cores)
     python benchmarks/fault_table.py mesh:2x2 --repeat 3
 
 Ranks add up tensors through a plan and check every element, until at a random moment one of them

@@ -1,7 +1,8 @@
 """What the backend costs a rank beside gloo: threads, sockets, memory, and seconds to import and to
 start.
 
-    python benchmarks/footprint.py             8 ranks in a mesh of 4 x 2, all collectives, broadcasts from every root
+    python benchmarks/footprint.py  8 ranks in a mesh of 4 x 2, all collectives, broadcasts from
+                                    every root
     python benchmarks/footprint.py --repeats 5
 
 Every way is a launch of its own, in turns. Plans come from files and are used for every call; what

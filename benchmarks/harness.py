@@ -1,7 +1,7 @@
 """What the benchmarks share: arguments, tables, results that a second start continues, ranks.
 
-A benchmark makes its parser with `make_parser`, which adds `--json`. It hands its rows to a `Table`,
-which prints each line as soon as it is measured, or one JSON object at the end.
+A benchmark makes its parser with `make_parser`, which adds `--json`. It hands its rows to a
+`Table`, which prints each line as soon as it is measured, or one JSON object at the end.
 """
 
 from __future__ import annotations

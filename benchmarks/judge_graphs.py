@@ -35,7 +35,9 @@ def main() -> int:
     if not GRAPHS.is_dir():
         print(f"{GRAPHS} is not here")
         return 0
-    columns = f"{'rings':>9}{'known':>9}{'chains':>9}{'known':>9}{'one way':>9}{'share':>7}{'graph file':>12}{'plan':>9}"
+    titles = ("rings", "known", "chains", "known", "1 path", "share", "graph file", "plan")
+    widths = (9, 9, 9, 9, 9, 7, 12, 9)
+    columns = "".join(f"{title:>{n}}" for title, n in zip(titles, widths, strict=True))
     print(f"{'machine':<26}{columns}")
     wrong = 0
     for name, known in KNOWN.items():

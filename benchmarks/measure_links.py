@@ -92,18 +92,31 @@ def measure(declared: Topology, slow: tuple[str, ...]) -> dict[str, object]:
     for link in believed.links:
         truth = float(true.capacity_GBps[link.src, link.dst])
         if frozenset((link.src, link.dst)) in changed:
-            rows.append({
-                "link": f"{link.src} -> {link.dst}", "how": link.extra["measured"]["how"],
-                "limit": link.extra["measured"]["limit"], "declared": float(scaled.capacity_GBps[link.src, link.dst]),
-                "true": truth, "measured": link.extra["measured"]["GBps"], "believed": float(link.bandwidth_GBps),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "link": f"{link.src} -> {link.dst}",
+                    "how": link.extra["measured"]["how"],
+                    "limit": link.extra["measured"]["limit"],
+                    "declared": float(scaled.capacity_GBps[link.src, link.dst]),
+                    "true": truth,
+                    "measured": link.extra["measured"]["GBps"],
+                    "believed": float(link.bandwidth_GBps),
+                }
+            )
         else:
             is_alike = "nothing tells them apart" in link.extra["reason"]
             others = max(others, 0.0 if is_alike else abs(float(link.bandwidth_GBps) / truth - 1))
             wrong += link.extra["believed"] != "declared"
             alike += is_alike
-    return {"rows": rows, "others": others, "wrong": wrong, "alike": alike, "links": len(believed.links), "seconds": seconds,
-            "notes": believed.extra["notes"]}  # fmt: skip
+    return {
+        "rows": rows,
+        "others": others,
+        "wrong": wrong,
+        "alike": alike,
+        "links": len(believed.links),
+        "seconds": seconds,
+        "notes": believed.extra["notes"],
+    }
 
 
 def _slowest_bps(topology: Topology) -> Fraction:
@@ -116,11 +129,12 @@ def show(name: str, result: dict[str, object]) -> None:
         errors = [rates[i] / rates[1] - 1 for i in (2, 3)]
         counts = " ".join(f"{result[key]:>6}" for key in ("wrong", "alike", "links"))
         print(
-            f"{name:<22} {row['link']:<16} {row['how']:<9}", *(f"{rate:>9.1f}" for rate in rates),
-            *(f"{error:>+9.1%}" for error in errors), f"{result['others']:>8.1%} {counts} "
-                                                      f"{result['seconds']:>8.1f}",
+            f"{name:<22} {row['link']:<16} {row['how']:<9}",
+            *(f"{rate:>9.1f}" for rate in rates),
+            *(f"{error:>+9.1%}" for error in errors),
+            f"{result['others']:>8.1%} {counts} {result['seconds']:>8.1f}",
             flush=True,
-        )  # fmt: skip
+        )
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Measures Open MPI's own allreduce on emulated machines, algorithm by algorithm: python
 benchmarks/mpi_emulated.py
 
-    python benchmarks/mpi_emulated.py                     dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some 10 minutes)
-    python benchmarks/mpi_emulated.py dgx1 --size 1M      one of them, another size
+    python benchmarks/mpi_emulated.py                 dgx1, two hosts of 4, mesh 3x3, at 8 MiB (some
+                                                      10 minutes)
+    python benchmarks/mpi_emulated.py dgx1 --size 1M  one of them, another size
     python benchmarks/mpi_emulated.py mesh --algorithms 0,4 --order 0,1,2,5,4,3,6,7,8
 
 Every algorithm of Open MPI's coll_tuned (0 is its own choice) is timed in rank order, in

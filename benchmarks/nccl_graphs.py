@@ -109,9 +109,11 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
     bound = find_bounds(collective, topology).one_way
     check_bound(bound, collective, topology, one_way=True)
     row: dict[str, Any] = {
-        "machine": machine.name, "ranks": collective.ranks, "one_way_GBps": float(bound.algbw_GBps),
+        "machine": machine.name,
+        "ranks": collective.ranks,
+        "one_way_GBps": float(bound.algbw_GBps),
         "wanted_GBps": machine.wanted_GBps,
-    }  # fmt: skip
+    }
     for shape in SHAPES:
         started = time.process_time()
         request = Request(collective, topology, Effort())
@@ -130,11 +132,17 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
         ]
         best = [min(bound.algbw_GBps, m * max(alone)) for m in range(1, len(alone))]
         row[shape] = {
-            "algbw_GBps": float(rate), "channels": len(channels.orders), "seconds": seconds,
-            "free_shares_GBps": pack_orders(Request(collective, topology, Effort()), [shape]).algbw_GBps,
+            "algbw_GBps": float(rate),
+            "channels": len(channels.orders),
+            "seconds": seconds,
+            "free_shares_GBps": pack_orders(
+                Request(collective, topology, Effort()), [shape]
+            ).algbw_GBps,
             "fraction": float(rate / bound.algbw_GBps),
-            "prefix": float(min((x / y for x, y in zip(prefixes, best, strict=True)), default=Fraction(1))),
-        }  # fmt: skip
+            "prefix": float(
+                min((x / y for x, y in zip(prefixes, best, strict=True)), default=Fraction(1))
+            ),
+        }
     row["fraction"] = max((row[shape]["fraction"] for shape in SHAPES if row[shape]), default=0.0)
     asked = machine.asked and collective_name == "allreduce"
     row["least"] = next(

@@ -1,8 +1,10 @@
 """Holds topo-place against brute force and its bounds: python benchmarks/place.py
 
-    python benchmarks/place.py              50 random machines of 8 GPUs against all 40,320 orders, known gains, 1,024 ranks
+    python benchmarks/place.py              50 random machines of 8 GPUs against all 40,320 orders,
+                                            known gains, 1,024 ranks
     python benchmarks/place.py --machines 5 fewer random machines
-    python benchmarks/place.py --emulate    stock gloo on emulated machines, given order beside the best (root, iproute2)
+    python benchmarks/place.py --emulate    stock gloo on emulated machines, given order beside the
+                                            best (needs root and iproute2)
     python benchmarks/place.py --emulate dgx1 -b 4M -e 4M
 
 The brute force counts message by message, with routes looked up one by one, and knows nothing of
@@ -73,10 +75,6 @@ def main() -> None:
         placed = place(machine, target="stock", order=given)
         print(f"{name}: predicted gain {float(placed.gain):.3f}, optimal {placed.is_optimal}")
     print_large()
-
-
-# -- brute force
-# -----------------------------------------------------------------------------------------------------
 
 
 def routes_of(topology: Topology) -> Routes:
@@ -228,10 +226,6 @@ def print_random(machines: int) -> None:
     )
 
 
-# -- known machines
-# --------------------------------------------------------------------------------------------------
-
-
 def build_boxes(
     count: int,
     per_box: int,
@@ -330,10 +324,6 @@ def print_large() -> None:
                 f"({time.process_time() - core:.1f} s of a core)",
                 flush=True,
             )
-
-
-# -- emulated
-# --------------------------------------------------------------------------------------------------------
 
 
 def measure(

@@ -1,10 +1,14 @@
 """How many elements differ between a tensor reduced whole and in pieces, and what plans without
 that cost.
 
-    python benchmarks/same_bits.py               all of it: ranks, replay, cost (some minutes on 2 cores)
-    python benchmarks/same_bits.py --only ranks  gloo, a usual plan and a reproducible one on 4 real ranks
-    python benchmarks/same_bits.py --only replay elements of generated cases whose bits are not those of the plan's bracketing
-    python benchmarks/same_bits.py --only cost   the reproducible plan beside the best one, machine by machine
+    python benchmarks/same_bits.py               all of it: ranks, replay, cost (some minutes on 2
+                                                 cores)
+    python benchmarks/same_bits.py --only ranks  gloo, a usual plan and a reproducible one on 4 real
+                                                 ranks
+    python benchmarks/same_bits.py --only replay generated cases: elements whose bits are not those
+                                                 of the plan's bracketing
+    python benchmarks/same_bits.py --only cost   the reproducible plan beside the best one, machine
+                                                 by machine
 
 A case of the replay is a machine, one of its plan's schedules, a segmentation and a size; all
 ranks' programs are played in float32, and every element is compared with its contributions added up
@@ -41,10 +45,6 @@ def make_plan(topology: str, collective: str, *, reproducible: bool) -> Any:
 
     machine = merge_nvswitches(resolve(topology))
     return synthesize(collective_on(collective, machine), machine, reproducible=reproducible).plan
-
-
-# -- on ranks
-# --------------------------------------------------------------------------------------------------------
 
 
 def compare_on_ranks(topology: str) -> dict[str, float]:
@@ -112,10 +112,6 @@ def run_rank() -> None:
     dist.destroy_process_group()
 
 
-# -- replayed
-# --------------------------------------------------------------------------------------------------------
-
-
 def replay(cases: int) -> tuple[int, int, int]:
     """Return the cases replayed, their elements, and the elements that differ."""
     import numpy as np
@@ -155,10 +151,6 @@ def replay(cases: int) -> tuple[int, int, int]:
             differing += int((outputs[rank].view(np.int32) != part).sum())
             elements += len(part)
     return cases, elements, differing
-
-
-# -- cost
-# ------------------------------------------------------------------------------------------------------------
 
 
 def compare_cost(topology: str, collective: str) -> dict[str, Any]:

@@ -64,14 +64,34 @@ TWO_PAIRS = {
 # Two pairs of a CPU and a GPU: what goes between the GPUs takes their own links, though the CPUs
 # are joined as well.
 C2C: dict[str, Any] = {
-    "format": "topoplan-topology", "version": 1, "name": "two superchips",
-    "devices": [*({"id": f"gpu{i}", "kind": "gpu"} for i in range(2)), *({"id": f"cpu{i}", "kind": "cpu"} for i in range(2))],
+    "format": "topoplan-topology",
+    "version": 1,
+    "name": "two superchips",
+    "devices": [
+        *({"id": f"gpu{i}", "kind": "gpu"} for i in range(2)),
+        *({"id": f"cpu{i}", "kind": "cpu"} for i in range(2)),
+    ],
     "links": [
-        {"src": "gpu0", "dst": "gpu1", "kind": "nvlink", "bandwidth_GBps": 384, "bidirectional": True},
-        *({"src": f"gpu{i}", "dst": f"cpu{i}", "kind": "c2c", "bandwidth_GBps": 448, "bidirectional": True} for i in range(2)),
+        {
+            "src": "gpu0",
+            "dst": "gpu1",
+            "kind": "nvlink",
+            "bandwidth_GBps": 384,
+            "bidirectional": True,
+        },
+        *(
+            {
+                "src": f"gpu{i}",
+                "dst": f"cpu{i}",
+                "kind": "c2c",
+                "bandwidth_GBps": 448,
+                "bidirectional": True,
+            }
+            for i in range(2)
+        ),
         {"src": "cpu0", "dst": "cpu1", "kind": "smp", "bandwidth_GBps": 448, "bidirectional": True},
     ],
-}  # fmt: skip
+}
 
 Machine = tuple[str, str | None, str | None, float | None]
 MACHINES: tuple[Machine, ...] = (
@@ -155,10 +175,15 @@ def measure(machine: Machine) -> dict[str, Any] | None:
         ring = synthesize(collective, topology, "ring").plan
         wanted = float(max(ring.limit_GBps(entry) or Fraction(0) for entry in ring.entries))
     return {
-        "machine": name, "ranks": collective.ranks, "any_way_GBps": float(plan.bound.algbw_GBps), "one_way_GBps": found,
-        "kind": plan.bound_one_way.kind, "wanted_GBps": wanted, "met": abs(found - wanted) <= _WITHIN * wanted,
+        "machine": name,
+        "ranks": collective.ranks,
+        "any_way_GBps": float(plan.bound.algbw_GBps),
+        "one_way_GBps": found,
+        "kind": plan.bound_one_way.kind,
+        "wanted_GBps": wanted,
+        "met": abs(found - wanted) <= _WITHIN * wanted,
         "sent_GBps": float(max(plan.limit_GBps(entry) or Fraction(0) for entry in plan.entries)),
-    }  # fmt: skip
+    }
 
 
 def measure_all() -> Iterator[tuple[Machine, dict[str, Any] | None]]:

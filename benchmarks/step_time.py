@@ -1,18 +1,21 @@
 """Measures training steps of DDP: with a plan, the backend or compression, and stock: python
 benchmarks/step_time.py
 
-    python benchmarks/step_time.py                                  loopback: 4 ranks, 1 and 25 million parameters
-    python benchmarks/step_time.py --ways stock,hook                some of the ways
-    python benchmarks/step_time.py --machine dgx1 --slowest 20Mbit  emulated; needs root and iproute2 (see topo-emulate)
-    python benchmarks/step_time.py --machine two-hosts --slowest 25Mbit --ways stock,hook,fp16,fp8,int8 --repeats 1
+    python benchmarks/step_time.py                    loopback: 4 ranks, 1 and 25 million parameters
+    python benchmarks/step_time.py --ways stock,hook  some of the ways
+    python benchmarks/step_time.py --machine dgx1 --slowest 20Mbit
+                                                      emulated; needs root and iproute2 (see
+                                                      topo-emulate)
+    python benchmarks/step_time.py --machine two-hosts --slowest 25Mbit --repeats 1 \\
+        --ways stock,hook,fp16,fp8,int8
 
 On loopback all ways run in the same processes, in blocks of steps that take turns: a ratio is the
 median, over the turns, of a block's time to that of the stock block of the same turn. On an
 emulated machine stock has its ranks in the order that is best for a ring (see wire_speed.py) and
-the plan in the topology's, so they are launches of their own, taking turns
---repeats times; the ratio is that of the medians, and compression's, in one launch with the plan's, that of the turns
-again. A block's time is the slowest rank's. Models are square linear layers; communication is meant
-to dominate on emulated machines: the slower the links against the cores at hand, the more it does.
+the plan in the topology's, so they are launches of their own, which take turns --repeats times; the
+ratio is that of the medians. Compression runs in one launch with the plan, so its ratio is again
+that of the turns. A block's time is the slowest rank's. Models are square linear layers. On emulated
+machines communication dominates: the slower the links beside the cores, the more it does.
 """
 
 from __future__ import annotations
@@ -146,10 +149,6 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-# -- measuring
-# -------------------------------------------------------------------------------------------------------
-
-
 def measure_on_loopback(
     args: argparse.Namespace, parameters: int, ways: list[str], folder: Path
 ) -> list[StepTime]:
@@ -259,10 +258,6 @@ def _compare(
     )
 
 
-# -- launching
-# -------------------------------------------------------------------------------------------------------
-
-
 def _worker_command(
     args: argparse.Namespace, plan: str, parameters: int, ways: list[str]
 ) -> list[str]:
@@ -299,10 +294,6 @@ def _launch(around: Callable[[list[str]], list[str]], command: list[str]) -> dic
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
     measured: dict[str, Any] = json.loads(done.stdout)
     return measured
-
-
-# -- one rank
-# --------------------------------------------------------------------------------------------------------
 
 
 def work(args: argparse.Namespace) -> None:

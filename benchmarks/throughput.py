@@ -27,12 +27,20 @@ from harness import make_parser
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "machines" / "nccl_xml"
 SECOND_HALF = tuple(range(8, 16))
 UNEVEN = {
-    "format": "topoplan-topology", "version": 1, "name": "switch, one slow",
+    "format": "topoplan-topology",
+    "version": 1,
+    "name": "switch, one slow",
     "devices": [*({"id": f"gpu{i}"} for i in range(8)), {"id": "switch0", "kind": "switch"}],
     "links": [
-        {"src": f"gpu{i}", "dst": "switch0", "bandwidth_GBps": 1 if i == 7 else 2, "bidirectional": True} for i in range(8)
+        {
+            "src": f"gpu{i}",
+            "dst": "switch0",
+            "bandwidth_GBps": 1 if i == 7 else 2,
+            "bidirectional": True,
+        }
+        for i in range(8)
     ],
-}  # fmt: skip
+}
 
 ROWS: list[dict[str, object]] = [
     *(
@@ -101,8 +109,13 @@ def measure(row: dict[str, object]) -> dict[str, object]:
             result.plan.entries, key=lambda e: (result.plan.gap_of(e), e.schedule.trees or 0)
         )
         gap = result.plan.gap_of(best)
-        out |= {"plan_GBps": float(best_bound.algbw_GBps * (1 - gap)), "gap": float(gap), "trees": best.schedule.trees,
-                "depth": best.schedule.depth, "forests": result.table}  # fmt: skip
+        out |= {
+            "plan_GBps": float(best_bound.algbw_GBps * (1 - gap)),
+            "gap": float(gap),
+            "trees": best.schedule.trees,
+            "depth": best.schedule.depth,
+            "forests": result.table,
+        }
     out |= {
         "bound_GBps": float(best_bound.algbw_GBps),
         "bound": str(best_bound.algbw_GBps),
@@ -131,12 +144,18 @@ def format_row(out: dict[str, object]) -> str:
     name = f"{out['topology']} {' '.join(asked)}".strip()
     gap = out.get("gap")
     cells = [
-        f"{name:<46.46}", f"{out['ranks']:>5}", f"{out['collective']:<10}", f"{out['bound_GBps']:>9.5g}",
+        f"{name:<46.46}",
+        f"{out['ranks']:>5}",
+        f"{out['collective']:<10}",
+        f"{out['bound_GBps']:>9.5g}",
         f"{out['plan_GBps']:>9.5g}" if "plan_GBps" in out else " " * 9,
         " " * 8 if gap is None else f"{'0':>8}" if abs(gap) <= 1e-6 else f"{gap:>8.2%}",  # type: ignore[arg-type]
         f"{out['equal_shards_GBps']:>8.4g}" if "equal_shards_GBps" in out else " " * 8,
-        f"{out.get('trees') or '':>6}", f"{out.get('depth') or '':>6}", f"{out['seconds']:>8.2f}", f"{out['peak_MB']:>6.0f}",
-    ]  # fmt: skip
+        f"{out.get('trees') or '':>6}",
+        f"{out.get('depth') or '':>6}",
+        f"{out['seconds']:>8.2f}",
+        f"{out['peak_MB']:>6.0f}",
+    ]
     return " ".join(cells)
 
 

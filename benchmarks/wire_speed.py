@@ -1,9 +1,11 @@
 """Measures plans on emulated machines against bound, prediction and stock: python
 benchmarks/wire_speed.py
 
-    python benchmarks/wire_speed.py                        every machine, 4 KiB to 16 MiB (about 25 minutes on 2 cores)
+    python benchmarks/wire_speed.py                        every machine, 4 KiB to 16 MiB (about 25
+                                                           minutes on 2 cores)
     python benchmarks/wire_speed.py dgx1 mesh -b 1M -e 8M  some of them, some sizes
-    python benchmarks/wire_speed.py --loopback             4 and 8 ranks on this host, nothing emulated
+    python benchmarks/wire_speed.py --loopback             4 and 8 ranks on this host, nothing
+                                                           emulated
     python benchmarks/wire_speed.py --recorded FOLDER      recorded machines from there as well
 
 Needs root and iproute2 (see topo-emulate). Stock is gloo's all_reduce, in rank order and in the
@@ -27,23 +29,39 @@ from topoplan.topo.graph import Topology
 from topoplan.topo.resolve import resolve
 
 TWO_HOSTS = {
-    "format": "topoplan-topology", "version": 1, "name": "two-hosts",
+    "format": "topoplan-topology",
+    "version": 1,
+    "name": "two-hosts",
     "devices": [
         *({"id": f"gpu{i}", "kind": "gpu"} for i in range(8)),
         *({"id": x, "kind": "switch", "family": "network"} for x in ("host0", "host1")),
     ],
     "links": [
-        *({"src": f"gpu{i}", "dst": f"host{i // 4}", "bandwidth_GBps": 0.05, "bidirectional": True} for i in range(8)),
+        *(
+            {
+                "src": f"gpu{i}",
+                "dst": f"host{i // 4}",
+                "bandwidth_GBps": 0.05,
+                "bidirectional": True,
+            }
+            for i in range(8)
+        ),
         {"src": "host0", "dst": "host1", "bandwidth_GBps": 0.0125, "bidirectional": True},
     ],
-}  # fmt: skip
+}
 HALF_RATE = {
-    "format": "topoplan-topology", "version": 1, "name": "switch-one-half",
-    "devices": [*({"id": f"gpu{i}", "kind": "gpu"} for i in range(8)), {"id": "sw", "kind": "switch", "family": "network"}],
-    "links": [
-        {"src": f"gpu{i}", "dst": "sw", "bandwidth_GBps": 1.0 if i else 0.5, "bidirectional": True} for i in range(8)
+    "format": "topoplan-topology",
+    "version": 1,
+    "name": "switch-one-half",
+    "devices": [
+        *({"id": f"gpu{i}", "kind": "gpu"} for i in range(8)),
+        {"id": "sw", "kind": "switch", "family": "network"},
     ],
-}  # fmt: skip
+    "links": [
+        {"src": f"gpu{i}", "dst": "sw", "bandwidth_GBps": 1.0 if i else 0.5, "bidirectional": True}
+        for i in range(8)
+    ],
+}
 MACHINES: dict[str, tuple[Any, str | None]] = {
     "dgx1": ("dgx1", "50Mbit"),
     "two-hosts": (TWO_HOSTS, "100Mbit"),

@@ -23,7 +23,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from shown_blocks import fits, read_page  # noqa: E402
 
 PROGRAMS = ("plan_a_machine.py", "run_a_collective.py", "own_strategy.py")
-BUILD = "from setuptools import build_meta; import sys; print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"
+BUILD = (
+    "from setuptools import build_meta; import sys; "
+    "print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"
+)
 
 
 def main() -> None:

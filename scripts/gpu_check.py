@@ -21,8 +21,8 @@ from topoplan.topo.probe.join import probe_local
 
 HEAD = """# Hardware that topo-probe has seen
 
-Written by `make gpu-check` on a machine with a GPU: what the live probe learned there, and what it could not. Nothing here is
-typed by hand.
+Written by `make gpu-check` on a machine with a GPU: what the live probe learned there, and what it
+could not. Nothing here is typed by hand.
 """
 
 
@@ -50,7 +50,8 @@ def main(page: Path) -> int:
 def _format_section(topology: Topology, facts: Facts) -> tuple[str, str]:
     """Return title and text, without host name, UUIDs and addresses, which are private."""
     names = Counter(str(topology.by_id[gpu].extra.get("name") or "GPU") for gpu in topology.ranks)
-    title = f"{', '.join(f'{n} x {name}' for name, n in names.items())}, driver {facts.get_text(NVML, NVML_DRIVER)}"
+    gpus = ", ".join(f"{n} x {name}" for name, n in names.items())
+    title = f"{gpus}, driver {facts.get_text(NVML, NVML_DRIVER)}"
     missing = Counter((fact.key, fact.source, fact.missing) for fact in facts.missing)
     known = sum(fact.value is not None for fact in facts.items)
     lines = [

@@ -1,10 +1,12 @@
 """Runs torch's own tests of torch.distributed through gloo and through the backend "topo", and
 prints what differs.
 
-    python scripts/torch_suite.py                                 all tests, 4 ranks, gloo, then topo by race and by plan
-    python scripts/torch_suite.py -k all_reduce -k DDP            tests whose name contains one of these
-    python scripts/torch_suite.py --ways gloo,plan --ranks 2      gloo, and topo with every call through its plan
-    python scripts/torch_suite.py --json > suite.json             outcomes as JSON
+    python scripts/torch_suite.py                             all tests, 4 ranks, gloo, then topo by
+                                                              race and by plan
+    python scripts/torch_suite.py -k all_reduce -k DDP        tests whose name contains one of these
+    python scripts/torch_suite.py --ways gloo,plan --ranks 2  gloo, and topo with every call through
+                                                              its plan
+    python scripts/torch_suite.py --json > suite.json         outcomes as JSON
 
 The tests are those of the installed torch
 (torch/testing/_internal/distributed/distributed_test.py), unchanged: they ask for gloo, and get the
@@ -101,9 +103,14 @@ class Suite:
     def __init__(self, ranks: int, names: list[str]) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="torch-suite-")
         os.environ |= {
-            "BACKEND": "gloo", "WORLD_SIZE": str(ranks), "TEMP_DIR": self.folder.name, "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1", "TOPOPLAN_CACHE": str(Path(self.folder.name, "plans")), "TOPOPLAN_PLANS": f"full:{ranks}",
-        }  # fmt: skip
+            "BACKEND": "gloo",
+            "WORLD_SIZE": str(ranks),
+            "TEMP_DIR": self.folder.name,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "TOPOPLAN_CACHE": str(Path(self.folder.name, "plans")),
+            "TOPOPLAN_PLANS": f"full:{ranks}",
+        }
         logging.disable(logging.ERROR)
         self.cases = list(_find_tests(names))
 

@@ -1,9 +1,11 @@
 """Runs the tests of the DDP hook and of the backend on other versions of torch, each in an
 environment of its own.
 
-    python scripts/torch_versions.py                       the oldest that topoplan works with, and pip's newest
-    python scripts/torch_versions.py --seconds 300         what cannot be made and run in that time is skipped
-    python scripts/torch_versions.py 2.10.0 -k backend     another version, other tests
+    python scripts/torch_versions.py                    the oldest that topoplan works with, and
+                                                        pip's newest
+    python scripts/torch_versions.py --seconds 300      what cannot be made and run in that time is
+                                                        skipped
+    python scripts/torch_versions.py 2.10.0 -k backend  another version, other tests
 
 An environment (.venv-torch-2.9.0) has torch alone, all else is the running environment's; it is
 kept for the next time. Where pip has only torch's CUDA build, its CUDA libraries, some gigabytes
@@ -145,10 +147,6 @@ def run_until(ends: float, command: list[str]) -> str:
     return done.stdout
 
 
-# -- environments
-# ----------------------------------------------------------------------------------------------------
-
-
 def make_environment(version: str, ends: float) -> Path:
     """Return the folder of the environment with a version of torch, which is made where it is not
     there yet.
@@ -238,10 +236,6 @@ def add_stand_ins(folder: Path, ends: float) -> None:
                 script.write_text(f"{own[0]} {{ global: *; }};\n")
                 command.append(f"-Wl,--version-script={script}")
             run_until(ends, [*command, str(source)])
-
-
-# -- tests
-# -----------------------------------------------------------------------------------------------------------
 
 
 def run_tests(version: str, folder: Path, names: str, ends: float) -> bool:

@@ -1,10 +1,11 @@
 """Runs other people's trainers on gloo and through topoplan, on this host's CPUs, and prints
 whether the same comes out.
 
-    python scripts/trainers.py                      what is installed, one after the other
-    python scripts/trainers.py --install            with pip, what examples/trainers/requirements.txt names, first
-    python scripts/trainers.py lightning torch      only these
-    python scripts/trainers.py --json               what came out as JSON
+    python scripts/trainers.py                  what is installed, one after the other
+    python scripts/trainers.py --install        with pip, what examples/trainers/requirements.txt
+                                                names, first
+    python scripts/trainers.py lightning torch  only these
+    python scripts/trainers.py --json           what came out as JSON
 
 Each script in examples/trainers is run as it stands, through topoplan, and as it would be written
 for gloo: a comment `# gloo:` says how the line after it reads then. Every collective of a
@@ -150,10 +151,6 @@ def _print_table(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         )
 
 
-# -- pip
-# -------------------------------------------------------------------------------------------------------------
-
-
 def _install(packages: Sequence[str]) -> None:
     """Install frameworks, each by itself, so that one that cannot be does not keep others away;
     torch stays as it is.
@@ -183,10 +180,6 @@ def _read_requirements(packages: Sequence[str]) -> Iterator[str]:
     for line in (FOLDER / "requirements.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(tuple(packages)):
             yield line
-
-
-# -- scripts
-# ---------------------------------------------------------------------------------------------------------
 
 
 def write_for_gloo(script: str) -> str:

@@ -1,9 +1,11 @@
 """Write docs/cli.md from the commands' parsers, and with --man their pages for man: `make
 cli-docs`, `make man`.
 
-python scripts/write_cli_docs.py                 docs/cli.md
-python scripts/write_cli_docs.py --check         exit code 1 where docs/cli.md is not what would be written
-python scripts/write_cli_docs.py --man DIR       DIR/topoplan.1, DIR/topo-probe.1, ... (needs argparse-manpage)
+python scripts/write_cli_docs.py            docs/cli.md
+python scripts/write_cli_docs.py --check    exit code 1 where docs/cli.md is not what would be
+                                            written
+python scripts/write_cli_docs.py --man DIR  DIR/topoplan.1, DIR/topo-probe.1, ... (needs
+                                            argparse-manpage)
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 pynvml loads.
 
 machine = hybrid_cube_mesh()
-machine.fail("nvmlDeviceGetUUID", 15, gpu=3)      # any answer can fail, everywhere, for a GPU, for a link or a peer
-done = probe(machine, tmp_path, "--json")         # topo-probe in a process of its own, with its captured /sys
+machine.fail("nvmlDeviceGetUUID", 15, gpu=3)  # any answer can fail, everywhere, for a GPU, for a
+                                              link or a peer
+done = probe(machine, tmp_path, "--json")     # topo-probe in a process of its own, with its
+                                              captured /sys
 topology = probed(machine, tmp_path)              # the same as a Topology
 facts = asked(machine)                            # what read_nvml says, alone
 """
@@ -74,10 +76,6 @@ def _pairs(machine: Machine, linked: Iterable[tuple[int, int]] = (), **others: i
         switched = bool(above[a]) and above[a][:2] == above[b][:2] and len(above[a]) > 1
         level = SYSTEM if nodes[a] != nodes[b] else SINGLE if switched else NODE
         machine.set(f"ancestor.{a}.{b}", level)
-
-
-# -- machines
-# ----------------------------------------------------------------------------------------------------------
 
 
 def hybrid_cube_mesh() -> Machine:
@@ -272,10 +270,6 @@ def _c2c(machine: Machine, gpu: int, links: int, each_MBps: int) -> None:
         machine.set(f"gpu.{gpu}.field.{C2C_MAX_BW}.{link}", each_MBps)
 
 
-# -- asking them
-# -------------------------------------------------------------------------------------------------------
-
-
 # Variables for a process, beside those that it needs.
 Env = Mapping[str, str] | None
 
@@ -330,10 +324,6 @@ def captured(machine: Machine, folder: Path) -> Path:
     if not root.exists():
         machine.capture(root)
     return root
-
-
-# -- reading what they say
-# ---------------------------------------------------------------------------------------------
 
 
 def known(facts: Facts) -> set[tuple[str, str]]:

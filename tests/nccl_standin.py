@@ -5,13 +5,15 @@ is carried out: torch's are put on the rank's current stream, batches on its com
 host never waits. `play` then carries out all streams, in any order that NCCL and the waits between
 streams allow. What NCCL leaves undefined, or hangs at, is an NcclError:
 
-- operations between two ranks are matched in the order in which they are posted. Tags play no part, but the product gives
-  each operation the one that its partner must have, so a wrong match is seen even where sizes are alike;
-- a batch begins when those before it on its communicator are complete, and is complete when all its operations are: where
-  nobody can go on, the error names rank, batch and operation;
-- what is received is there once the stream has waited for the batch, and what is sent must stay until then: what torch's
-  operations read and write is held against the batches that are open. Buffers hold NaN (other bytes for integers) when they
-  are made, and again from the posting of a receive until its data comes; sums that read NaN are faults.
+- operations between two ranks are matched in the order in which they are posted. Tags play no part,
+  but the product gives each operation the one that its partner must have, so a wrong match is seen
+  even where sizes are alike;
+- a batch begins when those before it on its communicator are complete, and is complete when all its
+  operations are: where nobody can go on, the error names rank, batch and operation;
+- what is received is there once the stream has waited for the batch, and what is sent must stay
+  until then: what torch's operations read and write is held against the batches that are open.
+  Buffers hold NaN (other bytes for integers) when they are made, and again from the posting of a
+  receive until its data comes; sums that read NaN are faults.
 
 The rules are those of both of torch's engines, nccl-legacy and nccl2 (torch 2.15), the stricter one
 where they differ: the caller holds what is received into until it has waited. nccl-legacy holds it;
@@ -43,9 +45,18 @@ from topoplan.runtime.ranks.transport import Transport
 # What ProcessGroupNCCL has an NCCL type for (its table ncclDataType; the other 8-bit floats are
 # left out).
 DTYPES = (
-    torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
-)  # fmt: skip
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)
 _SUMS = {
     f"aten::{name}_"
     for name in (
@@ -245,9 +256,6 @@ class Host(TorchDispatchMode):
         self.posted = 0
         self._aliases: defaultdict[int, WeakSet[Operation]] = defaultdict(WeakSet)
 
-    # -- torch's operations
-    # ----------------------------------------------------------------------------------------
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and torch's compiler takes seconds to import
@@ -311,9 +319,6 @@ class Host(TorchDispatchMode):
                         f"rank {self.rank}: {name} reads what was never written or received"
                     )
         run()
-
-    # -- batches
-    # ---------------------------------------------------------------------------------------------------
 
     def post(self, operations: Sequence[dist.P2POp]) -> Batch:
         """Post operations as one group."""
@@ -484,7 +489,9 @@ def _match(send: Operation, receive: Operation) -> tuple[Operation, Operation]:
     if (send.tensor.numel(), send.tensor.dtype) != (receive.tensor.numel(), receive.tensor.dtype):
         raise NcclError(f"matched by their order, and differ: {send}; {receive}")
     if send.tag != receive.tag:
-        raise NcclError("matched by their order, and are not meant for each other (tags "
-                        f"{send.tag}, {receive.tag}): "
-                        f"{send}; {receive}")  # fmt: skip
+        raise NcclError(
+            "matched by their order, and are not meant for each other (tags "
+            f"{send.tag}, {receive.tag}): "
+            f"{send}; {receive}"
+        )
     return send, receive

@@ -39,7 +39,7 @@ def test_a_table_prints_rows_as_they_come_or_all_as_json(
             table.add(row)
         table.end(hung=[])
     text, _, printed = capsys.readouterr().out.partition("{")
-    assert text == "name    ratio met\ndgx1     1.50 yes\nring          NO\n"
+    assert text == "name    ratio met\ndgx1     1.50 yes\nring           NO\n"
     assert json.loads("{" + printed)["rows"] == list(rows)
 
 

@@ -101,10 +101,6 @@ def a_parameter_that_one_rank_used() -> None:
     assert same_everywhere(flat(net))
 
 
-# -- helpers
-# -----------------------------------------------------------------------------------------------------------
-
-
 def two_helpers() -> None:
     """Ranks 0 and 2 work, ranks 1 and 3 help."""
     serve_synchronously()

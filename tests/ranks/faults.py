@@ -53,10 +53,6 @@ def repeat(call: Callable[[], object]) -> None:
         call()
 
 
-# -- in the middle of training
-# -----------------------------------------------------------------------------------------
-
-
 def a_rank_is_gone(path: str) -> str | None:
     communicator = Communicator(path, timeout=patience.deadline(5), choose="plan")
     x = torch.ones(1000)
@@ -129,10 +125,6 @@ def not_everybody_sets_up(path: str) -> str | None:
     if dist.get_rank() == 3:
         die()
     survive(lambda: Communicator(path, timeout=patience.deadline(4)))
-
-
-# -- while a schedule is chosen
-# ----------------------------------------------------------------------------------------
 
 
 def dies_in_a_race(path: str, function: str, number: int) -> str | None:

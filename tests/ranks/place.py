@@ -12,8 +12,13 @@ def make_device_mesh() -> tuple[list[int], list[int], str]:
     """Reduce over both dimensions of a mesh of two hosts whose ranks are dealt round-robin: who
     took part in each, and what is said of a placement for another number of ranks.
     """
-    placement = topoplan.place("dgx-a100:2", "dp=2,tp=2", "tp=allreduce:1G", without_ranks=[*range(2, 8), *range(10, 16)],
-                               order=[0, 8, 1, 9])  # fmt: skip
+    placement = topoplan.place(
+        "dgx-a100:2",
+        "dp=2,tp=2",
+        "tp=allreduce:1G",
+        without_ranks=[*range(2, 8), *range(10, 16)],
+        order=[0, 8, 1, 9],
+    )
     mesh = topoplan.device_mesh(placement, "cpu")
     took_part = []
     for name in ("dp", "tp"):
