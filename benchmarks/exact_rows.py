@@ -13,6 +13,7 @@ from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.synthesize import collective_on
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 ROWS = [
     ("dgx1", "allgather", (1, 2, 2), ".11"),
@@ -58,7 +59,7 @@ def main() -> None:
     for machine, name, triple, sccl in ROWS:
         topology = preset(machine)
         (row,) = decide(
-            collective_on(name, topology), topology, [triple], Effort(300.0, 300.0)
+            collective_on(name, topology), Router(topology), [triple], Effort(300.0, 300.0)
         ).rows
         if row.schedule is not None:
             verify(row.schedule, topology)
@@ -73,7 +74,7 @@ def main() -> None:
     for machine, name, sccl in FRONTS:
         topology = preset(machine)
         started = time.perf_counter()
-        front = pareto(collective_on(name, topology), topology)
+        front = pareto(collective_on(name, topology), Router(topology))
         wall = time.perf_counter() - started
         shown = " ".join(str((r.chunks, r.steps, r.rounds)) for r in front.front)
         solving = sum(row.synthesis_s for row in front.rows)

@@ -18,8 +18,8 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from topoplan.synth.bounds.any_way import cut_bound
 from topoplan.synth.bounds.certificate import check_bound
+from topoplan.synth.bounds.multipath import cut_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.plan import Plan
 from topoplan.synth.synthesize import collective_on, synthesize

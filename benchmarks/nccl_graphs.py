@@ -60,8 +60,8 @@ class Machine:
 
 def list_machines() -> Iterator[Machine]:
     """Yield the machines of the table, the presets, and the recorded machines that are here."""
+    from topoplan.synth.machine import load_for_planning
     from topoplan.topo.derived.degrade import Change, degrade
-    from topoplan.topo.derived.stripes import merge_nvswitches
     from topoplan.topo.errors import InputError
     from topoplan.topo.resolve import resolve
 
@@ -80,7 +80,7 @@ def list_machines() -> Iterator[Machine]:
         if not path.is_file() or path.suffix not in (".xml", ".txt", ".bz2") or path.name in seen:
             continue
         try:
-            topology = merge_nvswitches(resolve(str(path)))
+            topology = load_for_planning(str(path))[0]
         except InputError:
             continue  # skeletons, and texts that describe no machine
         if 2 <= len(topology.ranks) <= MOST_RANKS:
@@ -94,7 +94,7 @@ def list_machines() -> Iterator[Machine]:
 def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, Any]:
     """Return the figures of a machine."""
     from topoplan.synth.bounds.certificate import check_bound
-    from topoplan.synth.bounds.one_way import find_bounds
+    from topoplan.synth.bounds.single_path import find_bounds
     from topoplan.synth.channels.channels import SHAPES, Channels, algbw_GBps, schedule_channels
     from topoplan.synth.channels.columns import pack_orders
     from topoplan.synth.channels.search import find_channels
@@ -103,11 +103,13 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
     from topoplan.synth.synthesize import collective_on
     from topoplan.synth.verify import verify
     from topoplan.topo.errors import InfeasibleError
+    from topoplan.topo.routes import Router
 
     topology = machine.topology
     collective = collective_on(collective_name, topology)
-    bound = find_bounds(collective, topology).one_way
-    check_bound(bound, collective, topology, one_way=True)
+    router = Router(topology)
+    bound = find_bounds(collective, router).single_path
+    check_bound(bound, collective, topology, router)
     row: dict[str, Any] = {
         "machine": machine.name,
         "ranks": collective.ranks,

@@ -39,11 +39,10 @@ LARGE_BYTES = 1 << 30
 
 
 def make_plan(topology: str, collective: str, *, reproducible: bool) -> Any:
+    from topoplan.synth.machine import load_for_planning
     from topoplan.synth.synthesize import collective_on, synthesize
-    from topoplan.topo.derived.stripes import merge_nvswitches
-    from topoplan.topo.resolve import resolve
 
-    machine = merge_nvswitches(resolve(topology))
+    machine = load_for_planning(topology)[0]
     return synthesize(collective_on(collective, machine), machine, reproducible=reproducible).plan
 
 
@@ -129,7 +128,7 @@ def replay(cases: int) -> tuple[int, int, int]:
     variants = [
         (plan, schedule)
         for plan in plans
-        for family in families(plan.schedules, plan.topology)
+        for family in families(plan.schedules, plan.router)
         for schedule in (*family.stepwise, *family.piped)
         if schedule.segments <= 16
     ]

@@ -143,8 +143,7 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
     """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None
     where its file is absent.
     """
-    from topoplan.topo.derived.stripes import merge_nvswitches
-    from topoplan.topo.resolve import resolve
+    from topoplan.synth.machine import load_for_planning
 
     with tempfile.TemporaryDirectory() as folder:
         source = file if file is None or "/" not in file else str(SHARED / file)
@@ -154,7 +153,7 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
             source = str(path)
         if "/" in source and not Path(source).exists():
             return None
-        return merge_nvswitches(resolve(source))
+        return load_for_planning(source)[0]
 
 
 def measure(machine: Machine) -> dict[str, Any] | None:
@@ -169,7 +168,7 @@ def measure(machine: Machine) -> dict[str, Any] | None:
     collective = collective_on("allreduce", topology)
     plan = synthesize(collective, topology, "packing").plan
     check_bound(plan.bound, collective, topology)
-    check_bound(plan.bound_one_way, collective, topology, one_way=True)
+    check_bound(plan.bound_one_way, collective, topology, plan.router)
     found = float(plan.bound_one_way.algbw_GBps)
     if wanted is None:
         ring = synthesize(collective, topology, "ring").plan

@@ -72,7 +72,7 @@ ROWS: list[dict[str, object]] = [
 def measure(row: dict[str, object]) -> dict[str, object]:
     from dataclasses import replace
 
-    from topoplan.synth.bounds.any_way import bound
+    from topoplan.synth.bounds.multipath import bound
     from topoplan.synth.effort import Effort
     from topoplan.synth.forest.plant import Limits
     from topoplan.synth.synthesize import collective_on, synthesize

@@ -36,13 +36,14 @@ from .synthesis.tables import (
 )
 
 if TYPE_CHECKING:
-    from ..synth.bounds.one_way import Bounds
+    from ..synth.bounds.single_path import Bounds
     from ..synth.effort import Effort
     from ..synth.ir.collective import Collective
     from ..synth.ksync.pareto import Front
     from ..synth.place.placement import Placement
     from ..synth.plan import Plan
     from ..topo.graph import Topology
+    from ..topo.routes import Router
 
 # How many rows without a schedule a message names.
 _LISTED = 4
@@ -66,15 +67,15 @@ def _run(args: argparse.Namespace) -> int:
     size = parse_size(args.size)
     from ..synth.bounds.in_network import bound_in_network
     from ..synth.effort import Effort
+    from ..synth.machine import load_for_planning
     from ..synth.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade, move_root
-    from ..topo.derived.stripes import merge_nvswitches
-    from ..topo.resolve import resolve
 
     started = time.monotonic()
-    machine = merge_nvswitches(resolve(args.topology))
+    machine, routes_before = load_for_planning(args.topology)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     topology = degrade(machine, change) if change else machine
+    router = routes_before.on(topology) if change else routes_before
     # Checked against the machine as given, whose numbering --root is in.
     before = collective_on(args.collective, machine, args.root)
     collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
@@ -85,33 +86,33 @@ def _run(args: argparse.Namespace) -> int:
     with progress.follow("synthesizing ...", args.time_limit) as work:
         say = work.say
         if args.bound_only:
-            from ..synth.bounds.one_way import find_bounds
+            from ..synth.bounds.single_path import find_bounds
 
             effort = Effort(args.time_limit)
-            bounds = find_bounds(collective, topology, effort, say)
-            report.in_network = bound_in_network(collective, topology, bounds.any_way, effort)
+            bounds = find_bounds(collective, router, effort, say)
+            report.in_network = bound_in_network(collective, topology, bounds.multipath, effort)
             report.seconds, report.cut_short = time.monotonic() - started, effort.cut_short
             return _print_bound(args, bounds, report)
         if args.format != PLAN:
-            return _export(args, report, progress, say, started)
+            return _export(args, report, router, progress, say, started)
         if args.pareto or args.instance:
-            from ..synth.bounds.one_way import Bounds, bound_one_way
+            from ..synth.bounds.single_path import Bounds, find_single_path_bound
 
             effort = Effort(args.time_limit)
-            report.front = _find_front(args, collective, topology, effort, say)
+            report.front = _find_front(args, collective, router, effort, say)
             report.bounds = Bounds(
                 report.front.bound,
-                bound_one_way(collective, topology, report.front.bound, effort, say),
+                find_single_path_bound(collective, router, report.front.bound, effort, say),
             )
             report.cut_short = effort.cut_short
-            report.plan = _plan_for_front(report.front, report.bounds, collective, topology)
+            report.plan = _plan_for_front(report.front, report.bounds, collective, router)
         else:
             compared = bool(change) and len(machine.ranks) <= _COMPARED_RANKS
             seconds = args.time_limit * (_CHANGED_SHARE if compared else 1.0)
             limits = parse_limits(args)
             result = synthesize(
                 collective, topology, args.strategy, seconds, say, limits,
-                thorough=args.explain, reproducible=args.reproducible,
+                thorough=args.explain, reproducible=args.reproducible, router=router,
             )  # fmt: skip
             report.plan, report.declined, report.table = result.plan, result.declined, result.table
             report.cut_short += result.cut_short
@@ -125,6 +126,7 @@ def _run(args: argparse.Namespace) -> int:
                     say,
                     limits,
                     reproducible=args.reproducible,
+                    router=routes_before,
                 )
                 report.healthy = healthy.plan
                 report.cut_short += healthy.cut_short
@@ -133,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
 
                 effort = Effort(started + args.time_limit - time.monotonic())
                 report.explanation = explain(
-                    collective, topology, result.plan.bound_one_way, result.candidates, effort
+                    collective, router, result.plan.bound_one_way, result.candidates, effort
                 )
                 report.cut_short += effort.cut_short
                 report.placement = _try_orders(collective, topology)
@@ -199,7 +201,12 @@ def _write_pictures(
 
 
 def _export(
-    args: argparse.Namespace, report: Report, progress: Progress, say: Say, started: float
+    args: argparse.Namespace,
+    report: Report,
+    router: Router,
+    progress: Progress,
+    say: Say,
+    started: float,
 ) -> int:
     """Write what --format names to the file of -o, or print it."""
     from ..synth.effort import Effort
@@ -212,7 +219,7 @@ def _export(
     made = export(
         args.format,
         report.collective,
-        report.topology,
+        router,
         effort,
         say,
         version=version,
@@ -237,7 +244,7 @@ def _export(
 def _find_front(
     args: argparse.Namespace,
     collective: Collective,
-    topology: Topology,
+    router: Router,
     effort: Effort,
     say: Say,
 ) -> Front:
@@ -245,9 +252,9 @@ def _find_front(
 
     if args.instance:
         return decide(
-            collective, topology, [parse_instance(text) for text in args.instance], effort, say
+            collective, router, [parse_instance(text) for text in args.instance], effort, say
         )
-    return pareto(collective, topology, effort, args.max_steps, args.slack, say)
+    return pareto(collective, router, effort, args.max_steps, args.slack, say)
 
 
 def _report_missing(front: Front, report: Report) -> None:
@@ -277,14 +284,12 @@ def _report_missing(front: Front, report: Report) -> None:
 
 
 def _plan_for_front(
-    front: Front, bounds: Bounds, collective: Collective, topology: Topology
+    front: Front, bounds: Bounds, collective: Collective, router: Router
 ) -> Plan | None:
     from ..synth.synthesize import cost_all, plan_of
 
     schedules = [row.schedule for row in front.front if row.schedule is not None]
-    return (
-        plan_of(collective, topology, bounds, cost_all(topology, schedules)) if schedules else None
-    )
+    return plan_of(collective, router, bounds, cost_all(router, schedules)) if schedules else None
 
 
 def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> int:
@@ -305,8 +310,8 @@ def _print_bound(args: argparse.Namespace, bounds: Bounds, report: Report) -> in
         body = head_json(report) | empty
         body |= {
             "size_bytes": parse_size(args.size),
-            "bound": bound_json(bounds.any_way),
-            "bound_one_way": bound_json(bounds.one_way),
+            "bound": bound_json(bounds.multipath),
+            "bound_one_way": bound_json(bounds.single_path),
             **switches_json(report),
             "verified": False,
             "synthesis_s": report.seconds,

@@ -153,7 +153,7 @@ class Chooser:
     @cached_property
     def families(self) -> list[Family]:
         """The usable schedules of the plan, with their segmentations."""
-        return families(filter(self.is_usable, self.plan.schedules), self.plan.topology)
+        return families(filter(self.is_usable, self.plan.schedules), self.plan.router)
 
     @cached_property
     def variants(self) -> list[Schedule]:
@@ -329,7 +329,7 @@ class Chooser:
                 )
         # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets
         # a chance.
-        candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.topology): None}
+        candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
         return [self.variants.index(schedule) for schedule in lean or usable]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from os import PathLike
 from typing import Protocol
 
-from ..topo.derived.stripes import merge_nvswitches
 from ..topo.errors import InputError
 from ..topo.graph import Topology
 from ..topo.resolve import load
@@ -19,6 +18,7 @@ from .effort import USUAL_LIMIT_S
 from .forest.plant import Limits
 from .ir.collective import Collective, CollectiveName
 from .ir.schedule import Schedule
+from .machine import load_for_planning
 from .plan import Plan
 from .registry import AUTO
 from .synthesize import collective_on
@@ -81,7 +81,7 @@ def synthesize(
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
     size_bytes = None if size is None else count_bytes(size)
-    machine = merge_nvswitches(_find_topology(topology))
+    machine, router = load_for_planning(_find_topology(topology))
     wanted = _find_collective(collective, machine, root)
     result = synthesize_plan(
         wanted,
@@ -92,6 +92,7 @@ def synthesize(
         limits,
         thorough=thorough,
         reproducible=reproducible,
+        router=router,
     )
     if result.cut_short:
         log.warning(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .bounds.certificate import Bound
-    from .bounds.one_way import Bounds
+    from .bounds.single_path import Bounds
     from .ir.schedule import Schedule
     from .plan import Entry, Plan
 
@@ -135,15 +135,15 @@ def why_text(limit: Bound) -> str:
 
 def bounds_text(bounds: Bounds) -> str:
     """Return what is said of the bounds: one line where they are the same, else two."""
-    lines = [f"at most {limit_text(bounds.any_way)} GB/s algbw; {why_text(bounds.any_way)}"]
-    if bounds.one_way != bounds.any_way:
+    lines = [f"at most {limit_text(bounds.multipath)} GB/s algbw; {why_text(bounds.multipath)}"]
+    if bounds.single_path != bounds.multipath:
         lines[0] = (
-            f"at most {limit_text(bounds.any_way)} GB/s algbw if senders could divide data over "
-            "all ways; " + (why_text(bounds.any_way))
+            f"at most {limit_text(bounds.multipath)} GB/s algbw if senders could divide data over "
+            "all ways; " + (why_text(bounds.multipath))
         )
         lines.append(
-            f"at most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as "
-            "hardware sends; " + why_text(bounds.one_way)
+            f"at most {limit_text(bounds.single_path)} GB/s algbw with one way a pair of GPUs, as "
+            "hardware sends; " + why_text(bounds.single_path)
         )
     return "\n".join(lines)
 
@@ -171,7 +171,7 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     from rich.markup import escape
 
     from ..topo.pictures.fit import print_table
-    from .bounds.one_way import Bounds
+    from .bounds.single_path import Bounds
     from .cost.affine import rounds
     from .cost.host_costs import describe_host, host_of, step_us
 
@@ -186,7 +186,7 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     rows: list[tuple[Sequence[str], str | None]] = []
     for entry in plan.entries:
         s, cost = entry.schedule, plan.cost_of(entry)
-        total = rounds(s, topology)
+        total = rounds(s, plan.router)
         # A pipeline's limit and its gap are for large sizes; what its filling leaves at a size
         # stands in a column of its own.
         limit, (end, reached) = plan.limit_GBps(entry), reach_at(plan, entry, size)

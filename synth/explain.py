@@ -16,9 +16,9 @@ from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
-from ..topo.routes import route_links, router_of
-from .bounds.certificate import ONE_WAY, Bound, join_devices
-from .bounds.one_way import find_bounds
+from ..topo.routes import Router, route_links
+from .bounds.certificate import SINGLE_PATH, Bound, join_devices
+from .bounds.single_path import find_bounds
 from .cost.affine import Cost
 from .effort import Effort
 from .forest.machine.symmetry import colours
@@ -109,7 +109,7 @@ class Explanation:
 
 def explain(
     collective: Collective,
-    topology: Topology,
+    router: Router,
     limit: Bound,
     candidates: Sequence[tuple[Schedule, Cost]],
     effort: Effort,
@@ -117,6 +117,7 @@ def explain(
     """Explain the bound `limit` by its certificate, and compare `candidates`; wider links are tried
     with the `effort` left.
     """
+    topology = router.topology
     # A cut is the special case of prices that are 1 on the links that leave it.
     inside = set(limit.certificate["inside"]) if limit.kind == "cut" else None
     prices = (
@@ -128,8 +129,8 @@ def explain(
     if inside is not None:
         parts = _cut_sides(inside, topology)
         across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0))
-    elif limit.kind.startswith(ONE_WAY):  # only the system's own routes lead between the parts
-        parts = _parts_without_routes(set(prices), topology)
+    elif limit.kind.startswith(SINGLE_PATH):  # only the system's own routes lead between the parts
+        parts = _parts_without_routes(set(prices), router)
         across = sum((topology.capacity_GBps[link] for link in prices), Fraction(0)) / (
             1 if directed else 2
         )
@@ -141,7 +142,7 @@ def explain(
         across = sum((topology.capacity_GBps[link] for link in between), Fraction(0)) / (
             1 if directed else 2
         )
-    levers = _levers(prices, collective, topology, limit, effort)
+    levers = _levers(prices, collective, router, limit, effort)
     return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates), directed)
 
 
@@ -208,9 +209,10 @@ def _parts_without(
     return parts, {name: int(group[i]) for name, i in index.items()}
 
 
-def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> tuple[Part, ...]:
+def _parts_without_routes(priced: set[tuple[str, str]], router: Router) -> tuple[Part, ...]:
     """Return the groups of GPUs between which the system's own routes cross no priced link."""
-    router, n = router_of(topology), len(topology.ranks)
+    topology = router.topology
+    n = len(topology.ranks)
     joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(n))
     for u in range(n):
         for v in range(n):
@@ -225,7 +227,7 @@ def _parts_without_routes(priced: set[tuple[str, str]], topology: Topology) -> t
 def _levers(
     prices: dict[tuple[str, str], Fraction],
     collective: Collective,
-    topology: Topology,
+    router: Router,
     limit: Bound,
     effort: Effort,
 ) -> tuple[Lever, ...]:
@@ -234,6 +236,7 @@ def _levers(
     algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the
     link's share of that sum.
     """
+    topology = router.topology
     paid = sum((topology.capacity_GBps[link] * p for link, p in prices.items()), Fraction(0))
     price_of_pair: dict[tuple[str, str], Fraction] = {}
     for (a, b), p in prices.items():
@@ -253,14 +256,14 @@ def _levers(
         peers = {(a, b)}
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
             share = 1 / (_TRIED_LINKS - number)
-            wider_GBps = _bound_with_wider({(a, b)}, collective, topology, effort, share)
+            wider_GBps = _bound_with_wider({(a, b)}, collective, router, effort, share)
             # Where other links are as narrow, only all of them together bring something.
             if wider_GBps <= limit.algbw_GBps * (1 + _NOTHING) and not effort.is_over(
                 "wider links"
             ):
                 peers = _find_peers((a, b), topology)
                 if len(peers) > 1:
-                    together_GBps = _bound_with_wider(peers, collective, topology, effort, share)
+                    together_GBps = _bound_with_wider(peers, collective, router, effort, share)
         alone = wider_GBps is None or wider_GBps > limit.algbw_GBps * (1 + _NOTHING)
         out.append(
             Lever(a, b, width, gain, len(links), wider_GBps, alone, len(peers), together_GBps)
@@ -271,7 +274,7 @@ def _levers(
 def _bound_with_wider(
     pairs: set[tuple[str, str]],
     collective: Collective,
-    topology: Topology,
+    router: Router,
     effort: Effort,
     share_of_clock: float,
 ) -> Fraction:
@@ -281,12 +284,12 @@ def _bound_with_wider(
         replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER)
         if frozenset((x.src, x.dst)) in ends
         else x
-        for x in topology.links
+        for x in router.topology.links
     )
-    widened = replace(topology, links=links)
+    widened = router.on(replace(router.topology, links=links))
     return find_bounds(
         collective, widened, effort.grant(_WIDER_WORK_S, share_of_clock)
-    ).one_way.algbw_GBps
+    ).single_path.algbw_GBps
 
 
 def _find_peers(pair: tuple[str, str], topology: Topology) -> set[tuple[str, str]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..topo.errors import InputError, PlanMismatchError, TopoplanError, Verifica
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
 from ..topo.graph import Topology
-from ..topo.routes import router_of
+from ..topo.routes import HARDWARE, Router
 from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
@@ -76,7 +76,7 @@ class Plan:
     system's own route between two GPUs, as whatever is sent does. `alternatives` are other
     schedules that may win where sending costs the hosts more than the topology says: the runtime
     chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add
-    every element up; None where nothing is promised.
+    every element up; None where nothing is promised. `router` gives the routes on which its schedules are sent.
     """
 
     topology: Topology
@@ -86,8 +86,11 @@ class Plan:
     bound_one_way: Bound
     alternatives: tuple[Schedule, ...] = ()
     bracketing: str | None = None
+    router: Router = field(default=HARDWARE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        # A plan that was read, or moved to another topology, keeps the rule of its routes.
+        object.__setattr__(self, "router", self.router.on(self.topology))
         edge: int | None = 0
         for entry in self.entries:
             if (
@@ -127,10 +130,9 @@ class Plan:
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
-        router = router_of(self.topology)
         out: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
-            base = on_own_routes(given, self.topology, router)
+            base = on_own_routes(given, self.router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
             by_segments = costs_between_gpus(
@@ -196,7 +198,7 @@ class Plan:
                 )
         check_bound(self.bound, self.collective, self.topology)
         if self.bound_one_way != self.bound:
-            check_bound(self.bound_one_way, self.collective, self.topology, one_way=True)
+            check_bound(self.bound_one_way, self.collective, self.topology, self.router)
 
     def check_topology(self, topology: Topology) -> None:
         """Raise PlanMismatchError unless the plan is for `topology`, rank order included."""

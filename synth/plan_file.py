@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
-from .bounds.certificate import BoundFields, OneWayBoundFields
+from .bounds.certificate import BoundFields, SinglePathBoundFields
 from .ir.collective import CollectiveName
 from .ir.schedule import MAX_STEPS, ScheduleFields, Segments
 
@@ -69,7 +69,7 @@ class PlanFile(Struct):
     schedules: Annotated[list[ScheduleFields], Meta(min_length=1, max_length=MAX_SCHEDULES)]
     topology: Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": "topology.schema.json"})]
     bound_one_way: Annotated[
-        OneWayBoundFields | UnsetType,
+        SinglePathBoundFields | UnsetType,
         Meta(
             description="for schedules that keep to the system's own routes; absent in older "
             "files: as bound"

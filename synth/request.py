@@ -14,7 +14,7 @@ from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError
 from ..topo.graph import Topology
-from ..topo.routes import Router, router_of
+from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
 from .cost.affine import tighten
 from .effort import Effort
@@ -27,8 +27,6 @@ from .ir.transfers import OPS, Op, Transfers
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 # Segments of all trees together that a schedule may have.
 _MOST_PIECES = 1 << 16
-# Stands for the router of a request's own topology.
-_NO_ROUTER = Router(Topology("none", (), ()))
 # GB/s; stands for a bound that is not known yet. No machine is as fast.
 _UNKNOWN = Fraction(10**12)
 # Limit on the transfers of schedules in which they grow with the square of the ranks.
@@ -62,11 +60,10 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     quick: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
-    router: Router = field(default_factory=lambda: _NO_ROUTER)
+    router: Router = HARDWARE
 
     def __post_init__(self) -> None:
-        if self.router is _NO_ROUTER:
-            self.router = router_of(self.topology)
+        self.router = self.router.on(self.topology)
 
     @property
     def bound_GBps(self) -> Fraction:

@@ -13,10 +13,10 @@ from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..topo.graph import Topology
-from ..topo.routes import router_of
-from .bounds.any_way import check_connected
+from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
-from .bounds.one_way import Bounds, find_bounds
+from .bounds.multipath import check_connected
+from .bounds.single_path import Bounds, find_bounds
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import HostCosts, host_of
 from .cost.segmentation import as_sent, families, fastest, on_own_routes
@@ -99,6 +99,7 @@ def synthesize(
     *,
     thorough: bool = False,
     reproducible: bool = False,
+    router: Router = HARDWARE,
 ) -> Synthesis:
     """Return the verified plan of one strategy, or of the best strategy at each size (auto).
 
@@ -129,10 +130,13 @@ def synthesize(
     # The bound comes first: strategies stop where they reach it, and auto leaves out those that
     # cannot win then. Nothing is sent but on the system's own routes, so what a schedule can reach
     # is the bound for one way a pair.
-    bounds = find_bounds(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    limit = bounds.one_way
+    router = router.on(topology)
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    limit = bounds.single_path
     quick = strategy_name == AUTO and not thorough
-    request = Request(collective, topology, effort, progress, limit, limits or Limits(), quick)
+    request = Request(
+        collective, topology, effort, progress, limit, limits or Limits(), quick, router=router
+    )
     if reproducible and strategy_name == AUTO:
         build_by = {BRACKETED: build_reproducible}
         names = [BRACKETED]
@@ -156,7 +160,7 @@ def synthesize(
             else _grant(effort, name, first=number == 0, quick=quick)
         )
         try:
-            costed += cost_all(topology, build_by[name](replace(request, effort=allowance)))
+            costed += cost_all(router, build_by[name](replace(request, effort=allowance)))
         except (InfeasibleError, TimeLimitError) as error:
             # That a strategy does not do this collective is news only where it was asked for.
             if strategy_name != AUTO or not isinstance(error, NotOfferedError):
@@ -177,8 +181,8 @@ def synthesize(
         raise TimeLimitError(reasons) if timed_out else InfeasibleError(reasons)
     bracketing = None
     if reproducible:
-        bracketing, costed = choose_bracketing(costed, topology, host_of(topology))
-    plan = plan_of(collective, topology, bounds, costed, bracketing)
+        bracketing, costed = choose_bracketing(costed, router, host_of(topology))
+    plan = plan_of(collective, router, bounds, costed, bracketing)
     seconds = time.monotonic() - started
     return Synthesis(plan, seconds, declined, tuple(costed), request.table, tuple(effort.cut_short))
 
@@ -217,7 +221,7 @@ def _reaches_bound(topology: Topology, limit: Bound, costed: list[tuple[Schedule
     return any(bandwidth_s_per_GB(base, topology) <= enough for base in bases)
 
 
-def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
+def cost_all(router: Router, candidates: Iterable[Schedule]) -> list[tuple[Schedule, Cost]]:
     """Verify all candidates and return them, on the routes on which they are sent, with their
     costs.
 
@@ -228,9 +232,9 @@ def cost_all(topology: Topology, candidates: Iterable[Schedule]) -> list[tuple[S
     for schedule in candidates:
         segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: list[tuple[Schedule, Cost]] = []
-    router = router_of(topology)
+    topology = router.topology
     for given, segments in segments_of.items():
-        base = on_own_routes(given, topology, router)
+        base = on_own_routes(given, router)
         verify(base, topology)
         costs_of_base = costs_between_gpus(base, topology, segments)
         out += [
@@ -249,7 +253,7 @@ def _prefer_uniform(costed: list[tuple[Schedule, Cost]]) -> list[tuple[Schedule,
 
 def plan_of(
     collective: Collective,
-    topology: Topology,
+    router: Router,
     bounds: Bounds,
     costed: Iterable[tuple[Schedule, Cost]],
     bracketing: str | None = None,
@@ -259,13 +263,14 @@ def plan_of(
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
     left out if there are others. The plan promises a `bracketing` that all candidates have.
     """
+    topology = router.topology
     # In this order, of schedules that cost the same the one with fewest transfers is taken.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
     # On a calibrated machine schedules are simulated with its host costs; elsewhere times are lines
     # in the size.
     entries: list[Entry] = []
     host = host_of(topology)
-    ranges = _choose_by_playing(pool, topology, host) if host is not None else []
+    ranges = _choose_by_playing(pool, router, host) if host is not None else []
     for schedule, first in ranges or (
         (pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])
     ):
@@ -276,23 +281,24 @@ def plan_of(
         topology.for_plans(),
         collective,
         tuple(entries),
-        bounds.any_way,
-        bounds.one_way,
-        _list_alternatives(collective, pool, entries, topology),
+        bounds.multipath,
+        bounds.single_path,
+        _list_alternatives(collective, pool, entries, router),
         bracketing,
+        router,
     )
 
 
 def _choose_by_playing(
-    pool: list[tuple[Schedule, Cost]], topology: Topology, host: HostCosts
+    pool: list[tuple[Schedule, Cost]], router: Router, host: HostCosts
 ) -> list[tuple[Schedule, int]]:
     """Return, for a calibrated machine, the schedules that are fastest when played, each with the
     first size in bytes at which it is.
     """
-    cut_families = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), topology)
+    cut_families = families((s for s, _ in pool if len(s.transfers) <= _MENU_TRANSFERS), router)
     out: list[tuple[Schedule, int]] = []
     for size in _PLAYED_SIZES if cut_families else ():
-        best = fastest(cut_families, topology, host, size)[0][1]
+        best = fastest(cut_families, router.topology, host, size)[0][1]
         if not out or best != out[-1][0]:
             out.append((best, size // 2 if out else 0))
     return out
@@ -302,7 +308,7 @@ def _list_alternatives(
     collective: Collective,
     pool: list[tuple[Schedule, Cost]],
     entries: list[Entry],
-    topology: Topology,
+    router: Router,
 ) -> tuple[Schedule, ...]:
     """Return, of each strategy, the schedules on the Pareto front of steps, transfers and bandwidth
     (as sent), without those that the plan has already.
@@ -314,11 +320,11 @@ def _list_alternatives(
     for schedule, _ in pool:
         base = schedule.uncut
         if len(base.transfers) <= _MENU_TRANSFERS and base not in figures:
-            sent = as_sent(base, topology)
+            sent = as_sent(base, router)
             # Pipelined, the busiest link counts over all steps; as one segment, the busiest link of
             # each step.
-            piped = bandwidth_s_per_GB(replace(sent, segments=2), topology)
-            alone = bandwidth_s_per_GB(sent, topology)
+            piped = bandwidth_s_per_GB(replace(sent, segments=2), router.topology)
+            alone = bandwidth_s_per_GB(sent, router.topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
     unbeaten = []
     for base, figure in figures.items():

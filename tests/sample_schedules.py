@@ -14,6 +14,7 @@ from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.synth.synthesize import collective_on
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 
 def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
@@ -23,7 +24,7 @@ def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
 
 def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
     found = solve_copying(
-        fabric_of(preset("dgx1")), Instance(Collective(name, 8, root), *triple), Effort(60)
+        fabric_of(Router(preset("dgx1"))), Instance(Collective(name, 8, root), *triple), Effort(60)
     )
     assert found is not None
     return found

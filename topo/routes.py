@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property
 from itertools import pairwise
 from math import lcm
 
+from .exact import fraction_gcd
 from .graph import Topology
 
 # Device ids from the sending to the receiving GPU, both included.
@@ -22,6 +23,8 @@ Route = tuple[str, ...]
 # How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest),
 # the device before it.
 Settled = tuple[int, int, int, str]
+# With more GPUs, routes of all pairs take too long to search only to print a number of rounds.
+_ROUTED_RANKS = 64
 
 
 def route_links(route: Route) -> tuple[tuple[str, str], ...]:
@@ -77,6 +80,26 @@ class Router:
     def reversed(self) -> Router:
         """Return a router of the reversed topology that gives the same routes, turned round."""
         return _TurnedRouter(self)
+
+    def on(self, topology: Topology) -> Router:
+        """Return the router of another topology that finds routes by the same rule."""
+        return self if topology == self.topology else type(self)(topology)
+
+    @cached_property
+    def unit_GBps(self) -> Fraction:
+        """The link unit of SCCL's rounds: the greatest bandwidth that divides those of all links on
+        routes between GPUs.
+
+        With more than 64 GPUs all links count, on routes or not. A topology without links has
+        unit 1.
+        """
+        links = set(self.topology.capacity_GBps)
+        ranks = range(len(self.topology.ranks))
+        if len(ranks) <= _ROUTED_RANKS:
+            routes = (route for rank in ranks for route in self.routes_from(rank).values())
+            links = {link for route in routes for link in route_links(route)} or links
+        widths = {self.topology.capacity_GBps[link] for link in links}
+        return fraction_gcd(sorted(widths)) if widths else Fraction(1)
 
     def forget(self) -> None:
         """Drop all cached searches; saves memory for callers that ask for one source after
@@ -146,12 +169,6 @@ class Router:
         return settled
 
 
-@lru_cache(maxsize=2)
-def router_of(topology: Topology) -> Router:
-    """Return the router of a topology, which keeps its searches, from a cache of the last two."""
-    return Router(topology)
-
-
 class _TurnedRouter(Router):
     """The router of a reversed topology whose data goes, against the links, on the routes of the
     one that was reversed.
@@ -175,3 +192,13 @@ class _TurnedRouter(Router):
     def reversed(self) -> Router:
         """Return the router that was turned round."""
         return self.forward
+
+    def on(self, topology: Topology) -> Router:
+        """Return the router of another topology that finds routes by the same rule."""
+        if topology == self.topology:
+            return self
+        return self.forward.on(topology.reversed()).reversed()
+
+
+# The hardware's own rule, on no topology yet; `HARDWARE.on(topology)` is its router.
+HARDWARE = Router(Topology("none", (), ()))

@@ -208,10 +208,9 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
                 "by one"
             )
     if args.topology is not None:
-        from ...topo.derived.stripes import merge_nvswitches
-        from ...topo.resolve import resolve
+        from ...synth.machine import load_for_planning
 
-        machine = merge_nvswitches(resolve(args.topology))
+        machine, _ = load_for_planning(args.topology)
         for plan in plans:
             plan.check_topology(machine)
     return plans

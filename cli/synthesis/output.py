@@ -10,7 +10,7 @@ from ...topo.pictures.cables import describe_rates
 
 if TYPE_CHECKING:
     from ...synth.bounds.certificate import Bound
-    from ...synth.bounds.one_way import Bounds
+    from ...synth.bounds.single_path import Bounds
     from ...synth.explain import Explanation
     from ...synth.export.formats import Export
     from ...synth.ir.collective import Collective
@@ -99,7 +99,7 @@ def synthesis_json(report: Report) -> dict[str, Any]:
     one_way = (
         plan.bound_one_way
         if plan is not None
-        else report.bounds.one_way
+        else report.bounds.single_path
         if report.bounds is not None
         else None
     )
@@ -192,8 +192,8 @@ def export_json(report: Report, made: Export) -> dict[str, Any]:
     out = head_json(report) | {"format": made.format, made.key: made.figures}
     if made.bounds is not None:
         out |= {
-            "bound": bound_json(made.bounds.any_way),
-            "bound_one_way": bound_json(made.bounds.one_way),
+            "bound": bound_json(made.bounds.multipath),
+            "bound_one_way": bound_json(made.bounds.single_path),
         }
     return out | {"synthesis_s": report.seconds, "search_complete": not report.cut_short}
 
@@ -232,7 +232,7 @@ def _chosen_json(report: Report) -> dict[str, Any]:
     """Return the figures of the schedule for the requested size; chunks in SCCL's units where they
     are even.
     """
-    plan, collective, topology, size = report.plan, report.collective, report.topology, report.size
+    plan, collective, size = report.plan, report.collective, report.size
     if plan is None:
         keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
         return {"strategy": "exact", "size_bytes": size, **dict.fromkeys(keys)}
@@ -242,7 +242,7 @@ def _chosen_json(report: Report) -> dict[str, Any]:
     parts = len(collective.even_chunks(1))
     time_s = plan.time_s(plan.entry_for(size), size)
     algbw = size / time_s / 1e9 if time_s else 0.0
-    total = rounds(schedule, topology)
+    total = rounds(schedule, plan.router)
     return {
         "strategy": schedule.strategy,
         "size_bytes": size,

@@ -13,6 +13,7 @@ from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
+from ...topo.routes import HARDWARE, Router
 from ...topo.version import VERSION
 from ..cache.folder import describe_problem, warn_of_no_home, warn_without_cache
 
@@ -26,6 +27,7 @@ def load_or_synthesize(
     time_limit_s: float,
     *,
     reproducible: bool = False,
+    router: Router = HARDWARE,
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
@@ -42,7 +44,13 @@ def load_or_synthesize(
     # start needs them.
     from ...synth.synthesize import synthesize
 
-    result = synthesize(collective, topology, time_limit_s=time_limit_s, reproducible=reproducible)
+    result = synthesize(
+        collective,
+        topology,
+        time_limit_s=time_limit_s,
+        reproducible=reproducible,
+        router=router,
+    )
     log.info(
         "%s: plan %s synthesized in %.1f s",
         _describe(collective),

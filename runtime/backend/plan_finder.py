@@ -166,15 +166,17 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
-        from ...topo.derived.stripes import merge_nvswitches
+        from ...synth.machine import load_for_planning
 
+        topology, router = load_for_planning(machine)
         with _SYNTHESIZES:
             return load_or_synthesize(
                 wanted,
-                merge_nvswitches(machine),
+                topology,
                 self.options.cache,
                 self.options.time_limit_s,
                 reproducible=self.options.keeps_bits and wanted.reduces,
+                router=router,
             )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:

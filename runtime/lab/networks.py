@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.derived.stripes import merge_nvswitches
+from ...synth.machine import load_for_planning
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.presets import preset
-from ...topo.resolve import resolve
 from ..emulate.blueprint import blueprint
 
 LOOPBACK = "loopback"
@@ -82,7 +81,7 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
 
 
 def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
-    topology = merge_nvswitches(resolve(argument))
+    topology, _ = load_for_planning(argument)
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MOST_RANKS:
         raise InputError(

@@ -22,6 +22,7 @@ from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...synth.pictures.plan_trace import describe_run
 from ...topo.errors import ExecutionError, InputError, TopoplanError
+from ...topo.routes import HARDWARE
 from ..communicator import Communicator
 from ..executor import Executor
 from ..program.instructions import Post
@@ -91,7 +92,9 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         return elements * dtype.itemsize if codec is None else codec.nbytes(codec.padded(elements))
 
     measured = pair_stamps(schedule, numel, count_bytes, [stamps for stamps, _ in everybody])
-    sent = schedule if machine.topology is None else as_sent(schedule, machine.topology)
+    sent = (
+        schedule if machine.topology is None else as_sent(schedule, HARDWARE.on(machine.topology))
+    )
     predicted = predict_times(sent, machine.topology, size, machine.host)
     about = describe_run(schedule, topology, size) | {
         "plan": plan.hash,

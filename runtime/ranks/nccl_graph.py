@@ -19,12 +19,12 @@ from ...synth.export.graph_check import check_graph_file
 from ...synth.export.graph_file import MOST_CHARACTERS, looks_like_graph_file, read_graph_file
 from ...synth.export.nccl_graph import COLLECTIVES
 from ...synth.export.nccl_version import NEWEST, parse_nccl_version
+from ...synth.machine import load_for_planning
 from ...synth.plan import Plan
 from ...synth.synthesize import collective_on
-from ...topo.derived.stripes import merge_nvswitches
 from ...topo.errors import InputError
 from ...topo.graph import Topology
-from ...topo.resolve import resolve
+from ...topo.routes import Router
 
 VARIABLE = "NCCL_GRAPH_FILE"
 
@@ -57,9 +57,13 @@ def nccl_graph(
         with _set_variable(path.resolve()):
             yield path
         return
-    topology, name = _find_topology(plan_or_topology)
+    router, name = _find_router(plan_or_topology)
     made = export(
-        NCCL_GRAPH, collective_on(name, topology), topology, Effort(time_limit_s), version=version
+        NCCL_GRAPH,
+        collective_on(name, router.topology),
+        router,
+        Effort(time_limit_s),
+        version=version,
     )
     handle, name = tempfile.mkstemp(prefix="topoplan-graph-", suffix=".xml")
     try:
@@ -105,15 +109,13 @@ def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | Non
         ) from None
 
 
-def _find_topology(argument: Plan | Topology | str | os.PathLike[str]) -> tuple[Topology, str]:
-    """Return the topology to write a graph for, and the collective."""
+def _find_router(argument: Plan | Topology | str | os.PathLike[str]) -> tuple[Router, str]:
+    """Return the router of the machine to write a graph for, and the collective."""
     if isinstance(argument, (str, os.PathLike)):
         path = Path(argument)
         if path.is_file() and b'"topoplan-plan"' in path.read_bytes()[:4096]:
             argument = Plan.load(path)
-        else:
-            argument = resolve(os.fspath(argument))
-    if isinstance(argument, Topology):
-        return merge_nvswitches(argument), "allreduce"
+    if not isinstance(argument, Plan):
+        return load_for_planning(argument)[1], "allreduce"
     name = argument.collective.name
-    return argument.topology, name if name in COLLECTIVES else "allreduce"
+    return argument.router, name if name in COLLECTIVES else "allreduce"

@@ -58,6 +58,7 @@ from numpy.typing import NDArray
 from ...topo.errors import VerificationError
 from ...topo.exact import fraction_to_json, parse_fraction
 from ...topo.graph import Topology
+from ...topo.routes import Router
 from ...topo.schema import Label
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
@@ -91,7 +92,7 @@ class BoundFields(Struct):
     certificate: CertificateFields
 
 
-class OneWayBoundFields(Struct):
+class SinglePathBoundFields(Struct):
     """The JSON of a bound on schedules that keep to the system's own routes."""
 
     s_per_GB: Fraction
@@ -129,7 +130,7 @@ class Bound:
         }
 
     @classmethod
-    def from_fields(cls, fields: BoundFields | OneWayBoundFields) -> Bound:
+    def from_fields(cls, fields: BoundFields | SinglePathBoundFields) -> Bound:
         """Return the bound that a file declares."""
         certificate: dict[str, Any] = {}
         if fields.certificate.inside is not UNSET:
@@ -144,23 +145,20 @@ class Bound:
 
 
 # What the kinds of certificates that hold for one way a pair only begin with.
-ONE_WAY = "route-"
+SINGLE_PATH = "route-"
 
 
 def check_bound(
-    bound: Bound, collective: Collective, topology: Topology, *, one_way: bool = False
+    bound: Bound, collective: Collective, topology: Topology, router: Router | None = None
 ) -> None:
     """Raise VerificationError unless the certificate proves exactly what the bound claims, no less
     and no more.
 
-    `one_way`: the claim is for schedules that send each pair's data on the system's own route only.
+    With a `router`, the claim is for schedules that send each pair's data on its route only;
+    without one, for any use of the links.
     """
-    if bound.kind.startswith(ONE_WAY) and not one_way:
-        raise VerificationError(
-            f"bound: a certificate of kind {bound.kind!r} proves nothing for any use of the links"
-        )
     try:
-        proved = proved_s_per_GB(bound.kind, bound.certificate, collective, topology)
+        proved = proved_s_per_GB(bound.kind, bound.certificate, collective, topology, router)
     except (KeyError, TypeError, ValueError) as error:
         raise VerificationError(
             f"bound: malformed certificate: {type(error).__name__}: {error}"
@@ -173,30 +171,48 @@ def check_bound(
 
 
 def bound_of(
-    kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology
+    kind: str,
+    certificate: Mapping[str, Any],
+    collective: Collective,
+    topology: Topology,
+    router: Router | None = None,
 ) -> Bound:
-    """Return the bound that a certificate proves."""
-    return Bound(proved_s_per_GB(kind, certificate, collective, topology), kind, certificate)
+    """Return the bound that a certificate proves; `router` as for check_bound."""
+    return Bound(
+        proved_s_per_GB(kind, certificate, collective, topology, router), kind, certificate
+    )
 
 
 def proved_s_per_GB(
-    kind: str, certificate: Mapping[str, Any], collective: Collective, topology: Topology
+    kind: str,
+    certificate: Mapping[str, Any],
+    collective: Collective,
+    topology: Topology,
+    router: Router | None = None,
 ) -> Fraction:
     """Return the lower bound, in seconds for each GB of buffer, that a certificate proves.
 
     Raises VerificationError where it proves none.
     """
+    if kind.startswith(SINGLE_PATH) and router is None:
+        raise VerificationError(
+            f"bound: a certificate of kind {kind!r} proves nothing for any use of the links"
+        )
     if kind == "cut":
         return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
-    own, kind = kind.startswith(ONE_WAY), kind.removeprefix(ONE_WAY)
+    # Prices over routes are of the router; all other kinds hold for any use of the links.
+    own = router if kind.startswith(SINGLE_PATH) else None
+    kind = kind.removeprefix(SINGLE_PATH)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
-    if "joined" in certificate:
+    if "joined" in certificate and own is None:
         topology = join_devices(topology, dict(certificate["joined"]))
     if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = _read_prices(
-        certificate["prices"], topology, both_ways=not own and (kind, collective.name) == _MIRRORED
+        certificate["prices"],
+        topology,
+        both_ways=own is None and (kind, collective.name) == _MIRRORED,
     )
     # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it
     # takes needed / paid s.
@@ -208,13 +224,13 @@ def proved_s_per_GB(
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
         total = (
-            spanning_price(own_distances(prices, topology), topology)
-            if own
+            spanning_price(own_distances(prices, own), topology)
+            if own is not None
             else spanning_tree_price(prices, topology)
         )
         return 2 * total / (paid * scale)
-    if own:
-        distance = own_distances(prices, topology)
+    if own is not None:
+        distance = own_distances(prices, own)
         distance = relayed(distance, topology) if kind == "prices" else distance
     else:
         distance = {gpu: find_distances(gpu, prices, topology) for gpu in topology.ranks}

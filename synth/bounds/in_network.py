@@ -10,8 +10,8 @@ from ...topo.graph import Device, Topology
 from ..cost.innetwork import computes_in_network
 from ..effort import Effort
 from ..ir.collective import Collective
-from .any_way import bound
 from .certificate import Bound
+from .multipath import bound
 
 # Collectives in which nothing is added or wanted twice, so that switches that add and copy change
 # nothing.

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from ...topo.errors import VerificationError
 from ...topo.graph import Topology
-from ...topo.routes import router_of
+from ...topo.routes import Router
 
 # Sums of whole numbers below this are made in 64 bits.
 _WORD = 1 << 62
 
 
 def own_distances(
-    prices: Mapping[tuple[str, str], int], topology: Topology
+    prices: Mapping[tuple[str, str], int], router: Router
 ) -> dict[str, dict[str, int]]:
     """Return the price of the own route from each GPU to each other that it has a route to."""
-    router, gpus = router_of(topology), frozenset(topology.ranks)
+    topology, gpus = router.topology, frozenset(router.topology.ranks)
     out = {}
     for gpu in topology.ranks:
         before = router.before_each(gpu)

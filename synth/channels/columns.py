@@ -71,11 +71,7 @@ def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None =
             f"{'+'.join(shapes)}: orders of {request.collective.ranks} GPUs are not searched for; "
             f"at most {_MOST_RANKS}"
         )
-    orders = (
-        orders
-        if orders is not None
-        else Orders(OwnRoutes(request.topology, request.router), request.collective)
-    )
+    orders = orders if orders is not None else Orders(OwnRoutes(request.router), request.collective)
     return _Generation(request, shapes, orders).run()
 
 

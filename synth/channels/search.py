@@ -41,7 +41,7 @@ def find_channels(
             f"channels: {shape}s have no {name}; rings have allreduce, allgather, reduce-scatter, "
             "chains allreduce"
         )
-    orders = Orders(OwnRoutes(request.topology, request.router), request.collective)
+    orders = Orders(OwnRoutes(request.router), request.collective)
     packed = pack_orders(request, [shape], orders)
     rounding = Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
     numbers = rounding.round(count) if count is not None else rounding.choose(most)

@@ -11,20 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
-from ...topo.routes import Router, route_links
+from ...topo.routes import Router
 from ..ir.schedule import Schedule
 from .host_costs import step_us
 from .loads import DirectedLink, Loads, step_loads
-
-_ROUTED_RANKS = 64
 
 
 @dataclass(frozen=True)
@@ -151,28 +147,7 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
     return max(total_seconds(schedule, topology).values(), default=Fraction(0))
 
 
-@lru_cache(maxsize=64)
-def unit_GBps(topology: Topology) -> Fraction:
-    """Return the link unit: the greatest bandwidth that divides those of all links on routes
-    between GPUs.
-
-    With more than 64 GPUs all links count, on routes or not. A topology without links has unit 1.
-    """
-    links = set(topology.capacity_GBps)
-    if len(topology.ranks) <= _ROUTED_RANKS:
-        router = Router(topology)
-        routes = (
-            route for r in range(len(topology.ranks)) for route in router.routes_from(r).values()
-        )
-        links = {link for route in routes for link in route_links(route)} or links
-    return (
-        fraction_gcd(sorted({topology.capacity_GBps[link] for link in links}))
-        if links
-        else Fraction(1)
-    )
-
-
-def rounds(schedule: Schedule, topology: Topology) -> Fraction | None:
+def rounds(schedule: Schedule, router: Router) -> Fraction | None:
     """Return SCCL's R, the sum of the steps' durations, or None where chunks differ in size.
 
     The unit is the time that one chunk takes over one unit of link bandwidth.
@@ -180,4 +155,4 @@ def rounds(schedule: Schedule, topology: Topology) -> Fraction | None:
     shares = {c.share for c in schedule.chunks}
     if len(shares) != 1:
         return None
-    return sum(schedule.step_s_per_GB, Fraction(0)) * unit_GBps(topology) / shares.pop()
+    return sum(schedule.step_s_per_GB, Fraction(0)) * router.unit_GBps / shares.pop()

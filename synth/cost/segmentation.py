@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...topo.graph import Topology
-from ...topo.routes import Router, router_of
+from ...topo.routes import Router
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from .affine import bandwidth_s_per_GB, costs, tighten
@@ -45,11 +45,10 @@ class Family:
     messages: int
 
 
-def as_sent(schedule: Schedule, topology: Topology, router: Router | None = None) -> Schedule:
+def as_sent(schedule: Schedule, router: Router) -> Schedule:
     """Return the schedule with every transfer on the route that the system takes from its source to
     its destination.
     """
-    router = router if router is not None else router_of(topology)
     ways, way = schedule.transfers.ways()
     routes = [router.route(src, dst) for src, dst, _ in ways]
     if all(r is None or r[1:-1] == given for r, (_, _, given) in zip(routes, ways, strict=True)):
@@ -59,24 +58,25 @@ def as_sent(schedule: Schedule, topology: Topology, router: Router | None = None
     ]
     t = schedule.transfers
     moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, way, listed)
-    return tighten(replace(schedule, transfers=moved), topology)
+    return tighten(replace(schedule, transfers=moved), router.topology)
 
 
-def on_own_routes(schedule: Schedule, topology: Topology, router: Router) -> Schedule:
+def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
     """Return the schedule as it is sent; where switches add or copy, as it is: there routes are
     asked of the network.
     """
-    return schedule if computes_in_network(topology) else as_sent(schedule, topology, router)
+    return schedule if computes_in_network(router.topology) else as_sent(schedule, router)
 
 
-def families(schedules: Iterable[Schedule], topology: Topology) -> list[Family]:
+def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
     """Return the segmentations of each different base, as it is sent, in the order of first
     mention.
     """
     out = []
+    topology = router.topology
     by_base: dict[Schedule, list[Schedule]] = {}
     for schedule in schedules:
-        sent = as_sent(schedule, topology)
+        sent = as_sent(schedule, router)
         by_base.setdefault(sent.uncut, []).append(sent)
     for base, given in by_base.items():
         stepwise_s = float(bandwidth_s_per_GB(base, topology))

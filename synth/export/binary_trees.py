@@ -119,7 +119,7 @@ class _Search:
 
     def __init__(self, request: Request) -> None:
         self.request, self.n = request, request.collective.ranks
-        self.routes = OwnRoutes(request.topology, request.router)
+        self.routes = OwnRoutes(request.router)
         both = self.routes.exists & self.routes.exists.T
         if not both.any(axis=1).all():
             raise InfeasibleError(

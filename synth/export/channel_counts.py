@@ -41,7 +41,7 @@ class Finder:
     """
 
     def __init__(self, request: Request, shape: str) -> None:
-        orders = Orders(OwnRoutes(request.topology, request.router), request.collective)
+        orders = Orders(OwnRoutes(request.router), request.collective)
         packed = pack_orders(request, [shape], orders)
         self.shape = shape
         self._rounding = Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))

@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from ...topo.errors import InfeasibleError
-from ...topo.graph import Topology
-from ..bounds.one_way import Bounds, find_bounds
+from ...topo.routes import Router
+from ..bounds.single_path import Bounds, find_bounds
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..request import Request
@@ -47,7 +47,7 @@ class Export:
 def export(
     format: str,
     collective: Collective,
-    topology: Topology,
+    router: Router,
     effort: Effort,
     progress: Callable[[str], None] | None = None,
     *,
@@ -58,7 +58,7 @@ def export(
     format cannot say it.
     """
     if format == NCCL_TUNER:
-        text = write_nccl_tuner(collective, topology, measured)
+        text = write_nccl_tuner(collective, router.topology, measured)
         rows = [line for line in text.splitlines() if not line.startswith("#")]
         return Export(
             format,
@@ -72,13 +72,15 @@ def export(
         raise InfeasibleError(
             f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}"
         )
-    number_gpus(topology)
-    bounds = find_bounds(collective, topology, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    request = Request(collective, topology, effort, progress, bounds.one_way)
+    number_gpus(router.topology)
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request = Request(
+        collective, router.topology, effort, progress, bounds.single_path, router=router
+    )
     if format == NCCL_GRAPH:
-        graphs = find_graphs(request, bounds.one_way, version)
+        graphs = find_graphs(request, bounds.single_path, version)
         return _describe_graphs(graphs, write_graphs(graphs, version), bounds)
-    env = find_rccl_env(request, bounds.one_way)
+    env = find_rccl_env(request, bounds.single_path)
     rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
     figures = _list_figures(rates, bounds, env.fraction) | {"channels": env.channels or None}
     lines = [_say_rates(rates, env.fraction)]
@@ -101,7 +103,7 @@ def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction
     """Return what a file reaches, for programs; None for what it does not have."""
     return {
         "algbw_GBps": {name: float(rate) if rate else None for name, rate in rates.items()},
-        "bound_one_way": float(bounds.one_way.algbw_GBps),
+        "bound_one_way": float(bounds.single_path.algbw_GBps),
         "fraction": float(fraction),
     }
 

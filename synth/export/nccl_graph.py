@@ -14,6 +14,7 @@ from fractions import Fraction
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
+from ...topo.routes import Router
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
@@ -40,7 +41,7 @@ class NcclGraphs:
     none.
     """
 
-    topology: Topology
+    router: Router
     collective: Collective
     numbers: GpuNumbers
     rings: Channels | None
@@ -48,6 +49,11 @@ class NcclGraphs:
     ring_GBps: Fraction
     chain_GBps: Fraction
     bound: Bound
+
+    @property
+    def topology(self) -> Topology:
+        """The machine that the channels are for."""
+        return self.router.topology
 
     @property
     def count(self) -> int:
@@ -93,7 +99,7 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
     sized = match_counts(request, finders, most)
     rings, chains = sized.get(RING), sized.get(CHAIN)
     return NcclGraphs(
-        topology, collective, numbers, rings, chains,
+        request.router, collective, numbers, rings, chains,
         Fraction(0) if rings is None else _compute_algbw(request, rings),
         Fraction(0) if chains is None else _compute_algbw(reducing, chains),
         bound,
@@ -182,7 +188,7 @@ def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
         if graph is None:
             continue
         name = graphs.collective.name if number == RING_ID else "allreduce"
-        request = Request(Collective(name, n), graphs.topology, Effort())
+        request = Request(Collective(name, n), graphs.topology, Effort(), router=graphs.router)
         rate = _compute_algbw(request, list_channels(graph, graphs.numbers.rank_of, file.where))
         counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
         if rate != claimed or abs(counted - claimed) > claimed / 10**5:

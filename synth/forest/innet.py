@@ -16,7 +16,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from ...topo.graph import Topology
-from ...topo.routes import Route
+from ...topo.routes import Route, Router
 from ..effort import Effort
 from .machine.pairs import Floats, PairGraph
 from .plant import Limits, Nursery, Planted
@@ -33,6 +33,7 @@ _TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
 
 def in_network_forests(
     survey: Survey,
+    router: Router,
     bound_GBps: Fraction,
     limits: Limits,
     effort: Effort,
@@ -43,7 +44,7 @@ def in_network_forests(
     """
     topology = survey.topology
     adders = [d.id for d in topology.devices if d.kind != "gpu" and d.can_reduce]
-    nursery = Nursery(survey, bound_GBps, limits, effort, say)
+    nursery = Nursery(survey, router, bound_GBps, limits, effort, say)
     graph = survey.graph
     trees: dict[RootedTree, None] = {}
     load = np.zeros(len(graph.pairs))

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...topo.errors import InputError
 from ...topo.exact import parse_fraction
+from ...topo.routes import Router
 from ..effort import Effort
 from ..numeric.linear import pack
 from .large.combs import comb_trees
@@ -100,18 +101,14 @@ class Nursery:
     def __init__(
         self,
         survey: Survey,
+        router: Router,
         bound_GBps: Fraction,
         limits: Limits,
         effort: Effort,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self.survey, self.bound, self.limits, self.effort, self.say = (
-            survey,
-            bound_GBps,
-            limits,
-            effort,
-            say,
-        )
+        self.survey, self.router, self.bound = survey, router, bound_GBps
+        self.limits, self.effort, self.say = limits, effort, say
         self.planted: list[Planted] = []
 
     # -- collecting
@@ -355,7 +352,7 @@ class Nursery:
                 parents = [*parents, *(tree for tree in more if tree not in parents)]
             if len(parents) * boxes.lanes > _MOST_TREES or not self._may_go_on():
                 continue
-            trees = lane_trees(self.survey.topology, boxes, parents, self.survey.router)
+            trees = lane_trees(self.survey.topology, boxes, parents, self.router)
             if trees is not None:
                 self.keep_weighed(
                     [self._hang(tree, root) for tree, root in trees], f"boxes, {name}"
@@ -376,7 +373,7 @@ class Nursery:
             for a, b in pairwise(onward):
                 row[b] = a
             for shape in ([row], SHAPES["binary"](boxes.count)):
-                lanes = lane_trees(self.survey.topology, boxes, shape, self.survey.router) or []
+                lanes = lane_trees(self.survey.topology, boxes, shape, self.router) or []
                 trees = [replace(self._hang(tree, root), up=()) for tree, _ in lanes]
                 if trees:
                     self.keep_weighed(trees, "lanes of boxes")

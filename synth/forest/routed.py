@@ -31,9 +31,9 @@ _WORK_S = 10.0
 class RoutedPairs(PairGraph):
     """A PairGraph whose trees may only use the system's own route from one GPU to another."""
 
-    def __init__(self, machine: Survey) -> None:
-        super().__init__(machine.topology)
-        router, ranks = machine.router, range(len(machine.ranks))
+    def __init__(self, router: Router) -> None:
+        super().__init__(router.topology)
+        ranks = range(len(router.topology.ranks))
         candidates = ((u, v, router.route(u, v)) for u in ranks for v in ranks if u < v)
         self.routes = [
             (u, v, route, np.array([self.number[link] for link in pairwise(route)]))
@@ -72,6 +72,7 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
 
 def routed_forest(
     machine: Survey,
+    router: Router,
     bound_GBps: Fraction,
     limits: Limits,
     effort: Effort,
@@ -82,12 +83,12 @@ def routed_forest(
     """
     if len(machine.ranks) > _MOST_RANKS:
         return []
-    graph = RoutedPairs(machine)
+    graph = RoutedPairs(router)
     if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
         return []
     effort = effort.grant(_WORK_S)
     columns = generate(graph, np.arange(len(graph.pairs)), effort, say)
-    nursery = Nursery(machine, bound_GBps, limits, effort, say)
+    nursery = Nursery(machine, router, bound_GBps, limits, effort, say)
     used = [
         tree
         for tree, rate in zip(columns.trees, columns.rates, strict=True)

@@ -18,7 +18,6 @@ from scipy.sparse.csgraph import connected_components
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Topology
-from ...topo.routes import router_of
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.matroid_union import spanning_trees
@@ -48,7 +47,6 @@ class Survey:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.graph = PairGraph(topology)
-        self.router = router_of(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
         self._by_class: Columns | None = None
         self._by_link: Columns | None = None

@@ -8,7 +8,7 @@ from fractions import Fraction
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.resolve import LOCAL
-from ...topo.routes import router_of
+from ...topo.routes import Router
 from ..ir.collective import Collective
 from .advice import advise
 from .found import Communicator, Measurement, Reading
@@ -33,6 +33,7 @@ class Judge:
         say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.machines, self.collective, self.say = machines, collective, say
+        self._routers: dict[Topology, Router] = {}
         self._limits: dict[tuple[Collective, Topology], Limits] = {}
         self._options: dict[tuple[Collective, Topology], Options] = {}
 
@@ -136,7 +137,7 @@ class Judge:
         channelled.placed = placed
         if verdict.reading.is_graph_file:
             _check_types(verdict, communicator, placed)
-        router = router_of(placed.topology)
+        router = self._find_router(placed.topology)
         rings = [tuple(placed.gpu_of[rank] for rank in order) for order in communicator.rings]
         trees = [_move_tree(tree, placed.gpu_of) for tree in communicator.trees]
         names = (self.collective,) if self.collective in OVER_RINGS else OVER_RINGS
@@ -161,18 +162,24 @@ class Judge:
             channelled.options[name] = self._find_options(collective, placed.topology)
             channelled.rates[name] = rates
 
+    def _find_router(self, topology: Topology) -> Router:
+        """Return the router of a topology, which caches its searches."""
+        if topology not in self._routers:
+            self._routers[topology] = Router(topology)
+        return self._routers[topology]
+
     def _find_limits(self, collective: Collective, topology: Topology) -> Limits:
         key = collective, topology
         if key not in self._limits:
             self.say(f"bounds of {collective.name} on {topology.name} ...")
-            self._limits[key] = find_limits(collective, topology)
+            self._limits[key] = find_limits(collective, self._find_router(topology))
         return self._limits[key]
 
     def _find_options(self, collective: Collective, topology: Topology) -> Options:
         key = collective, topology
         if key not in self._options:
             self.say(f"what else {topology.name} could do for {collective.name} ...")
-            self._options[key] = find_options(collective, topology)
+            self._options[key] = find_options(collective, self._find_router(topology))
         return self._options[key]
 
 

@@ -7,9 +7,10 @@ from fractions import Fraction
 
 from ...topo.exact import parse_fraction
 from ...topo.graph import Topology
+from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
-from ..bounds.one_way import find_bounds
+from ..bounds.single_path import find_bounds
 from ..effort import Effort
 from ..ir.collective import Collective
 
@@ -34,22 +35,23 @@ class Limits:
     kind: str
 
 
-def find_limits(collective: Collective, topology: Topology) -> Limits:
+def find_limits(collective: Collective, router: Router) -> Limits:
     """Return the bounds of a collective. Raises InfeasibleError where the topology is not
     connected.
     """
     effort = Effort(_TIME_LIMIT_S)
-    bounds = find_bounds(collective, topology, effort)
-    added = bound_in_network(collective, topology, bounds.any_way, effort)
+    topology = router.topology
+    bounds = find_bounds(collective, router, effort)
+    added = bound_in_network(collective, topology, bounds.multipath, effort)
     return Limits(
-        bounds.one_way.algbw_GBps,
-        bounds.any_way.algbw_GBps,
+        bounds.single_path.algbw_GBps,
+        bounds.multipath.algbw_GBps,
         None if added is None else added.algbw_GBps,
         f"one way a pair of GPUs, {describe_assumption(topology)}, link rates as the topology has "
         "them",
-        describe_links(bounds.one_way, topology),
+        describe_links(bounds.single_path, topology),
         describe_possible(topology),
-        bounds.one_way.kind,
+        bounds.single_path.kind,
     )
 
 

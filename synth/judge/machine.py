@@ -8,10 +8,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...topo.derived.stripes import merge_nvswitches
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.resolve import LOCAL, resolve
+from ...topo.resolve import LOCAL
+from ..machine import load_for_planning
 from .found import Reading
 
 _SUFFIXES = (
@@ -65,7 +65,7 @@ class Machines:
             return self._load(beside, "beside the file")
         if LOCAL not in self._known:
             try:
-                topology = merge_nvswitches(resolve(LOCAL))
+                topology, _ = load_for_planning(LOCAL)
                 none = None if topology.ranks else "this machine has no GPU"
             except TopoplanError as error:
                 topology, none = None, str(error)
@@ -77,7 +77,8 @@ class Machines:
 
     def _load(self, argument: str, source: str) -> Machine:
         if argument not in self._known:
-            self._known[argument] = Machine(merge_nvswitches(resolve(argument)), source, argument)
+            topology, _ = load_for_planning(argument)
+            self._known[argument] = Machine(topology, source, argument)
         return self._known[argument]
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.routes import Router, router_of
+from ...topo.routes import Router
 from ..channels.channels import CHAIN, RING, Channels
 from ..channels.search import find_channels
 from ..effort import Effort
@@ -59,8 +59,9 @@ class Options:
         )
 
 
-def find_options(collective: Collective, topology: Topology) -> Options:
+def find_options(collective: Collective, router: Router) -> Options:
     """Return what could be had on a machine; what is not found is said."""
+    topology = router.topology
     options: list[Option] = []
     missing: list[str] = []
     if collective.name in _SHAPED:
@@ -79,7 +80,7 @@ def find_options(collective: Collective, topology: Topology) -> Options:
                 )
                 continue
             try:
-                options.append(_find_channels(collective, topology, shape))
+                options.append(_find_channels(collective, router, shape))
             except TopoplanError as error:
                 missing.append(f"{shape}s: {error}")
         if collective.ranks > _MOST_PLACED_RANKS:
@@ -89,7 +90,7 @@ def find_options(collective: Collective, topology: Topology) -> Options:
             )
         else:
             try:
-                options.append(_place_ring(collective, topology))
+                options.append(_place_ring(collective, router))
             except TopoplanError as error:
                 missing.append(f"rank order: {error}")
     plan = None
@@ -100,7 +101,7 @@ def find_options(collective: Collective, topology: Topology) -> Options:
         )
     else:
         try:
-            plan = synthesize(collective, topology, "packing", _TIME_LIMIT_S).plan
+            plan = synthesize(collective, topology, "packing", _TIME_LIMIT_S, router=router).plan
             limits = [
                 limit for entry in plan.entries if (limit := plan.limit_GBps(entry)) is not None
             ]
@@ -113,22 +114,21 @@ def find_options(collective: Collective, topology: Topology) -> Options:
     return Options(tuple(options), plan, tuple(dict.fromkeys(missing)))
 
 
-def _find_channels(collective: Collective, topology: Topology, shape: str) -> Option:
+def _find_channels(collective: Collective, router: Router, shape: str) -> Option:
     """Return what the best channels of a shape reach."""
-    request = Request(collective, topology, Effort(_TIME_LIMIT_S), quick=True)
+    request = Request(collective, router.topology, Effort(_TIME_LIMIT_S), quick=True, router=router)
     channels = find_channels(request, shape, _MOST_CHANNELS)
-    algbw = rate_channels(collective.name, channels, topology, request.router)
+    algbw = rate_channels(collective.name, channels, router.topology, router)
     count = len(channels.orders)
     return Option(GRAPH_FILE, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
 
 
-def _place_ring(collective: Collective, topology: Topology) -> Option:
+def _place_ring(collective: Collective, router: Router) -> Option:
     """Return what one ring in the best order of ranks reaches, as topo-place finds it."""
-    placed = place(topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=_TIME_LIMIT_S)
+    traffic = f"{WHOLE}={collective.name}:1G"
+    placed = place(router.topology, traffic=traffic, time_limit_s=_TIME_LIMIT_S)
     try:
-        algbw = rate_rings(
-            collective.name, [placed.order], topology, router_of(topology)
-        ).algbw_GBps
+        algbw = rate_rings(collective.name, [placed.order], router.topology, router).algbw_GBps
     except InfeasibleError:
         raise InfeasibleError(
             "every ring through all GPUs has neighbours that only other GPUs join"

@@ -14,7 +14,6 @@ from fractions import Fraction
 
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
-from ..cost.affine import unit_GBps
 from ..cost.loads import DirectedLink
 
 
@@ -61,9 +60,9 @@ class Fabric:
         return hops
 
 
-def fabric_of(topology: Topology) -> Fabric:
-    """Return the fabric of a topology: an edge for every ordered pair of ranks with a route."""
-    router = Router(topology)
+def fabric_of(router: Router) -> Fabric:
+    """Return the fabric of a router's topology: an edge for every ordered pair of ranks with a route."""
+    topology = router.topology
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     edges, routes = [], []
     for u in range(len(topology.ranks)):
@@ -73,6 +72,6 @@ def fabric_of(topology: Topology) -> Fabric:
             edges.append((u, rank_of[destination]))
             routes.append(route)
     used = {link for route in routes for link in route_links(route)}
-    unit = unit_GBps(topology)
+    unit = router.unit_GBps
     capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
     return Fabric(topology, tuple(edges), tuple(routes), capacity, unit)

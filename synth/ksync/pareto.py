@@ -16,9 +16,9 @@ from fractions import Fraction
 from math import ceil, floor
 
 from ...topo.errors import TimeLimitError
-from ...topo.graph import Topology
-from ..bounds.any_way import bound
+from ...topo.routes import Router
 from ..bounds.certificate import Bound
+from ..bounds.multipath import bound
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
@@ -92,7 +92,7 @@ class Front:
 
 def pareto(
     collective: Collective,
-    topology: Topology,
+    router: Router,
     effort: Effort | None = None,
     max_steps: int | None = None,
     slack: int | None = None,
@@ -106,19 +106,19 @@ def pareto(
     connected.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
-    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
+    limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     scope = _Scope(effort, max_steps, slack, progress)
     if collective.name == "allreduce":
-        rows, complete = _search_allreduce(topology, scope)
+        rows, complete = _search_allreduce(router, scope)
     elif collective.reduces:
-        rows, complete = _Search(collective.reversed(), topology.reversed(), scope).run()
+        rows, complete = _Search(collective.reversed(), router.reversed(), scope).run()
         rows = [
             replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows
         ]
     else:
-        rows, complete = _Search(collective, topology, scope).run()
+        rows, complete = _Search(collective, router, scope).run()
     share = collective.even_chunks(1)[0].share
-    fabric = fabric_of(topology)
+    fabric = fabric_of(router)
     least = limit.s_per_GB * fabric.unit_GBps / share
     complete = complete and all(row.status != UNKNOWN for row in rows)
     return Front(
@@ -179,13 +179,13 @@ class _Search:
     def __init__(
         self,
         collective: Collective,
-        topology: Topology,
+        router: Router,
         scope: _Scope,
     ) -> None:
         self.collective, self.effort, self.progress = collective, scope.effort, scope.progress
-        self.fabric: Fabric = fabric_of(topology)
+        self.fabric: Fabric = fabric_of(router)
         share = collective.even_chunks(1)[0].share
-        limit = bound(collective, topology, scope.effort.grant(_BOUND_WORK_S, 0.5))
+        limit = bound(collective, router.topology, scope.effort.grant(_BOUND_WORK_S, 0.5))
         self.least = limit.s_per_GB * self.fabric.unit_GBps / share
         self.scope = scope
         self.rows: dict[tuple[int, int, int], Row] = {}
@@ -376,16 +376,16 @@ class _Search:
         return self.rows.setdefault((chunks, steps, rounds), row)
 
 
-def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], bool]:
+def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
     """Return rows of allreduce, composed and direct, and whether none was left unknown."""
-    n = len(topology.ranks)
+    n = len(router.topology.ranks)
     # A reduce-scatter is an allgather on the reversed topology, turned round; on symmetric ones the
     # same search serves.
     gather = Collective("allgather", n)
-    gathers, complete = _Search(gather, topology, scope).run()
+    gathers, complete = _Search(gather, router, scope).run()
     scatters = gathers
-    if not topology.is_symmetric:
-        scatters, whole = _Search(gather, topology.reversed(), scope).run()
+    if not router.topology.is_symmetric:
+        scatters, whole = _Search(gather, router.reversed(), scope).run()
         complete = complete and whole
     rows = []
     back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
@@ -400,16 +400,16 @@ def _search_allreduce(topology: Topology, scope: _Scope) -> tuple[list[Row], boo
             )
         )  # fmt: skip
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
-    if not fewest or len(fabric_of(topology).edges) > _DIRECT_EDGES:
+    if not fewest or len(fabric_of(router).edges) > _DIRECT_EDGES:
         return rows, False
-    return rows + _search_direct(topology, fewest, scope), complete
+    return rows + _search_direct(router, fewest, scope), complete
 
 
-def _search_direct(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
+def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
     """Return rows of allreduce in fewer steps than any composed form has, with more chunks while
     the solver succeeds.
     """
-    fabric = fabric_of(topology)
+    fabric = fabric_of(router)
     collective = Collective("allreduce", fabric.ranks)
     rows: list[Row] = []
     best: Fraction | None = None
@@ -457,7 +457,7 @@ def _search_direct(topology: Topology, fewest: int, scope: _Scope) -> list[Row]:
 
 def decide(
     collective: Collective,
-    topology: Topology,
+    router: Router,
     instances: list[tuple[int, int, int]],
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -466,9 +466,9 @@ def decide(
     composed.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
-    limit = bound(collective, topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
+    limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
     reversing = collective.reduces and collective.name != "allreduce"
-    fabric = fabric_of(topology.reversed() if reversing else topology)
+    fabric = fabric_of(router.reversed() if reversing else router)
     target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
     rows = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...topo.graph import Topology
-from ...topo.routes import route_links, router_of
+from ...topo.routes import Router, route_links
 from .drawing import draw_text, quote, start_svg
 
 # GPUs that are drawn; they are the first ones.
@@ -99,7 +99,7 @@ def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
     """Return the rate of the narrowest link on the route between each two of the first `count`
     ranks.
     """
-    router, rates = router_of(topology), {}
+    router, rates = Router(topology), {}
     for src in range(count):
         for dst in range(count):
             route = router.route(src, dst) if src != dst else None

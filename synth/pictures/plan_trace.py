@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 from ...topo.graph import Topology
-from ...topo.routes import router_of
 from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import on_own_routes
 from ..cost.transfer_times import predict_times
@@ -23,7 +22,7 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
     # As it is sent, which is what was costed.
-    schedule = on_own_routes(entry.schedule, topology, router_of(topology))
+    schedule = on_own_routes(entry.schedule, plan.router)
     times = predict_times(schedule, topology, size_bytes, host_of(topology))
     about = describe_run(schedule, topology, size_bytes) | {
         "predicted_us": plan.time_s(entry, size_bytes) * 1e6,

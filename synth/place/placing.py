@@ -14,11 +14,12 @@ import numpy as np
 from ...topo.derived.degrade import Change, degrade
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.route_table import RouteTable
-from ...topo.derived.stripes import merge_nvswitches, merge_spines
+from ...topo.derived.stripes import merge_spines
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
+from ..machine import load_for_planning
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
 from .improve import Improver, keep_hosts_together
 from .inside import arrange_inside
@@ -169,7 +170,7 @@ def _read(
     whole = (
         degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
     )
-    whole = merge_nvswitches(whole)
+    whole, _ = load_for_planning(whole)
     spread = merge_spines(whole)
     merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
     whole = spread

@@ -48,7 +48,7 @@ def draw_plan_alone(plan: Plan) -> str:
     file.
     """
     try:
-        stock = StockRing(plan.collective, plan.topology)
+        stock = StockRing(plan.collective, plan.router)
     except InfeasibleError:
         stock = None
     return draw_plan_curves(plan.collective, plan, stock, plan.bound_one_way, alone=True)

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ...topo.derived.stripes import merge_nvswitches
 from ...topo.doctor import Examination, examine
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...topo.graph import Topology
+from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network
-from ..bounds.one_way import Bounds, find_bounds
+from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost
 from ..effort import Effort
 from ..explain import Explanation, explain
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
+from ..machine import load_for_planning
 from ..plan import Plan
 from ..registry import AUTO
 from ..synthesize import collective_on, synthesize
@@ -82,7 +83,7 @@ def gather_report(
     were cut short.
     """
     started = time.monotonic()
-    topology = merge_nvswitches(machine)
+    topology, router = load_for_planning(machine)
     report = Report(topology, machine, examine(machine), [])
     if len(topology.ranks) < 2:
         return report
@@ -96,7 +97,7 @@ def gather_report(
             len(topology.ranks) > _LARGE_RANKS
         )  # then there is nothing after allreduce that time could be kept for
         seconds = left if large else max(0.2, left * _SHARES[name] / rest)
-        report.sections.append(_gather_section(name, topology, seconds))
+        report.sections.append(_gather_section(name, router, seconds))
         left -= time.monotonic() - begun
         rest -= _SHARES[name]
         if large:
@@ -110,14 +111,15 @@ def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> 
     started = time.monotonic()
     section = Section(plan.collective, Bounds(plan.bound, plan.bound_one_way), plan=plan)
     section.candidates = tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries)
-    _complete(section, plan.topology, Effort(time_limit_s / 2))
+    _complete(section, plan.router, Effort(time_limit_s / 2))
     report = Report(plan.topology, plan.topology, examine(plan.topology), [section], where)
     report.seconds = time.monotonic() - started
     return report
 
 
-def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
+def _gather_section(name: str, router: Router, seconds: float) -> Section:
     """Return what is found out about a collective in about so many seconds."""
+    topology = router.topology
     effort = Effort(seconds)
     section = Section(collective_on(name, topology))
     n = len(topology.ranks)
@@ -126,36 +128,37 @@ def _gather_section(name: str, topology: Topology, seconds: float) -> Section:
     else:
         try:
             strategy = "packing" if n > _LARGE_RANKS else AUTO
-            made = synthesize(section.collective, topology, strategy, seconds * 0.8)
+            made = synthesize(section.collective, topology, strategy, seconds * 0.8, router=router)
             section.plan, section.candidates = made.plan, made.candidates
             section.cut_short += made.cut_short
             section.bounds = Bounds(made.plan.bound, made.plan.bound_one_way)
         except (InfeasibleError, TimeLimitError) as error:
             section.missing = str(error)
-    _complete(section, topology, effort)
+    _complete(section, router, effort)
     return section
 
 
-def _complete(section: Section, topology: Topology, effort: Effort) -> None:
+def _complete(section: Section, router: Router, effort: Effort) -> None:
     """Add bounds where they are missing, the bound where switches add, the bottleneck (for
     allreduce), and stock's ring.
     """
+    topology = router.topology
     try:
         if section.bounds is None:
-            section.bounds = find_bounds(section.collective, topology, effort)
+            section.bounds = find_bounds(section.collective, router, effort)
         section.in_network = bound_in_network(
-            section.collective, topology, section.bounds.any_way, effort
+            section.collective, topology, section.bounds.multipath, effort
         )
         if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
-            limit = section.bounds.one_way
+            limit = section.bounds.single_path
             # The schedules that the plan chose from say what each strategy reaches.
             section.explanation = explain(
-                section.collective, topology, limit, section.candidates, effort
+                section.collective, router, limit, section.candidates, effort
             )
     except (InfeasibleError, TimeLimitError) as error:
         section.missing = section.missing or str(error)
     try:
-        section.stock = StockRing(section.collective, topology)
+        section.stock = StockRing(section.collective, router)
     except (InfeasibleError, InputError):
         section.stock = None
     section.cut_short = list(dict.fromkeys([*section.cut_short, *effort.cut_short]))

@@ -64,7 +64,10 @@ def _write_facts(report: Report) -> str:
         name = first.collective.name
         if first.bounds is not None:
             facts.append(
-                (f"{float(first.bounds.one_way.algbw_GBps):.4g} GB/s", f"bound of {name}, algbw")
+                (
+                    f"{float(first.bounds.single_path.algbw_GBps):.4g} GB/s",
+                    f"bound of {name}, algbw",
+                )
             )
         if first.plan is not None:
             size = SHOWN_SIZE << 2

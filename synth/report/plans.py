@@ -72,18 +72,18 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     if bounds is None:
         return []
     said = [
-        f"At most {limit_text(bounds.one_way)} GB/s algbw, whatever the schedule: "
-        f"{why_text(bounds.one_way)}."
+        f"At most {limit_text(bounds.single_path)} GB/s algbw, whatever the schedule: "
+        f"{why_text(bounds.single_path)}."
     ]
-    if bounds.one_way != bounds.any_way:
+    if bounds.single_path != bounds.multipath:
         said[0] = (
-            f"At most {limit_text(bounds.one_way)} GB/s algbw with one way a pair of GPUs, as "
+            f"At most {limit_text(bounds.single_path)} GB/s algbw with one way a pair of GPUs, as "
             "hardware sends: "
-            f"{why_text(bounds.one_way)}."
+            f"{why_text(bounds.single_path)}."
         )
         said.append(
-            f"Could senders divide data over all ways, {limit_text(bounds.any_way)}: "
-            f"{why_text(bounds.any_way)}."
+            f"Could senders divide data over all ways, {limit_text(bounds.multipath)}: "
+            f"{why_text(bounds.multipath)}."
         )
     said.append(f"That assumes: {describe_assumption(topology)}.")
     if section.in_network is not None:
@@ -161,7 +161,7 @@ def _list_entries(plan: Plan) -> str:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
         size = SHOWN_SIZE << 2 if entry.max_bytes is None else entry.max_bytes - 1
         size = max(size, entry.min_bytes)
-        time_s, number = plan.time_s(entry, size), rounds(schedule, plan.topology)
+        time_s, number = plan.time_s(entry, size), rounds(schedule, plan.router)
         rows.append(
             (
                 show_size(entry.min_bytes), "" if entry.max_bytes is None else show_size(entry.max_bytes), schedule.label,
@@ -241,7 +241,7 @@ def show_number(value: float, digits: int = 4) -> str:
 
 
 def _draw_curves(section: Section) -> str:
-    limit = None if section.bounds is None else section.bounds.one_way
+    limit = None if section.bounds is None else section.bounds.single_path
     picture = draw_plan_curves(section.collective, section.plan, section.stock, limit)
     return make_figure(picture, _say_what_curves_are(section), "curve")
 
@@ -265,7 +265,7 @@ def _draw_schedule(plan: Plan) -> list[str]:
             )
         )
         return parts
-    sent = as_sent(schedule.uncut, topology)
+    sent = as_sent(schedule.uncut, plan.router)
     ways = list_ways(sent)
     drawn = "".join(f"<figure>{draw_way(topology, way)}</figure>" for way in ways[:_MOST_WAYS])
     more = f"; {len(ways) - _MOST_WAYS} more are not drawn" if len(ways) > _MOST_WAYS else ""

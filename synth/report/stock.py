@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ...topo.routes import router_of
+from ...topo.routes import Router
 from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import HostCosts, host_of
 from ..cost.segmentation import time_us
@@ -33,11 +33,11 @@ class StockRing:
     InfeasibleError where there is none: another collective, or two ranks in turn without a route.
     """
 
-    def __init__(self, collective: Collective, topology: Topology) -> None:
-        self._topology, self._collective = topology, collective
-        self._host = host_of(topology)
+    def __init__(self, collective: Collective, router: Router) -> None:
+        self._topology, self._collective, self._router = router.topology, collective, router
+        self._host = host_of(router.topology)
         self._costs: list[Cost] = []
-        self._order = find_order(topology)
+        self._order = find_order(router)
         said = "rank order"
         if self._order != tuple(range(collective.ranks)):
             listed = ", ".join(map(str, self._order[:_MOST_NAMED])) + (
@@ -68,7 +68,7 @@ class StockRing:
     def _cost_ring(self) -> Cost:
         """Return the cost of all steps, which are alike: every rank sends a share to the next."""
         n, times = self._collective.ranks, _RINGS[self._collective.name]
-        request = Request(Collective("allgather", n), self._topology, Effort())
+        request = Request(Collective("allgather", n), self._topology, Effort(), router=self._router)
         chunks = tuple(Chunk(Fraction(1, n), source=rank) for rank in range(n))
         order = self._order
         sends: list[Send] = [(0, order[i], order[(i + 1) % n], order[i], "copy") for i in range(n)]
@@ -76,7 +76,7 @@ class StockRing:
         cost = costs_between_gpus(step, self._topology, [1])[0]
         steps = times * (n - 1)
         if self._host is not None and steps * n <= MOST_GROUPS:
-            self._schedule = build_ring(self._collective, self._topology, order)
+            self._schedule = build_ring(self._collective, self._router, order)
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
 
     def _cost_chain(self) -> list[Cost]:
@@ -85,19 +85,19 @@ class StockRing:
         if self._collective.name == "reduce":
             order = order[::-1]
         op = "copy" if self._collective.name == "broadcast" else "reduce"
-        request = Request(self._collective, self._topology, Effort())
+        request = Request(self._collective, self._topology, Effort(), router=self._router)
         sends: list[Send] = [(s, order[s], order[s + 1], 0, op) for s in range(n - 1)]  # type: ignore[misc]
         chain = build_schedule(request, "stock chain", (Chunk(Fraction(1)),), sends)
         return costs_between_gpus(tighten(chain, self._topology), self._topology, segment_counts(1))
 
 
-def find_order(topology: Topology) -> tuple[int, ...]:
+def find_order(router: Router) -> tuple[int, ...]:
     """Return rank order where each rank has a route to the next, else the first order of ranks
     (from 0 on) in which it has.
 
     Raises InfeasibleError where there is none, or none was found among _MOST_TRIED beginnings.
     """
-    n, router = len(topology.ranks), router_of(topology)
+    n = len(router.topology.ranks)
     if all(router.route(rank, (rank + 1) % n) is not None for rank in range(n)):
         return tuple(range(n))
     if n > _MOST_SEARCHED:
@@ -118,10 +118,10 @@ def find_order(topology: Topology) -> tuple[int, ...]:
     raise InfeasibleError("no order of the ranks was found in which each has a route to the next")
 
 
-def build_ring(collective: Collective, topology: Topology, order: tuple[int, ...]) -> Schedule:
+def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -> Schedule:
     """Return the ring in an order of ranks as a schedule, step by step."""
     n = collective.ranks
-    request = Request(collective, topology, Effort())
+    request = Request(collective, router.topology, Effort(), router=router)
 
     def build_half(name: str, shift: int) -> Schedule:
         scattering = name == "reduce-scatter"

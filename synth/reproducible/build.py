@@ -12,6 +12,7 @@ from math import log
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
+from ...topo.routes import Router
 from ..cost.affine import Cost, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
 from ..cost.segmentation import families, fastest, on_own_routes
@@ -63,13 +64,11 @@ def _compute_rate(request: Request, base: Schedule) -> Fraction:
     """Return the algbw in GB/s that a schedule comes near at large sizes, as it is sent,
     pipelined.
     """
-    sent = on_own_routes(base, request.topology, request.router)
+    sent = on_own_routes(base, request.router)
     return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
 
 
-def choose_bracketing(
-    costed: Costed, topology: Topology, host: HostCosts | None
-) -> tuple[str, Costed]:
+def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:
     """Return the bracketing that is fastest over all sizes (the least mean of the logarithm of the
     predicted time) of those that are nearly the fastest at large ones, and the schedules that have
     it. InfeasibleError where no schedule has one.
@@ -90,20 +89,20 @@ def choose_bracketing(
             parameter="strategy",
         )
     rates = {
-        text: _find_limit_GBps([base for base, t in text_of.items() if t == text], topology)
+        text: _find_limit_GBps([base for base, t in text_of.items() if t == text], router.topology)
         for text in by_text
     }
     fast = [text for text in by_text if rates[text] >= max(rates.values()) * _NEARLY]
-    best = min(fast, key=lambda text: _score(by_text[text], topology, host))
+    best = min(fast, key=lambda text: _score(by_text[text], router, host))
     return best, by_text[best]
 
 
-def _score(costed: Costed, topology: Topology, host: HostCosts | None) -> float:
+def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:
     """Return the sum of the logarithms of the predicted times at _SIZES."""
     playable = [s for s, _ in costed if len(s.transfers) <= _PLAYED_TRANSFERS]
     if host is not None and playable:
-        listed = families(playable, topology)
-        return sum(log(fastest(listed, topology, host, size)[0][0]) for size in _SIZES)
+        listed = families(playable, router)
+        return sum(log(fastest(listed, router.topology, host, size)[0][0]) for size in _SIZES)
     return sum(log(min(cost.time_s(size) for _, cost in costed)) for size in _SIZES)
 
 

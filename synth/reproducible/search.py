@@ -43,7 +43,7 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
         )
     if computes_in_network(request.topology):
         raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
-    routes = OwnRoutes(request.topology, request.router)
+    routes = OwnRoutes(request.router)
     best = _search(request, given, routes)
     best.add_low_columns()
     schedules = [best.build(request, fit) for fit in best.list_cuts()]

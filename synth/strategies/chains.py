@@ -52,7 +52,7 @@ def build(request: Request) -> list[Schedule]:
     if request.collective.name != "allreduce":
         packed = pack_orders(request, [RING])
         return [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
-    orders = Orders(OwnRoutes(request.topology, request.router), request.collective)
+    orders = Orders(OwnRoutes(request.router), request.collective)
     packed = _pack_best(request, orders)
     schedules = [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
     if all(shape == CHAIN for shape, _ in packed.columns):

@@ -18,14 +18,14 @@ def build(request: Request) -> list[Schedule]:
     """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too
     small to find any.
     """
-    edges = len(fabric_of(request.topology).edges)
+    edges = len(fabric_of(request.router).edges)
     chunks = len(request.collective.even_chunks(1))
     if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
         raise InfeasibleError(
             f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes "
             "between them are too many"
         )
-    front = pareto(request.collective, request.topology, request.effort, progress=request.progress)
+    front = pareto(request.collective, request.router, request.effort, progress=request.progress)
     schedules = [row.schedule for row in front.front if row.schedule is not None]
     if not schedules:
         raise TimeLimitError(

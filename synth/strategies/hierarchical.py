@@ -29,7 +29,14 @@ def build(request: Request) -> list[Schedule]:
             f"hierarchical: {request.topology.name} is one box (no slower links join equal groups "
             "of GPUs)"
         )
-    nursery = Nursery(machine, request.bound_GBps, request.limits, request.effort, request.progress)
+    nursery = Nursery(
+        machine,
+        request.router,
+        request.bound_GBps,
+        request.limits,
+        request.effort,
+        request.progress,
+    )
     nursery.add_lane_trees()
     picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
     if not picked:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
-from ..bounds.one_way import ONE_WAY_RANKS, ONE_WAY_ROOTS, find_bounds
+from ..bounds.single_path import SINGLE_PATH_RANKS, SINGLE_PATH_ROOTS, find_bounds
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..cost.segmentation import on_own_routes
@@ -58,7 +58,9 @@ def build(request: Request) -> list[Schedule]:
     """
     if request.bound is None:
         granted = request.effort.grant(_BOUND_WORK_S, 0.5)
-        limit = find_bounds(request.collective, request.topology, granted, request.progress).one_way
+        limit = find_bounds(
+            request.collective, request.router, granted, request.progress
+        ).single_path
         request = replace(request, bound=limit)
     if request.collective.name in _TURNED:
         return [reverse(schedule) for schedule in build(request.reversed())]
@@ -122,9 +124,9 @@ def _own_routes(request: Request) -> OwnRoutes | None:
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
     )
-    if direct or computes_in_network(topology) or len(topology.ranks) > ONE_WAY_RANKS:
+    if direct or computes_in_network(topology) or len(topology.ranks) > SINGLE_PATH_RANKS:
         return None
-    return OwnRoutes(topology, request.router)
+    return OwnRoutes(request.router)
 
 
 def _keeping(machine: Survey, routes: OwnRoutes | None) -> list[NDArray[np.int64]]:
@@ -141,7 +143,7 @@ def _plan_trees(request: Request) -> list[Schedule]:
     best = request.bound_GBps
     if name == "allreduce" and computes_in_network(request.topology):
         planted = in_network_forests(
-            machine, best, request.limits, request.effort, request.progress
+            machine, request.router, best, request.limits, request.effort, request.progress
         )
     elif name == "allreduce" and (
         request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS
@@ -151,7 +153,9 @@ def _plan_trees(request: Request) -> list[Schedule]:
                 f"topology {request.topology.name!r}: links that go both ways do not join all "
                 "GPUs into a tree"
             )
-        planted = Nursery(machine, best, request.limits, request.effort, request.progress).grow()
+        planted = Nursery(
+            machine, request.router, best, request.limits, request.effort, request.progress
+        ).grow()
     else:
         planted = _pack_rooted(request, machine)
     plain = (
@@ -173,9 +177,7 @@ def _plan_trees(request: Request) -> list[Schedule]:
         ]
     if not picked:
         raise InfeasibleError(_explain_no_forest(planted, best, request))
-    schedules = [
-        on_own_routes(schedule, request.topology, request.router) for schedule in schedules
-    ]
+    schedules = [on_own_routes(schedule, request.router) for schedule in schedules]
     for candidate in planted:
         request.table.append(
             {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
@@ -192,10 +194,15 @@ def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Reques
     """
     out = [replace(p, rate_GBps=_compute_rate(request, p.forest)) for p in planted]
     routes = _own_routes(request)
-    if routes is not None and not routes.is_mirrored and len(machine.ranks) <= ONE_WAY_ROOTS:
+    if routes is not None and not routes.is_mirrored and len(machine.ranks) <= SINGLE_PATH_ROOTS:
         return out + _pack_rooted(request, machine)
     return out + routed_forest(
-        machine, request.bound_GBps, request.limits, request.effort, request.progress
+        machine,
+        request.router,
+        request.bound_GBps,
+        request.limits,
+        request.effort,
+        request.progress,
     )
 
 
@@ -217,7 +224,12 @@ def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
                 out.append(Planted(balanced, rate, "balanced fewest hops"))
         if collective.name == "broadcast" and len(machine.ranks) > _LANES:
             nursery = Nursery(
-                machine, request.bound_GBps, request.limits, request.effort, request.progress
+                machine,
+                request.router,
+                request.bound_GBps,
+                request.limits,
+                request.effort,
+                request.progress,
             )
             nursery.add_broadcast_trees(roots[0])
             out += nursery.planted
@@ -324,7 +336,7 @@ def _build_forest(
 def _compute_rate(request: Request, forest: Forest) -> Fraction:
     """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
     schedule = schedule_of(forest, request.collective, request.topology, "packing")
-    schedule = on_own_routes(schedule, request.topology, request.router)
+    schedule = on_own_routes(schedule, request.router)
     return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
 
 

@@ -34,6 +34,7 @@ def build(request: Request) -> list[Schedule]:
         )
     nursery = Nursery(
         survey(request.topology),
+        request.router,
         request.bound_GBps,
         request.limits,
         request.effort,

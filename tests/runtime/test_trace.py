@@ -30,6 +30,7 @@ from topoplan.synth.pictures.plan_trace import write_plan_trace
 from topoplan.synth.plan import Plan
 from topoplan.synth.report.stock import build_ring
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 
 def read_trace(text: str) -> dict[str, list[dict[str, Any]]]:
@@ -110,7 +111,7 @@ def test_predicted_times_agree_with_the_cost(
     ranks: int, bits: int, segments: int, stepwise: bool
 ) -> None:
     machine = preset(f"switch:{ranks}")
-    ring = build_ring(Collective("allreduce", ranks), machine, tuple(range(ranks)))
+    ring = build_ring(Collective("allreduce", ranks), Router(machine), tuple(range(ranks)))
     schedule = replace(ring, segments=segments, stepwise=stepwise and segments > 1)
     times = predict_times(schedule, machine, 1 << bits)
     assert len(times) == len(schedule.transfers) * segments
@@ -122,8 +123,8 @@ def test_predicted_times_agree_with_the_cost(
 @given(st.integers(8, 22), st.sampled_from([1, 2, 8]))
 def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segments: int) -> None:
     machine, host = preset("switch:4"), HostCosts()
-    ring = build_ring(Collective("allreduce", 4), machine, (0, 1, 2, 3))
-    schedule = replace(as_sent(ring, machine), segments=segments)
+    ring = build_ring(Collective("allreduce", 4), Router(machine), (0, 1, 2, 3))
+    schedule = replace(as_sent(ring, Router(machine)), segments=segments)
     times = predict_times(schedule, machine, 1 << bits, host)
     assert len(times) == len(schedule.transfers) * segments
     last = max(t.end_us for t in times)
@@ -172,7 +173,7 @@ def test_what_lands_later_ends_later() -> None:
     """Two ranks exchange halves: every stamp finds its message, and pieces follow each other in
     it.
     """
-    schedule = build_ring(Collective("allreduce", 2), preset("switch:2"), (0, 1))
+    schedule = build_ring(Collective("allreduce", 2), Router(preset("switch:2")), (0, 1))
     stamps = [
         [(True, 1, 0, 1.0), (False, 1, 0, 5.0), (True, 1, 1, 6.0), (False, 1, 1, 9.0)],
         [(True, 0, 0, 2.0), (False, 0, 0, 4.0), (True, 0, 1, 5.0), (False, 0, 1, 8.0)],
@@ -216,7 +217,9 @@ def test_batches_are_stamped_too() -> None:
     sums stay right.
     """
     machine = preset("switch:4")
-    schedule = replace(build_ring(Collective("allreduce", 4), machine, (0, 1, 2, 3)), segments=3)
+    schedule = replace(
+        build_ring(Collective("allreduce", 4), Router(machine), (0, 1, 2, 3)), segments=3
+    )
     standin = NcclStandIn(4)
     tensors = [torch.full((120,), float(rank)) for rank in range(4)]
     stamps_of = []

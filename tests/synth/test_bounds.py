@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from random_graphs import graphs, on, partition_bound
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import Bound, check_bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError

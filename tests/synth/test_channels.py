@@ -31,16 +31,15 @@ from topoplan.synth.channels.rounding import LOSS
 from topoplan.synth.channels.search import find_channels
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
+from topoplan.synth.machine import load_for_planning
 from topoplan.synth.numeric.circuits import cheapest_circuits, search_circuit
 from topoplan.synth.numeric.near_circuits import near_circuits
 from topoplan.synth.request import Request
 from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
-from topoplan.topo.derived.stripes import merge_nvswitches
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router, route_links
 
 MACHINES = st.one_of(graphs(5, switches=2), graphs(5, two_way=False, switches=2))
@@ -175,7 +174,7 @@ def test_prefixes_are_balanced() -> None:
 def test_recorded_machines(
     name: str, chains: Fraction, rings: Fraction, most: int, recorded: Callable[[str], Path]
 ) -> None:
-    request = request_of(merge_nvswitches(resolve(str(recorded(name)))))
+    request = request_of(load_for_planning(recorded(name))[0])
     for shape, wanted in ((CHAIN, chains), (RING, rings)):
         channels = find_channels(request, shape)
         assert rate_of(request, channels) == wanted

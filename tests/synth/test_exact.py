@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from topoplan.synth.cost.affine import rounds, unit_GBps
+from topoplan.synth.cost.affine import rounds
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.transform import reverse
@@ -18,6 +18,7 @@ from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.ksync.ratio_bound import prove_least_ratio
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 DGX1 = preset("dgx1")
 
@@ -30,7 +31,7 @@ def test_the_front_of_allgather_on_dgx1() -> None:
     """SCCL, table 4: (2,2,3) and (6,3,7) are the front; (1,2,2) is feasible; what lies between is
     impossible.
     """
-    front = pareto(Collective("allgather", 8), DGX1)
+    front = pareto(Collective("allgather", 8), Router(DGX1))
     rows = {(r.chunks, r.steps, r.rounds): r for r in front.rows}
     assert [(r.chunks, r.steps, r.rounds) for r in front.front] == [(2, 2, 3), (6, 3, 7)]
     assert front.least_ratio == Fraction(7, 6)
@@ -45,7 +46,7 @@ def test_the_front_of_allgather_on_dgx1() -> None:
         if row.schedule is not None:
             verify(row.schedule, DGX1)
             assert row.schedule.steps == row.steps
-            assert rounds(row.schedule, DGX1) == row.rounds
+            assert rounds(row.schedule, Router(DGX1)) == row.rounds
             assert len(row.schedule.chunks) == 8 * row.chunks
 
 
@@ -54,7 +55,9 @@ def test_the_solver_agrees_that_the_rows_below_the_front_are_infeasible(
     triple: tuple[int, int, int],
 ) -> None:
     assert (
-        solve_copying(fabric_of(DGX1), Instance(Collective("allgather", 8), *triple), soon())
+        solve_copying(
+            fabric_of(Router(DGX1)), Instance(Collective("allgather", 8), *triple), soon()
+        )
         is None
     )
 
@@ -63,7 +66,7 @@ def test_allreduce_composed_and_direct_on_dgx1() -> None:
     """With work for these rows, and not for those after them, which would stay unknown in four
     times as much.
     """
-    front = pareto(Collective("allreduce", 8), DGX1, Effort(600, 600).grant(4))
+    front = pareto(Collective("allreduce", 8), Router(DGX1), Effort(600, 600).grant(4))
     composed = {(r.chunks, r.steps, r.rounds): r for r in front.rows if r.form == "composed"}
     direct = {(r.chunks, r.steps, r.rounds): r for r in front.rows if r.form == "direct"}
     assert composed[16, 4, 6] in front.front
@@ -80,7 +83,7 @@ def test_allreduce_composed_and_direct_on_dgx1() -> None:
 
 
 def test_z52_has_a_front_of_one_row() -> None:
-    front = pareto(Collective("allgather", 8), preset("z52"))
+    front = pareto(Collective("allgather", 8), Router(preset("z52")))
     assert [(r.chunks, r.steps, r.rounds) for r in front.front] == [(2, 4, 7)]
     assert (1, 4, 4) in {
         (r.chunks, r.steps, r.rounds) for r in front.rows if r.status == "feasible"
@@ -101,7 +104,9 @@ def test_fronts_of_k_synchronous_schedules(
 ) -> None:
     """SCCL's k: with R <= S + k the bandwidth-optimal row needs more steps."""
     topology = preset(machine)
-    front = pareto(Collective(name, len(topology.ranks)), topology, Effort(600), slack=slack)
+    front = pareto(
+        Collective(name, len(topology.ranks)), Router(topology), Effort(600), slack=slack
+    )
     found = [(r.chunks, r.steps, r.rounds) for r in front.front]
     assert [found[0], found[-1]] == ends
     assert all(r.rounds <= r.steps + slack for r in front.rows)
@@ -132,14 +137,16 @@ def test_rows_of_the_other_collectives(
     name: str, triple: tuple[int, int, int], feasible: bool
 ) -> None:
     root = 0 if name in ("broadcast", "reduce", "gather", "scatter") else None
-    (row,) = decide(Collective(name, 8, root), DGX1, [triple], soon()).rows
+    (row,) = decide(Collective(name, 8, root), Router(DGX1), [triple], soon()).rows
     assert row.status == ("feasible" if feasible else "infeasible")
     if row.schedule is not None:
         verify(row.schedule, DGX1)
 
 
 def test_reversing_twice_gives_the_schedule_back() -> None:
-    found = solve_copying(fabric_of(DGX1), Instance(Collective("allgather", 8), 2, 2, 3), soon())
+    found = solve_copying(
+        fabric_of(Router(DGX1)), Instance(Collective("allgather", 8), 2, 2, 3), soon()
+    )
     assert found is not None
     assert reverse(reverse(found)) == found
 
@@ -160,7 +167,7 @@ def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
     sum_{l,s} y[l,s] load[l,s] / max_s(...).
     """
     collective = Collective(name, 8, root)
-    fabric = fabric_of(DGX1)
+    fabric = fabric_of(Router(DGX1))
     proof = prove_least_ratio(fabric, collective, steps)
     assert proof is not None
     assert proof.value == value
@@ -175,7 +182,7 @@ def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
     price = max(
         sum(
             (
-                DGX1.capacity_GBps[link] / unit_GBps(DGX1) * f
+                DGX1.capacity_GBps[link] / Router(DGX1).unit_GBps * f
                 for (link, t), f in proof.multipliers.y.items()
                 if t == s
             ),
@@ -206,12 +213,12 @@ def test_asymmetric_links_are_honoured() -> None:
         for x in topology.links
     )
     uneven = replace(topology, links=links)
-    front = pareto(Collective("allgather", 4), uneven)
+    front = pareto(Collective("allgather", 4), Router(uneven))
     assert front.least_ratio == Fraction(1)
     for row in front.front:
         assert row.schedule is not None
         verify(row.schedule, uneven)
-    scatter = pareto(Collective("reduce-scatter", 4), uneven)
+    scatter = pareto(Collective("reduce-scatter", 4), Router(uneven))
     for row in scatter.front:
         assert row.schedule is not None
         verify(row.schedule, uneven)

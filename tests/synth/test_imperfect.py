@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import Bound, check_bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.explain import explain
@@ -34,6 +34,7 @@ from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 SLOW = Change(scale_links=("gpu0:network0=0.9",))
 LOST = Change(without_ranks=(3,))
@@ -233,7 +234,7 @@ def test_prices_of_computing_switches_are_refused_unless_all_are_joined(
 def test_explain_says_which_links_help_only_together() -> None:
     topology = preset("dgx-a100:2")
     collective = collective_on("allgather", topology)
-    explained = explain(collective, topology, bound(collective, topology), [], Effort(20.0))
+    explained = explain(collective, Router(topology), bound(collective, topology), [], Effort(20.0))
     assert explained.levers and not any(x.helps_alone for x in explained.levers)
     assert all(x.wider_GBps == bound(collective, topology).algbw_GBps for x in explained.levers)
     assert all(
@@ -245,7 +246,7 @@ def test_explain_counts_what_one_way_links_carry() -> None:
     ring = [Link(f"gpu{i}", f"gpu{(i + 1) % 4}", Fraction(1)) for i in range(4)]
     topology = Topology("ring", tuple(Device(f"gpu{i}") for i in range(4)), tuple(ring))
     collective = collective_on("alltoall", topology)
-    explained = explain(collective, topology, bound(collective, topology), [], Effort(5.0))
+    explained = explain(collective, Router(topology), bound(collective, topology), [], Effort(5.0))
     assert explained.across_GBps > 0
 
 

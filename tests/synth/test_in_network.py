@@ -15,8 +15,8 @@ from launch import run_module
 from random_graphs import graphs
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.in_network import bound_in_network, list_possible, switch_on
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.synthesize import collective_on
 from topoplan.topo.devices import ABILITIES, InNetwork
 from topoplan.topo.errors import InputError

@@ -21,7 +21,7 @@ from ranks import same_bits
 from thorough import count_examples
 
 from topoplan.runtime.program.lowering import lower
-from topoplan.synth.bounds.one_way import find_bounds
+from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.segmentation import families
 from topoplan.synth.effort import Effort
@@ -37,6 +37,7 @@ from topoplan.synth.synthesize import collective_on, cost_all, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 ADDING = ("allreduce", "reduce-scatter", "reduce")
 CASES = 10_000
@@ -84,12 +85,12 @@ def count_differing(
 
 def list_variants(schedules: list[Schedule], topology: Topology) -> list[Schedule]:
     """Return all that the runtime may choose among, cut no finer than tests have time for."""
-    listed = families(schedules, topology)
+    listed = families(schedules, Router(topology))
     return [s for family in listed for s in (*family.stepwise, *family.piped) if s.segments <= 8]
 
 
 def search_quickly(topology: Topology, collective: Collective) -> list[Schedule]:
-    bound = find_bounds(collective, topology, Effort(30)).one_way
+    bound = find_bounds(collective, Router(topology), Effort(30)).single_path
     return build_reproducible(
         Request(collective, topology, Effort(60).grant(0.15), bound=bound, quick=True)
     )
@@ -109,7 +110,9 @@ def test_10000_generated_cases_have_the_bits_of_the_bracketing(name: str, batche
         nonlocal cases
         collective = on(name, topology)
         try:
-            costed = cost_all(topology, search_quickly(topology, collective))  # replays each
+            costed = cost_all(
+                Router(topology), search_quickly(topology, collective)
+            )  # replays each
         except InfeasibleError:
             return
         chance = random.Random(seed)

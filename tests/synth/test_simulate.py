@@ -66,7 +66,7 @@ def test_nothing_is_faster_than_its_busiest_link(
 ) -> None:
     topology = no_latency(topology)
     try:
-        base = as_sent(built(name, topology).uncut, topology)
+        base = as_sent(built(name, topology).uncut, Router(topology))
     except InfeasibleError:
         return
     total = float(bandwidth_s_per_GB(replace(base, segments=2), topology)) * MB * 1e-3
@@ -142,7 +142,7 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
 @given(graphs(switches=3))
 def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
     base = built("packing", topology).uncut
-    sent = as_sent(base, topology)
+    sent = as_sent(base, Router(topology))
     verify(sent, topology)
     router = Router(topology)
     for transfer in sent.transfers:
@@ -156,7 +156,7 @@ def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topol
 def test_fastest_is_the_fastest_of_all_cuts() -> None:
     topology = preset("pcie-2socket")
     names = ("packing", "ring", "recursive-doubling", "double-tree")
-    found = families([built(name, topology).uncut for name in names], topology)
+    found = families([built(name, topology).uncut for name in names], Router(topology))
     for size in (4096, 1 << 16, MB, 16 * MB):
         best, schedule = fastest(found, topology, HostCosts(), size)[0]
         assert best == time_us(schedule, topology, HostCosts(), size)

@@ -23,17 +23,16 @@ from scipy.optimize import linprog
 from thorough import count_examples
 
 from topoplan.synth.bounds.certificate import check_bound
-from topoplan.synth.bounds.one_way import Bounds, find_bounds
+from topoplan.synth.bounds.single_path import Bounds, find_bounds
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
+from topoplan.synth.machine import load_for_planning
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.synthesize import synthesize
-from topoplan.topo.derived.stripes import merge_nvswitches
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router, route_links
 
 Edge = tuple[int, int]
@@ -51,10 +50,10 @@ def machines(draw: st.DrawFn, most: int = 5, two_way: bool = True) -> Topology:
 
 def bounds_of(name: str, topology: Topology) -> Bounds:
     collective = on(name, topology)
-    bounds = find_bounds(collective, topology)
-    check_bound(bounds.any_way, collective, topology)
-    check_bound(bounds.one_way, collective, topology, one_way=True)
-    assert bounds.one_way.s_per_GB >= bounds.any_way.s_per_GB
+    bounds = find_bounds(collective, Router(topology))
+    check_bound(bounds.multipath, collective, topology)
+    check_bound(bounds.single_path, collective, topology, Router(topology))
+    assert bounds.single_path.s_per_GB >= bounds.multipath.s_per_GB
     return bounds
 
 
@@ -179,7 +178,7 @@ def test_the_others_are_the_best_of_all_trees_and_ways(name: str, topology: Topo
 
 def assert_is_least(name: str, topology: Topology) -> None:
     """Trees, or ways, of own routes take just the time that is proved."""
-    found = bounds_of(name, topology).one_way
+    found = bounds_of(name, topology).single_path
     assert float(found.s_per_GB) == pytest.approx(least_s_per_GB(name, topology), rel=1e-6)
 
 
@@ -236,23 +235,23 @@ SUPERCHIPS = Topology(
 def test_recorded_machines(
     name: str, any_way: Fraction | None, one_way: Fraction, recorded: Callable[[str], Path]
 ) -> None:
-    bounds = bounds_of("allreduce", merge_nvswitches(resolve(str(recorded(name)))))
-    assert bounds.one_way.algbw_GBps == one_way
-    assert bounds.any_way.algbw_GBps == (
-        any_way if any_way is not None else bounds.any_way.algbw_GBps
+    bounds = bounds_of("allreduce", load_for_planning(recorded(name))[0])
+    assert bounds.single_path.algbw_GBps == one_way
+    assert bounds.multipath.algbw_GBps == (
+        any_way if any_way is not None else bounds.multipath.algbw_GBps
     )
 
 
 def test_where_the_system_has_one_way_only_the_bounds_are_the_same() -> None:
     for argument in ("dgx1", "switch:4", "pcie-2socket", "switch:300"):
         bounds = bounds_of("allreduce", preset(argument))
-        assert bounds.one_way == bounds.any_way
+        assert bounds.single_path == bounds.multipath
     able = replace(
         SUPERCHIPS,
         devices=tuple(replace(d, can_reduce=d.kind == "cpu") for d in SUPERCHIPS.devices),
     )
     bounds = bounds_of("allreduce", able)  # where switches compute, only cuts are known
-    assert bounds.one_way == bounds.any_way
+    assert bounds.single_path == bounds.multipath
 
 
 def make_plan(topology: Topology = SUPERCHIPS) -> Plan:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.effort import Effort
 from topoplan.synth.forest.shapes import binary
@@ -25,6 +25,7 @@ from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
+from topoplan.topo.routes import Router
 
 CLASSIC = [
     "ring",
@@ -227,7 +228,7 @@ def test_a_pipeline_costs_what_its_ticks_cost() -> None:
 def test_rounds_are_sccls() -> None:
     topology = preset("ring:8")
     (ring,) = build("ring", topology)
-    assert rounds(ring, topology) == 14
+    assert rounds(ring, Router(topology)) == 14
 
 
 @settings(max_examples=count_examples(40))

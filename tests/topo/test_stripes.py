@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.derived.stripes import merge_nvswitches, merge_spines
 from topoplan.topo.graph import Device, Link, Topology, both_ways

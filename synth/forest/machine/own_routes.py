@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
-from ....topo.graph import Topology
-from ....topo.routes import Route, Router, router_of
+from ....topo.routes import Route, Router
 from .metric import HOP_SHARE, Metric
 from .symmetry import mirrors, shifts
 
@@ -30,13 +29,13 @@ class OwnRoutes:
     those from rank u to v.
     """
 
-    def __init__(self, topology: Topology, router: Router | None = None) -> None:
-        self.topology = topology
+    def __init__(self, router: Router) -> None:
+        self.topology = topology = router.topology
         self.links = list(topology.capacity_GBps)
         self.number = {link: i for i, link in enumerate(self.links)}
         self.capacity: Floats = np.array([float(c) for c in topology.capacity_GBps.values()])
         self.size = len(topology.ranks)
-        self._router = router if router is not None else router_of(topology)
+        self._router = router
         starts, columns = [0], list[int]()
         for u in range(self.size):
             for v in range(self.size):

@@ -38,6 +38,7 @@ from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
+from topoplan.topo.routes import Router
 
 MATRIX = """\tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV12\tNODE\tNODE\tSYS\t0-7\t0
@@ -65,7 +66,11 @@ XML = """<system version="1">
 
 def write(name: str, topology: Topology, version: str = str(NEWEST)) -> tuple[Export, GraphFile]:
     made = export(
-        NCCL_GRAPH, on(name, topology), topology, Effort(20), version=parse_nccl_version(version)
+        NCCL_GRAPH,
+        on(name, topology),
+        Router(topology),
+        Effort(20),
+        version=parse_nccl_version(version),
     )
     return made, read_graph_file(made.text, "graph.xml")
 

@@ -29,10 +29,11 @@ from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
+from topoplan.topo.routes import Router
 
 
 def write(name: str, topology: Topology) -> Export:
-    return export(RCCL_ENV, on(name, topology), topology, Effort(20))
+    return export(RCCL_ENV, on(name, topology), Router(topology), Effort(20))
 
 
 def replay(made: Export, topology: Topology) -> dict[str, Fraction]:

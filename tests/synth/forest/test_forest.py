@@ -22,8 +22,8 @@ from random_graphs import graphs, on
 from scipy.optimize import linprog
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
 from topoplan.synth.bounds.certificate import check_bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.forest.machine.boxes import find_boxes

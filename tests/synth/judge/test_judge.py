@@ -37,7 +37,7 @@ from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.errors import InputError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
-from topoplan.topo.routes import router_of
+from topoplan.topo.routes import Router
 
 JUDGE = "topoplan.cli.judge"
 
@@ -73,7 +73,7 @@ def test_rates_are_those_of_the_schedules_that_the_channels_are(
     data: st.DataObject, machine: str
 ) -> None:
     topology = preset(machine)
-    n, router = len(topology.ranks), router_of(topology)
+    n, router = len(topology.ranks), Router(topology)
     direct = all(router.route(a, b) for a in range(n) for b in range(n) if a != b)
     orders = tuple(
         tuple(data.draw(st.permutations(range(n)))) if direct else tuple(range(n))
@@ -116,7 +116,7 @@ def test_trees_that_branch_are_costed_as_the_schedule_that_they_are(data: st.Dat
                 sends.append((n + depth[rank], parent, rank, number, "copy"))
     chunks = tuple(Chunk(Fraction(1, len(trees))) for _ in trees)
     schedule = build_schedule(request_for("allreduce", topology), "trees", chunks, sends)
-    assert rate_trees(trees, topology, router_of(topology)).algbw_GBps == algbw_GBps(
+    assert rate_trees(trees, topology, Router(topology)).algbw_GBps == algbw_GBps(
         schedule, topology
     )
 
@@ -131,7 +131,7 @@ def walk(parents: tuple[int, ...], rank: int) -> list[int]:
 def test_the_limiting_link_and_how_often_each_channel_crosses_it() -> None:
     topology = preset("pcie-2socket")
     orders = (tuple(range(8)), (0, 4, 1, 5, 2, 6, 3, 7))
-    rate = rate_rings("allreduce", orders, topology, router_of(topology))
+    rate = rate_rings("allreduce", orders, topology, Router(topology))
     assert set(rate.link) == {"cpu0", "cpu1"} and rate.crossings == (1, 4) and rate.alike == 2
     assert rate.algbw_GBps == Fraction(96, 5) / (Fraction(7, 4) * Fraction(5, 2))
 

@@ -19,6 +19,7 @@ from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.machine import load_for_planning
 from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_way, list_ways
@@ -30,12 +31,12 @@ from topoplan.synth.report.page import write_page
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
-from topoplan.topo.derived.stripes import merge_nvswitches
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.pictures.collapse import MOST_CABLES, collapse
 from topoplan.topo.presets import preset
 from topoplan.topo.resolve import resolve
+from topoplan.topo.routes import Router
 
 INPUTS = Path(__file__).resolve().parents[3] / "../shared/inputs/nccl_graphs"
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -241,23 +242,23 @@ def test_small_machines_are_drawn_whole() -> None:
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
 def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
     for machine in (
-        merge_nvswitches(preset("dgx-a100:2")),
+        load_for_planning("dgx-a100:2")[0],
         preset("pcie-2socket"),
         preset("dgx1"),
         preset("ring:5"),
     ):
         collective = Collective(name, len(machine.ranks))
-        schedule = build_ring(collective, machine, find_order(machine))
+        schedule = build_ring(collective, Router(machine), find_order(Router(machine)))
         verify(schedule, machine)
         cost = costs_between_gpus(schedule, machine, [1])[0]
-        ring = StockRing(collective, machine)
+        ring = StockRing(collective, Router(machine))
         for size in (1 << 10, 1 << 30):
             assert ring.time_s(size) == pytest.approx(cost.time_s(size))
 
 
 def test_rank_order_is_kept_where_it_has_routes() -> None:
-    assert find_order(preset("dgx-a100")) == tuple(range(8))
-    order = find_order(preset("dgx1"))
+    assert find_order(Router(preset("dgx-a100"))) == tuple(range(8))
+    order = find_order(Router(preset("dgx1")))
     assert order != tuple(range(8))
     assert sorted(order) == list(range(8))
 
@@ -296,7 +297,7 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
 
 def test_ways_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
     plan = Plan.load(plans("dgx1", "allreduce", "packing"))
-    schedule = as_sent(plan.entries[-1].schedule.uncut, plan.topology)
+    schedule = as_sent(plan.entries[-1].schedule.uncut, plan.router)
     ways = list_ways(schedule)
     assert sum(way.share for way in ways) == 1
     text = draw_way(plan.topology, ways[0])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.synth.bounds.any_way import bound
+from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError

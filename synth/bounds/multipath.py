@@ -16,6 +16,7 @@ import networkx as nx
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
+from ...topo.routes import Router
 from ..cost.innetwork import computes_in_network
 from ..effort import Effort
 from ..forest.generate import Columns, exact_prices
@@ -294,6 +295,7 @@ def directed_bounds(
     collective: Collective,
     topology: Topology,
     wanted_s_per_GB: float | None = None,
+    router: Router | None = None,
 ) -> list[Bound]:
     """Return what prices by directed link prove, with growing denominators until nothing is lost.
 
@@ -309,7 +311,7 @@ def directed_bounds(
             link: Fraction(p / least).limit_denominator(denominator) for link, p in prices.items()
         }
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items() if p]
-        out.append(bound_of(kind, {"prices": rows}, collective, topology))
+        out.append(bound_of(kind, {"prices": rows}, collective, topology, router))
         expected = wanted_s_per_GB or (float(out[-2].s_per_GB) if len(out) > 1 else 0.0)
         if expected and abs(float(out[-1].s_per_GB) - expected) <= _CLOSE * expected:
             break

@@ -4,9 +4,9 @@ system's own route.
 Assumed: data is handed on, combined and copied at GPUs only; switches neither add nor copy. Any GPU
 may hand on what it has received, whatever the route of the pair. Where a switch computes, only the
 cuts of the any-way bound are known, and the two bounds are the same. They are also the same, though
-not proved to be the best, on machines of more than ONE_WAY_RANKS GPUs, and for trees whose
+not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees whose
 direction counts (all but allreduce on links as wide both ways, alltoall, gather and scatter) of
-more than ONE_WAY_ROOTS. Every bound for any use of the links holds for one way a pair.
+more than SINGLE_PATH_ROOTS. Every bound for any use of the links holds for one way a pair.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ...topo.graph import Topology
+from ...topo.routes import Router
 from ..cost.innetwork import computes_in_network
 from ..effort import Effort
 from ..forest.machine.own_routes import OwnRoutes
 from ..forest.one_way import PAIRS, PATHS, TREES, OneWayPacking
 from ..ir.collective import Collective
-from .any_way import bound, directed_bounds
 from .certificate import Bound
+from .multipath import bound, directed_bounds
 
 # With more GPUs, no prices over own routes are sought.
-ONE_WAY_RANKS = 256
+SINGLE_PATH_RANKS = 256
 # With more GPUs, none of in- and out-trees are.
-ONE_WAY_ROOTS = 64
+SINGLE_PATH_ROOTS = 64
 # How many times as much time a bound must prove to count as another one.
 _TIGHTER = 1 + Fraction(1, 10**9)
 _WHOLE = ("alltoall", "gather", "scatter")
@@ -41,13 +41,13 @@ class Bounds:
     routes.
     """
 
-    any_way: Bound
-    one_way: Bound
+    multipath: Bound
+    single_path: Bound
 
 
 def find_bounds(
     collective: Collective,
-    topology: Topology,
+    router: Router,
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bounds:
@@ -56,40 +56,41 @@ def find_bounds(
     Raises InfeasibleError where the topology is not connected.
     """
     effort = effort if effort is not None else Effort()
-    any_way = bound(
-        collective, topology, effort.grant(effort.left_s / effort.scale / 2, 0.5), progress
+    half = effort.grant(effort.left_s / effort.scale / 2, 0.5)
+    multipath = bound(collective, router.topology, half, progress)
+    return Bounds(
+        multipath, find_single_path_bound(collective, router, multipath, effort, progress)
     )
-    return Bounds(any_way, bound_one_way(collective, topology, any_way, effort, progress))
 
 
-def bound_one_way(
+def find_single_path_bound(
     collective: Collective,
-    topology: Topology,
-    any_way: Bound,
+    router: Router,
+    multipath: Bound,
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
     """Return the greatest lower bound on the time of schedules that keep to the system's own
     routes.
 
-    It is `any_way`, the bound for any use of the links, unless prices over own routes prove more.
+    It is `multipath`, the bound for any use of the links, unless prices over own routes prove more.
     """
-    n = collective.ranks
+    topology, n = router.topology, collective.ranks
     # Where GPUs are linked to GPUs only, the ways between them are those of any schedule.
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
     )
-    if direct or n > ONE_WAY_RANKS or computes_in_network(topology):
-        return any_way
+    if direct or n > SINGLE_PATH_RANKS or computes_in_network(topology):
+        return multipath
     effort = effort if effort is not None else Effort()
-    routes = OwnRoutes(topology)
-    best = any_way
+    routes = OwnRoutes(router)
+    best = multipath
     for shape, kind in _list_shapes(collective, routes):
         prices = OneWayPacking(routes, collective, shape).run(effort, progress)
         if prices is None or prices.value <= 0:
             continue
         wanted = prices.value / (n if collective.name in _IN_PARTS else 1)
-        proved = directed_bounds(kind, prices.of, collective, topology, wanted)
+        proved = directed_bounds(kind, prices.of, collective, topology, wanted, router)
         found = max(proved, key=lambda b: b.s_per_GB, default=best)
         if found.s_per_GB > best.s_per_GB * _TIGHTER:
             best = found
@@ -103,6 +104,6 @@ def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, s
     if collective.name in _WHOLE:
         return [(PATHS, "route-prices")]
     shapes = [(PAIRS, "route-prices")] if collective.name == "allreduce" else []
-    if collective.ranks <= ONE_WAY_ROOTS and not (shapes and routes.is_mirrored):
+    if collective.ranks <= SINGLE_PATH_ROOTS and not (shapes and routes.is_mirrored):
         shapes.append((TREES, "route-tree-prices"))
     return shapes
