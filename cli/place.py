@@ -243,11 +243,7 @@ def _list_assumed(machine: Topology) -> list[str]:
     """Return the machine's notes on rates of its network that are only assumed: the answer rests on
     them.
     """
-    return [
-        str(note)
-        for note in machine.extra.get("notes", ())
-        if str(note).endswith("into the network")
-    ]
+    return [str(note) for note in machine.notes if note.kind == "network-rate-assumed"]
 
 
 if __name__ == "__main__":

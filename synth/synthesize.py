@@ -13,6 +13,7 @@ from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..topo.graph import Topology
+from ..topo.notes import explain_no_gpus
 from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
 from .bounds.multipath import check_connected
@@ -76,15 +77,10 @@ def collective_on(name: str, topology: Topology, root: int | None = None) -> Col
     n = len(topology.ranks)
     if n < 2:
         # A machine without GPUs that was probed says why none was found.
-        notes = topology.extra.get("notes") if not n else None
-        whys = (
-            [str(note) for note in notes if "GPU" in str(note)]
-            if isinstance(notes, (list, tuple))
-            else []
-        )
+        why = None if n else explain_no_gpus(topology.notes)
         raise InputError(
             f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs "
-            "at least two ranks" + (f" ({whys[0]})" if whys else "")
+            "at least two ranks" + (f" ({why})" if why else "")
         )
     return Collective.with_default_root(name, n, root)
 

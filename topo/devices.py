@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from .errors import InputError
 from .exact import parse_fraction
+from .notes import Source, read_source
 
 DeviceKind = Literal["gpu", "cpu", "switch", "nic"]
 SwitchFamily = Literal["pcie", "nvswitch", "network"]
@@ -91,7 +92,8 @@ class Link:
     after `latency_us`.
 
     `kind` names the medium (nvlink, xgmi, pcie, smp, network, link ...), `count` the lanes or
-    bonded links that it stands for (the bandwidth is of all of them together).
+    bonded links that it stands for (the bandwidth is of all of them together). `source` becomes a
+    notes.Source, which tells assumed rates from stated ones.
     """
 
     src: str
@@ -114,6 +116,8 @@ class Link:
                     raise InputError(
                         f"{where}: {name}: {error}; expected a number or a fraction"
                     ) from None
+        if type(self.source) is str:
+            object.__setattr__(self, "source", read_source(self.source))
         if self.src == self.dst:
             raise InputError(
                 f"{where}: it ends where it starts; a link joins two different devices"
@@ -130,6 +134,16 @@ class Link:
             )
         if self.count < 1:
             raise InputError(f"{where}: count is {self.count}; expected 1 or more")
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody states the bandwidth, so that given or measured rates may replace it."""
+        return isinstance(self.source, Source) and self.source.kind == "assumed"
+
+    @property
+    def counted_by(self) -> str:
+        """The library in whose model the bandwidth is an effective rate, empty for others."""
+        return self.source.by if isinstance(self.source, Source) else ""
 
     def reversed(self) -> Link:
         """Return the same link in the other direction."""

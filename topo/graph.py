@@ -30,6 +30,7 @@ from .devices import (
 from .errors import InputError
 from .exact import load_json
 from .fingerprint import fingerprint
+from .notes import Note, list_notes, note_kinds_to_json
 from .topology_file import (
     FORMAT,
     VERSION,
@@ -140,6 +141,11 @@ class Topology:
         """Whether every link has a reverse of the same bandwidth."""
         return all(self.capacity_GBps.get((b, a)) == c for (a, b), c in self.capacity_GBps.items())
 
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What is unknown or unusual, as the reader or the probe notes it."""
+        return list_notes(self.extra)
+
     def reversed(self) -> Topology:
         """Return the same devices with every link reversed."""
         return replace(self, links=tuple(link.reversed() for link in self.links))
@@ -194,6 +200,8 @@ class Topology:
             out["source"] = self.source
         out["devices"] = [device_to_json(d) for d in self.devices]
         out["links"] = links_to_json(self.links)
+        if kinds := note_kinds_to_json(self.notes):
+            out["note_kinds"] = kinds
         return {**to_plain(self.extra), **out}
 
     def dumps(self) -> str:
@@ -213,7 +221,7 @@ class Topology:
                 devices=read_devices(file, data),
                 links=read_links(file, data),
                 source=file.source,
-                extra=read_extra(data),
+                extra=read_extra(file, data),
             )
             topology._refuse_unlike_denominators()
         except InputError as error:

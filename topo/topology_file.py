@@ -27,6 +27,7 @@ from .devices import (
 )
 from .errors import InputError
 from .exact import fraction_to_json
+from .notes import NoteFields, restore_notes
 from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
@@ -104,6 +105,9 @@ class TopologyFile(Struct):
     version: Literal[1] = 1
     name: Label | UnsetType = UNSET
     source: Label | None = None
+    note_kinds: Annotated[
+        dict[str, NoteFields], Meta(description="of notes that programs act on: by their text")
+    ] = {}
     host: Annotated[
         Any,
         Meta(
@@ -219,9 +223,12 @@ def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def read_extra(data: Mapping[str, Any]) -> dict[str, Any]:
+def read_extra(file: TopologyFile, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a topology that are neither declared nor derived from the others."""
-    return _undeclared(data, _FIELDS)
+    extra = _undeclared(data, _FIELDS)
+    if "notes" in extra:
+        extra["notes"] = restore_notes(extra["notes"], file.note_kinds)
+    return extra
 
 
 def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, Any]:
@@ -236,7 +243,7 @@ def to_plain(value: Any) -> Any:
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(v) for v in value]
-    return value
+    return str(value) if isinstance(value, str) else value
 
 
 # -- writing
@@ -278,7 +285,7 @@ def _link_to_json(link: Link, two_way: bool) -> dict[str, Any]:
     if link.count != 1:
         out["count"] = link.count
     if link.source is not None:
-        out["source"] = link.source
+        out["source"] = str(link.source)
     out["bidirectional"] = two_way
     return {**out, **to_plain(link.extra)}
 

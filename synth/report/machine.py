@@ -63,8 +63,7 @@ def write_machine(machine: Topology) -> str:
     parts += [make_paragraph(line, soft=True) for line in list_adding(machine)]
     parts += _list_ways(machine)
     parts.append(_list_devices(machine))
-    notes = machine.extra.get("notes")
-    listed = [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []
+    listed = [str(note) for note in machine.notes]
     if listed:
         more = [f"and {len(listed) - _MOST_NOTES} more"] if len(listed) > _MOST_NOTES else []
         items = "".join(f"<li>{quote(note)}</li>" for note in [*listed[:_MOST_NOTES], *more])

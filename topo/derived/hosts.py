@@ -17,6 +17,7 @@ from ..facts.keys import qualify
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first, pick_unused_name
+from ..notes import Note, assumed
 from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
 from .parts import split_hosts
 
@@ -85,8 +86,8 @@ def join_hosts(
     ]
     shared = [make_shared_switch(fabric, switch_of[fabric], of) for fabric, of in replaced.items()]
     rest = [d for host in hosts for d in host.list_others()]
-    network = Device(NETWORK, "switch", "network", source="assumed: one network joins all hosts")
-    notes = [note for host in hosts for note in host.notes]
+    network = Device(NETWORK, "switch", "network", source=assumed("one network joins all hosts"))
+    notes: list[str] = [note for host in hosts for note in host.notes]
     notes += [f"{t.name}: no GPU, left out" for t in topologies if not t.ranks]
     extra = {"hosts": names, "notes": notes, **_join_facts(hosts, notes)}
     return Topology(
@@ -131,8 +132,8 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     if not host_of:
         raise InputError("no ranks are given; start at least one")
     memory, network = (
-        "assumed: a process's share of its host's memory",
-        "assumed: 10 Gbit/s Ethernet",
+        assumed("a process's share of its host's memory"),
+        assumed("10 Gbit/s Ethernet"),
     )
     devices = [
         Device(f"rank{r}", extra={"stands_for": "cpu", "host": names[h]})
@@ -218,7 +219,7 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
     others = tuple(d for d in topology.devices if d.kind != "gpu")
     links = tuple(x for x in topology.links if x.src not in left_out and x.dst not in left_out)
     notes = [
-        *topology.extra.get("notes", ()),
+        *topology.notes,
         *([f"{', '.join(left_out)}: no rank, left out"] if left_out else []),
     ]
     return replace(
@@ -236,7 +237,7 @@ class _Host:
         self.id, self.name, self.topology = f"host{number}", name, topology
         self.left_out = {gpu for gpu in topology.ranks if gpu not in gpus}
         self.freed: set[str] = set()
-        self.notes = [f"{self.name}: {note}" for note in topology.extra.get("notes", ())]
+        self.notes: list[str] = [note.with_text(f"{self.name}: {note}") for note in topology.notes]
         if self.left_out:
             listed = ", ".join(gpu for gpu in topology.ranks if gpu in self.left_out)
             self.notes.append(f"{self.name}: {listed}: no rank, left out")
@@ -325,10 +326,8 @@ class _Host:
         if usable:
             idle = [d.id for d in nics if d.id not in usable]
             if idle:
-                self.notes.append(
-                    f"{self.name}: {', '.join(idle)}: down, slow or of unknown speed; taken to "
-                    "carry no data"
-                )
+                text = f"{', '.join(idle)}: down, slow or of unknown speed; taken to carry no data"
+                self.notes.append(f"{self.name}: {text}")
             return [(ident, speed, "speed of the NIC") for ident, speed in usable.items()]
         cpus = [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
         ends = (
@@ -342,15 +341,14 @@ class _Host:
         }
         rates = [inferred.get(ident, ASSUMED_GBps) for ident in ends]
         listed = " and ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates))
-        self.notes.append(
-            f"{self.name}: {what}; {', '.join(ends)} taken to send {listed} GB/s into the network"
-        )
+        text = f"{what}; {', '.join(ends)} taken to send {listed} GB/s into the network"
+        self.notes.append(Note(f"{self.name}: {text}", "network-rate-assumed", ends, text))
         sources = {
-            ident: f"assumed: {self.topology.by_id[ident].extra.get(ASSUMED_BY, 'by the GPUs')}"
+            ident: assumed(self.topology.by_id[ident].extra.get(ASSUMED_BY, "by the GPUs"))
             for ident in inferred
         }
         return [
-            (ident, rate, sources.get(ident, "assumed: 10 Gbit/s Ethernet"))
+            (ident, rate, sources.get(ident, assumed("10 Gbit/s Ethernet")))
             for ident, rate in zip(ends, rates, strict=True)
         ]
 

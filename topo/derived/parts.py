@@ -10,6 +10,7 @@ from typing import Any
 from ..devices import Device, Link
 from ..facts.keys import split_host
 from ..graph import Topology
+from ..notes import list_notes
 from .fabric import CLIQUE, CLUSTER
 
 
@@ -114,15 +115,9 @@ def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict
     """Return the notes about a host: those that begin with its name, or, where it has none, with
     the id of a device of it.
     """
-    notes = extra.get("notes")
-    if not isinstance(notes, (list, tuple)):
-        return {}
     about = f"{host}/" if name is None else f"{name}: "
-    return {
-        "notes": [
-            text.removeprefix(f"{name}: ") for text in map(str, notes) if text.startswith(about)
-        ]
-    }
+    own = [note for note in list_notes(extra) if note.startswith(about)]
+    return {"notes": [note.with_text(note.removeprefix(f"{name}: ")) for note in own]}
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:

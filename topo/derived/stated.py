@@ -20,8 +20,6 @@ NIC, NETWORK = "nic", "network"
 # Kinds of links whose rate may be given, and NICs.
 RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
 _BONDED = ("nvlink", "xgmi", "c2c")
-_ASSUMED = "assumed"
-_WAY_OUT = "GB/s into the network"
 _GIVEN = "as given by the user"
 
 
@@ -91,13 +89,13 @@ def _state(topology: Topology, rates: Mapping[str, Fraction], used: set[str]) ->
         return topology
     extra = dict(topology.extra)
     if NETWORK in rates and "notes" in extra:
-        extra["notes"] = [note for note in extra["notes"] if not str(note).endswith(_WAY_OUT)]
+        extra["notes"] = [n for n in topology.notes if n.kind != "network-rate-assumed"]
     return replace(topology, links=links, devices=devices, extra=extra)
 
 
 def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Link:
     rate = rates.get(link.kind)
-    if rate is None or not (link.source or "").startswith(_ASSUMED):
+    if rate is None or not link.is_assumed:
         return link
     used.add(link.kind)
     whole = rate * link.count if link.kind in _BONDED else rate

@@ -11,13 +11,12 @@ from typing import Any
 
 from ..facts import keys
 from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
+from ..notes import Note
 from .finding import Finding, Groups, join_names
 from .view import Check, DoctorView
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
-_NO_DRIVER_NOTE = re.compile(r"NVML does not answer: .*")
-_UNLISTED_NOTE = re.compile(r"([0-9a-fA-F:.]{7,20}): a GPU of NVIDIA that NVML does not list.*")
 _FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
 _NO_CLUSTER = re.compile(r"[0-]*")
 
@@ -28,9 +27,7 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
     else a note.
     """
     reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
-    notes = [
-        f"{note} (the topology's notes)" for note in view.notes if _NO_DRIVER_NOTE.fullmatch(note)
-    ]
+    notes = [f"{note} (the topology's notes)" for note in view.list_notes("no-driver")]
     if reason is None and not notes:
         return
     evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),) if reason is not None else tuple(notes)
@@ -68,9 +65,7 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
     probe's notes): a warning, or a note where they are bound to another driver, such as vfio-pci
     for a virtual machine.
     """
-    if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or any(
-        _NO_DRIVER_NOTE.fullmatch(n) for n in view.notes
-    ):
+    if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
     listed = {
         view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID)
@@ -89,10 +84,8 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
             ]
             groups.add("" if bound in (None, "nvidia") else bound, (bus_id,), lines)
     if not listed - {None}:
-        for note in view.notes:
-            match = _UNLISTED_NOTE.fullmatch(note)
-            if match:
-                groups.add("", (match[1],), (f"{note} (the topology's notes)",))
+        for note in _list_unlisted(view):
+            groups.add("", note.about, (f"{note} (the topology's notes)",))
     for bound, about, evidence in groups:
         message = f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
         if bound:
@@ -101,6 +94,10 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         yield Finding(
             "note" if bound else "warning", "gpu-not-listed", about, message, evidence, advice
         )
+
+
+def _list_unlisted(view: DoctorView) -> list[Note]:
+    return [note for note in view.list_notes("gpu-not-listed") if note.detail == "NVIDIA"]
 
 
 def _list_nvidia_gpus(view: DoctorView) -> Iterator[str]:
@@ -182,22 +179,14 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
 
 def _require_driver(view: DoctorView) -> str | None:
     asked = any(fact.subject == "nvml" for fact in view.facts.items)
-    return (
-        None
-        if asked or any(_NO_DRIVER_NOTE.fullmatch(n) for n in view.notes)
-        else "no word of the driver"
-    )
+    return None if asked or view.list_notes("no-driver") else "no word of the driver"
 
 
 def _require_lists(view: DoctorView) -> str | None:
     known = view.facts.list_names(PCI) and (
         view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT)
     )
-    return (
-        None
-        if known or any(_UNLISTED_NOTE.fullmatch(n) for n in view.notes)
-        else "no lists of GPUs to compare"
-    )
+    return None if known or _list_unlisted(view) else "no lists of GPUs to compare"
 
 
 def _require_answers(view: DoctorView) -> str | None:

@@ -4,25 +4,19 @@ model have equal links.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from ..facts import keys
 from ..facts.keys import gpu_subject
-from ..facts.view import LEFT_OUT, WIRES
+from ..facts.view import WIRES
 from ..graph import Device
 from .finding import Finding, Groups, format_GBps, join_names
 from .view import Check, DoctorView
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
 LEAST_FOR_PEERS = 3
-_NO_PEER = re.compile(
-    r"(.{1,200}): (?:its|\d+ active) (nvlink|xgmi|NVLinks?) (?:has the GPU itself as target|leads to|to).*"
-    r"(?:left out|a GPU that is not listed here)"
-)
-_NO_NVLINK = "the file has no nvlink elements"
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
@@ -317,61 +311,25 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     the GPU itself, or one that is not listed): a warning, since the topology lacks them; so is a
     text that leaves NVLinks out. A file without NVLinks of GPUs whose boards have them is a note.
     """
-    for note in view.notes:
-        match = _NO_PEER.fullmatch(note)
-        if match:
-            about = _parse_noted(view, match[1])
-            message = f"{join_names(about)}: {match[2]} leads to no GPU that is known, so it is missing in the topology"
-            advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
-            yield Finding(
-                "warning",
-                "link-without-peer",
-                about,
-                message,
-                (f"{note} (the topology's notes)",),
-                advice,
-            )
-        elif LEFT_OUT in note:
-            about = view.topology.ranks
+    for note in view.list_notes("link-without-peer"):
+        about = tuple(ident for ident in note.about if ident in view.topology.by_id)
+        message = f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing in the topology"
+        advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
+        evidence = (f"{note} (the topology's notes)",)
+        yield Finding("warning", "link-without-peer", about, message, evidence, advice)
+    about = view.topology.ranks
+    for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
+        evidence = (f"{note} (the topology's notes)",)
+        if note.kind == "nvlinks-left-out":
             message = f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
             advice = "give the output of nvidia-smi topo -m"
-            yield Finding(
-                "warning",
-                "no-nvlink-told",
-                about,
-                message,
-                (f"{note} (the topology's notes)",),
-                advice,
-            )
-        elif _NO_NVLINK in note:
-            about = view.topology.ranks
+            yield Finding("warning", "no-nvlink-told", about, message, evidence, advice)
+        else:
             message = (
                 f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
             )
             advice = "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it is counted"
-            yield Finding(
-                "note",
-                "no-nvlink-told",
-                about,
-                message,
-                (f"{note} (the topology's notes)",),
-                advice,
-            )
-
-
-def _parse_noted(view: DoctorView, listed: str) -> tuple[str, ...]:
-    """Return the GPUs that a note names; if it ends in "and 2 more", all GPUs without links where
-    their number fits.
-    """
-    head, _, more = listed.partition(" and ")
-    named = tuple(ident for ident in head.split(", ") if ident in view.topology.by_id)
-    bare = tuple(ident for ident in view.topology.ranks if not view.wired[ident])
-    count = re.fullmatch(r"([0-9]{1,9}) more", more)
-    return (
-        bare
-        if count and set(named) <= set(bare) and len(bare) == len(named) + int(count[1])
-        else named
-    )
+            yield Finding("note", "no-nvlink-told", about, message, evidence, advice)
 
 
 def _require_links(view: DoctorView) -> str | None:
@@ -397,6 +355,6 @@ CHECKS = (
     Check(
         "links without a peer",
         check_link_peers,
-        lambda view: None if view.notes or view.lanes else "no NVLink or xGMI",
+        lambda view: None if view.topology.notes or view.lanes else "no NVLink or xGMI",
     ),
 )

@@ -23,7 +23,6 @@ _GRAPH_FILE = "give NCCL a graph file: topo-synth --collective allreduce --topol
 _LEAST_RING_GBps = Fraction(18)
 _LEAST_SM = 100
 _MOST_ROUTED = 32
-_ASSUMED = "assumed"
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
@@ -74,7 +73,7 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
         route = ways.route(a, b)
         hops = [kind_of.get(hop) for hop in pairwise(route)] if route else []
         over_pcie = [link for link in hops if link is not None]
-        if not over_pcie or any(str(link.source).startswith(_ASSUMED) for link in over_pcie):
+        if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue
         worst = min(over_pcie, key=lambda link: link.bandwidth_GBps)
         if worst.bandwidth_GBps < _LEAST_RING_GBps:

@@ -15,6 +15,7 @@ from ..facts import Facts
 from ..facts.keys import Key
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link, Topology
+from ..notes import Note, NoteKind
 from .finding import Finding, format_GBps, shorten
 
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")
@@ -93,15 +94,9 @@ class DoctorView(MachineView):
                     near[a].add(islands.find_root(b))
         return {ident: frozenset(names) for ident, names in near.items()}
 
-    @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """The notes of the topology's reader: doubts that no fact holds."""
-        notes = self.topology.extra.get("notes")
-        return (
-            tuple(note for note in notes if isinstance(note, str))
-            if isinstance(notes, (list, tuple))
-            else ()
-        )
+    def list_notes(self, *kinds: NoteKind) -> list[Note]:
+        """Return the topology's notes of these kinds: what its reader saw and no fact holds."""
+        return [note for note in self.topology.notes if note.kind in kinds]
 
     # -- evidence
     # ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..hardware import PcieLink, pcie_link
+from ..notes import assumed
 from . import keys
 from .facts import Facts
 from .keys import GPU, Key, gpu_subject, pci_subject
@@ -69,7 +70,7 @@ def _list_below(
         yield from _list_below(facts, below[0], leaves, parent, chain, top)
         return
     link, notes = _find_narrowest(facts, chain, is_leaf)
-    source = facts.get_source(pci_subject(port.bus_id), keys.PCI_MAX_LINK_SPEED) or "assumed"
+    source = facts.get_source(pci_subject(port.bus_id), keys.PCI_MAX_LINK_SPEED) or assumed()
     yield Slot(port.bus_id, parent, not is_leaf, top, link, notes, source)
     for child in below:
         yield from _list_below(facts, child, leaves, port.bus_id, (), top)

@@ -18,8 +18,6 @@ from .keys import GPU, gpu_subject, parse_nvlink
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
 
-# Words of the note on a matrix that has no NVLinks, whatever the machine has.
-LEFT_OUT = "topo -mp leaves NVLinks out"
 _BOARDS_WITH_NVLINK = re.compile(r"SXM|\bHBM3|\bH20\b|\bH200\b|\bH800\b|\bB[123]00\b|\bGB[123]00\b")
 _CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 

@@ -29,6 +29,7 @@ from ..hardware import (
     pcie_link,
 )
 from ..names import join_first
+from ..notes import assumed
 
 MAX_GPUS = 256
 MAX_LINES = 100_000
@@ -54,9 +55,9 @@ _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 _SAME_CPU_HOPS = 2
 _WEIGHT_OF_A_HOP = 15
 _MESH = 8
-_ASSUMED_MI300 = "assumed: xGMI of an MI300X (eight GPUs, each joined to all others)"
-_ASSUMED_MI250 = "assumed: xGMI links of an MI250"
-_SMP_SOURCE = "assumed: one QPI link of 9.6 GT/s"
+_ASSUMED_MI300 = assumed("xGMI of an MI300X (eight GPUs, each joined to all others)")
+_ASSUMED_MI250 = assumed("xGMI links of an MI250")
+_SMP_SOURCE = assumed("one QPI link of 9.6 GT/s")
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 
@@ -264,7 +265,7 @@ def _join_pcie(
     """Yield the links of GPUs to their CPUs, and those between CPUs."""
     slot = pcie_link(None, None)
     for name, node in nodes.items():
-        source = "assumed: Gen3 x16, as RCCL takes PCIe links that are not known"
+        source = assumed("Gen3 x16, as RCCL takes PCIe links that are not known")
         yield from both_ways(
             Link(
                 ids[name],

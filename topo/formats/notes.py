@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ..names import join_first
+from ..notes import Note, NoteKind
 
-_NAMED = 3
+# Things that one line names; a cluster's file may raise the same doubt about thousands.
+_MAX_NAMED = 3
 
 
-@dataclass
 class Notes:
     """A reader's doubts about a file; a doubt about several things becomes one line."""
 
-    _subjects: dict[str, dict[str, None]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._subjects: dict[tuple[str, NoteKind, str], dict[str, None]] = {}
 
-    def add(self, about: str, doubt: str) -> None:
-        """Note a `doubt` about one thing."""
-        self._subjects.setdefault(doubt, {})[about] = None
+    def add(self, about: str, doubt: str, kind: NoteKind = "text", detail: str = "") -> None:
+        """Note a `doubt` about one thing; `kind` and `detail` as in topo/notes.py."""
+        self._subjects.setdefault((doubt, kind, detail), {})[about] = None
 
     def add_shared_ports(self, ports: list[str]) -> None:
         """Note that several NICs are ports of one adapter; a single one is not noted."""
@@ -25,8 +25,9 @@ class Notes:
             doubt = "ports of one adapter: they share one PCI link, though each is given it all"
             self.add(" and ".join(ports), doubt)
 
-    def format_lines(self) -> list[str]:
-        """Return one line for each doubt, with the first few things that it is about."""
+    def format_lines(self) -> list[Note]:
+        """Return one note for each doubt, whose line has the first few things that it is about."""
         return [
-            f"{join_first(subjects, _NAMED)}: {doubt}" for doubt, subjects in self._subjects.items()
+            Note(f"{join_first(about, _MAX_NAMED)}: {doubt}", kind, about, detail)
+            for (doubt, kind, detail), about in self._subjects.items()
         ]

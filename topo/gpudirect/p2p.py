@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from ..facts import keys
 from ..facts.keys import p2p_subject
-from ..facts.view import LEFT_OUT
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
@@ -207,7 +206,7 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
         view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"
         for g in view.paths.list_in_host(gpu, "gpu")
     )
-    left_out = LEFT_OUT in str(view.topology.extra.get("notes"))
+    left_out = any(note.kind == "nvlinks-left-out" for note in view.topology.notes)
     return left_out or (
         not wired
         and view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK

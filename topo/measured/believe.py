@@ -90,7 +90,7 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         {"src": ranks[a], "dst": ranks[b], **values}
         for (a, b), values in sorted(measurements.pairs.items())
     ]
-    notes = [*topology.extra.get("notes", ()), *measurements.notes]
+    notes = [*topology.notes, *measurements.notes]
     notes += [
         *_shorten(v.note for v in verdicts if v.note),
         *(_shorten(evidence.strange) if measurements.trusted == "all" else []),

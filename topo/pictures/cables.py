@@ -29,7 +29,6 @@ FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "netwo
 
 
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
-_COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ def describe_rates(topology: Topology) -> list[str]:
     """
     counted: dict[tuple[str, Fraction, Fraction | None], None] = {}
     for link in topology.links:
-        library = link.source and link.kind in ("nvlink", "xgmi") and _COUNTED.search(link.source)
-        if library and library[1]:
+        if link.counted_by and link.kind in ("nvlink", "xgmi"):
             gpu = next(
                 (
                     d
@@ -115,7 +113,7 @@ def describe_rates(topology: Topology) -> list[str]:
                 None,
             )
             printed = None if gpu is None else find_datasheet_GBps(link.kind, gpu.extra)
-            counted[library[1], link.bandwidth_GBps / link.count, printed] = None
+            counted[link.counted_by, link.bandwidth_GBps / link.count, printed] = None
     return [
         f"rates: {library}'s, {format_rate(rate)} GB/s a link"
         + (

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
 from ..matrix import LABELS, Way, find_ways
+from ..notes import explain_no_gpus
 from ..printable import printable
 from .cables import (
     FAMILY_NAMES,
@@ -81,7 +82,7 @@ def write(topology: Topology, colour: bool = False) -> str:
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology, columns)
-    notes = _get_notes(topology)
+    notes = [printable(note) for note in topology.notes]
     for note in notes[:_MOST_NOTES]:
         console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
     if len(notes) > _MOST_NOTES:
@@ -99,8 +100,8 @@ def _say_that_there_are_no_gpus(topology: Topology) -> str:
         ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
         or "nothing else"
     )
-    whys = [f"{note}; " for note in _get_notes(topology) if "GPU" in note][:1]
-    more = f"{''.join(whys)}--format tree shows what there is, --json all that was asked"
+    why = explain_no_gpus(topology.notes)
+    more = f"{f'{printable(why)}; ' if why else ''}--format tree shows what there is, --json all that was asked"
     return f"{printable(topology.name)}: no GPUs; {listed}\n{more}\n"
 
 
@@ -314,9 +315,3 @@ def _list_measured(topology: Topology) -> Table:
             *(safe_text(cell) for cell in row[2:]),
         )
     return table
-
-
-def _get_notes(topology: Topology) -> list[str]:
-    """Return the notes of a topology as texts of one line each."""
-    notes = topology.extra.get("notes")
-    return [printable(str(note)) for note in notes] if isinstance(notes, (list, tuple)) else []

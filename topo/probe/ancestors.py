@@ -20,6 +20,7 @@ from ..formats.smi.facts import read_affinities
 from ..formats.smi.parser import CPU, NUMA, LabelMatrix, MatrixRow
 from ..formats.smi.pcie_tree import InferredTopology, infer_pcie_tree
 from ..hardware import LATENCY_us
+from ..notes import assumed
 
 SOURCE = "NVML's common ancestors and affinities"
 NOTE = "no PCI bridges are listed below /sys; GPUs are placed by NVML's common ancestors and NUMA affinities"
@@ -70,7 +71,7 @@ class AncestorTree:
             rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
             parent = self.find_parent(switch.id, cpus)
             if rates and parent is not None:
-                source = "assumed: as the GPUs below"
+                source = assumed("as the GPUs below")
                 yield from both_ways(
                     Link(switch.id, parent, max(rates), LATENCY_us["pcie"], "pcie", source=source)
                 )

@@ -32,6 +32,7 @@ from ..facts.keys import (
 from ..facts.slots import Slot, list_slots
 from ..graph import Device, Link, Topology, both_ways
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
+from ..notes import assumed
 from .ancestors import NOTE, infer_tree
 from .capture import open_capture
 from .linux.files import list_folder
@@ -125,7 +126,7 @@ class _Joiner:
         visible = select_visible(
             facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {}
         )
-        self.notes = [*visible.notes, *note_lost(facts)]
+        self.notes: list[str] = [*visible.notes, *note_lost(facts)]
         self.gpus = {
             facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i
             for i in visible.indices
@@ -185,7 +186,7 @@ class _Joiner:
         if not cpus:
             cpus += [replace(cpu, extra={**extra, **cpu.extra}) for cpu in self.told.cpus]
         if not cpus:
-            cpus.append(Device("cpu0", "cpu", source="assumed", extra=extra))
+            cpus.append(Device("cpu0", "cpu", source=assumed(), extra=extra))
             self.notes.append(
                 "no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0"
             )
@@ -199,7 +200,7 @@ class _Joiner:
         rate = inter_cpu_GBps(arch, vendor, family, model)
         known = arch in ("arm64", "ppc64") or vendor in ("GenuineIntel", "AuthenticAMD")
         source = (
-            "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
+            "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
         )
         for a, b in combinations(cpus, 2):
             self.links += both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))
@@ -420,7 +421,7 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
 def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
     GTps: Fraction = PCIE_GTps[slot.link.generation]
     declared = f"{float(GTps):g} GT/s x{slot.link.width}"
-    source = "assumed: " + "; ".join(slot.link.assumed) if slot.link.assumed else slot.source
+    source = assumed("; ".join(slot.link.assumed)) if slot.link.assumed else slot.source
     return Link(
         child,
         parent,

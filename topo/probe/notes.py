@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..facts import Facts, keys
 from ..facts.keys import GPU, PCI, gpu_subject
+from ..notes import Note
 from .linux.unlisted import find_gpu_vendor
 
 _NOTED_KEYS = (
@@ -22,7 +23,7 @@ _NOTED_KEYS = (
 )
 
 
-def note_missing(facts: Facts) -> Iterator[str]:
+def note_missing(facts: Facts) -> Iterator[Note]:
     """Yield a line for each reason why facts that shape the topology are missing."""
     subjects_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for fact in facts.missing:
@@ -32,24 +33,26 @@ def note_missing(facts: Facts) -> Iterator[str]:
         if key == keys.NVML_LIBRARY:
             reason = " ".join(word.lower() if word.istitle() else word for word in reason.split())
             effect = "NVLinks are not known" if facts.list_names(GPU) else "GPUs are not listed"
-            yield f"NVML does not answer: {reason}; {effect}"
+            yield Note(f"NVML does not answer: {reason}; {effect}", "no-driver", (), reason)
         else:
-            yield f"{_join_names(subjects)}: {key.replace('_', ' ')} not known: {source}: {reason}"
+            text = f"{key.replace('_', ' ')} not known: {source}: {reason}"
+            yield Note(f"{_join_names(subjects)}: {text}")
 
 
 def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def note_lost(facts: Facts) -> Iterator[str]:
+def note_lost(facts: Facts) -> Iterator[Note]:
     """Yield a line for each GPU that does not answer."""
     for index in facts.list_names(GPU):
         reason = facts.get_text(gpu_subject(index), keys.GPU_LOST)
         if reason is not None:
-            yield f"gpu{index} does not answer ({reason}); it is no rank"
+            text = f"gpu{index} does not answer ({reason}); it is no rank"
+            yield Note(text, "gpu-lost", (f"gpu{index}",), reason)
 
 
-def note_unlisted(facts: Facts) -> Iterator[str]:
+def note_unlisted(facts: Facts) -> Iterator[Note]:
     """Yield a line for each GPU that is on PCI but not listed by the driver, so that it cannot be a
     rank.
     """
@@ -71,4 +74,5 @@ def note_unlisted(facts: Facts) -> Iterator[str]:
     for bus_id, vendor in (
         gpus.items() if len(gpus) != len(without_address) else ()
     ):  # else they are the lost ones
-        yield f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"
+        text = f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank"
+        yield Note(text, "gpu-not-listed", (bus_id,), vendor)

@@ -11,6 +11,7 @@ from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, nvlink_subject, pci_subject
 from ..graph import Device, Link, both_ways
 from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvlink_generation, nvswitch_adding
+from ..notes import Note
 
 # All NVSwitches of a machine count as one, since every GPU is joined to each of them alike.
 NVSWITCH = "nvswitch0"
@@ -19,6 +20,7 @@ SOURCE = "NVML: active NVLinks"
 _SM86_GBps = Fraction(
     225, 16
 )  # RTX A6000 datasheet: 112.5 GB/s over 4 links, both directions together
+_UNKNOWN_END = "with an unknown other end; taken for an NVSwitch, as NCCL does"
 _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlinkVersion_t
 
 
@@ -28,7 +30,7 @@ class NvLinks:
 
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]) -> NvLinks:
@@ -36,7 +38,7 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     id of its CPU.
     """
     counts: dict[str, Counter[str]] = {}
-    notes: list[str] = []
+    notes: list[Note] = []
     at = {
         facts.get_text(gpu_subject(index), keys.GPU_BUS_ID): device
         for index, device in gpus.items()
@@ -50,11 +52,14 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
                 counts[device][peer] += 1
             if oddity:
                 unplaced[oddity] += 1
-        notes += [
-            f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}" for oddity, n in unplaced.items()
-        ]
+        for oddity, n in unplaced.items():
+            text = f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}"
+            has_peer = oddity == _UNKNOWN_END
+            notes.append(
+                Note(text) if has_peer else Note(text, "link-without-peer", (device,), "NVLink")
+            )
     rates = {device: find_link_GBps(facts, index) for index, device in gpus.items()}
-    notes += _note_uneven(counts)
+    notes += map(Note, _note_uneven(counts))
     pairs = dict.fromkeys(tuple(sorted((a, b))) for a, peers in counts.items() for b in peers)
     links: list[Link] = []
     for a, b in pairs:
@@ -147,7 +152,7 @@ def _find_peer(
         return cpu, None
     if kind == "gpu":
         return None, f"to {bus_id}, a GPU that is not listed here"
-    return NVSWITCH, "with an unknown other end; taken for an NVSwitch, as NCCL does"
+    return NVSWITCH, _UNKNOWN_END
 
 
 def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..facts import Facts, keys
 from ..facts.keys import gpu_subject
+from ..notes import Note
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
@@ -23,7 +24,7 @@ class Visible:
     """NVML indices in the order of ranks, and notes on how they were selected."""
 
     indices: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def select_visible(
@@ -36,21 +37,20 @@ def select_visible(
     if listed is None:
         return Visible(indices)
     seen: list[str] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for entry in listed.split(","):
         index = _find_index(facts, indices, entry.strip())
         if index is None or index in seen:
             why = "names no GPU" if index is None else "names a GPU twice"
             if listed.strip():
-                notes.append(
-                    f"{VARIABLE}={listed[:80]}: {entry.strip()[:40]!r} {why}; CUDA ends the list "
-                    "there"
-                )
+                text = f"{VARIABLE}={listed[:80]}: {entry.strip()[:40]!r} {why}"
+                notes.append(Note(f"{text}; CUDA ends the list there", "gpu-hidden"))
             break
         seen.append(index)
     hidden = [f"gpu{index}" for index in indices if index not in seen]
     if hidden:
-        notes.append(f"{', '.join(hidden)}: hidden by {VARIABLE}={listed[:80]}; left out")
+        text = f"{', '.join(hidden)}: hidden by {VARIABLE}={listed[:80]}; left out"
+        notes.append(Note(text, "gpu-hidden", hidden))
     names = {facts.get_text(gpu_subject(index), keys.GPU_NAME) for index in indices}
     if (
         len(names) > 1
@@ -58,8 +58,10 @@ def select_visible(
         and any(e.strip().isdecimal() for e in listed.split(","))
     ):
         notes.append(
-            f"the GPUs differ and {_ORDER} is not PCI_BUS_ID: CUDA may number them in another "
-            "order than the one taken here"
+            Note(
+                f"the GPUs differ and {_ORDER} is not PCI_BUS_ID: CUDA may number them in another "
+                "order than the one taken here"
+            )
         )
     return Visible(tuple(seen), tuple(notes))
 

@@ -9,6 +9,7 @@ from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, xgmi_subject
 from ..graph import Link
 from ..hardware import LATENCY_us, xgmi_counted_GBps
+from ..notes import Source
 
 
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
@@ -31,7 +32,7 @@ def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
             source = (
                 facts.get_source(subject, keys.XGMI_COUNT)
                 if speed_MBps
-                else "AMD's driver; rate as RCCL counts it"
+                else Source("AMD's driver; rate as RCCL counts it", "counted", "RCCL")
             )
             links.append(
                 Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source)

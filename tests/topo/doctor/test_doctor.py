@@ -19,6 +19,7 @@ from thorough import count_examples
 
 from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.notes import Note
 from topoplan.topo.presets import PRESETS, preset
 from topoplan.topo.resolve import resolve
 
@@ -217,7 +218,7 @@ MISMATCH = {("nvml", "library"): {"missing": "Driver/library version mismatch"}}
 REDIRECT = {("pci/0000:00:02.1", "acs"): "source validation, request redirect"}
 SPARE = ("0000:7a:00.0",)
 SXM, GEN4 = "NVIDIA H100 80GB HBM3", "16.0 GT/s PCIe"
-MP_NOTE = "nvidia-smi topo -mp leaves NVLinks out, so none are here"
+MP_NOTE = Note("nvidia-smi topo -mp leaves NVLinks out", "nvlinks-left-out")
 SLOT = {"link_speed": "16.0 GT/s PCIe", "link_width": 16}
 
 
@@ -391,8 +392,11 @@ def faults() -> list[Case]:
     lanes, half = {"max": "Gen4 x16", "current": "Gen4 x4"}, Fraction(12)
     apart, ring = two_sockets((0, 1)), preset("ring:4")
     bare_host = Topology("host", (Device("cpu0", "cpu"),), ())
-    own_target = (
-        "gpu0, gpu1: its nvlink has the GPU itself as target, which tells no peer; left out"
+    own_target = Note(
+        "gpu0, gpu1: its nvlink has the GPU itself as target",
+        "link-without-peer",
+        ("gpu0", "gpu1"),
+        "nvlink",
     )
     return [
         # links
@@ -548,15 +552,12 @@ def test_mig_and_p2p_name_the_gpu_at_the_bus_address_when_numbers_differ() -> No
 
 def test_the_probes_notes_stand_in_for_facts() -> None:
     host = Topology("host", (Device("cpu0", "cpu"),), ())
-    notes = "NVML does not answer: NVML shared library not found; GPUs are not listed"
-    assert [f.what for f in list_findings(with_notes(host, notes))] == ["no-driver"]
-    assert [
-        f.what
-        for f in list_findings(
-            with_notes(host, "NVML does not answer: driver/library version mismatch; x")
-        )
-    ] == ["driver-mismatch"]
-    unlisted = "0000:3b:00.0: a GPU of NVIDIA that NVML does not list; it is no rank"
+    silent = Note("NVML does not answer: NVML shared library not found", "no-driver")
+    assert [f.what for f in list_findings(with_notes(host, silent))] == ["no-driver"]
+    unlike = Note("NVML does not answer: driver/library version mismatch", "no-driver")
+    assert [f.what for f in list_findings(with_notes(host, unlike))] == ["driver-mismatch"]
+    unlisted = Note("not listed", "gpu-not-listed", ("0000:3b:00.0",), "NVIDIA")
+    assert not list_findings(with_notes(host, str(silent), str(unlisted)))  # text says nothing
     assert [(f.what, f.about) for f in list_findings(with_notes(host, unlisted))] == [
         ("gpu-not-listed", ("0000:3b:00.0",))
     ]

@@ -21,6 +21,7 @@ from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.gpudirect import Verdict, format_verdicts, group_verdicts, judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.notes import Note
 from topoplan.topo.presets import preset
 
 # -- a box to judge
@@ -440,9 +441,7 @@ def test_where_a_text_leaves_nvlinks_out_or_none_is_active_p2p_over_pcie_is_not_
     None
 ):
     left_out = box(facts=False)
-    left_out = replace(
-        left_out, extra={"notes": ["nvidia-smi topo -mp leaves NVLinks out, so none are here"]}
-    )
+    left_out = replace(left_out, extra={"notes": [Note("topo -mp", "nvlinks-left-out")]})
     assert judged(left_out, "gpu0", "gpu2").answer == "unknown"
     dead = {(f"gpu/{i}/nvlink/0", "state"): "inactive" for i in range(3)}
     dead |= {(f"gpu/{i}", "name"): "NVIDIA H100 80GB HBM3" for i in range(3)}

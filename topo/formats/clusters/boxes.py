@@ -12,9 +12,8 @@ from ...derived.hosts import NETWORK, group_by_host, join_hosts
 from ...devices import Device, Link
 from ...errors import InputError
 from ...graph import Topology
+from ...notes import Note
 from ...presets import PRESETS, preset
-
-_OUT = "GB/s into the network"
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Box:
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
     ways_out: tuple[Link, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def rate_GBps(self) -> Fraction:
@@ -64,16 +63,13 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
         for link in joined.links
         if link.dst == NETWORK and link.src.startswith("host0/")
     )
-    notes = [
-        f"every host: {note.partition(': ')[2]}"
-        for note in joined.extra["notes"][: len(joined.extra["notes"]) // 2]
-    ]
+    assumed = [note for note in joined.notes if note.kind == "network-rate-assumed"][:1]
     return Box(
         argument,
         machine.devices,
         machine.links,
         ways_out,
-        tuple(note for note in notes if note.endswith(_OUT)),
+        tuple(note.with_text(f"every host: {note.detail}") for note in assumed),
     )
 
 

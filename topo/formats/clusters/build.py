@@ -14,6 +14,7 @@ from ...errors import InputError
 from ...graph import Topology
 from ...hardware import LATENCY_us
 from ...names import pick_unused_name
+from ...notes import Note, assumed
 from ...topology_file import MAX_DEVICES, MAX_LINKS
 from .boxes import Box
 from .cluster import Cluster
@@ -21,7 +22,7 @@ from .cluster import Cluster
 # A switch's way up is assumed to carry what the hosts below it send, divided by this: files do not
 # say.
 OVERSUBSCRIBED = 2
-_SOURCE = f"assumed: 1/{OVERSUBSCRIBED} of what the hosts below send"
+_SOURCE = assumed(f"1/{OVERSUBSCRIBED} of what the hosts below send")
 
 
 def build(cluster: Cluster, box: Box) -> Topology:
@@ -70,10 +71,11 @@ def build(cluster: Cluster, box: Box) -> Topology:
     switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
     notes = [*cluster.notes, *box.notes]
     if any(cluster.above.values()):
-        notes.append(
+        text = (
             f"no file gives the links between switches: taken to carry 1/{OVERSUBSCRIBED} of the "
             "hosts' GB/s into the network"
         )
+        notes.append(Note(text, "network-rate-assumed"))
     return Topology(
         PurePath(cluster.where).name,
         (*gpus, *others, *switches),

@@ -20,6 +20,7 @@ from ...facts.slots import Slot
 from ...graph import Device, Link, Topology, both_ways
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, PCIE_GTps, nvswitch_adding
 from ...names import pick_unused_name
+from ...notes import assumed
 from ..notes import Notes
 from ..safe_xml import Element, parse_xml
 from .bandwidth_matrices import BandwidthMatrix, MatrixLinkReader, read_matrices
@@ -72,7 +73,7 @@ def read(text: str, where: str) -> Topology:
     devices = [device for reader in readers for device in reader.build_devices()]
     devices.sort(key=lambda device: device.kind != "gpu")
     if not any(device.kind == "gpu" for device in devices):
-        notes.add("no GPUs", "the file lists none, so there is nothing to plan for")
+        notes.add("no GPUs", "the file lists none, so there is nothing to plan for", "no-gpus")
     extra: dict[str, Any] = {"notes": notes.format_lines()} if notes.format_lines() else {}
     if len(machines) == 1:
         extra["facts"] = readers[0].collect_facts()
@@ -198,7 +199,7 @@ class _Reader:
         declared = f"{float(PCIE_GTps[link.generation]):g} GT/s x{link.width}"
         source = "hwloc XML, pci_link_speed"
         if link.assumed:
-            source = "assumed: hwloc gives no PCIe speed"
+            source = assumed("hwloc gives no PCIe speed")
             self.notes.add(
                 child, "no pci_link_speed on its way up; taken as PCIe Gen3 x16, as NCCL does"
             )

@@ -17,6 +17,7 @@ from functools import cached_property
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us
 from ...names import join_first
+from ...notes import assumed
 from ..safe_xml import Element
 from .cpus import Cpus
 from .objects import HwlocMachine
@@ -294,7 +295,7 @@ def join_switch_groups(
     for link in links:
         rates[link.dst] += link.bandwidth_GBps
         counts[link.dst] += link.count
-    source = "assumed: NVSwitches of one machine are joined without a bottleneck"
+    source = assumed("NVSwitches of one machine are joined without a bottleneck")
     joined: list[Link] = []
     for a, b in zip(*groups, strict=True):
         rate, count = min(rates[a], rates[b]), min(counts[a], counts[b])

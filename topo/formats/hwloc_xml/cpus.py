@@ -8,6 +8,7 @@ from itertools import combinations
 
 from ...graph import Device, Link, both_ways
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
+from ...notes import assumed
 from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
@@ -75,7 +76,7 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
         return Cpus(
             [
                 NumaNode(
-                    None, -1, Device(f"{machine.prefix}cpu0", "cpu", source="assumed", extra=extra)
+                    None, -1, Device(f"{machine.prefix}cpu0", "cpu", source=assumed(), extra=extra)
                 )
             ]
         )
@@ -159,6 +160,6 @@ def join_cpus(cpus: Cpus) -> Iterator[Link]:
         "GenuineIntel",
         "AuthenticAMD",
     )
-    source = "CPU model; rate as NCCL counts it" if known else "assumed: the CPU model is not known"
+    source = "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
     for a, b in combinations(cpus.devices, 2):
         yield from both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))

@@ -19,6 +19,7 @@ from ...hardware import (
     nvswitch_adding,
     xgmi_counted_GBps,
 )
+from ...notes import counted
 from ..safe_xml import Element
 from .partial_topology import CPU_CLASS, GPU_CLASSES, GpuElement, PartialTopology, has_class
 
@@ -48,7 +49,7 @@ def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: s
             )
             link = replace(
                 link,
-                source=f"{count} x {kind}, as {'RCCL' if kind == 'xgmi' else 'NCCL'} counts it",
+                source=counted(f"{count} x {kind}", "RCCL" if kind == "xgmi" else "NCCL"),
             )
             if target == nvswitch:
                 members |= dict.fromkeys(counts)
@@ -102,9 +103,8 @@ def _find_target(
     decides, as in NCCL.
     """
     if address == gpu.bus_id:
-        partial.notes.add(
-            gpu.id, f"its {element.tag} has the GPU itself as target, which tells no peer; left out"
-        )
+        doubt = f"its {element.tag} has the GPU itself as target, which tells no peer; left out"
+        partial.notes.add(gpu.id, doubt, "link-without-peer", element.tag)
         return None
     peer = partial.gpu_by_bus.get((gpu.position.host, address))
     readable = address and not _UNREADABLE.fullmatch(address)
@@ -112,10 +112,8 @@ def _find_target(
         has_class(element, GPU_CLASSES, "tclass") or (peer and not element.get("tclass"))
     ):
         if peer is None:
-            partial.notes.add(
-                gpu.id,
-                f"its {element.tag} leads to {address}, a GPU that is not in the file; left out",
-            )
+            doubt = f"its {element.tag} leads to {address}, a GPU that is not in the file; left out"
+            partial.notes.add(gpu.id, doubt, "link-without-peer", element.tag)
         return peer
     if has_class(element, (CPU_CLASS,), "tclass"):
         return gpu.position.cpu

@@ -17,6 +17,7 @@ from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_ways
 from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
+from ...notes import assumed, counted
 from ..safe_xml import Element, parse_xml
 from .link_elements import read_gpu_links, read_pci_links
 from .made_up import CAPABILITY, CPU_ATTRIBUTES, CPU_MODEL
@@ -179,7 +180,7 @@ def _join_cpus(partial: PartialTopology) -> Iterator[Link]:
         for b, other_host, _ in partial.cpus:
             if a != b and host == other_host:
                 yield Link(
-                    a, b, rate, LATENCY_us["smp"], "smp", source="between CPUs, as NCCL counts it"
+                    a, b, rate, LATENCY_us["smp"], "smp", source=counted("between CPUs", "NCCL")
                 )
 
 
@@ -295,11 +296,12 @@ def _add_uplink(
         link = pcie_link(
             pci.get("link_speed"), pci.get_integer("link_width", None, most=_MAX_LANES)
         )
-        said = "assumed: " if link.assumed else ""
         rate, source = (
             link.bandwidth_GBps,
-            f"{said}PCIe Gen{link.generation} x{link.width}, as NCCL counts it",
+            counted(f"PCIe Gen{link.generation} x{link.width}", "NCCL"),
         )
+        if link.assumed:
+            source = assumed(source)
         for doubt in link.assumed:
             partial.notes.add(device.id, doubt)
         if link.generation <= 2:
@@ -391,4 +393,5 @@ def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> N
             f"{len(gpus)} GPUs of sm {capability}",
             "the file has no nvlink elements; if the machine has NVLink (NCCL finds it by "
             "itself), it is missing here",
+            kind="no-nvlink-elements",
         )

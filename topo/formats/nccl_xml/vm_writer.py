@@ -273,7 +273,7 @@ def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
 
     Where only a rate is known, that is the nearest that PCIe has.
     """
-    if (link.source or "").startswith("assumed"):
+    if link.is_assumed:
         return None
     match = _DECLARED.fullmatch(str(link.extra.get("declared") or ""))
     if match:

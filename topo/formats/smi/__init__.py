@@ -13,9 +13,9 @@ from typing import Any
 from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json
-from ...facts.view import LEFT_OUT
 from ...graph import Device, Topology
 from ...matrix import Ways
+from ...notes import Note
 from .assumed_rates import assume_rates
 from .cells import Cells, list_some, read_cells
 from .facts import MOST_PAIRS, SOURCE, build_matrix_facts, build_p2p_facts, is_p2p, read_affinities
@@ -36,7 +36,10 @@ __all__ = ["looks_like", "read", "write"]
 
 _MOST_DEVICES = 1024  # of several hosts in one text
 _MOST_CHECKED = 10_000_000  # devices times links
-_NO_NVLINKS = f"nvidia-smi {LEFT_OUT}, so none are here, whatever the machine has; give topo -m"
+_NO_NVLINKS = Note(
+    "nvidia-smi topo -mp leaves NVLinks out, so none are here, whatever the machine has; give topo -m",
+    "nvlinks-left-out",
+)
 _LABEL_OF_SMI = {"C2C": "LNK"}  # a label of nvidia-smi that topo/matrix.py has another word for
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ...hardware import NVLINK_LINKS_PER_GPU, PCIE_GTps, PcieLink, pcie_link
+from ...notes import assumed
 from .cells import Cells, count_nvlinks, find_family
 
 _MOST_LINKS = max(NVLINK_LINKS_PER_GPU.values())
@@ -35,7 +36,7 @@ class AssumedRates:
 
 # What is assumed where NVLinks tell nothing.
 UNKNOWN_RATES = AssumedRates(
-    pcie_link(None, None), "assumed: Gen3 x16, as NCCL takes PCIe links that are not known"
+    pcie_link(None, None), assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
 )
 
 
@@ -47,7 +48,7 @@ def assume_rates(cells: Cells) -> AssumedRates:
             speed = f"{float(PCIE_GTps[pcie.generation]):g} GT/s"
             return AssumedRates(
                 pcie,
-                f"assumed: Gen{pcie.generation} x{pcie.width} ({speed}), by the GPUs ({taken_for})",
+                assumed(f"Gen{pcie.generation} x{pcie.width} ({speed}), by the GPUs ({taken_for})"),
                 nic_GBps,
                 f"{float(nic_GBps) * 8:g} Gb/s, by the GPUs ({taken_for})",
             )

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
 from ...hardware import NVLINK_LINKS_PER_GPU, LATENCY_us, XGMI_DATASHEET_MI250_GBps, nvswitch_adding
+from ...notes import assumed
 from .cells import (
     count_bonded,
     count_nvlinks,
@@ -28,21 +29,21 @@ from .pcie_tree import InferredTopology
 
 MOST_LINKS = max(NVLINK_LINKS_PER_GPU.values())
 NVLINK_GBps = Fraction(25)
-NVLINK_SOURCE = "assumed: 25 GB/s an NVLink, as in most generations"
+NVLINK_SOURCE = assumed("25 GB/s an NVLink, as in most generations")
 
 _MOST_SWITCHES = 4096
 _RATES: Mapping[str, tuple[str, Fraction, str]] = {
-    "XGMI": ("xgmi", XGMI_DATASHEET_MI250_GBps, "assumed: xGMI links of an MI250"),
+    "XGMI": ("xgmi", XGMI_DATASHEET_MI250_GBps, assumed("xGMI links of an MI250")),
     "C2C": (
         "c2c",
         Fraction(450),
-        "assumed: NVLink-C2C of a Grace Hopper superchip (datasheet: 900 GB/s both ways)",
+        assumed("NVLink-C2C of a Grace Hopper superchip (datasheet: 900 GB/s both ways)"),
     ),
-    "LNK": ("link", DEFAULT_BANDWIDTH_GBps, "assumed: the text has no rates"),
+    "LNK": ("link", DEFAULT_BANDWIDTH_GBps, assumed("the text has no rates")),
 }
 _NETWORK_GBps = Fraction(25, 2)
-_NETWORK_SOURCE = "assumed: a port of 100 Gb/s"
-_SWITCH_SOURCE = "assumed: the text has no rates"
+_NETWORK_SOURCE = assumed("a port of 100 Gb/s")
+_SWITCH_SOURCE = assumed("the text has no rates")
 
 
 def join_other_links(

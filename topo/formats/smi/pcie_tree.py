@@ -21,6 +21,7 @@ from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, both_ways
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
+from ...notes import assumed
 from .assumed_rates import UNKNOWN_RATES, AssumedRates
 from .cells import PCIE_LABELS, Cells, find_components, iterate_members, list_some, unite
 
@@ -28,7 +29,7 @@ from .cells import PCIE_LABELS, Cells, find_components, iterate_members, list_so
 MAX_NODES = 128
 
 _Value = TypeVar("_Value")
-_SMP_SOURCE = "assumed: one QPI link of 9.6 GT/s"
+_SMP_SOURCE = assumed("one QPI link of 9.6 GT/s")
 _OWN_LABELS = ("XGMI", "LNK", "SW", "NET", "DIS")
 
 

@@ -1,0 +1,163 @@
+"""Notes on a topology and sources of its values: text for people that also has a kind for programs.
+
+Both are the text itself (subclasses of str), so they print, compare and become JSON as such. Code
+asks for the kind and the fields; it never searches the text.
+
+Kinds of notes, with what `about` and `detail` hold. The last column says who acts on the
+kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or given and
+assumed rates (`--network`, topo-place, boxes of clusters).
+
+| kind | meaning | about | detail | used by |
+| --- | --- | --- | --- | --- |
+| text | anything else, also every note of a file without `note_kinds` | | | people |
+| no-driver | NVML does not answer | | the reason | doctor, errors |
+| gpu-not-listed | a GPU on PCI that the driver does not list | PCI address | vendor | doctor, errors |
+| gpu-lost | a GPU no longer answers the driver | its id | the reason | errors |
+| gpu-hidden | CUDA_VISIBLE_DEVICES hides GPUs | their ids | | errors |
+| no-gpus | the file lists no GPU | | | errors |
+| link-without-peer | links lead to no known GPU | GPUs | nvlink or xgmi | doctor |
+| nvlinks-left-out | the text shows PCIe routes where NVLinks are | | | doctor, GPUDirect |
+| no-nvlink-elements | the file has no NVLinks of GPUs whose boards have them | | | doctor |
+| network-rate-assumed | a rate into the network is assumed | ports | the host's own words | rates |
+
+Kinds of sources, of the bandwidths of links; given rates replace assumed ones only:
+
+| kind | meaning | written, also in files |
+| --- | --- | --- |
+| stated | somebody states the value | who does |
+| assumed | nobody does | assumed: the reason |
+| counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, cast, get_args
+
+from msgspec import Struct
+
+NoteKind = Literal[
+    "text",
+    "no-driver",
+    "gpu-not-listed",
+    "gpu-lost",
+    "gpu-hidden",
+    "no-gpus",
+    "link-without-peer",
+    "nvlinks-left-out",
+    "no-nvlink-elements",
+    "network-rate-assumed",
+]
+SourceKind = Literal["stated", "assumed", "counted"]
+
+# Kinds that explain why a machine has no GPU.
+_WITHOUT_GPUS = ("no-driver", "gpu-not-listed", "gpu-lost", "gpu-hidden", "no-gpus")
+_COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
+
+
+class Note(str):
+    """One line about what is unknown or unusual, with its kind; the module's table has the
+    fields.
+    """
+
+    kind: NoteKind
+    about: tuple[str, ...]
+    detail: str
+
+    def __new__(
+        cls, text: str, kind: NoteKind = "text", about: Iterable[str] = (), detail: str = ""
+    ) -> Note:
+        """Return `text` as a note with these fields."""
+        note = super().__new__(cls, text)
+        note.kind, note.about, note.detail = kind, tuple(about), detail
+        return note
+
+    def with_text(self, text: str) -> Note:
+        """Return a note of this kind, with these fields, that reads otherwise."""
+        return Note(text, self.kind, self.about, self.detail)
+
+
+class Source(str):
+    """Where a value is from, with its kind; `by` is the library that counts it, else empty."""
+
+    kind: SourceKind
+    by: str
+
+    def __new__(cls, text: str, kind: SourceKind = "stated", by: str = "") -> Source:
+        """Return `text` as a source of this kind."""
+        source = super().__new__(cls, text)
+        source.kind, source.by = kind, by
+        return source
+
+
+def assumed(reason: str = "") -> Source:
+    """Return the source of a value that nobody states."""
+    return Source(f"assumed: {reason}" if reason else "assumed", "assumed")
+
+
+def counted(what: str, by: str) -> Source:
+    """Return the source of a rate as the library `by` counts it in its own model."""
+    return Source(f"{what}, as {by} counts it", "counted", by)
+
+
+@lru_cache(maxsize=1024)  # the 300,000 links of a cluster share a few dozen sources
+def read_source(text: str) -> Source:
+    """Return a source from its written form."""
+    if text.partition(":")[0] == "assumed":
+        return Source(text, "assumed")
+    match = _COUNTED.search(text)
+    return Source(text, "counted", match[1]) if match else Source(text)
+
+
+def list_notes(extra: Mapping[str, Any]) -> tuple[Note, ...]:
+    """Return the notes among a topology's fields; plain strings are of kind `text`, and whatever
+    else a file has there is not a note.
+    """
+    notes = extra.get("notes")
+    return (
+        tuple(
+            note if isinstance(note, Note) else Note(note)
+            for note in notes
+            if isinstance(note, str)
+        )
+        if isinstance(notes, (list, tuple))
+        else ()
+    )
+
+
+def explain_no_gpus(notes: Iterable[Note]) -> Note | None:
+    """Return the first note that says why a machine has no GPU, None where there is none."""
+    return next((note for note in notes if note.kind in _WITHOUT_GPUS), None)
+
+
+class NoteFields(Struct):
+    """Kind and fields of a note."""
+
+    kind: str = "text"
+    about: list[str] = []
+    detail: str = ""
+
+
+def note_kinds_to_json(notes: Iterable[Note]) -> dict[str, dict[str, Any]]:
+    """Return the JSON of `note_kinds`: kind and fields by text, without notes of kind `text`."""
+    return {
+        str(note): {"kind": note.kind, "about": list(note.about), "detail": note.detail}
+        for note in notes
+        if note.kind != "text"
+    }
+
+
+def restore_notes(notes: Any, kinds: Mapping[str, NoteFields]) -> Any:
+    """Return a file's `notes` with the kinds of its `note_kinds`. Whatever is no list of strings,
+    and kinds of later versions, are left as they are.
+    """
+    if not isinstance(notes, list):
+        return notes
+    return [
+        Note(note, cast(NoteKind, row.kind), row.about, row.detail)
+        if isinstance(note, str) and (row := kinds.get(note)) and row.kind in get_args(NoteKind)
+        else note
+        for note in notes
+    ]
