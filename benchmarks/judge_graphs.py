@@ -42,7 +42,7 @@ def main() -> int:
     wrong = 0
     for name, known in KNOWN.items():
         judge = Judge(Machines(None, []), "allreduce")
-        (channelled,) = judge.judge(read_file(str(GRAPHS / f"{name}.graph.xml"))).channelled
+        (channelled,) = judge.judge(read_file(str(GRAPHS / f"{name}.graph.xml"))).communicators
         rates = [
             float(rate.algbw_GBps) if (rate := channelled.rate("allreduce", s)) else None
             for s in (RINGS, TREES)

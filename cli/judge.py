@@ -16,7 +16,7 @@ from .shared.progress import Progress, Say
 
 if TYPE_CHECKING:
     from ..synth.judge.machine import Machines
-    from ..synth.judge.verdict import Verdict
+    from ..synth.judge.verdict import FileVerdict
 
 PROG = "topo-judge"
 COLLECTIVES = (
@@ -138,7 +138,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         )
     with progress.follow("judging ...") as work:
         verdicts, refused = _judge_files(
-            arguments, files, Machines(arguments.topology, given), work.say
+            arguments, files, Machines(arguments.topology, given, "--topology"), work.say
         )
     for _, message in refused:
         say_error(PROG, message)
@@ -193,7 +193,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 def _judge_files(
     arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
-) -> tuple[list[Verdict], list[tuple[str, str]]]:
+) -> tuple[list[FileVerdict], list[tuple[str, str]]]:
     """Return the verdicts on those files that can be judged, and the others, each with the
     reason.
     """
@@ -212,7 +212,7 @@ def _judge_files(
     # What follows needs solvers; files that cannot be read are refused before they are loaded.
     from ..synth.judge.judging import Judge
 
-    judge = Judge(machines, arguments.collective, say)
+    judge = Judge(machines, arguments.collective, say, _spell)
     for reading in readings:
         try:
             verdicts.append(judge.judge(reading))
@@ -221,9 +221,15 @@ def _judge_files(
     return verdicts, refused
 
 
-def _why_not(verdict: Verdict) -> str:
+def _spell(command: str, *arguments: str, **options: str) -> str:
+    """Return a command as a user types it."""
+    named = (f"{'-o' if name == 'output' else f'--{name}'} {v}" for name, v in options.items())
+    return " ".join([command, *arguments, *named])
+
+
+def _why_not(verdict: FileVerdict) -> str:
     """Return why a file was not judged."""
-    reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.channelled]
+    reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.communicators]
     return next((reason for reason in reasons if reason), verdict.machine.source)
 
 

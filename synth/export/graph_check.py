@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ...topo.errors import InputError
 from ..channels.channels import CHAIN, RING, Channels
-from .graph_file import COLLNET_CHAIN_ID, NAMES, NVLS_ID, RING_ID, TREE_ID, TYPES, Graph, GraphFile
+from .graph_file import COLLNET_CHAIN_ID, NAMES, NVLS_ID, RING_ID, TREE_ID, TYPES, NcclGraph, GraphFile
 from .nccl_version import NEWEST, NcclVersion
 
 # Patterns that the graphs of an id have.
@@ -78,7 +78,7 @@ def check_graph_file(
                 _check_members(channel, expected, devs is not None, f"{where}, channel {number}")
 
 
-def _check_attributes(graph: Graph, where: str, version: NcclVersion) -> None:
+def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> None:
     """Raise InputError for what a graph says of itself that is not so, or not known."""
     if graph.id not in NAMES:
         raise InputError(f"{where}: NCCL has graphs 0 to {max(NAMES)}; this one would not be read")
@@ -145,7 +145,7 @@ def _list_devs(devs: Collection[int]) -> str:
     )
 
 
-def list_channels(graph: Graph, rank_of: dict[int, int], where: str) -> Channels:
+def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Channels:
     """Return the channels of a ring or tree graph as orders of ranks, `rank_of` being the ranks of
     the GPUs' numbers.
 

@@ -43,7 +43,7 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 
 @dataclass(frozen=True)
-class Graph:
+class NcclGraph:
     """One graph of a file: NCCL's attributes, and of each channel its GPUs in order, its nets and
     the ranks it names.
 
@@ -77,10 +77,10 @@ class GraphFile:
     """A graph file: its graphs in order, `where` it was found, and doubts about it, a line each."""
 
     where: str
-    graphs: tuple[Graph, ...]
+    graphs: tuple[NcclGraph, ...]
     notes: tuple[str, ...] = ()
 
-    def find(self, number: int) -> Graph | None:
+    def find(self, number: int) -> NcclGraph | None:
         """Return the graph of an id, None where the file has none."""
         return next((graph for graph in self.graphs if graph.id == number), None)
 
@@ -181,7 +181,7 @@ def _select(parent: Element, tag: str, notes: dict[str, None], *others: str) -> 
     return [child for child in parent if child.tag in (tag, *others)]
 
 
-def _read_graph(element: Element, notes: dict[str, None]) -> Graph:
+def _read_graph(element: Element, notes: dict[str, None]) -> NcclGraph:
     """Return the graph of an element."""
     channels, nets, ranks = [], [], []
     for channel in _select(element, "channel", notes):
@@ -197,7 +197,7 @@ def _read_graph(element: Element, notes: dict[str, None]) -> Graph:
             "GPUs have ranks, which NCCL 2.30 and later believe, in every communicator, whatever "
             "dev says"
         ] = None
-    return Graph(
+    return NcclGraph(
         id=_read_whole(element, "id"),
         pattern=_read_whole(element, "pattern"),
         nchannels=_read_whole(element, "nchannels"),

@@ -1,95 +1,99 @@
-"""Hold what files say against the bounds of their machine."""
+"""Judge files: compare what they say with the bounds of their machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import cache
+from itertools import pairwise
 
 from ...topo.errors import InputError, TopoplanError
-from ...topo.graph import Topology
+from ...topo.gpudirect.nccl_paths import Paths
 from ...topo.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
-from .advice import advise
-from .found import Communicator, Measurement, Reading
-from .limits import Limits, find_limits
-from .machine import Machines
-from .options import Options, find_options
-from .places import Placed, place_ranks
+from .advice import Spell, advise, name_command
+from .machine import Machines, RankMap, map_ranks
+from .options import OVER_RINGS, Limits, Options, find_limits, find_options
 from .rates import rate_rings, rate_trees
-from .verdict import Channelled, Measured, Row, Verdict
+from .reading import Location, Measurement, ObservedCommunicator, Parents, Reading
+from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
-OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
-_MOST_COMMUNICATORS = 8
+# Communicators that are judged: a job with several dimensions of parallelism has a handful of
+# kinds, and each costs bounds and searches.
+_MAX_COMMUNICATORS = 8
+# NCCL's tuner rates trees at 92 % of their channels' rate, of which each direction gets half.
+_TREE_FACTOR = Fraction(92, 200)
+# The number of the ring pattern in NCCL's search, and those of trees in the order of preference.
+_RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 
 
 class Judge:
-    """Judges files; bounds and options of a collective on a machine are found once."""
+    """Judges files. Bounds and options of a collective on a machine are computed once.
+
+    `spell` spells the commands that advice names, `say` reports progress.
+    """
 
     def __init__(
         self,
         machines: Machines,
         collective: str | None = None,
         say: Callable[[str], None] = lambda message: None,
+        spell: Spell = name_command,
     ) -> None:
-        self.machines, self.collective, self.say = machines, collective, say
-        self._routers: dict[Topology, Router] = {}
-        self._limits: dict[tuple[Collective, Topology], Limits] = {}
-        self._options: dict[tuple[Collective, Topology], Options] = {}
+        self.machines, self.collective, self.say, self.spell = machines, collective, say, spell
+        self._limits, self._options = cache(self._find_limits), cache(self._find_options)
+        self._router = cache(Router)
 
-    def judge(self, reading: Reading) -> Verdict:
-        """Return the verdict on a file. Raises InputError where a graph file is of another machine
-        than was named.
+    def judge(self, reading: Reading) -> FileVerdict:
+        """Return the verdict on a file.
+
+        Raises InputError if a graph file is from another machine than was named.
         """
         machine = self.machines.find(reading)
-        verdict = Verdict(
-            reading, machine, findings=list(reading.findings), notes=list(reading.notes)
-        )
-        if reading.measurements:
-            self._judge_measurements(verdict)
-        for communicator in reading.communicators[:_MOST_COMMUNICATORS]:
-            if communicator.rings or communicator.trees or not verdict.channelled:
-                self._judge_channels(verdict, communicator)
-        if len(reading.communicators) > _MOST_COMMUNICATORS:
-            left = len(reading.communicators) - _MOST_COMMUNICATORS
-            verdict.notes.append(f"{left} more communicators are not judged")
-        verdict.findings += advise(verdict)
-        return verdict
-
-    def _judge_measurements(self, verdict: Verdict) -> None:
-        """Hold each collective's measurements against its bound."""
+        findings, notes = list(reading.findings), list(reading.notes)
+        verdict = FileVerdict(reading, machine, findings=findings, notes=notes)
         groups: dict[tuple[str, int], list[Measurement]] = {}
-        for m in verdict.reading.measurements:
+        for m in reading.measurements:
             if self.collective in (None, m.collective):
                 groups.setdefault((m.collective, m.ranks), []).append(m)
         for (name, ranks), measurements in groups.items():
-            rows = [Row(m, None) for m in measurements]
-            measured = Measured(name, self._count_ranks(ranks, verdict), rows)
-            verdict.measured.append(measured)
-            measured.placed, measured.why_not = self._place(
-                verdict, measured.ranks, verdict.reading.places
-            )
-            if measured.placed is None:
-                continue
-            collective = Collective.with_default_root(name, measured.ranks)
-            try:
-                measured.limits = self._find_limits(collective, measured.placed.topology)
-            except TopoplanError as error:
-                measured.why_not = str(error)
-                continue
-            measured.options = self._find_options(collective, measured.placed.topology)
-            bound = float(measured.limits.one_way_GBps)
-            measured.rows = [
-                Row(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes))
-                for m in measurements
-            ]
+            self._judge_measurements(verdict, name, ranks, measurements)
+        for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
+            if communicator.rings or communicator.trees or not verdict.communicators:
+                verdict.communicators.append(self._judge_channels(verdict, communicator))
+        left = len(reading.communicators) - _MAX_COMMUNICATORS
+        if left > 0:
+            verdict.notes.append(f"{left} more communicators are not judged")
+        verdict.findings += advise(verdict, self.spell)
+        return verdict
 
-    def _count_ranks(self, ranks: int, verdict: Verdict) -> int:
-        """Return the ranks of a table: what it says, what a log in it says, or the GPUs of the
-        machine.
+    def _judge_measurements(
+        self, verdict: FileVerdict, name: str, ranks: int, measurements: list[Measurement]
+    ) -> None:
+        """Compare the measurements of one collective with its bound."""
+        rows = [MeasuredRow(m, None) for m in measurements]
+        measured = MeasuredVerdict(name, ranks or self._count_ranks(verdict), rows)
+        verdict.measured.append(measured)
+        try:
+            measured.rank_map = self._map_ranks(verdict, measured.ranks, verdict.reading.locations)
+            router = self._router(measured.rank_map.topology)
+            collective = Collective.with_default_root(name, measured.ranks)
+            measured.limits = self._limits(collective, router)
+        except TopoplanError as error:
+            measured.why_not = str(error)
+            return
+        measured.options = self._options(collective, router)
+        bound = float(measured.limits.one_way_GBps)
+        measured.rows = [
+            MeasuredRow(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes))
+            for m in measurements
+        ]
+
+    def _count_ranks(self, verdict: FileVerdict) -> int:
+        """Return the ranks of a table that does not say them: those of the only communicator in the
+        log around it, else all GPUs of the machine; 0 without a machine.
         """
-        if ranks:
-            return ranks
         sizes = {c.ranks for c in verdict.reading.communicators}
         if len(sizes) == 1:
             return sizes.pop()
@@ -97,154 +101,125 @@ class Judge:
         if topology is None:
             return 0
         verdict.notes.append(
-            f"the file does not say how many ranks there were; taken as {len(topology.ranks)}, "
+            f"the file does not say how many ranks there were; assumed {len(topology.ranks)}, "
             "all GPUs"
         )
         return len(topology.ranks)
 
-    def _place(self, verdict: Verdict, ranks: int, places: object) -> tuple[Placed | None, str]:
-        """Return where ranks run; None, and why, where no machine is known or the machine at hand
-        is not theirs.
-        """
-        topology = verdict.machine.topology
-        if topology is None:
-            return None, verdict.machine.source
+    def _map_ranks(
+        self, verdict: FileVerdict, ranks: int, locations: Mapping[int, Location]
+    ) -> RankMap:
+        """Return the GPU of each rank. Raises InputError without a machine, or without their own."""
+        if verdict.machine.topology is None:
+            raise InputError(verdict.machine.source)
         if ranks < 2:
-            return (
-                None,
-                f"{ranks} rank: nothing is sent" if ranks else "the number of ranks is not known",
-            )
-        assert isinstance(places, dict)
+            unknown = "the number of ranks is not known"
+            raise InputError(f"{ranks} rank: nothing is sent" if ranks else unknown)
+        return map_ranks(verdict.machine.topology, ranks, locations, verdict.reading.where)
+
+    def _judge_channels(
+        self, verdict: FileVerdict, communicator: ObservedCommunicator
+    ) -> ChannelVerdict:
+        """Return what a communicator's channels reach."""
+        channels = ChannelVerdict(communicator, taken=_find_taken(verdict.reading, communicator))
+        if not communicator.rings and not communicator.trees:
+            channels.why_not = "the file lists neither whole rings nor whole trees"
+            return channels
         try:
-            return place_ranks(topology, ranks, places, verdict.reading.where), ""
+            rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
         except InputError as error:
+            # A graph file is written for one machine; a log may be read far from its own.
             if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
                 raise
-            return None, str(error)
-
-    def _judge_channels(self, verdict: Verdict, communicator: Communicator) -> None:
-        """Find what a communicator's channels reach."""
-        channelled = Channelled(communicator, taken=_find_taken(verdict.reading, communicator))
-        verdict.channelled.append(channelled)
-        if not communicator.rings and not communicator.trees:
-            channelled.why_not = "the file lists neither whole rings nor whole trees"
-            return
-        placed, channelled.why_not = self._place(
-            verdict, communicator.ranks, dict(communicator.places)
-        )
-        if placed is None:
-            return
-        channelled.placed = placed
+            channels.why_not = str(error)
+            return channels
+        channels.rank_map = rank_map
         if verdict.reading.is_graph_file:
-            _check_types(verdict, communicator, placed)
-        router = self._find_router(placed.topology)
-        rings = [tuple(placed.gpu_of[rank] for rank in order) for order in communicator.rings]
-        trees = [_move_tree(tree, placed.gpu_of) for tree in communicator.trees]
-        names = (self.collective,) if self.collective in OVER_RINGS else OVER_RINGS
-        for name in names:
-            rates = []
-            try:
-                if rings:
-                    rates.append(rate_rings(name, rings, placed.topology, router))
+            _check_types(verdict, communicator, rank_map)
+        router = self._router(rank_map.topology)
+        rings = [tuple(rank_map.gpu_of[rank] for rank in order) for order in communicator.rings]
+        trees = [_renumber(tree, rank_map.gpu_of) for tree in communicator.trees]
+        try:
+            for name in (self.collective,) if self.collective in OVER_RINGS else OVER_RINGS:
+                rates = [rate_rings(name, rings, router)] if rings else []
                 if trees and name == "allreduce":
-                    rates.append(rate_trees(trees, placed.topology, router))
-            except TopoplanError as error:
-                channelled.why_not = str(error)
-                return
-            if not rates:
-                continue
-            collective = Collective(name, communicator.ranks)
-            try:
-                channelled.limits[name] = self._find_limits(collective, placed.topology)
-            except TopoplanError as error:
-                channelled.why_not = str(error)
-                return
-            channelled.options[name] = self._find_options(collective, placed.topology)
-            channelled.rates[name] = rates
+                    rates.append(rate_trees(trees, router))
+                if rates:
+                    collective = Collective(name, communicator.ranks)
+                    channels.limits[name] = self._limits(collective, router)
+                    channels.options[name] = self._options(collective, router)
+                    channels.rates[name] = rates
+        except TopoplanError as error:
+            channels.why_not = str(error)
+        return channels
 
-    def _find_router(self, topology: Topology) -> Router:
-        """Return the router of a topology, which caches its searches."""
-        if topology not in self._routers:
-            self._routers[topology] = Router(topology)
-        return self._routers[topology]
+    def _find_limits(self, collective: Collective, router: Router) -> Limits:
+        self.say(f"bounds of {collective.name} on {router.topology.name} ...")
+        return find_limits(collective, router)
 
-    def _find_limits(self, collective: Collective, topology: Topology) -> Limits:
-        key = collective, topology
-        if key not in self._limits:
-            self.say(f"bounds of {collective.name} on {topology.name} ...")
-            self._limits[key] = find_limits(collective, self._find_router(topology))
-        return self._limits[key]
-
-    def _find_options(self, collective: Collective, topology: Topology) -> Options:
-        key = collective, topology
-        if key not in self._options:
-            self.say(f"what else {topology.name} could do for {collective.name} ...")
-            self._options[key] = find_options(collective, self._find_router(topology))
-        return self._options[key]
+    def _find_options(self, collective: Collective, router: Router) -> Options:
+        self.say(f"other options of {router.topology.name} for {collective.name} ...")
+        return find_options(collective, router)
 
 
-def _check_types(verdict: Verdict, communicator: Communicator, placed: Placed) -> None:
-    """Note it where a graph file says that all hops are NVLinks and on the machine they are not, or
-    the other way round.
+def _check_types(
+    verdict: FileVerdict, communicator: ObservedCommunicator, rank_map: RankMap
+) -> None:
+    """Note if a graph file says that all hops are NVLinks and on the machine they are not, or the
+    other way round.
 
-    Raises InputError where it is for fewer GPUs besides: it is another machine's.
+    Raises InputError if the file is also for fewer GPUs: it is from another machine.
     """
-    from ...topo.gpudirect.nccl_paths import Paths
-
-    ring = next((p for p in communicator.patterns if p.number == 4), None)
+    ring = next((p for p in communicator.patterns if p.number == _RING_PATTERN), None)
     if ring is None or not communicator.rings or ring.type_intra == "LOC":
         return
-    paths, gpus = Paths(placed.topology), placed.topology.ranks
-    hops = {
-        hop
-        for order in communicator.rings
-        for hop in zip(order, order[1:] + order[:1], strict=True)
-    }
-    kinds = {paths.find_kind(gpus[placed.gpu_of[a]], gpus[placed.gpu_of[b]]) for a, b in hops}
+    paths, gpus = Paths(rank_map.topology), rank_map.topology.ranks
+    hops = {hop for order in communicator.rings for hop in pairwise((*order, order[0]))}
+    kinds = {paths.find_kind(*(gpus[rank_map.gpu_of[rank]] for rank in hop)) for hop in hops}
     if "???" in kinds or (kinds <= {"NVL"}) == (ring.type_intra == "NVL"):
         return
-    other = ", ".join(sorted(kinds))
-    text = f"its worst hop is {ring.type_intra} by what it says, and on {placed.topology.name} its hops are {other}"
-    if len(gpus) < len(verdict.machine.topology.ranks if verdict.machine.topology else ()):
+    text = (
+        f"the file says that its worst hop is {ring.type_intra}, and on {rank_map.topology.name} "
+        f"its hops are {', '.join(sorted(kinds))}"
+    )
+    machine = verdict.machine.topology
+    if machine is not None and len(gpus) < len(machine.ranks):
         raise InputError(
-            f"{verdict.reading.where}: {text}: of another machine; give that one's topology"
+            f"{verdict.reading.where}: {text}: of another machine; give the topology of that one",
+            parameter="topology",
         )
     verdict.notes.append(f"{text}: is it of another machine, or of another state of this one?")
 
 
 def _predict(options: Options, size_bytes: int) -> float | None:
-    """Return the algbw that a plan is predicted to reach at a size, None without a plan."""
+    """Return the algbw in GB/s that the plan is predicted to reach at a size, None without one."""
     if options.plan is None:
         return None
     seconds = options.plan.time_s(options.plan.entry_for(size_bytes), size_bytes)
     return size_bytes / seconds * 1e-9 if seconds else None
 
 
-def _move_tree(parents: tuple[int, ...], gpu_of: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a tree of ranks as one of GPUs."""
-    moved = [-1] * len(parents)
-    for rank, parent in enumerate(parents):
-        moved[gpu_of[rank]] = -1 if parent == -1 else gpu_of[parent]
-    return tuple(moved)
+def _renumber(parents: Parents, gpu_of: tuple[int, ...]) -> Parents:
+    """Return a tree of ranks as a tree of GPUs."""
+    parent_of = {gpu_of[rank]: gpu_of[p] if p != -1 else -1 for rank, p in enumerate(parents)}
+    return tuple(parent_of[gpu] for gpu in range(len(parents)))
 
 
-def _find_taken(reading: Reading, communicator: Communicator) -> str:
-    """Return what NCCL takes for large allreduces: as its tuner said, else as it would by the rates
-    of its search.
+def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:
+    """Return the algorithm that NCCL uses for large allreduces: the tuner's pick, else the faster
+    one by the rates of NCCL's search; empty if unknown.
     """
     picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
     if picks:
         return max(picks, key=lambda p: p.size_bytes).algorithm
     if communicator.uses_nvls:
         return "NVLS"
-    if (communicator.nodes or 1) > 1:
+    n, patterns = communicator.ranks, {p.number: p for p in communicator.patterns}
+    ring = patterns.get(_RING_PATTERN)
+    tree = next((patterns[number] for number in _TREE_PATTERNS if number in patterns), None)
+    # Between nodes the tuner also counts latencies and NICs, which the log does not say.
+    if ring is None or tree is None or n < 2 or (communicator.nodes or 1) > 1:
         return ""
-    by_number = {p.number: p for p in communicator.patterns}
-    ring = by_number.get(4)
-    tree = next((by_number[n] for n in (1, 2, 3) if n in by_number), None)
-    if ring is None or tree is None or communicator.ranks < 2:
-        return ""
-    n = communicator.ranks
     by_ring = Fraction(ring.channels) * Fraction(ring.intra_GBps) * n / (2 * (n - 1))
-    by_tree = Fraction(tree.channels) * Fraction(tree.intra_GBps) * Fraction(92, 200)
+    by_tree = Fraction(tree.channels) * Fraction(tree.intra_GBps) * _TREE_FACTOR
     return "RING" if by_ring >= by_tree else "TREE"

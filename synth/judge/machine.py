@@ -1,41 +1,38 @@
-"""Find the machine that a file was made on: as it was named, from the dump beside the file, or the
-machine at hand.
-"""
+"""Find the machine that a file was made on, and the GPU of each rank there."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...topo.derived.hosts import group_by_host
 from ...topo.errors import InputError, TopoplanError
-from ...topo.graph import Topology
+from ...topo.graph import Device, Topology
 from ...topo.resolve import LOCAL
 from ..machine import load_for_planning
-from .found import Reading
+from .reading import Location, Reading
 
-_SUFFIXES = (
-    ".graph.xml",
-    ".graphs.xml",
-    "-graph.xml",
-    "_graph.xml",
-    ".xml",
-    ".log",
-    ".txt",
-    ".out",
-    ".json",
-    "",
+# Endings by which people name a graph dump or a log, and the topology that belongs to it.
+_FILE_ENDINGS = (
+    *(".graph.xml", ".graphs.xml", "-graph.xml", "_graph.xml"),
+    *(".xml", ".log", ".txt", ".out", ".json", ""),
 )
-_BESIDE = (".topology.xml", ".topo.xml", "-topology.xml", "-topo.xml", "_topology.xml", "_topo.xml")
-_MOST_FILES = 200
+_TOPOLOGY_ENDINGS = (
+    *(".topology.xml", ".topo.xml", "-topology.xml", "-topo.xml", "_topology.xml", "_topo.xml"),
+)
+# XML files of a folder that are opened in search of a topology: a folder of dumps, not an archive.
+_MAX_FILES = 200
+# Bytes that are read to recognize a topology, whose root element may follow long comments.
 _SNIFF_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A machine, or None where none is known, and in words where it is from, or why there is none.
+class JudgedMachine:
+    """A topology and where it comes from; without a topology, `source` says why there is none.
 
-    `argument` is what --topology would be for it.
+    `argument` is what the commands take to name it.
     """
 
     topology: Topology | None
@@ -43,43 +40,50 @@ class Machine:
     argument: str
 
 
+@dataclass(frozen=True)
+class RankMap:
+    """The topology of the GPUs in use, each rank's number among these, and how that was found."""
+
+    topology: Topology
+    gpu_of: tuple[int, ...]
+    how: str
+
+
 class Machines:
-    """Finds machines of files, each read once: `named` by --topology, or `given` among the
-    files.
+    """Finds and caches the machines of files: the one `named` by the user, else the first of those
+    `given` among the files, else the one beside a file, else the local machine.
     """
 
-    def __init__(self, named: str | None, given: list[str]) -> None:
-        self.named, self.given = named, given
-        self._known: dict[str, Machine] = {}
+    def __init__(
+        self, named: str | None, given: list[str], how_named: str = "as named"
+    ) -> None:
+        self.named, self.given, self.how_named = named, given, how_named
+        self._cache: dict[str, JudgedMachine] = {}
 
-    def find(self, reading: Reading) -> Machine:
-        """Return the machine of a file. Raises InputError where one was named, or lies beside, that
-        cannot be read.
-        """
+    def find(self, reading: Reading) -> JudgedMachine:
+        """Return the machine of a file. Raises InputError if its topology cannot be read."""
         if self.named is not None:
-            return self._load(self.named, "--topology")
+            return self._load(self.named, self.how_named)
         if self.given:
             return self._load(self.given[0], "given with the files")
         beside = _find_beside(reading)
         if beside is not None:
             return self._load(beside, "beside the file")
-        if LOCAL not in self._known:
-            try:
-                topology, _ = load_for_planning(LOCAL)
-                none = None if topology.ranks else "this machine has no GPU"
-            except TopoplanError as error:
-                topology, none = None, str(error)
-            if none:
-                self._known[LOCAL] = Machine(None, f"{none}; name the machine by --topology", LOCAL)
-            else:
-                self._known[LOCAL] = Machine(topology, "this machine, as no other was named", LOCAL)
-        return self._known[LOCAL]
+        try:
+            machine = self._load(LOCAL, "this machine, as no other was named")
+            why_not = "this machine has no GPU"
+        except TopoplanError as error:
+            machine, why_not = None, str(error)
+        if machine is None or (machine.topology is not None and not machine.topology.ranks):
+            why_not = f"{why_not}; name the topology of the machine that the file is from"
+            machine = self._cache[LOCAL] = JudgedMachine(None, why_not, LOCAL)
+        return machine
 
-    def _load(self, argument: str, source: str) -> Machine:
-        if argument not in self._known:
+    def _load(self, argument: str, source: str) -> JudgedMachine:
+        if argument not in self._cache:
             topology, _ = load_for_planning(argument)
-            self._known[argument] = Machine(topology, source, argument)
-        return self._known[argument]
+            self._cache[argument] = JudgedMachine(topology, source, argument)
+        return self._cache[argument]
 
 
 def is_topology_file(name: str) -> bool:
@@ -93,32 +97,158 @@ def is_topology_file(name: str) -> bool:
 
 
 def _find_beside(reading: Reading) -> str | None:
-    """Return the name of the topology beside a file: of the same stem, the one that its text names,
-    or for a graph file the only one in its folder. InputError where there are several.
+    """Return the name of the topology beside a file: of the same stem, the one that its text names
+    or, for a graph file, the only one in its folder. Raises InputError if there are several.
     """
     path = Path(reading.where)
-    for suffix in _SUFFIXES:
-        if path.name.endswith(suffix):
-            stem = path.name[: len(path.name) - len(suffix)]
-            for ending in _BESIDE:
-                candidate = path.with_name(stem + ending)
-                if candidate != path and candidate.is_file():
-                    return str(candidate)
+    ending = next(ending for ending in _FILE_ENDINGS if path.name.endswith(ending))
+    stem = path.name[: len(path.name) - len(ending)]
+    for candidate in (path.with_name(stem + ending) for ending in _TOPOLOGY_ENDINGS):
+        if candidate != path and candidate.is_file():
+            return str(candidate)
     for name in reading.topology_files:
         candidate = path.with_name(Path(name).name)
-        if candidate.is_file() and is_topology_file(str(candidate)):
+        if is_topology_file(str(candidate)):
             return str(candidate)
     if not reading.is_graph_file:
         return None
     try:
-        files = sorted(x for x in path.parent.glob("*.xml") if x != path)[:_MOST_FILES]
+        files = sorted(x for x in path.parent.glob("*.xml") if x != path)[:_MAX_FILES]
     except OSError:
         return None
     dumps = [str(x) for x in files if is_topology_file(str(x))]
     if len(dumps) > 1:
+        names = ", ".join(Path(x).name for x in dumps[:3]) + (" ..." if len(dumps) > 3 else "")
         raise InputError(
-            f"{reading.where}: {len(dumps)} topologies lie beside it "
-            f"({', '.join(Path(x).name for x in dumps[:3])}"
-            f"{' ...' if len(dumps) > 3 else ''}); say by --topology which is its machine's"
+            f"{reading.where}: {len(dumps)} topologies lie beside it ({names}); name the one of "
+            "its machine",
+            parameter="topology",
         )
     return dumps[0] if dumps else None
+
+
+def map_ranks(
+    topology: Topology, ranks: int, locations: Mapping[int, Location], where: str
+) -> RankMap:
+    """Return the GPU of each rank: by PCI address, by number or, if the file says neither, in the
+    order of ranks. Raises InputError if the topology cannot be their machine.
+    """
+    gpus = [topology.by_id[ident] for ident in topology.ranks]
+    if ranks > len(gpus):
+        hosts = len({location.host for location in locations.values() if location.host})
+        raise InputError(
+            f"{where}: {ranks} ranks{f' on {hosts} hosts' if hosts > 1 else ''}, and "
+            f"{topology.name} has {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: another machine; "
+            "give the topology of all ranks (several hosts: dgx-a100:2, or topo-probe's JSON of "
+            "them)",
+            parameter="topology",
+        )
+    chosen, how = _choose_gpus(gpus, ranks, locations, topology, where)
+    if len(set(chosen)) < ranks:
+        raise InputError(
+            f"{where}: two ranks are on one GPU of {topology.name}, which NCCL does not do: "
+            "another machine; give the topology of theirs",
+            parameter="topology",
+        )
+    in_use = sorted(chosen)
+    return RankMap(_drop_other_gpus(topology, in_use), tuple(map(in_use.index, chosen)), how)
+
+
+def _choose_gpus(
+    gpus: list[Device],
+    ranks: int,
+    locations: Mapping[int, Location],
+    topology: Topology,
+    where: str,
+) -> tuple[list[int], str]:
+    """Return the number of each rank's GPU in the topology, and how it was found."""
+    listed = [locations.get(rank, Location()) for rank in range(ranks)]
+    hosts = list(dict.fromkeys(location.host for location in listed if location.host))
+    blocks = group_by_host(gpus)
+    if len(hosts) > len(blocks):
+        # Some logs name a single host differently on every line, so the number of hosts is trusted
+        # only if every rank names one.
+        if len(blocks) == 1 and len(hosts) > 1 and all(location.host for location in listed):
+            raise InputError(
+                f"{where}: ranks on {len(hosts)} hosts "
+                f"({', '.join(hosts[:3])}{' ...' if len(hosts) > 3 else ''}), and "
+                f"{topology.name} has one: another machine; give the topology of all hosts",
+                parameter="topology",
+            )
+        hosts = []
+    block_of = dict(zip(hosts, blocks, strict=False)) if len(hosts) > 1 else {}
+
+    def match(matches: Callable[[Device, Location, int], bool]) -> list[int] | None:
+        """Return the only GPU that matches each rank; None if a rank has none or several."""
+        chosen = []
+        for location in listed:
+            among = block_of.get(location.host or "", range(len(gpus)))
+            fit = [i for at, i in enumerate(among) if matches(gpus[i], location, at)]
+            if len(fit) != 1:
+                return None
+            chosen += fit
+        return chosen
+
+    by_bus = match(lambda gpu, location, _: _has_bus(gpu, location.bus))
+    if by_bus is not None:
+        return by_bus, "by PCI address"
+    if all(location.dev is not None for location in listed):
+        by_dev = match(lambda gpu, location, at: location.dev == _number_on_host(gpu, at))
+        if by_dev is not None and len(set(by_dev)) == ranks:
+            is_physical = any(location.physical for location in listed)
+            return by_dev, "by GPU number" + ("" if is_physical else " (CUDA's)")
+        fits_one_host = ranks <= max(map(len, blocks), default=0) and len(hosts) < 2
+        if fits_one_host and all(location.physical for location in listed):
+            numbers = sorted({_number_on_host(gpu, at) for at, gpu in enumerate(gpus)})
+            wrong = sorted({x.dev for x in listed if x.dev is not None} - set(numbers))
+            if wrong:
+                raise InputError(
+                    f"{where}: names GPU {', '.join(f'{dev:#x}' for dev in wrong[:6])}, and "
+                    f"{topology.name} has {numbers[0]:#x} to {numbers[-1]:#x}: of another machine; "
+                    "give the topology of that one",
+                    parameter="topology",
+                )
+    if ranks == len(gpus):
+        return list(range(ranks)), "in the order of ranks"
+    how = f"taken as the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
+    return list(range(ranks)), how
+
+
+def count_hosts(topology: Topology) -> int:
+    """Return the number of hosts that hold the GPUs of a topology."""
+    return len(group_by_host([topology.by_id[ident] for ident in topology.ranks]))
+
+
+def _has_bus(gpu: Device, bus: str | None) -> bool:
+    """Return whether a GPU has a PCI address; a file may give the bus alone or omit the function."""
+    own = (gpu.bus_id or "").lower().split(":")
+    if bus is None or len(own) != 3:
+        return False
+    if ":" not in bus:
+        return own[1] == bus
+    domain, number, device = bus.split(":")
+    # Domains have four digits in some tools and eight in others.
+    return [own[0].lstrip("0"), own[1]] == [domain.lstrip("0"), number] and own[2].startswith(
+        device
+    )
+
+
+def _number_on_host(gpu: Device, at: int) -> int:
+    """Return the number that the topology gives a GPU, else its position `at` on the host."""
+    try:
+        return int(str(gpu.extra["dev"]))
+    except (KeyError, ValueError):
+        return at
+
+
+def _drop_other_gpus(topology: Topology, in_use: list[int]) -> Topology:
+    """Return the topology without the GPUs that are not in use; unchanged if all are."""
+    gone = set(topology.ranks) - {topology.ranks[i] for i in in_use}
+    if not gone:
+        return topology
+    return replace(
+        topology,
+        name=f"{topology.name}, {len(in_use)} of {len(topology.ranks)} GPUs",
+        devices=tuple(d for d in topology.devices if d.id not in gone),
+        links=tuple(x for x in topology.links if not {x.src, x.dst} & gone),
+    )

@@ -1,16 +1,21 @@
-"""What else could be had on a machine: a graph file for NCCL, one ring in the best order of ranks,
-a plan.
+"""Find the bounds of a collective on a machine, and what else the machine could run: a graph file
+for NCCL, one ring in the best rank order, a plan.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 from ...topo.errors import InfeasibleError, TopoplanError
+from ...topo.exact import parse_fraction
 from ...topo.graph import Topology
 from ...topo.routes import Router
+from ..bounds.certificate import Bound
+from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
+from ..bounds.single_path import find_bounds
 from ..channels.channels import CHAIN, RING, Channels
 from ..channels.search import find_channels
 from ..effort import Effort
@@ -20,24 +25,47 @@ from ..place.placing import place
 from ..plan import Plan
 from ..request import Request
 from ..synthesize import synthesize
-from .places import count_hosts
+from .machine import count_hosts
 from .rates import rate_rings, rate_trees
+from .reading import chain_parents
 
+# Seconds for each search: a log names few collectives, and a person waits for the answer.
 _TIME_LIMIT_S = 20.0
-_MOST_CHANNEL_RANKS, _MOST_CHANNELS = 16, 32
-_MOST_PLACED_RANKS, _MOST_NAMED = 64, 16
-_MOST_PLAN_RANKS = 64
-# Collectives that NCCL runs over rings (and, of allreduce, trees).
-_SHAPED = ("allreduce", "allgather", "reduce-scatter")
+# GPUs up to which channels are searched: one node, since a graph file describes a node.
+_MAX_CHANNEL_RANKS = 16
+# NCCL's MAXCHANNELS in most versions.
+_MAX_CHANNELS = 32
+# GPUs up to which rank orders and plans take seconds; topo-place and topo-synth do more.
+_MAX_ORDERED_RANKS = _MAX_PLAN_RANKS = 64
+# Longest rank order, in GPUs, that a line names one by one.
+_MAX_NAMED = 16
 
+# Collectives that NCCL runs over rings (allreduce over trees as well).
+OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 
 
 @dataclass(frozen=True)
-class Option:
-    """Something that could be done: its name, what it reaches at large sizes, and in words what it
-    is.
+class Limits:
+    """The bounds of a collective on a machine, in GB/s algbw: single-path, multipath and, if
+    switches could add, with all of them adding.
+
+    `assumption` says what the first two assume, `rates` which links they depend on, `possible`
+    which switches could add.
     """
+
+    one_way_GBps: Fraction
+    any_way_GBps: Fraction
+    in_network_GBps: Fraction | None
+    assumption: str
+    rates: str
+    possible: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """An alternative: its name, its algbw at large sizes, and a description."""
 
     name: str
     algbw_GBps: Fraction
@@ -46,111 +74,136 @@ class Option:
 
 @dataclass(frozen=True)
 class Options:
-    """All that could be done for a collective, the plan among it, and why anything is missing."""
+    """The alternatives for a collective, the plan among them, and why others are missing."""
 
     options: tuple[Option, ...]
     plan: Plan | None
     missing: tuple[str, ...]
 
     def best(self, name: str) -> Option | None:
-        """Return the option of a name that reaches most."""
-        return max(
-            (o for o in self.options if o.name == name), key=lambda o: o.algbw_GBps, default=None
-        )
+        """Return the fastest option of a name, None without any."""
+        named = [option for option in self.options if option.name == name]
+        return max(named, key=lambda option: option.algbw_GBps, default=None)
+
+
+def find_limits(collective: Collective, router: Router) -> Limits:
+    """Return the bounds of a collective. Raises InfeasibleError if GPUs are not connected."""
+    topology, effort = router.topology, Effort(_TIME_LIMIT_S)
+    bounds = find_bounds(collective, router, effort)
+    in_network = bound_in_network(collective, topology, bounds.multipath, effort)
+    return Limits(
+        bounds.single_path.algbw_GBps,
+        bounds.multipath.algbw_GBps,
+        None if in_network is None else in_network.algbw_GBps,
+        f"a single path per pair of GPUs, {describe_assumption(topology)}, rates as in the topology",
+        describe_links(bounds.single_path, topology),
+        describe_possible(topology),
+        bounds.single_path.kind,
+    )
+
+
+def describe_links(bound: Bound, topology: Topology) -> str:
+    """List the links that a bound's certificate depends on: "8 x pcie 12 GB/s (...)"."""
+    if "inside" in bound.certificate:
+        inside = set(bound.certificate["inside"])
+        pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
+    else:
+        prices = bound.certificate.get("prices", ())
+        pairs = [(a, b) for a, b, price in prices if parse_fraction(price) > 0]
+    counts: Counter[tuple[str, Fraction]] = Counter()
+    sources: dict[tuple[str, Fraction], str] = {}
+    link_of = {(x.src, x.dst): x for x in topology.links}
+    for a, b in pairs:
+        # Certificates of symmetric machines price one direction for both.
+        pair = (a, b) if (a, b) in link_of else (b, a)
+        link = link_of.get(pair)
+        key = link.kind if link else "link", topology.capacity_GBps.get(pair, Fraction(0))
+        counts[key] += 1
+        if link and link.source:
+            sources.setdefault(key, f" ({link.source})")
+    listed = [
+        f"{count} x {key[0]} {float(key[1]):g} GB/s{sources.get(key, '')}"
+        for key, count in sorted(counts.items(), key=lambda item: -item[1])
+    ]
+    return ", ".join(listed[:3]) + (" ..." if len(listed) > 3 else "")
 
 
 def find_options(collective: Collective, router: Router) -> Options:
-    """Return what could be had on a machine; what is not found is said."""
-    topology = router.topology
+    """Return the alternatives on a machine, with the reason for each that is missing."""
     options: list[Option] = []
     missing: list[str] = []
-    if collective.name in _SHAPED:
-        for shape in (CHAIN, RING):
-            if shape == CHAIN and collective.name != "allreduce":
-                continue
-            if count_hosts(topology) > 1:
-                missing.append(
-                    "graph files say what happens inside a node; give the topology of one to see "
-                    "what they would do"
-                )
-                continue
-            if collective.ranks > _MOST_CHANNEL_RANKS:
-                missing.append(
-                    f"rings and chains are sought for at most {_MOST_CHANNEL_RANKS} GPUs"
-                )
-                continue
-            try:
-                options.append(_find_channels(collective, router, shape))
-            except TopoplanError as error:
-                missing.append(f"{shape}s: {error}")
-        if collective.ranks > _MOST_PLACED_RANKS:
+
+    def attempt(what: str, find: Callable[[], Option]) -> None:
+        try:
+            options.append(find())
+        except TopoplanError as error:
+            missing.append(f"{what}: {error}")
+
+    if collective.name in OVER_RINGS:
+        if count_hosts(router.topology) > 1:
             missing.append(
-                f"orders of ranks are sought here for at most {_MOST_PLACED_RANKS} GPUs "
-                "(topo-place finds them for more)"
+                "graph files say what happens inside a node; give the topology of one to see what "
+                "they would do"
+            )
+        elif collective.ranks > _MAX_CHANNEL_RANKS:
+            missing.append(f"rings and chains are searched for at most {_MAX_CHANNEL_RANKS} GPUs")
+        else:
+            if collective.name == "allreduce":
+                attempt("chains", lambda: _find_graph_file(collective, router, CHAIN))
+            attempt("rings", lambda: _find_graph_file(collective, router, RING))
+        if collective.ranks > _MAX_ORDERED_RANKS:
+            missing.append(
+                f"rank orders are searched for at most {_MAX_ORDERED_RANKS} GPUs (topo-place "
+                "finds them for more)"
             )
         else:
-            try:
-                options.append(_place_ring(collective, router))
-            except TopoplanError as error:
-                missing.append(f"rank order: {error}")
+            attempt("rank order", lambda: _find_rank_order(collective, router))
     plan = None
-    if collective.ranks > _MOST_PLAN_RANKS:
+    if collective.ranks > _MAX_PLAN_RANKS:
         missing.append(
-            f"plans are made here for at most {_MOST_PLAN_RANKS} GPUs (topo-synth makes them for "
-            "more)"
+            f"plans are made for at most {_MAX_PLAN_RANKS} GPUs (topo-synth makes them for more)"
         )
     else:
         try:
-            plan = synthesize(collective, topology, "packing", _TIME_LIMIT_S, router=router).plan
-            limits = [
-                limit for entry in plan.entries if (limit := plan.limit_GBps(entry)) is not None
-            ]
-            if limits:
-                options.append(
-                    Option(PLAN, max(limits), "a plan of topoplan's (topo-synth, topo-run)")
-                )
+            plan = synthesize(
+                collective, router.topology, "packing", _TIME_LIMIT_S, router=router
+            ).plan
         except TopoplanError as error:
             missing.append(f"plan: {error}")
-    return Options(tuple(options), plan, tuple(dict.fromkeys(missing)))
+    limits = (
+        [limit for e in plan.entries if (limit := plan.limit_GBps(e)) is not None] if plan else []
+    )
+    if limits:
+        options.append(Option(PLAN, max(limits), "a plan by topoplan (topo-synth, topo-run)"))
+    return Options(tuple(options), plan, tuple(missing))
 
 
-def _find_channels(collective: Collective, router: Router, shape: str) -> Option:
-    """Return what the best channels of a shape reach."""
+def _find_graph_file(collective: Collective, router: Router, shape: str) -> Option:
     request = Request(collective, router.topology, Effort(_TIME_LIMIT_S), quick=True, router=router)
-    channels = find_channels(request, shape, _MOST_CHANNELS)
-    algbw = rate_channels(collective.name, channels, router.topology, router)
+    channels = find_channels(request, shape, _MAX_CHANNELS)
+    algbw = rate_channels(collective.name, channels, router)
     count = len(channels.orders)
     return Option(GRAPH_FILE, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
 
 
-def _place_ring(collective: Collective, router: Router) -> Option:
-    """Return what one ring in the best order of ranks reaches, as topo-place finds it."""
+def _find_rank_order(collective: Collective, router: Router) -> Option:
+    """Return what one ring in the best rank order reaches, as topo-place finds it."""
     traffic = f"{WHOLE}={collective.name}:1G"
     placed = place(router.topology, traffic=traffic, time_limit_s=_TIME_LIMIT_S)
     try:
-        algbw = rate_rings(collective.name, [placed.order], router.topology, router).algbw_GBps
+        rate = rate_rings(collective.name, [placed.order], router)
     except InfeasibleError:
         raise InfeasibleError(
-            "every ring through all GPUs has neighbours that only other GPUs join"
+            "every ring through all GPUs has neighbours connected through other GPUs only"
         ) from None
-    gpus = (
-        f"the order {', '.join(placed.gpus)}"
-        if len(placed.gpus) <= _MOST_NAMED
-        else "the best order of ranks"
-    )
-    return Option(RANK_ORDER, algbw, f"one ring in {gpus}")
+    named = len(placed.gpus) <= _MAX_NAMED
+    order = f"the order {', '.join(placed.gpus)}" if named else "the best order of ranks"
+    return Option(RANK_ORDER, rate.algbw_GBps, f"one ring in {order}")
 
 
-def rate_channels(
-    collective: str, channels: Channels, topology: Topology, router: Router
-) -> Fraction:
-    """Return the algbw that channels reach."""
+def rate_channels(collective: str, channels: Channels, router: Router) -> Fraction:
+    """Return the algbw in GB/s that channels reach."""
     if channels.shape == RING:
-        return rate_rings(collective, channels.orders, topology, router).algbw_GBps
-    trees = []
-    for order in channels.orders:
-        parents = [-1] * len(order)
-        for above, rank in pairwise(order):
-            parents[rank] = above
-        trees.append(tuple(parents))
-    return rate_trees(trees, topology, router).algbw_GBps
+        return rate_rings(collective, channels.orders, router).algbw_GBps
+    trees = [chain_parents(order) for order in channels.orders]
+    return rate_trees(trees, router).algbw_GBps

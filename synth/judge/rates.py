@@ -1,22 +1,21 @@
-"""The rate that found rings and trees reach on a machine's links, each hop on the system's own
-route, in exact fractions.
+"""Compute the exact rate that given rings and trees reach, each hop on the system's own route.
 
 The loads are those of the schedules that `synth/channels` makes of rings and chains
-(`schedule_trees` makes one of trees that branch), summed up without making them: a log of 512 ranks
-and 32 channels has millions of transfers.
+(`schedule_trees` makes one of branching trees), summed up without building the schedules: a log of
+512 ranks and 32 channels would have millions of transfers.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from ...topo.errors import InfeasibleError
-from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
-from .found import Order, Parents
+from .reading import Order, Parents
 
 DirectedLink = tuple[str, str]
 RINGS, TREES = "rings", "trees"
@@ -24,9 +23,10 @@ RINGS, TREES = "rings", "trees"
 
 @dataclass(frozen=True)
 class Rate:
-    """What channels of equal shares reach: `algbw_GBps` at large sizes, the `link` that limits
-    them, how often each channel crosses it, and that link's bandwidth. `load` is what the link
-    carries of each byte of the buffer, `alike` how many links are as busy.
+    """The algbw in GB/s that channels of equal shares reach at large sizes, and its limiting link.
+
+    `crossings` counts how often each channel crosses the link, `load` is what the link carries of
+    each byte of the buffer, and `alike` counts the links that are as busy.
     """
 
     shape: str
@@ -44,57 +44,60 @@ class Rate:
         return sum(count > 0 for count in self.crossings)
 
 
-def rate_rings(
-    collective: str, orders: Sequence[Order], topology: Topology, router: Router
-) -> Rate:
-    """Return the rate of rings for allreduce, allgather or reduce-scatter. InfeasibleError where
-    neighbours have no route.
+def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate:
+    """Return the rate of rings for allreduce, allgather or reduce-scatter.
+
+    Raises InfeasibleError if two neighbours have no route.
     """
     n = len(orders[0])
+    # A ring's reduce-scatter and its allgather each send (n - 1) / n of the buffer over every hop.
     each_hop = Fraction(n - 1, n) * (2 if collective == "allreduce" else 1)
-    hops = [[(order[i], order[(i + 1) % n]) for i in range(n)] for order in orders]
-    return _rate(RINGS, hops, each_hop, topology, router)
+    hops = [tuple(pairwise((*order, order[0]))) for order in orders]
+    return _rate(RINGS, hops, each_hop, router)
 
 
-def rate_trees(trees: Sequence[Parents], topology: Topology, router: Router) -> Rate:
-    """Return the rate of an allreduce that adds up along trees, and sends the sums back."""
-    hops = [[hop for rank, parent in enumerate(tree) if parent != -1 for hop in ((rank, parent), (parent, rank))]
-            for tree in trees]  # fmt: skip
-    return _rate(TREES, hops, Fraction(1), topology, router)
+def rate_trees(trees: Sequence[Parents], router: Router) -> Rate:
+    """Return the rate of an allreduce that reduces along trees and broadcasts the sums back."""
+    edges = [[(rank, parent) for rank, parent in enumerate(tree) if parent != -1] for tree in trees]
+    hops = [tuple(hop for a, b in tree for hop in ((a, b), (b, a))) for tree in edges]
+    return _rate(TREES, hops, Fraction(1), router)
 
 
 def _rate(
     shape: str,
-    hops: Iterable[Sequence[tuple[int, int]]],
+    hops: Sequence[tuple[tuple[int, int], ...]],
     each_hop: Fraction,
-    topology: Topology,
     router: Router,
 ) -> Rate:
-    """Return the rate of channels, each a list of hops that carry `each_hop` of the channel's
-    share.
-    """
-    listed = [tuple(channel) for channel in hops]
-    crossing_of: dict[tuple[tuple[int, int], ...], Counter[DirectedLink]] = {}
-    total: defaultdict[DirectedLink, int] = defaultdict(int)
-    for channel, count in Counter(listed).items():
-        crossed: Counter[DirectedLink] = Counter()
-        crossing_of[channel] = crossed
+    """Return the rate of channels whose hops each carry `each_hop` of their channel's share."""
+    topology = router.topology
+    crossings: dict[tuple[tuple[int, int], ...], Counter[DirectedLink]] = {}
+    total: Counter[DirectedLink] = Counter()
+    # NCCL often lists the same channel several times, so each distinct one is routed once.
+    for channel, count in Counter(hops).items():
+        crossed = crossings[channel] = Counter()
         for src, dst in channel:
             route = router.route(src, dst)
             if route is None:
-                a, b = topology.ranks[src], topology.ranks[dst]
                 raise InfeasibleError(
-                    f"{shape} of the file send from {a} to {b}, and on {topology.name} only other "
-                    "GPUs lie between them"
+                    f"{shape} of the file send from {topology.ranks[src]} to "
+                    f"{topology.ranks[dst]}, which {topology.name} connects through other GPUs only"
                 )
             crossed.update(route_links(route))
         for link, times in crossed.items():
             total[link] += times * count
-    share = each_hop / len(listed)
-    busy = {x: count / topology.capacity_GBps[x] for x, count in total.items()}
+    share = each_hop / len(hops)
+    busy = {link: count / topology.capacity_GBps[link] for link, count in total.items()}
     busiest = max(busy.values())
-    link = next(x for x in sorted(busy) if busy[x] == busiest)
-    alike = sum(value == busiest for value in busy.values())
-    load, capacity = total[link] * share, topology.capacity_GBps[link]
-    crossings = tuple(crossing_of[channel][link] for channel in listed)
-    return Rate(shape, len(listed), capacity / load, link, capacity, crossings, load, alike)
+    alike = [link for link in sorted(busy) if busy[link] == busiest]
+    load, capacity = total[alike[0]] * share, topology.capacity_GBps[alike[0]]
+    return Rate(
+        shape,
+        len(hops),
+        capacity / load,
+        alike[0],
+        capacity,
+        tuple(crossings[channel][alike[0]] for channel in hops),
+        load,
+        len(alike),
+    )

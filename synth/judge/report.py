@@ -1,4 +1,4 @@
-"""Verdicts for people, and as JSON."""
+"""Write verdicts as text, as JSON and as rows."""
 
 from __future__ import annotations
 
@@ -6,225 +6,189 @@ from collections.abc import Sequence
 from typing import Any
 
 from .advice import describe_limit, gbps, percent
-from .limits import Limits
-from .options import Options
+from .options import Limits, Options
 from .rates import Rate
-from .verdict import Channelled, Measured, Row, Verdict
+from .reading import SearchResult
+from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
-_MOST_ROWS = 12
+# Rows of a table of measurements: the large sizes, which bandwidth decides.
+_MAX_ROWS = 12
+# What `Measurement.how` is for results of topo-run, which get rows of their own.
+_RACED = ("plan", "stock")
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def write_text(verdicts: Sequence[Verdict], least: float | None) -> str:
-    """Return the verdicts as text."""
-    lines: list[str] = []
-    for verdict in verdicts:
-        lines += _text_of(verdict, least)
-        lines.append("")
-    return "\n".join(lines[:-1]) + "\n"
+def write_text(verdicts: Sequence[FileVerdict], least: float | None) -> str:
+    """Return the verdicts as text; `least` is the share of the bound that was asked for."""
+    return "\n".join("".join(f"{x}\n" for x in _list_lines(v, least)) for v in verdicts)
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in whole binary units, where it has any."""
+    """Format a size in the largest binary unit of which it is a multiple."""
     for unit, name in _UNITS:
         if size_bytes >= unit and size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
     return f"{size_bytes} B"
 
 
-def _text_of(verdict: Verdict, least: float | None) -> list[str]:
-    """Return the lines on one file."""
-    reading = verdict.reading
-    library = f", {reading.library}" if reading.library else ""
-    lines = [f"{reading.where}: {reading.kind}{library}"]
-    machine = verdict.machine
+def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
+    reading, machine = verdict.reading, verdict.machine
+    lines = [f"{reading.where}: {reading.kind}{f', {reading.library}' if reading.library else ''}"]
     if machine.topology is None:
         lines.append(f"  topology: none: {machine.source}")
     else:
-        name = machine.topology.name
-        lines.append(f"  topology: {name}, {len(machine.topology.ranks)} GPUs ({machine.source})")
-    for channelled in verdict.channelled:
-        lines += _text_of_channels(channelled)
+        name, count = machine.topology.name, len(machine.topology.ranks)
+        lines.append(f"  topology: {name}, {count} GPUs ({machine.source})")
+    for channels in verdict.communicators:
+        lines += _list_channel_lines(channels)
     for measured in verdict.measured:
-        lines += _text_of_measured(measured)
+        lines += _list_measured_lines(measured)
     for finding in verdict.findings:
         at = f" (line {finding.line})" if finding.line else ""
         lines.append(f"  {finding.name}: {finding.message}{at}")
         if finding.advice:
             lines.append(f"      -> {finding.advice}")
     lines += [f"  note: {note}" for note in verdict.notes]
-    for what, share in verdict.shares if least is not None else []:
-        assert least is not None
-        word = "fails" if share < least else "passes"
-        lines.append(
-            f"  {word}: {what}: {percent(share)} of the bound; at least {percent(least)} was "
-            "asked for"
-        )
+    if least is not None:
+        lines += [
+            f"  {'fails' if share < least else 'passes'}: {what}: {percent(share)} of the bound; "
+            f"at least {percent(least)} was asked for"
+            for what, share in verdict.shares
+        ]
     return lines
 
 
-def _limits_text(collective: str, limits: Limits) -> str:
-    """Return the bounds of a collective in a line."""
+def _describe_limits(collective: str, limits: Limits) -> str:
     text = f"  {collective}: at most {gbps(limits.one_way_GBps)} GB/s algbw ({limits.assumption})"
     if limits.any_way_GBps > limits.one_way_GBps:
-        text += f"; {gbps(limits.any_way_GBps)} for any use of the links"
+        text += f"; {gbps(limits.any_way_GBps)} with multipath"
     if limits.in_network_GBps is not None and limits.in_network_GBps > limits.any_way_GBps:
         text += f"; {gbps(limits.in_network_GBps)} if switches add (NVLS, SHARP)"
-    return text + (f"; it rests on {limits.rates}" if limits.rates else "")
+    return text + (f"; it depends on {limits.rates}" if limits.rates else "")
 
 
-def _options_text(options: Options) -> list[str]:
-    """Return what else could be had, a line each."""
-    lines = [
-        f"    {gbps(option.algbw_GBps):>8} GB/s  {option.name}: {option.what}"
-        for option in options.options
+def _list_option_lines(options: Options) -> list[str]:
+    return [
+        *(f"    {gbps(o.algbw_GBps):>8} GB/s  {o.name}: {o.what}" for o in options.options),
+        *(f"    not available: {reason}" for reason in options.missing),
     ]
-    return [*lines, *(f"    not found: {missing}" for missing in options.missing)]
 
 
-def _text_of_channels(channelled: Channelled) -> list[str]:
-    """Return the lines on a communicator."""
-    c = channelled.communicator
-    alike = f", {c.alike} alike" if c.alike > 1 else ""
+def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
+    c = channels.communicator
     nodes = f" on {c.nodes} nodes" if c.nodes and c.nodes > 1 else ""
-    how = f", GPUs {channelled.placed.how}" if channelled.placed else ""
+    alike = f", {c.alike} alike" if c.alike > 1 else ""
+    how = f", GPUs {channels.rank_map.how}" if channels.rank_map else ""
     lines = [
         f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
         f"trees{how}"
     ]
-    if c.transports:
-        by_count = sorted(c.transports.items(), key=lambda item: -item[1])
-        lines.append(
-            "    connections: " + ", ".join(f"{count} via {name}" for name, count in by_count[:6])
-        )
-    if channelled.why_not:
-        lines.append(f"    not judged: {channelled.why_not}")
-    for name, rates in channelled.rates.items():
-        limits = channelled.limits[name]
-        lines.append(_limits_text(name, limits))
+    by_count = sorted(c.transports.items(), key=lambda item: -item[1])
+    if by_count:
+        listed = ", ".join(f"{count} via {name}" for name, count in by_count[:6])
+        lines.append(f"    connections: {listed}")
+    if channels.why_not:
+        lines.append(f"    not judged: {channels.why_not}")
+    for name, rates in channels.rates.items():
+        limits = channels.limits[name]
+        lines.append(_describe_limits(name, limits))
+        is_sure = channels.taken in ("RING", "TREE") and len(rates) > 1
         for rate in rates:
-            known = channelled.taken in ("RING", "TREE") and len(rates) > 1
-            takes = " (what NCCL takes)" if known and rate is channelled.judged(name) else ""
+            takes = " (NCCL's choice)" if is_sure and rate is channels.judged(name) else ""
             share = percent(float(rate.algbw_GBps / limits.one_way_GBps))
             lines.append(
-                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} as found, {share} of the "
-                f"bound{takes}; "
-                f"{describe_limit(rate)}"
+                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} of the file, {share} of the "
+                f"bound{takes}; {describe_limit(rate)}"
             )
-        lines += _options_text(channelled.options[name])
+        lines += _list_option_lines(channels.options[name])
     return lines
 
 
-def _text_of_measured(measured: Measured) -> list[str]:
-    """Return the table of a collective's measurements: the fastest way of each size, the peak in
-    any case.
+def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
+    """Return the table of a collective's measurements: the fastest variant of each size, and the
+    peak in any case.
     """
     head = f"  {measured.collective} on {measured.ranks or 'an unknown number of'} ranks, measured"
-    lines = []
     if measured.limits is None:
-        lines.append(f"{head}; not held against a bound: {measured.why_not}")
+        lines = [f"{head}; not compared with a bound: {measured.why_not}"]
     else:
-        how = measured.placed.how if measured.placed else ""
-        lines += [f"{head}; GPUs {how}", _limits_text(measured.collective, measured.limits)]
+        how = measured.rank_map.how if measured.rank_map else ""
+        lines = [f"{head}; GPUs {how}", _describe_limits(measured.collective, measured.limits)]
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
-    kept: dict[tuple[int, str], Row] = {}
-    for row in measured.rows:
-        key = (
-            row.measured.size_bytes,
-            row.measured.how if row.measured.how in ("plan", "stock") else "",
-        )
-        if key not in kept or row.measured.algbw_GBps > kept[key].measured.algbw_GBps:
-            kept[key] = row
-    rows = sorted(kept.values(), key=lambda row: (row.measured.size_bytes, row.measured.how))
-    left = len(rows) - _MOST_ROWS
-    shown = rows[-_MOST_ROWS:] if left > 0 else rows
-    peak = measured.peak
+    fastest: dict[tuple[int, str], MeasuredRow] = {}
+    # The first of equally fast rows is shown; a sort keeps their order.
+    for row in sorted(measured.rows, key=lambda row: -row.measured.algbw_GBps):
+        m = row.measured
+        fastest.setdefault((m.size_bytes, m.how if m.how in _RACED else ""), row)
+    rows = sorted(fastest.values(), key=lambda row: (row.measured.size_bytes, row.measured.how))
+    shown, peak = rows[-_MAX_ROWS:], measured.peak
     if peak in rows and peak not in shown:
         shown = [peak, *shown]
     if len(shown) < len(rows):
-        lines.append(f"    ({len(rows) - len(shown)} smaller sizes are in --json)")
+        lines.append(f"    ({len(rows) - len(shown)} smaller sizes are in the JSON)")
     for row in shown:
         m = row.measured
         share = "" if row.share is None else percent(row.share)
         plan = "" if row.plan_GBps is None else gbps(row.plan_GBps)
-        wrong = "  wrong results" if m.wrong else ""
-        mark = "  <- peak" if row is peak else ""
-        said = f" {m.how}" if m.how in ("plan", "stock") else ""
         lines.append(
             f"    {size_text(m.size_bytes):>10} {gbps(m.algbw_GBps):>9} {gbps(m.busbw_GBps):>9} "
-            f"{share:>9} {plan:>9}"
-            f"{said}{mark}{wrong}"
+            f"{share:>9} {plan:>9}{f' {m.how}' if m.how in _RACED else ''}"
+            f"{'  <- peak' if row is peak else ''}{'  wrong results' if m.wrong else ''}"
         )
-    if measured.options is not None:
-        lines += _options_text(measured.options)
-    return lines
-
-
-# -- JSON
-# --------------------------------------------------------------------------------------------------------------
+    return lines + (_list_option_lines(measured.options) if measured.options else [])
 
 
 def write_json(
-    verdicts: Sequence[Verdict], least: float | None, refused: Sequence[tuple[str, str]] = ()
+    verdicts: Sequence[FileVerdict],
+    least: float | None,
+    refused: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Return the verdicts as one JSON object (docs/judge.md); `refused` are files that could not be
     judged, and why.
     """
     shares = [share for verdict in verdicts for _, share in verdict.shares]
-    out: dict[str, Any] = {"files": [_json_of(verdict) for verdict in verdicts]}
-    out["refused"] = [{"file": name, "message": message} for name, message in refused]
-    out["share"] = min(shares, default=None)
+    out: dict[str, Any] = {
+        "files": [_verdict_json(verdict) for verdict in verdicts],
+        "refused": [{"file": name, "message": message} for name, message in refused],
+        "share": min(shares, default=None),
+    }
     if least is not None:
-        out["least"] = least
-        out["passed"] = bool(shares) and min(shares) >= least
+        out |= {"least": least, "passed": bool(shares) and min(shares) >= least}
     return out
 
 
-def list_rows(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+def list_rows(verdicts: Sequence[FileVerdict]) -> list[dict[str, Any]]:
     """Return a row for each measurement, and for the rings and trees of each communicator."""
     rows = []
-    for verdict in verdicts:
-        for channelled in map(_json_of_channels, verdict.channelled):
-            for one in channelled["collectives"]:
-                for rate in one["rates"]:
-                    head = {
-                        "file": verdict.reading.where,
-                        "collective": one["collective"],
-                        "ranks": channelled["ranks"],
-                    }
-                    figures = {
-                        "algbw_GBps": rate["algbw_GBps"],
-                        "busbw_GBps": None,
-                        "share": rate["share"],
-                    }
-                    rows.append({**head, "size_bytes": None, "how": rate["shape"], **figures})
-        for measured in map(_json_of_measured, verdict.measured):
-            head = {
-                "file": verdict.reading.where,
-                "collective": measured["collective"],
-                "ranks": measured["ranks"],
-            }
+    for file in map(_verdict_json, verdicts):
+        for communicator in file["communicators"]:
+            for judged in communicator["collectives"]:
+                for rate in judged["rates"]:
+                    row = {"file": file["file"], "collective": judged["collective"]}
+                    row |= {"ranks": communicator["ranks"], "size_bytes": None}
+                    row |= {"how": rate["shape"], "algbw_GBps": rate["algbw_GBps"]}
+                    rows.append({**row, "busbw_GBps": None, "share": rate["share"]})
+        for measured in file["measured"]:
+            head = {"file": file["file"]} | {k: measured[k] for k in ("collective", "ranks")}
             rows += [head | row for row in measured["rows"]]
     return rows
 
 
-def _json_of(verdict: Verdict) -> dict[str, Any]:
-    """Return the object of one file."""
+def _verdict_json(verdict: FileVerdict) -> dict[str, Any]:
     reading, topology = verdict.reading, verdict.machine.topology
     return {
         "file": reading.where,
         "kind": reading.kind,
         "library": reading.library,
-        "topology": None
-        if topology is None
-        else {
+        "topology": topology
+        and {
             "name": topology.name,
             "fingerprint": topology.fingerprint,
             "ranks": len(topology.ranks),
         },
         "topology_source": verdict.machine.source,
-        "communicators": [_json_of_channels(c) for c in verdict.channelled],
-        "measured": [_json_of_measured(m) for m in verdict.measured],
+        "communicators": [_channels_json(c) for c in verdict.communicators],
+        "measured": [_measured_json(m) for m in verdict.measured],
         "findings": [
             {"name": f.name, "message": f.message, "advice": f.advice or None, "line": f.line}
             for f in verdict.findings
@@ -234,36 +198,32 @@ def _json_of(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _json_of_limits(limits: Limits | None) -> dict[str, Any] | None:
-    if limits is None:
-        return None
-    return {
+def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
+    in_network = limits and limits.in_network_GBps
+    return limits and {
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
-        "in_network_GBps": None
-        if limits.in_network_GBps is None
-        else float(limits.in_network_GBps),
+        "in_network_GBps": None if in_network is None else float(in_network),
         "kind": limits.kind,
         "assumption": limits.assumption,
         "rests_on": limits.rates,
     }
 
 
-def _json_of_options(options: Options | None) -> list[dict[str, Any]]:
-    if options is None:
-        return []
+def _options_json(options: Options | None) -> list[dict[str, Any]]:
     return [
-        {"name": o.name, "algbw_GBps": float(o.algbw_GBps), "what": o.what} for o in options.options
+        {"name": o.name, "algbw_GBps": float(o.algbw_GBps), "what": o.what}
+        for o in (options.options if options else ())
     ]
 
 
-def _json_of_rate(rate: Rate, limits: Limits, taken: bool) -> dict[str, Any]:
+def _rate_json(rate: Rate, limits: Limits, is_judged: bool) -> dict[str, Any]:
     return {
         "shape": rate.shape,
         "channels": rate.channels,
         "algbw_GBps": float(rate.algbw_GBps),
         "share": float(rate.algbw_GBps / limits.one_way_GBps),
-        "judged": taken,
+        "judged": is_judged,
         "limiting_link": {
             "src": rate.link[0],
             "dst": rate.link[1],
@@ -275,57 +235,48 @@ def _json_of_rate(rate: Rate, limits: Limits, taken: bool) -> dict[str, Any]:
     }
 
 
-def _json_of_channels(channelled: Channelled) -> dict[str, Any]:
-    """Return the object of a communicator."""
-    c, placed = channelled.communicator, channelled.placed
+def _pattern_json(pattern: SearchResult) -> dict[str, Any]:
+    return {"pattern": pattern.number} | {k: v for k, v in vars(pattern).items() if k != "number"}
+
+
+def _channels_json(channels: ChannelVerdict) -> dict[str, Any]:
+    c, rank_map = channels.communicator, channels.rank_map
     return {
         "ranks": c.ranks,
         "nodes": c.nodes,
         "alike": c.alike,
-        "gpus": None if placed is None else [placed.topology.ranks[i] for i in placed.gpu_of],
-        "placed": None if placed is None else placed.how,
+        "gpus": rank_map and [rank_map.topology.ranks[i] for i in rank_map.gpu_of],
+        "placed": rank_map and rank_map.how,
         "rings": [list(order) for order in c.rings],
         "trees": [list(tree) for tree in c.trees],
         "promised": c.promised,
-        "patterns": [
-            {
-                "pattern": p.number,
-                "channels": p.channels,
-                "intra_GBps": p.intra_GBps,
-                "inter_GBps": p.inter_GBps,
-                "type_intra": p.type_intra,
-                "type_inter": p.type_inter,
-            }
-            for p in c.patterns
-        ],
+        "patterns": [_pattern_json(pattern) for pattern in c.patterns],
         "transports": dict(c.transports),
-        "takes": channelled.taken or None,
-        "not_judged": channelled.why_not or None,
+        "takes": channels.taken or None,
+        "not_judged": channels.why_not or None,
         "collectives": [
             {
                 "collective": name,
-                "bound": _json_of_limits(channelled.limits[name]),
+                "bound": _limits_json(channels.limits[name]),
                 "rates": [
-                    _json_of_rate(r, channelled.limits[name], r is channelled.judged(name))
-                    for r in rates
+                    _rate_json(r, channels.limits[name], r is channels.judged(name)) for r in rates
                 ],
-                "share": channelled.share(name),
-                "options": _json_of_options(channelled.options[name]),
+                "share": channels.share(name),
+                "options": _options_json(channels.options[name]),
             }
-            for name, rates in channelled.rates.items()
+            for name, rates in channels.rates.items()
         ],
     }
 
 
-def _json_of_measured(measured: Measured) -> dict[str, Any]:
-    """Return the object of a collective's measurements."""
+def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
     peak = measured.peak
     return {
         "collective": measured.collective,
         "ranks": measured.ranks,
-        "bound": _json_of_limits(measured.limits),
+        "bound": _limits_json(measured.limits),
         "not_judged": measured.why_not or None,
-        "placed": None if measured.placed is None else measured.placed.how,
+        "placed": measured.rank_map and measured.rank_map.how,
         "share": peak.share,
         "above_bound": measured.is_above,
         "peak": {"size_bytes": peak.measured.size_bytes, "algbw_GBps": peak.measured.algbw_GBps},
@@ -342,5 +293,5 @@ def _json_of_measured(measured: Measured) -> dict[str, Any]:
             }
             for row in measured.rows
         ],
-        "options": _json_of_options(measured.options),
+        "options": _options_json(measured.options),
     }

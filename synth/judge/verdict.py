@@ -1,27 +1,22 @@
-"""What is found about a file: its measurements and channels beside the bounds, and what is to be
-said of them.
-"""
+"""Define a verdict: the measurements and channels of a file beside the bounds of its machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .found import Communicator, Finding, Measurement, Reading
-from .limits import Limits
-from .machine import Machine
-from .options import Options
-from .places import Placed
+from .machine import JudgedMachine, RankMap
+from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
+from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
 
-# How many times the bound a measurement must be to count as above it: tables round to two digits.
+# A measurement counts as above the bound from this many times the bound on: tables round rates to
+# two digits.
 ABOVE = 1.005
 
 
 @dataclass(frozen=True)
-class Row:
-    """A measurement, its share of the bound for one way a pair, and what a plan is predicted to
-    reach at its size.
-    """
+class MeasuredRow:
+    """A measurement, its share of the single-path bound, and a plan's predicted algbw in GB/s."""
 
     measured: Measurement
     share: float | None
@@ -29,80 +24,77 @@ class Row:
 
 
 @dataclass
-class Measured:
-    """The measurements of one collective; `peak` is the fastest, by which the collective is
-    judged.
-    """
+class MeasuredVerdict:
+    """The measurements of one collective; `why_not` is the reason if they could not be judged."""
 
     collective: str
     ranks: int
-    rows: list[Row]
+    rows: list[MeasuredRow]
     limits: Limits | None = None
-    placed: Placed | None = None
+    rank_map: RankMap | None = None
     options: Options | None = None
     why_not: str = ""
 
     @property
-    def peak(self) -> Row:
-        """The row with the highest algbw."""
+    def peak(self) -> MeasuredRow:
+        """The row with the highest algbw, by which the collective is judged."""
         return max(self.rows, key=lambda row: row.measured.algbw_GBps)
 
     @property
     def is_above(self) -> bool:
-        """Whether more was measured than the bound allows."""
+        """Whether the peak exceeds the bound."""
         return self.peak.share is not None and self.peak.share > ABOVE
 
 
 @dataclass
-class Channelled:
-    """A communicator's channels and what they reach; `taken` is what NCCL would take for large
-    allreduces, as far as that is known: RING, TREE, NVLS, or empty.
+class ChannelVerdict:
+    """The rates, bounds and options of a communicator's channels, each by collective.
+
+    `taken` is the algorithm that NCCL uses for large allreduces: RING, TREE, NVLS, or empty if
+    unknown. `why_not` is the reason if the channels could not be judged.
     """
 
-    communicator: Communicator
+    communicator: ObservedCommunicator
     rates: dict[str, list[Rate]] = field(default_factory=dict)
-    """By collective."""
     limits: dict[str, Limits] = field(default_factory=dict)
     options: dict[str, Options] = field(default_factory=dict)
-    placed: Placed | None = None
+    rank_map: RankMap | None = None
     taken: str = ""
     why_not: str = ""
 
-    def rate(self, collective: str, shape: str) -> Rate | None:
-        """Return the rate of a shape for a collective, None where it has none."""
+    def rate(self, collective: str, shape: str | None) -> Rate | None:
+        """Return the rate of a shape for a collective, None if it has none."""
         return next((rate for rate in self.rates.get(collective, ()) if rate.shape == shape), None)
 
     def judged(self, collective: str) -> Rate | None:
-        """Return the rate of what NCCL takes; of the better shape, where that is not known."""
-        taken = (
-            {"RING": RINGS, "TREE": TREES}.get(self.taken) if collective == "allreduce" else RINGS
+        """Return the rate of the shape that NCCL uses; if unknown, the rate of the faster shape."""
+        by_algorithm = {"RING": RINGS, "TREE": TREES}
+        taken = by_algorithm.get(self.taken) if collective == "allreduce" else RINGS
+        return self.rate(collective, taken) or max(
+            self.rates.get(collective, ()), key=lambda r: r.algbw_GBps, default=None
         )
-        rate = self.rate(collective, taken) if taken else None
-        return rate or max(self.rates.get(collective, ()), key=lambda r: r.algbw_GBps, default=None)
 
     def share(self, collective: str) -> float | None:
         """Return the share of the bound that `judged` reaches."""
         rate, limits = self.judged(collective), self.limits.get(collective)
-        return (
-            None if rate is None or limits is None else float(rate.algbw_GBps / limits.one_way_GBps)
-        )
+        return None if not rate or not limits else float(rate.algbw_GBps / limits.one_way_GBps)
 
 
 @dataclass
-class Verdict:
-    """What is to be said of one file."""
+class FileVerdict:
+    """Everything there is to report about one file."""
 
     reading: Reading
-    machine: Machine
-    measured: list[Measured] = field(default_factory=list)
-    channelled: list[Channelled] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    machine: JudgedMachine
+    measured: list[MeasuredVerdict] = field(default_factory=list)
+    communicators: list[ChannelVerdict] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def shares(self) -> list[tuple[str, float]]:
-        """What is judged, in words, and its share of the bound: measurements, and where there are
-        none, channels.
+        """Each judged thing in words with its share of the bound: the measurements or, without any,
+        the channels.
         """
         by_measurement = [
             (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)
@@ -111,7 +103,7 @@ class Verdict:
         ]
         return by_measurement or [
             (f"{name} on {c.communicator.ranks} ranks, by its channels", share)
-            for c in self.channelled
+            for c in self.communicators
             for name in c.rates
             if (share := c.share(name)) is not None
         ]

@@ -1,64 +1,50 @@
-"""Tell which of the formats a text is in, from the text itself, and read it; what is another is
-refused by its name.
-"""
+"""Recognize the format of a text by its content and read it; refuse other formats by name."""
 
 from __future__ import annotations
 
 import re
 import sys
+from html import unescape
 from pathlib import Path
 
 from ....topo.errors import InputError
-from ..found import Finding, Reading
+from ..reading import FileFinding, Reading
 from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
 
+# A day's log of a large job; a file is read into memory as a whole.
 MAX_FILE_BYTES = 512 * 2**20
 STANDARD_INPUT = "-"
+# The start of a text by which its format is recognized, and of an element that says it.
 _SNIFF_CHARACTERS = 64 * 2**10
+_ROOT_CHARACTERS = 200
+# Longer lines are no messages; patterns would take quadratic time on them.
+_MAX_LINE = 20_000
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
-    "JSON of nccl-tests or "
-    "rccl-tests, topo-run --json, or lines of NCCL Inspector"
+    "JSON of nccl-tests or rccl-tests, topo-run's JSON, or lines of NCCL Inspector"
 )
-_LOG_WANTED = "run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_OTHERS = tuple(
-    (re.compile(pattern, re.MULTILINE | re.IGNORECASE), what)
-    for pattern, what in (
-        (
-            r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID",
-            "nvidia-smi's output, which says what the machine is; give it by --topology (topo "
-            "-m), and here what runs on it",
-        ),
-        (
-            r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between",
-            "rocm-smi's or amd-smi's output, which says what the machine is; give here what runs "
-            "on it",
-        ),
-        (r"^nccl_\w+\{|^# (?:HELP|TYPE) ", "Prometheus metrics; give NCCL Inspector's JSON lines"),
-        (
-            r"busbw[^\n]{0,200},|,\s{0,9}algbw",
-            "a table that is no nccl-tests text; give what the test printed, or its -J file",
-        ),
-        (
-            r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations",
-            "perftest's output, of one link; give a collective's",
-        ),
-        (
-            r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE",
-            "bandwidths between pairs of GPUs; topo-probe --measure takes those; give here a "
-            "collective's",
-        ),
-    )
-)
+_OTHERS = {
+    r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
+    "output, which says what the machine is; name it as the topology (topo -m), and give here "
+    "what runs on it",
+    r"=+ ROCm System Management|ROCm SMI|amd-smi|Link Type between": "rocm-smi's or amd-smi's "
+    "output, which says what the machine is; give here what runs on it",
+    r"^nccl_\w+\{|^# (?:HELP|TYPE) ": "Prometheus metrics; give NCCL Inspector's JSON lines",
+    r"busbw[^\n]{0,200},|,\s{0,9}algbw": "a table in another form than nccl-tests'; give what the "
+    "test printed, or its -J file",
+    r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
+    "collective's",
+    r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE": "bandwidths between pairs of GPUs, which "
+    "topo-probe takes as measurements; give here a collective's",
+}
 
 
 def read_file(name: str, collective: str | None = None) -> Reading:
-    """Return what a file says. Raises InputError where it cannot be read, or is none of the
-    formats.
+    """Return what a file says. Raises InputError if it cannot be read, or is of no known format.
 
     `collective` is the one that was asked for; a table of others is refused.
     """
@@ -79,45 +65,46 @@ def read_file(name: str, collective: str | None = None) -> Reading:
             f"{name}: larger than {MAX_FILE_BYTES >> 20} MiB; give the part with the start of the "
             "job"
         )
-    return read_text(_decode(raw, name), name, collective)
-
-
-def _decode(raw: bytes, where: str) -> str:
-    """Return the text of bytes in UTF-8, or in UTF-16 as Windows shells write it; InputError where
-    they are no text.
-    """
+    # Windows shells write UTF-16.
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return raw.decode("utf-16", errors="replace")
+        return read_text(raw.decode("utf-16", errors="replace"), name, collective)
     if b"\0" in raw[:_SNIFF_CHARACTERS]:
-        raise InputError(f"{where}: not a text; {_EXPECTED}")
-    return raw.decode("utf-8-sig", errors="replace")
+        raise InputError(f"{name}: not a text; {_EXPECTED}")
+    return read_text(raw.decode("utf-8-sig", errors="replace"), name, collective)
 
 
 def read_text(text: str, where: str, collective: str | None = None) -> Reading:
     """Return what a text says; `where` names it in errors. Raises InputError as read_file does."""
-    if "&gt;" in text:  # copied out of a page's source
-        text = (
-            text.replace("&gt;", ">")
-            .replace("&lt;", "<")
-            .replace("&quot;", '"')
-            .replace("&amp;", "&")
+    reading = _read_any(text, where, collective)
+    measured = sorted({m.collective for m in reading.measurements})
+    if collective is not None and measured and collective not in measured:
+        raise InputError(
+            f"{where}: a table of {', '.join(measured)}, and {collective} was asked for; give that "
+            f"table, or ask for {measured[0]}",
+            parameter="collective",
         )
+    return reading
+
+
+def _read_any(text: str, where: str, collective: str | None) -> Reading:
+    if "&gt;" in text:  # copied from a page's source
+        text = unescape(text)
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
-    start = text[skipped.end() if skipped else 0 :][:200]
+    start = text[skipped.end() if skipped else 0 :][:_ROOT_CHARACTERS]
     if not start.strip():
+        empty = f"{where}: the file is empty"
         if where == STANDARD_INPUT:
-            raise InputError(
-                f"standard input is empty: the command before | printed nothing; {_EXPECTED}"
-            )
-        raise InputError(f"{where}: the file is empty; {_EXPECTED}")
+            empty = "standard input is empty: the command before | printed nothing"
+        raise InputError(f"{empty}; {_EXPECTED}")
     if start.startswith("<graphs"):
         from .graph_dump import read_graph_dump
 
-        return _check_collective(read_graph_dump(text, where), collective)
+        return read_graph_dump(text, where)
     if start.startswith(("<system", "<topology", "<!DOCTYPE topology")):
         raise InputError(
-            f"{where}: a topology, which says what the machine is; give it by --topology, and "
-            "here a graph dump"
+            f"{where}: a topology, which says what the machine is; name it as the topology, and "
+            "give here a graph dump",
+            parameter="topology",
         )
     if start.startswith("<"):
         raise InputError(
@@ -127,110 +114,84 @@ def read_text(text: str, where: str, collective: str | None = None) -> Reading:
         from .json_results import read_json, unwrap_log
 
         inside = unwrap_log(text)
-        if inside is not None:
-            return _check_collective(_read_lines(inside, where, collective), collective)
-        return _check_collective(read_json(text, where), collective)
-    return _check_collective(_read_lines(text, where, collective), collective)
+        if inside is None:
+            return read_json(text, where)
+        text = inside
+    return _read_lines(text, where, collective)
 
 
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
-    """Return what a log, a table, or a log with a table in it says."""
+    """Return what a log, a table, or a log with tables in it says."""
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
     if "\x1b[" in text:
         text = _ANSI.sub("", text)
     count = 0
     for count, line in enumerate(text.splitlines(), 1):
-        line = line[:20_000].replace("\t", "    ").replace("\xa0", " ")
+        line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         is_message = signatures.is_message(line)
         log.take(line, count)
         if not is_message:
             table.take(line, count)
     measurements = table.finish(collective, where)
     if not measurements and not log.says_something:
-        raise _refuse(text, where, count, log, table)
+        raise InputError(f"{where}{_explain(text, count, log, table)}")
     reading = log.reading(where)
-    kinds = [
-        *([table.kind or "nccl-tests"] if measurements else []),
-        *([reading.kind] if log.says_something else []),
-    ]
-    notes = [*reading.notes, *table.notes[:3]]
-    for other, line_number in table.others.items():
-        notes.append(
-            f"line {line_number}: rows of {other} are no collective with a bound here, and are "
-            "left out"
-        )
-    findings = list(reading.findings)
+    kinds = [f"table of {table.kind or 'nccl-tests'}"] if measurements else []
+    kinds += [reading.kind] if log.says_something else []
+    findings = reading.findings
     if any(m.wrong for m in measurements):
-        findings.append(
-            Finding(
-                "wrong-results",
-                "some results were wrong (#wrong is not 0)",
-                "mend that before speed: a link or a driver is at fault",
-            )
+        finding = FileFinding(
+            "wrong-results",
+            "some results were wrong (#wrong is not 0)",
+            "mend that before speed: a link or a driver is at fault",
         )
+        findings = (*findings, finding)
     return Reading(
         where,
-        " with a ".join([f"table of {kinds[0]}" if measurements else kinds[0], *kinds[1:]]),
+        " with a ".join(kinds),
         reading.library or table.library,
         measurements,
         reading.communicators,
         reading.picks,
-        table.places,
-        tuple(findings),
-        tuple(notes),
+        table.locations,
+        findings,
+        (
+            *reading.notes,
+            *table.notes[:3],
+            *(
+                f"line {number}: rows of {test}, which has no bound here, are left out"
+                for test, number in table.others.items()
+            ),
+        ),
         reading.topology_files,
     )
 
 
-def _refuse(text: str, where: str, count: int, log: LogReader, table: TableReader) -> InputError:
-    """Return the error for a text from which nothing could be read: what it is, and what to give
-    instead.
+def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
+    """Return the rest of the error for a text of `count` lines without anything to judge: the line
+    if one is at fault, what the text is, and what to give instead.
     """
     if table.others:
-        other, line = next(iter(table.others.items()))
-        return InputError(
-            f"{where}, line {line}: a table of {other}, which has no bound here; give that of a "
-            "collective"
-        )
+        test, line = next(iter(table.others.items()))
+        return f", line {line}: a table of {test}, which has no bound here; give a collective's"
     if table.header_line:
-        return InputError(
-            f"{where}, line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is "
-            "cut, or the test had not "
-            "begun; give the whole output"
+        return (
+            f", line {count}: a table of {table.kind or 'nccl-tests'} without a row: it is cut, or "
+            "the test had not begun; give the whole output"
+        )
+    if log.lines and any(draft.started or draft.ranks for _, draft in log.drafts):
+        return (
+            f", line {log.last_line}: the log is cut: it ends before rings and trees are listed; "
+            "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
         )
     if log.lines:
-        started = any(draft.started or draft.ranks for _, draft in log.drafts)
-        if started:
-            return InputError(
-                f"{where}, line {log.last_line}: the log is cut: it ends before rings and trees "
-                "are listed; give the whole "
-                "log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
-            )
-        return InputError(
-            f"{where}: an NCCL log without the lines of INIT and GRAPH (no rings or trees); "
-            f"{_LOG_WANTED}"
+        return (
+            ": an NCCL log without the lines of INIT and GRAPH (no rings or trees); run with "
+            "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING and give the whole log"
         )
-    for pattern, what in _OTHERS:
-        if pattern.search(text[:_SNIFF_CHARACTERS]):
-            return InputError(f"{where}: {what}")
+    for pattern, what in _OTHERS.items():
+        if re.search(pattern, text[:_SNIFF_CHARACTERS], re.MULTILINE | re.IGNORECASE):
+            return f": {what}"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return InputError(
-        f"{where}: not a format that is understood (it starts with {first[:40]!r}); {_EXPECTED}"
-    )
-
-
-def _check_collective(reading: Reading, collective: str | None) -> Reading:
-    """Return a reading. Raises InputError where all that it measured is another collective than was
-    asked for.
-    """
-    if collective is None or not reading.measurements:
-        return reading
-    found = sorted({m.collective for m in reading.measurements})
-    if collective not in found:
-        raise InputError(
-            f"{reading.where}: a table of {', '.join(found)}, and {collective} was asked for; "
-            "give that table, or ask for "
-            f"--collective {found[0]}"
-        )
-    return reading
+    return f": not a format that is known (it starts with {first[:40]!r}); {_EXPECTED}"

@@ -1,6 +1,4 @@
-"""Read results that are JSON: nccl-tests' (-J), topo-run's (--json), and the lines of NCCL
-Inspector.
-"""
+"""Read results in JSON: nccl-tests' (-J), topo-run's, and the lines of NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -11,84 +9,87 @@ from typing import Any
 
 from ....topo.errors import InputError
 from ....topo.exact import load_json
-from ..found import Measurement, Place, Reading
+from ...ir.collective import Collective
+from ..reading import Location, Measurement, Reading
 from .log_lines import name_collective
 from .tests_table import read_bus, read_version
 
-_MOST_LINES = 2_000_000
+# Lines of NCCL Inspector, one for each call and rank, that fit into memory as objects.
+_MAX_LINES = 2_000_000
+# Larger numbers are no ranks but damaged entries.
+_MAX_RANKS = 1 << 16
+# Integers that JSON numbers hold exactly.
+_MAX_INTEGER = 1 << 53
+# Keys under which Docker, Kubernetes and cloud loggers keep a line of output.
 _WRAPPERS = ("log", "message", "msg", "textPayload")
 
 
 def read_json(text: str, where: str) -> Reading:
-    """Return what a JSON text says. Raises InputError where it is none of the kinds that are known,
-    or is cut off.
-    """
-    lines = [line for line in text.splitlines() if line.strip()]
-    if len(lines) > 1 and _is_whole(lines[0]) and lines[0].lstrip().startswith("{"):
-        return _read_inspector(
-            [_load(line, where, number) for number, line in enumerate(lines, 1)], where
+    """Return what a JSON text says. Raises InputError if it is of no known kind, or cut off."""
+    return _check_measured(_read_any(text, where))
+
+
+def _check_measured(reading: Reading) -> Reading:
+    """Return a reading. Raises InputError if it has no measurement."""
+    if not reading.measurements:
+        raise InputError(
+            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the "
+            "file cut off?"
         )
+    return reading
+
+
+def _read_any(text: str, where: str) -> Reading:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].lstrip().startswith("{") and _parse(lines[0]) is not None:
+        entries = [_load(line, where, number) for number, line in enumerate(lines, 1)]
+        return _read_inspector(entries, where)
     data = _load(text, where)
-    if (
-        isinstance(data, list)
-        and data
-        and all(isinstance(x, dict) and "coll_perf" in x for x in data)
-    ):
-        return _read_inspector(data, where)
+    entries = data if isinstance(data, list) else [data]
+    if entries and all(isinstance(x, dict) and "coll_perf" in x for x in entries):
+        return _read_inspector(entries, where)
     if not isinstance(data, dict):
         raise InputError(
-            f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run --json or NCCL "
+            f"{where}: JSON that is no result; expected nccl-tests' -J, topo-run's JSON or NCCL "
             "Inspector's"
         )
-    if "coll_perf" in data:
-        return _read_inspector([data], where)
     if isinstance(data.get("results"), list):
         return _read_nccl_tests(data, where)
     if isinstance(data.get("runs"), list):
-        parts = [
-            _read_topo_run(run, where).measurements for run in data["runs"] if isinstance(run, dict)
-        ]
-        return _whole_reading(
-            Reading(where, "topo-run's JSON", None, tuple(m for part in parts for m in part))
-        )
+        runs = [_check_measured(_read_topo_run(run, where)) for run in _rows(data, "runs")]
+        measurements = tuple(m for run in runs for m in run.measurements)
+        return Reading(where, "topo-run's JSON", measurements=measurements)
     if isinstance(data.get("rows"), list):
         return _read_topo_run(data, where)
     if data.get("format") == "topoplan-plan":
         raise InputError(
-            f"{where}: a plan, which says what could be; give topo-run's --json of it, which says "
+            f"{where}: a plan, which says what could be; give topo-run's JSON of it, which says "
             "what is"
         )
     if data.get("format") == "topoplan-topology" or "devices" in data:
         raise InputError(
-            f"{where}: a topology; give it by --topology, and here a log, a graph dump or a table"
+            f"{where}: a topology, not a result; name it as the topology, and give here a log, a "
+            "graph dump or a table",
+            parameter="topology",
         )
-    known = ", ".join(list(map(str, data))[:5])[:80]
+    keys = ", ".join(list(map(str, data))[:5])[:80]
     raise InputError(
-        f"{where}: JSON with {known or 'nothing'}; expected nccl-tests' -J (results), topo-run "
-        "--json (rows) or NCCL "
-        "Inspector's lines (coll_perf)"
+        f"{where}: JSON with {keys or 'nothing'}; expected nccl-tests' -J (results), topo-run's "
+        "JSON (rows) or NCCL Inspector's lines (coll_perf)"
     )
 
 
 def unwrap_log(text: str) -> str | None:
-    """Return the text inside a container's log, in which each line is an object with the line in
-    it; None for any other.
+    """Return the text inside a container's log, each line of which is an object that holds one line
+    of output; None for any other text.
     """
     out: list[str] = []
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            if not out:
-                return None
-            continue
-        inside = (
-            next((entry[key] for key in _WRAPPERS if isinstance(entry.get(key), str)), None)
-            if isinstance(entry, dict)
-            else None
-        )
+    for line in filter(str.strip, text.splitlines()):
+        entry = _parse(line)
+        if entry is None and out:
+            continue  # a line that the logger broke
+        values = [entry.get(key) for key in _WRAPPERS] if isinstance(entry, dict) else []
+        inside = next((value for value in values if isinstance(value, str)), None)
         if inside is None:
             return None
         out.append(inside.rstrip("\n"))
@@ -107,18 +108,16 @@ def _load(text: str, where: str, line: int | None = None) -> Any:
         raise InputError(f"{where}: not usable JSON: {error}") from None
 
 
-def _is_whole(line: str) -> bool:
+def _parse(line: str) -> Any:
+    """Return the value of a JSON line, None if it is not JSON (or null)."""
     try:
-        json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def _real(value: object) -> float | None:
-    """Return a number that is finite and not negative, None for anything else ("nan" stands for one
-    that is not).
-    """
+    """Return a finite number that is not negative; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -129,47 +128,40 @@ def _real(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
-        else None
-    )
+    """Return an integer from 0 to 2**53; None for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _MAX_INTEGER else None
 
 
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """Return the objects of a list."""
+    """Return the objects of the list under a key."""
     listed = data.get(key)
     return [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 
 
-# -- nccl-tests
-# ------------------------------------------------------------------------------------------------------
-
-
 def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
-    """Return what nccl-tests wrote by -J."""
     arguments = data.get("args")
-    first = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
-    name = name_collective(first.rsplit("/", 1)[-1])
+    program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
+    test = program.rsplit("/", 1)[-1]
+    name = name_collective(test)
     if name is None:
         raise InputError(
-            f"{where}: results of {first.rsplit('/', 1)[-1] or 'an unnamed test'}, which is no "
-            "collective that has a bound "
-            "here; give those of all_reduce_perf or another collective"
+            f"{where}: results of {test or 'an unnamed test'}, for which there is no bound; give "
+            "those of all_reduce_perf or another collective"
         )
-    places = {}
+    locations = {}
     for device in _rows(data, "devices"):
-        rank, number = _whole(device.get("rank")), _whole(device.get("device"))
-        if rank is not None and rank < 1 << 16:
-            host = device.get("hostname")
-            places[rank] = Place(
+        rank, host = _whole(device.get("rank")), device.get("hostname")
+        if rank is not None and rank < _MAX_RANKS:
+            locations[rank] = Location(
                 host if isinstance(host, str) else None,
-                number,
+                _whole(device.get("device")),
                 read_bus(str(device.get("device_hex"))),
             )
-    config = data.get("config") if isinstance(data.get("config"), dict) else {}
-    assert isinstance(config, dict)
-    ranks = max(places, default=-1) + 1 or (_whole(config.get("ngpus")) or 0)
+    config = data.get("config")
+    gpus = config.get("ngpus") if isinstance(config, dict) else None
+    ranks = max(locations, default=-1) + 1 or (_whole(gpus) or 0)
     measurements = []
     for row in _rows(data, "results"):
         size = _whole(row.get("size"))
@@ -179,112 +171,63 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
                 continue
             algbw, busbw = _real(half.get("alg_bw")), _real(half.get("bus_bw"))
             time_us = _real(half.get("time", half.get("cpu_time")))
-            if algbw is None or busbw is None or time_us is None:
-                continue
-            measurements.append(
-                Measurement(
-                    name, ranks, size, algbw, busbw, time_us, how, bool(_real(half.get("nwrong")))
+            if algbw is not None and busbw is not None and time_us is not None:
+                wrong = bool(_real(half.get("nwrong")))
+                measurements.append(
+                    Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong)
                 )
-            )
     version = _whole(data.get("nccl_version"))
-    return _whole_reading(
-        Reading(
-            where,
-            "nccl-tests' JSON",
-            f"NCCL {read_version(version)}" if version else None,
-            tuple(measurements),
-            places=places,
-        )
-    )
-
-
-# -- topo-run
-# --------------------------------------------------------------------------------------------------------
+    library = f"NCCL {read_version(version)}" if version else None
+    return Reading(where, "nccl-tests' JSON", library, tuple(measurements), locations=locations)
 
 
 def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
-    """Return what topo-run --json printed: each size with the plan's time and the stock
-    collective's.
-    """
+    """Return topo-run's results: for each size the times of the plan and the stock collective."""
     name, ranks = name_collective(str(data.get("collective"))), _whole(data.get("ranks"))
     if name is None or not ranks:
         raise InputError(
-            f"{where}: JSON with rows, but no collective and ranks; expected topo-run --json"
+            f"{where}: JSON with rows, but no collective and ranks; expected topo-run's JSON"
         )
-    from ...ir.collective import Collective
-
     factor = float(Collective.with_default_root(name, ranks).bus_factor())
     measurements = []
     for row in _rows(data, "rows"):
         size = _whole(row.get("size_bytes"))
-        for key, how in (("plan_us", "plan"), ("stock_us", "stock")):
-            time_us = _real(row.get(key))
+        for how in ("plan", "stock"):
+            time_us = _real(row.get(f"{how}_us"))
             if size and time_us:
                 algbw = size / time_us * 1e-3
-                wrong = bool(_whole(row.get("wrong"))) and how == "plan"
+                wrong = how == "plan" and bool(_whole(row.get("wrong")))
                 measurements.append(
                     Measurement(name, ranks, size, algbw, algbw * factor, time_us, how, wrong)
                 )
-    return _whole_reading(Reading(where, "topo-run's JSON", None, tuple(measurements)))
-
-
-# -- NCCL Inspector
-# --------------------------------------------------------------------------------------------------
+    return Reading(where, "topo-run's JSON", None, tuple(measurements))
 
 
 def _read_inspector(entries: list[Any], where: str) -> Reading:
-    """Return what NCCL Inspector wrote, a call a line: of each collective and size the median over
-    calls and ranks.
+    """Return the results of NCCL Inspector, an entry a call: for each collective and size the
+    median over calls and ranks.
     """
     calls: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
-    other: dict[str, None] = {}
-    nodes = 0
-    for entry in entries[:_MOST_LINES]:
-        perf, header = (
-            (entry.get("coll_perf"), entry.get("header"))
-            if isinstance(entry, dict)
-            else (None, None)
-        )
+    others: dict[str, None] = {}
+    for entry in entries[:_MAX_LINES]:
+        call = entry if isinstance(entry, dict) else {}
+        perf, header = call.get("coll_perf"), call.get("header")
         if not isinstance(perf, dict) or not isinstance(header, dict):
-            if isinstance(entry, dict) and "p2p_perf" in entry:
-                other["point-to-point calls"] = None
+            if "p2p_perf" in call:
+                others["point-to-point calls"] = None
             continue
         name, ranks = name_collective(str(perf.get("coll"))), _whole(header.get("n_ranks"))
-        size, time_us = (
-            _whole(perf.get("coll_msg_size_bytes")),
-            _real(perf.get("coll_exec_time_us")),
-        )
+        size = _whole(perf.get("coll_msg_size_bytes"))
         algbw, busbw = _real(perf.get("coll_algobw_gbs")), _real(perf.get("coll_busbw_gbs"))
-        if (
-            name is None
-            or not ranks
-            or not size
-            or time_us is None
-            or algbw is None
-            or busbw is None
-        ):
-            other[f"calls of {str(perf.get('coll'))[:30]}"] = None
-            continue
-        nodes = max(nodes, _whole(header.get("nnodes")) or 0)
-        calls.setdefault((name, ranks, size), []).append((algbw, busbw, time_us))
+        time_us = _real(perf.get("coll_exec_time_us"))
+        if not (name and ranks and size) or algbw is None or busbw is None or time_us is None:
+            others[f"calls of {str(perf.get('coll'))[:30]}"] = None
+        else:
+            calls.setdefault((name, ranks, size), []).append((algbw, busbw, time_us))
     measurements = []
-    for (name, ranks, size), seen in sorted(calls.items()):
-        algbw, busbw, time_us = sorted(seen)[len(seen) // 2]
+    for (name, ranks, size), rates in sorted(calls.items()):
+        median, how = sorted(rates)[len(rates) // 2], f"median of {len(rates)}"
         if ranks > 1:
-            measurements.append(
-                Measurement(name, ranks, size, algbw, busbw, time_us, f"median of {len(seen)}")
-            )
-    notes = tuple(f"{what} are not judged" for what in other)
-    return _whole_reading(
-        Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes)
-    )
-
-
-def _whole_reading(reading: Reading) -> Reading:
-    """Return a reading. Raises InputError where it has no measurement."""
-    if not reading.measurements:
-        raise InputError(
-            f"{reading.where}: {reading.kind} without a measurement that can be judged; is the "
-            "file cut off?"
-        )
-    return reading
+            measurements.append(Measurement(name, ranks, size, *median, how))
+    notes = tuple(f"{what} are not judged" for what in others)
+    return Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes)

@@ -1,30 +1,36 @@
-"""Put together what the ranks of a communicator say in a log, and leave out what is not whole."""
+"""Join what the ranks of a communicator write in a log, and leave out incomplete channels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ..found import Communicator, Order, Parents, Pattern, Place
+from ..reading import Location, ObservedCommunicator, Order, Parents, SearchResult
+
+# The next rank, or the parent, of each rank in each channel.
+_RankOf = dict[int, dict[int, int]]
 
 
 @dataclass
 class Draft:
-    """What a thread says while it makes one communicator."""
+    """What a thread writes while it makes one communicator.
+
+    `hops` and `connections` hold the next rank of each rank in each ring, `parents` the parent of
+    each rank in each tree. `promised` is the announced number of channels; `cut_lines` says that
+    NCCL itself cut its lines of rings.
+    """
 
     ranks: int | None = None
     nodes: int | None = None
     id: str | None = None
-    places: dict[int, Place] = field(default_factory=dict)
+    locations: dict[int, Location] = field(default_factory=dict)
     rings: dict[int, Order] = field(default_factory=dict)
     promised: int | None = None
-    hops: dict[int, dict[int, int]] = field(default_factory=dict)
-    """The next rank of each in each ring."""
-    parents: dict[int, dict[int, int]] = field(default_factory=dict)
-    connections: dict[int, dict[int, int]] = field(default_factory=dict)
-    """The next rank of each in each ring, from its connections."""
+    hops: _RankOf = field(default_factory=dict)
+    parents: _RankOf = field(default_factory=dict)
+    connections: _RankOf = field(default_factory=dict)
     transports: Counter[str] = field(default_factory=Counter)
-    patterns: dict[int, Pattern] = field(default_factory=dict)
+    patterns: dict[int, SearchResult] = field(default_factory=dict)
     complete: bool = False
     started: bool = False
     rings_connected: bool = False
@@ -32,98 +38,76 @@ class Draft:
     nvls: bool = False
 
 
-def finish(drafts: list[Draft], notes: list[str]) -> Communicator:
-    """Return the communicator that drafts of its ranks describe; what is not whole is noted and
-    left out.
+def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
+    """Return the communicator that drafts of its ranks describe, with complete channels only; add a
+    note on the others.
     """
-    ranks = max((d.ranks or 0 for d in drafts), default=0)
-    rings: dict[int, Order] = {}
-    hops: dict[int, dict[int, int]] = {}
-    connections: dict[int, dict[int, int]] = {}
-    parents: dict[int, dict[int, int]] = {}
-    patterns: dict[int, Pattern] = {}
-    places: dict[int, Place] = {}
-    transports: Counter[str] = Counter()
+    joined = Draft()
     for draft in drafts:
-        rings |= {c: order for c, order in draft.rings.items() if c not in rings}
-        for source, target in (
-            (draft.hops, hops),
-            (draft.connections, connections),
-            (draft.parents, parents),
-        ):
-            for channel, of_rank in source.items():
-                target.setdefault(channel, {}).update(of_rank)
-        patterns |= {n: p for n, p in draft.patterns.items() if n not in patterns}
-        for rank, place in draft.places.items():
-            places[rank] = _join_places(places.get(rank), place)
-        transports.update(draft.transports)
-    if not ranks:
-        seen = [
-            rank
-            for of_channel in (hops, parents, connections)
-            for c in of_channel.values()
-            for rank in c
-        ]
-        ranks = max([*seen, *places], default=-1) + 1
-    whole = {c: order for c, order in rings.items() if _is_order(order, ranks)}
-    for source in (hops, {} if whole else connections):
+        # The first rank to list a ring or a pattern counts: all list the same.
+        joined.rings = draft.rings | joined.rings
+        joined.patterns = draft.patterns | joined.patterns
+        for name in ("hops", "connections", "parents"):
+            for channel, rank_of in getattr(draft, name).items():
+                getattr(joined, name).setdefault(channel, {}).update(rank_of)
+        for rank, location in draft.locations.items():
+            joined.locations[rank] = _join_locations(joined.locations.get(rank), location)
+        joined.transports.update(draft.transports)
+    channels = (joined.hops, joined.parents, joined.connections)
+    named = {rank for channel in channels for rank_of in channel.values() for rank in rank_of}
+    ranks = max((d.ranks or 0 for d in drafts), default=0) or (
+        max({*named, *joined.locations}, default=-1) + 1
+    )
+    rings = {c: order for c, order in joined.rings.items() if _is_order(order, ranks)}
+    # Connections also belong to trees, so they only count if no rank printed a ring.
+    for source in (joined.hops, {} if rings else joined.connections):
         for channel, after in source.items():
             ring = _follow(after, ranks)
-            if channel not in whole and ring is not None:
-                whole[channel] = ring
-    trees = {
-        c: tree
-        for c, of_rank in parents.items()
-        if (tree := _make_tree(of_rank, ranks)) is not None
-    }
-    promised = max((d.promised or 0 for d in drafts), default=0) or None
-    if any(d.cut_lines for d in drafts) and not whole:
+            if channel not in rings and ring is not None:
+                rings[channel] = ring
+    trees = {c: tree for c, of in joined.parents.items() if (tree := _make_tree(of, ranks))}
+    promised = max((d.promised or 0 for d in drafts), default=0)
+    if any(d.cut_lines for d in drafts) and not rings:
         notes.append(
             f"NCCL itself cuts its lines of rings of {ranks} ranks; with NCCL_DEBUG_SUBSYS=GRAPH "
             "it prints 'Ring' lines"
         )
-    for what, listed, all_listed in (
-        ("rings", whole, {**rings, **hops}),
-        ("trees", trees, parents),
+    listed_rings = len({**joined.rings, **joined.hops})
+    for what, complete, listed, expected in (
+        ("rings", len(rings), listed_rings, promised if rings else 0),
+        ("trees", len(trees), len(joined.parents), 0),
     ):
-        if len(listed) < max(len(all_listed), (promised or 0) if what == "rings" and listed else 0):
-            total = max(len(all_listed), promised or 0)
+        if complete < max(listed, expected):
+            total = max(listed, promised)
             notes.append(
-                f"{what} of {ranks} ranks: {len(listed)} of {total} channels are whole in the "
-                "log; these are judged"
-                if listed
-                else f"{what} of {ranks} ranks: none of {total} is whole in the log, as not all "
-                "ranks' lines are there"
+                f"{what} of {ranks} ranks: {complete} of {total} channels are whole in the log; "
+                "these are judged"
+                if complete
+                else f"{what} of {ranks} ranks: none of {total} is whole in the log, which lacks "
+                "the lines of some ranks"
             )
-    return Communicator(
+    hosts = {location.host for location in joined.locations.values()}
+    is_located = len(joined.locations) == ranks and None not in hosts
+    return ObservedCommunicator(
         ranks=ranks,
-        nodes=next((d.nodes for d in drafts if d.nodes), None) or _count_hosts(places, ranks),
-        places=dict(sorted(places.items())),
-        rings=tuple(whole[c] for c in sorted(whole)),
+        nodes=next((d.nodes for d in drafts if d.nodes), len(hosts) if is_located else None),
+        locations=dict(sorted(joined.locations.items())),
+        rings=tuple(rings[c] for c in sorted(rings)),
         trees=tuple(trees[c] for c in sorted(trees)),
-        promised=promised,
-        patterns=tuple(patterns[n] for n in sorted(patterns)),
-        transports=dict(transports),
+        promised=promised or None,
+        patterns=tuple(joined.patterns[n] for n in sorted(joined.patterns)),
+        transports=dict(joined.transports),
         uses_nvls=any(d.nvls for d in drafts),
     )
 
 
-def _count_hosts(places: dict[int, Place], ranks: int) -> int | None:
-    """Return how many hosts the ranks are on, where all of them are known."""
-    hosts = {place.host for place in places.values()}
-    return len(hosts) if len(places) == ranks and None not in hosts else None
-
-
-def _join_places(known: Place | None, also: Place) -> Place:
-    """Return what two lines say of a rank's place; NVML's number counts more than CUDA's."""
-    if known is None:
-        return also
-    better = (
-        also
-        if also.dev is not None and (known.dev is None or (also.physical and not known.physical))
-        else known
-    )
-    return replace(better, host=known.host or also.host, bus=known.bus or also.bus)
+def _join_locations(first: Location | None, second: Location) -> Location:
+    """Return what two lines say of a rank's location; NVML's number counts more than CUDA's."""
+    if first is None:
+        return second
+    is_better = first.dev is None or (second.physical and not first.physical)
+    better = second if second.dev is not None and is_better else first
+    return replace(better, host=first.host or second.host, bus=first.bus or second.bus)
 
 
 def _is_order(order: Order, ranks: int) -> bool:
@@ -131,25 +115,20 @@ def _is_order(order: Order, ranks: int) -> bool:
 
 
 def _follow(after: dict[int, int], ranks: int) -> Order | None:
-    """Return the ring in which each rank is followed by the one given, from rank 0; None where it
-    is not whole.
-    """
+    """Return the ring from rank 0 on with the given successors, None if it is not whole."""
     order = [0]
-    while len(order) < ranks and after.get(order[-1]) is not None:
+    while len(order) < ranks and order[-1] in after:
         order.append(after[order[-1]])
-    return (
-        tuple(order)
-        if ranks > 1 and _is_order(tuple(order), ranks) and after.get(order[-1]) == 0
-        else None
-    )
+    is_closed = ranks > 1 and _is_order(tuple(order), ranks) and after.get(order[-1]) == 0
+    return tuple(order) if is_closed else None
 
 
 def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
-    """Return the tree in which every rank has the parent given, None where it is not whole."""
+    """Return the tree with the given parents, None if it is not whole or has a cycle."""
     if ranks < 2 or set(parent_of) != set(range(ranks)):
         return None
     parents = tuple(parent_of[rank] for rank in range(ranks))
-    if sum(p == -1 for p in parents) != 1 or any(not -1 <= p < ranks for p in parents):
+    if parents.count(-1) != 1 or not all(-1 <= p < ranks for p in parents):
         return None
     children: list[list[int]] = [[] for _ in range(ranks)]
     for rank, parent in enumerate(parents):
@@ -157,28 +136,17 @@ def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
             children[parent].append(rank)
     reached = [parents.index(-1)]
     for rank in reached:
-        reached.extend(children[rank])
-    if len(reached) < ranks:
-        return None
-    return parents
+        reached += children[rank]
+    return parents if len(reached) == ranks else None
 
 
-def count_alike(communicators: list[Communicator]) -> list[Communicator]:
-    """Return each communicator once, with how many there are of the same ranks, places and
-    channels.
-    """
-    seen: dict[object, int] = {}
-    kept: list[Communicator] = []
+def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommunicator]:
+    """Return each communicator once, with how many have the same ranks, locations and channels."""
+    first: dict[object, ObservedCommunicator] = {}
+    counts: Counter[object] = Counter()
     for c in communicators:
-        key = (
-            c.ranks,
-            c.rings,
-            c.trees,
-            tuple((r, p.host, p.dev, p.bus) for r, p in c.places.items()),
-        )
-        if key in seen:
-            kept[seen[key]] = replace(kept[seen[key]], alike=kept[seen[key]].alike + 1)
-        else:
-            seen[key] = len(kept)
-            kept.append(c)
-    return kept
+        locations = tuple((r, x.host, x.dev, x.bus) for r, x in c.locations.items())
+        key = c.ranks, c.rings, c.trees, locations
+        first.setdefault(key, c)
+        counts[key] += 1
+    return [replace(c, alike=counts[key]) for key, c in first.items()]

@@ -1,5 +1,5 @@
-"""One line of NCCL_DEBUG=INFO: whose it is, and what it says; the formats of NCCL 2.0 to 2.30 and
-of RCCL.
+"""Parse one line of NCCL_DEBUG=INFO: who wrote it and what it says, in the formats of NCCL 2.0 to
+2.30 and of RCCL.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..found import Pattern, Pick, Place
+from ..reading import Location, Pick, SearchResult
 
-# What stands between a signature and its message.
+# The level, which separates a signature from its message.
 _LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")
-# A signature's device; newer versions may have a time, file and line behind it.
+# The device of a signature; newer versions may add a time, file and line.
 _DEVICE = re.compile(r"\[(-?\d{1,9})\] (?:[^\s\[\]]+ ){0,3}")
 _WRITER = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10})$")
-# A signature at the beginning of a line, as nearly all are.
+# A signature at the beginning of a line, as nearly all are: logs of 50 MB are read in seconds
+# because such lines need no search.
 _ALONE = re.compile(
     r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b"
 )
-_MOST_SIGNATURE = 400
+# Characters before a level in which its signature is searched, so that long lines stay quick.
+_MAX_SIGNATURE = 400
 
 RING = re.compile(
     r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? *:((?:\s+\d+)+)(\s*\.\.\.)?\s*(?:comm\b.*)?$"
@@ -29,33 +31,38 @@ TREES = re.compile(r"\bTrees((?:\s+\[\d+\]\s+[-\d/|>]+)+)")
 TREE = re.compile(r"\[(\d+)\]\s+(\S+)")
 TREE_HOP = re.compile(r"\bTree (\d+) : (-?\d+) -> (\d+) -> ((?:-?\d+/)*-?\d+)")
 CONNECTION = re.compile(
-    r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? ?: +(\d+)(?:\[(\w+)\])? +-> +(\d+)(?:\[(\w+)\])? +(?:\[(?:send|receive)\] +)?"
-    r"via (\S.*)"
+    r"\b(?:Channel|Ring) (\d+)(?:/(\d+))? ?: +(\d+)(?:\[(\w+)\])? +-> +(\d+)(?:\[(\w+)\])? +"
+    r"(?:\[(?:send|receive)\] +)?via (\S.*)"
 )
 INIT = re.compile(
-    r"\bcomm 0x\w+ rank (?P<rank>\d+) nranks (?P<ranks>\d+)(?: cudaDev (?P<cuda>\d+))?(?: nvmlDev (?P<nvml>\d+))?"
-    r"(?: busId (?P<bus>\w+))?(?:.*?commId (?P<id>0x\w+))?.*?Init (?P<when>START|COMPLETE)"
+    r"\bcomm 0x\w+ rank (?P<rank>\d+) nranks (?P<ranks>\d+)(?: cudaDev (?P<cuda>\d+))?"
+    r"(?: nvmlDev (?P<nvml>\d+))?(?: busId (?P<bus>\w+))?(?:.*?commId (?P<id>0x\w+))?"
+    r".*?Init (?P<when>START|COMPLETE)"
 )
 SIZE = re.compile(
-    r"\bcomm 0x\w+ rank (?P<rank>\d+) nRanks (?P<ranks>\d+) nNodes (?P<nodes>\d+) localRanks (\d+)(?: localRank (\d+))?"
+    r"\bcomm 0x\w+ rank (?P<rank>\d+) nRanks (?P<ranks>\d+) nNodes (?P<nodes>\d+) "
+    r"localRanks (\d+)(?: localRank (\d+))?"
 )
 PATTERN = re.compile(
-    r"\bPattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), type (\w+)/(\w+)"
+    r"\bPattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), "
+    r"type (\w+)/(\w+)"
 )
 PICK = re.compile(r"(?:\b(\w+): )?\b(\d+) Bytes -> Algo (\w+) proto (\w+)")
 VERSION = re.compile(r"\b(NCCL|RCCL) version ?:? ?(\d[\w.+\-:]*)")
 SIMPLE_ORDER = re.compile(r"Could not find a path for pattern (\d+), falling back to simple order")
 NO_P2P = re.compile(
     r"P2P is disabled between (?:connected )?GPUs (?P<a>\d+) and (?P<b>\d+)|"
-    r"(?:Could not enable P2P|peer query failed) between dev (?P<c>\d+)\s?\(=\w+\) and dev (?P<d>\d+)"
+    r"(?:Could not enable P2P|peer query failed) between dev (?P<c>\d+)\s?\(=\w+\) "
+    r"and dev (?P<d>\d+)"
 )
 ENVIRONMENT = re.compile(r"\b((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to (\S+)")
 NETWORK = re.compile(r"Using network (\S+)")
 GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
+# In the order of NCCL's numbers, which some versions print in place of names.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
-# Collectives by their names in letters alone.
+# Collectives by the letters of their names.
 COLLECTIVES = {
     "allreduce": "allreduce",
     "allgather": "allgather",
@@ -71,9 +78,9 @@ COLLECTIVES = {
 
 
 @dataclass(frozen=True)
-class Message:
-    """One message: the thread that wrote it (None where the text does not say), its host, device,
-    level and text.
+class LogMessage:
+    """A message with the thread that wrote it (host, process, thread; None if the text does not
+    say), its device and its level.
     """
 
     thread: tuple[str, str, str] | None
@@ -84,44 +91,39 @@ class Message:
 
 def name_collective(text: str) -> str | None:
     """Return the collective that a name such as AllReduce, all_reduce_perf or ncclReduceScatter
-    means; None for others.
+    means; None for other names.
     """
     letters = re.sub(r"[^a-z]", "", text.lower().removeprefix("nccl"))
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
 
 
-# Where it begins and ends, the thread, the device, the level.
+# Begin and end in the line, thread, device, level.
 _Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
 
 
 class Signatures:
-    """Finds who signed the messages of a line; knows the hosts that it has seen.
+    """Finds the signatures of the messages in a line, and remembers the hosts.
 
-    A message may stand right behind another one's last word ("->0node1:17:42 [1] NCCL INFO"), and
-    where that is a number, only a host's name that is known tells where it ends.
+    A message may directly follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that
+    word is a number, only a host name seen before tells where the number ends.
     """
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
         self._line: str | None = None
-        self._found: list[_Signature] = []
+        self._cached: list[_Signature] = []
 
-    def split(self, line: str) -> Iterator[Message]:
-        """Yield the messages of a line: several where writers ran into each other, and the line
-        itself where nobody signed.
+    def split(self, line: str) -> Iterator[LogMessage]:
+        """Yield the messages of a line: several if ranks wrote at once, the whole line if it has no
+        signature.
         """
-        found = self._find(line)
-        if not found:
-            yield Message(None, None, "", line)
-            return
-        for number, (_, end, thread, device, level) in enumerate(found):
-            until = found[number + 1][0] if number + 1 < len(found) else len(line)
-            yield Message(thread, device, level, line[end:until])
+        signatures = self._find(line) or [(0, 0, None, None, "")]
+        ends = [start for start, *_ in signatures[1:]] + [len(line)]
+        for (_, begin, thread, device, level), end in zip(signatures, ends, strict=True):
+            yield LogMessage(thread, device, level, line[begin:end])
 
     def is_message(self, line: str) -> bool:
-        """Return whether a line is one message, with nothing before it and no other in it;
-        quickly.
-        """
+        """Return whether a line is a single message, by a quick check that most lines pass."""
         alone = _ALONE.match(line)
         if (
             alone is None
@@ -131,33 +133,30 @@ class Signatures:
             return False
         host, pid, tid, device, level = alone.groups()
         self.hosts.add(host)
-        self._line, self._found = line, [(0, alone.end(), (host, pid, tid), int(device), level)]
+        self._line, self._cached = line, [(0, alone.end(), (host, pid, tid), int(device), level)]
         return True
 
     def cut_off(self, line: str) -> str:
-        """Return what stands in a line before the first message of the library."""
-        found = self._find(line)
-        return line[: found[0][0]] if found else line
+        """Return the part of a line before the first message of the library."""
+        signatures = self._find(line)
+        return line[: signatures[0][0]] if signatures else line
 
     def _find(self, line: str) -> list[_Signature]:
-        """Return all signatures of a line; of the last one from memory, as two readers ask."""
+        """Return the signatures of a line, cached for the last line, since two readers ask."""
         if line is not self._line:
-            self._line, self._found = (
-                line,
-                self._search(line) if "INFO" in line or "WARN" in line else [],
-            )
-        return self._found
+            self._line = line
+            self._cached = self._search(line) if "INFO" in line or "WARN" in line else []
+        return self._cached
 
     def _search(self, line: str) -> list[_Signature]:
-        """Return where each signature of a line begins and ends, its thread, device and level."""
         out: list[_Signature] = []
         before = 0
         for level in _LEVEL.finditer(line):
-            low = max(before, level.start() - _MOST_SIGNATURE)
+            low = max(before, level.start() - _MAX_SIGNATURE)
             bracket = line.rfind("[", low, level.start())
             device = _DEVICE.fullmatch(line, bracket, level.start()) if bracket >= 0 else None
             if device is None:
-                if line.startswith("NCCL", level.start()):  # a log whose signatures were taken off
+                if line.startswith("NCCL", level.start()):  # a log stripped of signatures
                     out.append((level.start(), level.end(), None, None, level[1]))
                     before = level.end()
                 continue
@@ -175,28 +174,23 @@ class Signatures:
         return out
 
     def _skip_digits(self, host: str, is_clean: bool) -> int:
-        """Return how many digits before a host's name belong to what stands before it."""
+        """Return how many leading digits of a host's name belong to the number before it."""
         if host in self.hosts:
             return 0
-        skipped = next(
-            (
-                k
-                for k in range(1, min(len(host), 4))
-                if host[k:] in self.hosts and host[:k].isdigit()
-            ),
-            0,
-        )
-        if is_clean and not skipped:
+        # The number before it is a rank, which nearly always has at most three digits.
+        for count in range(1, min(len(host), 4)):
+            if host[count:] in self.hosts and host[:count].isdigit():
+                return count
+        if is_clean:
             self.hosts.add(host)
-        return skipped
+        return 0
 
 
 def read_tree(text: str) -> tuple[int, int] | None:
-    """Return rank and parent (-1: none) of one entry of a Trees line, of any version; None where it
-    is none.
+    """Return the rank and its parent (-1: none) from an entry of a Trees line; None if malformed.
 
-    "1/-1/-1->0->-1" is children, rank, parent; "-1->0->1/-1/-1" (until 2.5) the other way round;
-    2.6 had both, with a bar.
+    "1/-1/-1->0->-1" is children, rank, parent; "-1->0->1/-1/-1" (until 2.5) the reverse; 2.6 had
+    both, separated by a bar.
     """
     parts = text.split("|")[0].split("->")
     if len(parts) != 3:
@@ -208,21 +202,17 @@ def read_tree(text: str) -> tuple[int, int] | None:
         return None
 
 
-def read_pattern(found: re.Match[str]) -> Pattern:
-    """Return the pattern of a line."""
-    number, channels, intra, inter, type_intra, type_inter = found.groups()
-    return Pattern(int(number), int(channels), float(intra), float(inter), type_intra, type_inter)
+def read_pattern(match: re.Match[str]) -> SearchResult:
+    """Return the search result that PATTERN matched."""
+    number, channels, intra, inter, *types = match.groups()
+    return SearchResult(int(number), int(channels), float(intra), float(inter), *types)
 
 
-def read_pick(found: re.Match[str]) -> Pick:
-    """Return the tuner's pick of a line, whose algorithm may be a name or a number."""
-    collective, size, algorithm, protocol = found.groups()
-    return Pick(
-        None if collective is None else name_collective(collective),
-        int(size),
-        _name(algorithm, ALGORITHMS),
-        _name(protocol, PROTOCOLS),
-    )
+def read_pick(match: re.Match[str]) -> Pick:
+    """Return the tuner's pick that PICK matched, whose algorithm may be a name or a number."""
+    collective, size, algorithm, protocol = match.groups()
+    name = None if collective is None else name_collective(collective)
+    return Pick(name, int(size), _name(algorithm, ALGORITHMS), _name(protocol, PROTOCOLS))
 
 
 def _name(text: str, names: tuple[str, ...]) -> str:
@@ -230,9 +220,7 @@ def _name(text: str, names: tuple[str, ...]) -> str:
 
 
 def name_transport(text: str) -> str:
-    """Return the transport that a connection names: P2P, P2P/indirect, SHM, NET/Socket, NET/IB
-    ...
-    """
+    """Return the transport of a connection: P2P, P2P/indirect, SHM, NET/Socket, NET/IB ..."""
     parts = text.split()[0].rstrip(",").split("/") if text.split() else [""]
     if "shared memory" in text or parts[0] == "SHM":
         return "SHM"
@@ -241,19 +229,18 @@ def name_transport(text: str) -> str:
     return "P2P/indirect" if "indirect" in text else parts[0]
 
 
-def place_of(bracket: str | None, host: str | None) -> Place:
-    """Return the place that the number in a connection's brackets means: a PCI address (1b000) or
-    an NVML index (3).
+def read_location(bracket: str | None, host: str | None) -> Location:
+    """Return the location that the number in a connection's brackets means: a PCI address (1b000)
+    or an NVML index (3).
     """
-    if bracket is None:
-        return Place(host)
+    bracket = bracket or ""
     if len(bracket) >= 4 or (len(bracket) > 1 and not bracket.isdecimal()):
-        return Place(host, bus=read_bus_id(bracket))
-    return Place(host, dev=int(bracket), physical=True) if bracket.isdecimal() else Place(host)
+        return Location(host, bus=read_bus_id(bracket))
+    return Location(host, int(bracket), physical=True) if bracket.isdecimal() else Location(host)
 
 
 def read_bus_id(text: str) -> str | None:
-    """Return a PCI address from the digits that logs have for it: "1b000" is 0000:1b:00.0."""
+    """Return the PCI address that a log writes as hexadecimal digits: "1b000" is 0000:1b:00.0."""
     try:
         number = int(text, 16)
     except ValueError:

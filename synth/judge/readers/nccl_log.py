@@ -1,8 +1,8 @@
-"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with whatever a
-launcher puts before lines.
+"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with any launcher's
+prefixes.
 
-A communicator is made by one thread a rank. What a thread says from one initialisation to the next
-is a draft; drafts of one communicator are put together by its id where it is printed (2.18 and
+On each rank one thread makes a communicator. What a thread writes from one initialization to the
+next is a draft. Drafts of one communicator are joined by its id if the library prints one (2.18 and
 later), else by how many communicators of that many ranks the thread had made before.
 """
 
@@ -12,35 +12,41 @@ import re
 from collections import Counter
 
 from ....topo.errors import InputError
-from ..found import Communicator, Finding, Pick, Place, Reading
+from ..reading import FileFinding, Location, ObservedCommunicator, Pick, Reading
 from . import log_lines as lines
 from .log_drafts import Draft, count_alike, finish
 
-# Lines that say something; all others are passed over quickly.
+# Lines worth parsing. Most lines of a log are not, and this search keeps 50 MB to seconds.
 _WORTH = re.compile(
-    r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P|version|set (?:by env|to)"
-    r"|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
+    r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P|version"
+    r"|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
 )
-_MOST_RANKS = 1 << 16
-_MOST_PICKS = 10_000
-_MOST_WARNINGS = 3
+# Larger numbers are no ranks but damaged lines.
+_MAX_RANKS = 1 << 16
+# Bounds on memory and output for logs that repeat themselves.
+_MAX_PICKS = 10_000
+_MAX_WARNINGS = 3
+# Pairs of GPUs that a finding names.
+_MAX_PAIRS = 6
+
 _LIMITING = {
     "NCCL_P2P_DISABLE": "unset it unless P2P is broken here: GPUs then send through host memory",
     "NCCL_P2P_LEVEL": "unset it, or raise it to SYS: it decides between which GPUs P2P is used",
     "NCCL_SHM_DISABLE": "unset it: ranks of one host then send over the network",
     "NCCL_MAX_NCHANNELS": "unset it: fewer channels carry less",
     "NCCL_MAX_CTAS": "unset it: fewer channels carry less",
-    "NCCL_ALGO": "unset it unless it was found to be faster at every size",
-    "NCCL_PROTO": "unset it unless it was found to be faster at every size",
+    "NCCL_ALGO": "unset it unless measurements show it faster at every size",
+    "NCCL_PROTO": "unset it unless measurements show it faster at every size",
     "NCCL_IB_DISABLE": "unset it: nodes then talk over TCP",
-    "NCCL_NVLS_ENABLE": "unset it where NVSwitches can add",
-    "NCCL_BUFFSIZE": "unset it unless it was found to be faster",
-    "NCCL_NTHREADS": "unset it unless it was found to be faster",
+    "NCCL_NVLS_ENABLE": "unset it if NVSwitches can add",
+    "NCCL_BUFFSIZE": "unset it unless measurements show it faster",
+    "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
+_STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
 class LogReader:
-    """Takes a log line by line; `reading` is what it came to."""
+    """Collects the facts of a log, which is given line by line; `reading` returns them."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
@@ -48,7 +54,7 @@ class LogReader:
         self._current: dict[object, Draft] = {}
         self.picks: Counter[Pick] = Counter()
         self.library: str | None = None
-        self.findings: dict[str, Finding] = {}
+        self.findings: dict[str, FileFinding] = {}
         self.topology_files: list[str] = []
         self.lines = self.last_line = 0
         self._completed = self.is_rccl = False
@@ -56,214 +62,187 @@ class LogReader:
         self._warnings: list[str] = []
 
     def take(self, line: str, number: int) -> None:
-        """Take one line of the log."""
+        """Parse one line of the log."""
         if "NCCL" in line:
             self.lines += 1
-            self.is_rccl = (
-                self.is_rccl or "RCCL" in line or (" busId " in line and " nRanks " in line)
-            )
+            # RCCL ends its lines of rings and trees with comm, nRanks and busId.
+            self.is_rccl |= "RCCL" in line or (" busId " in line and " nRanks " in line)
         if line and not line.isspace():
             self.last_line = number
-        if _WORTH.search(line) is None:
-            return
-        for message in self.signatures.split(line):
-            self._take_message(message, number)
+        if _WORTH.search(line) is not None:
+            for message in self.signatures.split(line):
+                self._take_message(message, number)
 
-    def _draft(self, thread: object) -> Draft:
-        draft = self._current.get(thread)
-        if draft is None:
-            draft = self._current[thread] = Draft()
-            self.drafts.append((thread, draft))
-        return draft
+    def _draft(self, thread: object, anew: bool = False) -> Draft:
+        """Return the draft of a thread; with `anew`, begin the one of its next communicator."""
+        if anew or thread not in self._current:
+            self._current[thread] = Draft()
+            self.drafts.append((thread, self._current[thread]))
+        return self._current[thread]
 
-    def _next_draft(self, thread: object) -> Draft:
-        self._current.pop(thread, None)
-        return self._draft(thread)
-
-    def _take_message(self, message: lines.Message, number: int) -> None:
-        """Take what a message says, whichever of the known ones it is."""
+    def _take_message(self, message: lines.LogMessage, number: int) -> None:
         text, thread = message.text, message.thread
         host = thread[0] if thread else None
-        if (found := lines.CONNECTION.search(text)) is not None:
-            self._take_connection(found, self._draft(thread), host)
-        elif (found := lines.RING.search(text)) is not None:
-            self._take_ring(found, thread)
-        elif (found := lines.TREES.search(text)) is not None:
-            self._take_trees(found, thread)
-        elif (found := lines.RING_HOP.search(text)) is not None:
-            channel, _, rank, after = (int(x) for x in found.groups()[:4])
-            draft = self._draft(thread)
-            draft.hops.setdefault(channel, {})[rank] = after
-        elif (found := lines.TREE_HOP.search(text)) is not None:
-            channel, parent, rank = (int(x) for x in found.groups()[:3])
+        if (match := lines.CONNECTION.search(text)) is not None:
+            self._take_connection(match, self._draft(thread), host)
+        elif (match := lines.RING.search(text)) is not None:
+            self._take_ring(match, thread)
+        elif (match := lines.TREES.search(text)) is not None:
+            self._take_trees(match, thread)
+        elif (match := lines.RING_HOP.search(text)) is not None:
+            channel, _, rank, after = (int(x) for x in match.groups()[:4])
+            self._draft(thread).hops.setdefault(channel, {})[rank] = after
+        elif (match := lines.TREE_HOP.search(text)) is not None:
+            channel, parent, rank = (int(x) for x in match.groups()[:3])
             self._draft(thread).parents.setdefault(channel, {}).setdefault(rank, parent)
-        elif (found := lines.INIT.search(text)) is not None:
-            self._take_init(found, thread, host)
-        elif (found := lines.SIZE.search(text)) is not None:
+        elif (match := lines.INIT.search(text)) is not None:
+            self._take_init(match, thread, host)
+        elif (match := lines.SIZE.search(text)) is not None:
             draft = self._draft(thread)
-            draft.ranks, draft.nodes = int(found["ranks"]), int(found["nodes"])
-        elif (found := lines.PATTERN.search(text)) is not None:
-            pattern = lines.read_pattern(found)
+            draft.ranks, draft.nodes = int(match["ranks"]), int(match["nodes"])
+        elif (match := lines.PATTERN.search(text)) is not None:
+            pattern = lines.read_pattern(match)
             self._draft(thread).patterns.setdefault(pattern.number, pattern)
-        elif (found := lines.PICK.search(text)) is not None:
-            if len(self.picks) < _MOST_PICKS:
-                self.picks[lines.read_pick(found)] += 1
+        elif (match := lines.PICK.search(text)) is not None:
+            if len(self.picks) < _MAX_PICKS:
+                self.picks[lines.read_pick(match)] += 1
         elif "Connected all rings" in text:
             self._draft(thread).rings_connected = True
         else:
             self._take_remark(message, number)
 
-    def _take_remark(self, message: lines.Message, number: int) -> None:
-        """Take what is said of the machine or the environment."""
+    def _take_remark(self, message: lines.LogMessage, number: int) -> None:
+        """Parse a message about the machine or the environment."""
         text = message.text
-        if (found := lines.VERSION.search(text)) is not None:
-            self.library = self.library or f"{found[1]} {found[2]}"
-        if (found := lines.SIMPLE_ORDER.search(text)) is not None:
-            self._find(
+        if (match := lines.VERSION.search(text)) is not None:
+            self.library = self.library or f"{match[1]} {match[2]}"
+        if (match := lines.SIMPLE_ORDER.search(text)) is not None:
+            self._report(
                 "simple-order",
-                f"no path was found for pattern {found[1]}, and the library fell back to the "
-                "simple order of ranks: one "
-                "channel, which its tuner counts as 0.1 GB/s",
-                "give it a graph file (topo-synth --format nccl-graph), or an older or newer "
-                "NCCL: 2.25.1 and later find no "
-                "ring over PCIe slower than 18 GB/s on GPUs of compute capability 10.0 and more",
+                f"NCCL's search got no path for pattern {match[1]} and fell back to the simple "
+                "order of ranks: one channel, which its tuner counts as 0.1 GB/s",
+                "give it a graph file (topo-synth's format nccl-graph), or an older or newer NCCL: "
+                "2.25.1 and later find no ring over PCIe slower than 18 GB/s on GPUs of compute "
+                "capability 10.0 and more",
                 number,
             )
-        if (found := lines.NO_P2P.search(text)) is not None:
-            self._refused.add((int(found["a"] or found["c"]), int(found["b"] or found["d"])))
-            pairs = ", ".join(f"{a}-{b}" for a, b in sorted(self._refused)[:6])
-            more = f" and {len(self._refused) - 6} more" if len(self._refused) > 6 else ""
-            self.findings["p2p-refused"] = Finding(
+        if (match := lines.NO_P2P.search(text)) is not None:
+            self._refused.add((int(match["a"] or match["c"]), int(match["b"] or match["d"])))
+            pairs = ", ".join(f"{a}-{b}" for a, b in sorted(self._refused)[:_MAX_PAIRS])
+            left = len(self._refused) - _MAX_PAIRS
+            self.findings["p2p-refused"] = FileFinding(
                 "p2p-refused",
-                f"P2P is refused between GPUs {pairs}{more}, so they send through host memory",
-                "look for ACS, the IOMMU or a driver that forbids P2P: topo-probe --check says "
-                "which "
-                "(GeForce cards have it in no stock driver)",
+                f"P2P is refused between GPUs {pairs}{f' and {left} more' if left > 0 else ''}, so "
+                "they send through host memory",
+                "look for ACS, the IOMMU or a driver that forbids P2P: topo-probe's check says "
+                "which (GeForce cards have it in no stock driver)",
                 number,
             )
-        if (found := lines.ENVIRONMENT.search(text)) is not None:
-            self._take_variable(found[1], found[2].rstrip("."), number)
-        if (found := lines.NETWORK.search(text)) is not None and found[1].lower() == "socket":
-            self.findings.setdefault(
-                "network-socket",
-                Finding("network-socket", "the network is TCP (Socket)", "", number),
-            )
+        if (match := lines.ENVIRONMENT.search(text)) is not None:
+            self._take_variable(match[1], match[2].rstrip("."), number)
+        if (match := lines.NETWORK.search(text)) is not None and match[1].lower() == "socket":
+            self._report("network-socket", "the network is TCP (Socket)", "", number)
         if "NVLS comm" in text or "Connected NVLS" in text:
             self._draft(message.thread).nvls = True
         if lines.GDR_OFF.search(text) is not None:
-            self._find(
+            self._report(
                 "no-gdr",
-                "GPUDirect RDMA is off for a NIC, so data passes through host memory on its way "
-                "to the network",
+                "GPUDirect RDMA is off for a NIC, so data passes through host memory before it "
+                "reaches the network",
                 "topo-probe says for each GPU and NIC why (nvidia_peermem, DMA-BUF, ACS, distance)",
                 number,
             )
-        if message.level == "WARN" and len(self._warnings) < _MOST_WARNINGS:
-            said = " ".join(text.split())[:200]
-            if said and said not in self._warnings:
-                self._warnings.append(said)
-                self._find(
-                    f"warning-{len(self._warnings)}", f"the library warned: {said}", "", number
-                )
+        warning = " ".join(text.split())[:200] if message.level == "WARN" else ""
+        if warning and len(self._warnings) < _MAX_WARNINGS and warning not in self._warnings:
+            self._warnings.append(warning)
+            name = f"warning-{len(self._warnings)}"
+            self._report(name, f"the library warned: {warning}", "", number)
 
-    def _find(self, name: str, message: str, advice: str, number: int) -> None:
-        self.findings.setdefault(name, Finding(name, message, advice, number))
+    def _report(self, name: str, message: str, advice: str, number: int) -> None:
+        self.findings.setdefault(name, FileFinding(name, message, advice, number))
 
     def _take_variable(self, name: str, value: str, number: int) -> None:
-        """Take what an environment variable was set to."""
         if name == "NCCL_TOPO_DUMP_FILE":
             self.topology_files.append(value)
-        harmless = value in ("0", "") and name.endswith(("_DISABLE",))
-        if name in _LIMITING and not harmless and not (name == "NCCL_NVLS_ENABLE" and value != "0"):
-            self._find(
-                f"variable-{name.lower()}", f"{name} is set to {value}", _LIMITING[name], number
-            )
-        elif name in ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES"):
-            self._find(
-                f"variable-{name.lower()}",
-                f"{name} is set to {value}: the search goes by it",
-                "",
-                number,
-            )
+        finding, text = f"variable-{name.lower()}", f"{name} is set to {value}"
+        is_harmless = (name.endswith("_DISABLE") and value in ("0", "")) or (
+            name == "NCCL_NVLS_ENABLE" and value != "0"
+        )
+        if name in _LIMITING and not is_harmless:
+            self._report(finding, text, _LIMITING[name], number)
+        elif name in _STEERING:
+            self._report(finding, f"{text}: the search follows it", "", number)
 
-    def _take_connection(self, found: re.Match[str], draft: Draft, host: str | None) -> None:
-        """Take one connection: its transport, the places of its ends, and that it may be part of a
-        ring.
+    def _take_connection(self, match: re.Match[str], draft: Draft, host: str | None) -> None:
+        """Record a connection: its transport, the location of its source, and that a ring may
+        contain it.
         """
-        channel, index, src, at, dst, _, via = found.groups()
+        channel, index, src, at, dst, _, via = match.groups()
         draft.transports[lines.name_transport(via)] += 1
-        if int(src) >= _MOST_RANKS or int(dst) >= _MOST_RANKS:
+        if int(src) >= _MAX_RANKS or int(dst) >= _MAX_RANKS:
             return
-        if "receive" not in found[0]:
-            draft.places.setdefault(int(src), lines.place_of(at, host))
+        if "receive" not in match[0]:
+            draft.locations.setdefault(int(src), lines.read_location(at, host))
+        # Connections after "Connected all rings" belong to trees.
         if not draft.rings_connected and index in (None, "0"):
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
-    def _take_ring(self, found: re.Match[str], thread: object) -> None:
-        """Take a line with a whole ring; a channel that this thread had already begins another
-        communicator.
-        """
-        channel, promised = int(found[1]), None if found[2] is None else int(found[2])
-        draft = self._draft(thread)
+    def _take_ring(self, match: re.Match[str], thread: object) -> None:
+        """Record a whole ring; a channel that this thread listed before begins a communicator."""
+        channel, draft = int(match[1]), self._draft(thread)
         if channel in draft.rings or (draft.complete and thread is not None):
-            draft = self._next_draft(thread)
-        if found[4]:
+            draft = self._draft(thread, anew=True)
+        if match[4]:
             draft.cut_lines = True
         else:
-            draft.rings[channel] = tuple(int(x) for x in found[3].split())
-        draft.promised = promised or draft.promised
+            draft.rings[channel] = tuple(int(x) for x in match[3].split())
+        draft.promised = int(match[2] or 0) or draft.promised
 
-    def _take_trees(self, found: re.Match[str], thread: object) -> None:
-        """Take the trees of one rank; a rank that spoke already begins another communicator."""
-        entries = [(int(c), lines.read_tree(entry)) for c, entry in lines.TREE.findall(found[1])]
+    def _take_trees(self, match: re.Match[str], thread: object) -> None:
+        """Record the trees of one rank; a rank with other parents begins a communicator."""
+        entries = [(int(c), lines.read_tree(entry)) for c, entry in lines.TREE.findall(match[1])]
         draft = self._draft(thread)
         first = next((e for _, e in entries if e), None)
-        known = draft.parents.get(entries[0][0], {}) if entries else {}
-        if first is not None and first[0] in known and known[first[0]] != first[1]:
-            draft = self._next_draft(thread)
+        parents = draft.parents.get(entries[0][0], {}) if entries else {}
+        if first is not None and parents.get(first[0], first[1]) != first[1]:
+            draft = self._draft(thread, anew=True)
         for channel, entry in entries:
             if entry is not None:
                 draft.parents.setdefault(channel, {})[entry[0]] = entry[1]
 
-    def _take_init(self, found: re.Match[str], thread: object, host: str | None) -> None:
-        """Take the line that begins or ends the making of a communicator."""
-        draft, rank = self._draft(thread), int(found["rank"])
-        if (
-            found["when"] == "START"
-            and (draft.complete or draft.started)
-            and (thread is not None or rank in draft.places)
-        ):
-            draft = self._next_draft(thread)
-        draft.ranks, draft.id = int(found["ranks"]), found["id"] or draft.id
-        device = found["nvml"] or found["cuda"]
-        bus = lines.read_bus_id(found["bus"]) if found["bus"] else None
-        draft.places[rank] = Place(
-            host, None if device is None else int(device), bus, found["nvml"] is not None
+    def _take_init(self, match: re.Match[str], thread: object, host: str | None) -> None:
+        """Record the line that begins or ends the initialization of a communicator."""
+        draft, rank = self._draft(thread), int(match["rank"])
+        is_next = (draft.complete or draft.started) and (
+            thread is not None or rank in draft.locations
         )
-        if found["when"] == "COMPLETE":
+        if match["when"] == "START" and is_next:
+            draft = self._draft(thread, anew=True)
+        draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
+        device = match["nvml"] or match["cuda"]
+        bus = lines.read_bus_id(match["bus"]) if match["bus"] else None
+        number = None if device is None else int(device)
+        draft.locations[rank] = Location(host, number, bus, match["nvml"] is not None)
+        if match["when"] == "COMPLETE":
             self._completed = True
             draft.complete = thread is not None
         draft.started = True
 
-    # -- what it came to
-    # -------------------------------------------------------------------------------------------
-
     @property
     def says_something(self) -> bool:
-        """Whether anything was read that can be judged."""
+        """Whether the log contains anything that can be judged."""
+        minor = ("warning", "variable", "network")
         return bool(
             self.picks
+            or self._completed
             or any(
                 d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts
             )
-            or self._completed
-            or any(
-                not name.startswith(("warning", "variable", "network")) for name in self.findings
-            )
+            or not all(name.startswith(minor) for name in self.findings)
         )
 
     def reading(self, where: str) -> Reading:
-        """Return what the log says. Raises InputError where it breaks off among the channels."""
+        """Return what the log says. Raises InputError if it breaks off among the channels."""
         notes: list[str] = []
         groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
         self._refuse_cut(where, groups)
@@ -287,38 +266,36 @@ class LogReader:
 
     def _group(self) -> list[list[Draft]]:
         """Return the drafts of each communicator."""
-        groups: dict[object, list[Draft]] = {}
+        by_id: dict[object, list[Draft]] = {}
         made: Counter[object] = Counter()
         for thread, draft in self.drafts:
             if draft.ranks is None and draft.rings:
                 draft.ranks = len(next(iter(draft.rings.values())))
-            if draft.id is not None:
-                groups.setdefault(draft.id, []).append(draft)
-                continue
-            number = made[thread, draft.ranks]
-            made[thread, draft.ranks] += 1
-            groups.setdefault((draft.ranks, number), []).append(draft)
-        # What nobody signed with a number of ranks belongs to the communicator that is the only
-        # one, or the first.
-        unsigned = [key for key in groups if isinstance(key, tuple) and key[0] is None]
-        signed = [key for key in groups if key not in unsigned]
-        for key in unsigned if signed else unsigned[1:]:
+            key: object = draft.id
+            if key is None:
+                key = draft.ranks, made[thread, draft.ranks]
+                made[thread, draft.ranks] += 1
+            by_id.setdefault(key, []).append(draft)
+        # Drafts without a number of ranks belong to the communicator of the same turn, or the last.
+        unsized = [key for key in by_id if isinstance(key, tuple) and key[0] is None]
+        sized = [key for key in by_id if key not in unsized]
+        for key in unsized if sized else unsized[1:]:
             assert isinstance(key, tuple)
-            groups[signed[min(key[1], len(signed) - 1)] if signed else unsigned[0]] += groups.pop(
-                key
-            )
-        return list(groups.values())
+            target = sized[min(key[1], len(sized) - 1)] if sized else unsized[0]
+            by_id[target] += by_id.pop(key)
+        return list(by_id.values())
 
-    def _refuse_cut(self, where: str, groups: list[tuple[Communicator, list[Draft]]]) -> None:
-        """Raise InputError where the text ends while a communicator's rings were being listed."""
-        # Whoever leaves lines out on purpose shows what comes after; a log that is cut has nothing
-        # there.
+    def _refuse_cut(
+        self, where: str, groups: list[tuple[ObservedCommunicator, list[Draft]]]
+    ) -> None:
+        """Raise InputError if the text ends in the middle of a communicator's rings."""
         for c, drafts in groups:
-            highest = max((max(d.rings) for d in drafts if d.rings), default=-1)
+            last = max((max(d.rings) for d in drafts if d.rings), default=-1)
+            # A log from which somebody removed lines goes on after the rings; a cut log does not.
             goes_on = c.trees or c.transports or any(d.complete or d.cut_lines for d in drafts)
-            if c.promised is not None and highest < c.promised - 1 and not goes_on:
+            if c.promised is not None and last < c.promised - 1 and not goes_on:
                 raise InputError(
                     f"{where}, line {self.last_line}: the log is cut: it ends after "
-                    f"{len(c.rings)} of {c.promised} channels; "
-                    "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+                    f"{len(c.rings)} of {c.promised} channels; give the whole log of the start "
+                    "(NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
                 )

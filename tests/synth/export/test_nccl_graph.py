@@ -1,4 +1,4 @@
-"""Graph files for stock NCCL: optimal, sound by NCCL's rules and by those that it does not check,
+"""NcclGraph files for stock NCCL: optimal, sound by NCCL's rules and by those that it does not check,
 with true speeds.
 """
 
@@ -27,7 +27,7 @@ from topoplan.synth.effort import Effort
 from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
 from topoplan.synth.export.gpu_numbers import PathTypes, number_gpus
 from topoplan.synth.export.graph_check import check_graph_file, list_channels
-from topoplan.synth.export.graph_file import TYPES, Graph, GraphFile, read_graph_file
+from topoplan.synth.export.graph_file import TYPES, NcclGraph, GraphFile, read_graph_file
 from topoplan.synth.export.nccl_version import NEWEST, parse_nccl_version
 from topoplan.synth.request import Request
 from topoplan.topo.derived.degrade import Change, degrade
@@ -75,7 +75,7 @@ def write(name: str, topology: Topology, version: str = str(NEWEST)) -> tuple[Ex
     return made, read_graph_file(made.text, "graph.xml")
 
 
-def rate_of(graph: Graph, topology: Topology, name: str = "allreduce") -> Fraction:
+def rate_of(graph: NcclGraph, topology: Topology, name: str = "allreduce") -> Fraction:
     """The algbw of a graph's channels, from the links that they cross."""
     channels = list_channels(graph, number_gpus(topology).rank_of, "graph.xml")
     request = Request(on(name, topology), topology, Effort(20))
@@ -149,7 +149,7 @@ def test_allgather_sends_both_ways_around() -> None:
     assert made.figures["algbw_GBps"]["rings"] == pytest.approx(2 * alone)
 
 
-def one_ring(graph: Graph) -> Graph:
+def one_ring(graph: NcclGraph) -> NcclGraph:
     return replace(
         graph, channels=graph.channels[:1], nets=((),), ranks=graph.ranks[:1], nchannels=1
     )

@@ -23,15 +23,14 @@ from topoplan.cli import judge as command
 from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Chunk, Collective
-from topoplan.synth.judge.found import Place
 from topoplan.synth.judge.judging import Judge
-from topoplan.synth.judge.machine import Machines
-from topoplan.synth.judge.places import place_ranks
+from topoplan.synth.judge.machine import Machines, map_ranks
 from topoplan.synth.judge.prometheus import write_prometheus
 from topoplan.synth.judge.rates import RINGS, TREES, rate_rings, rate_trees
 from topoplan.synth.judge.readers.detect import read_text
+from topoplan.synth.judge.reading import Location
 from topoplan.synth.judge.report import write_json, write_text
-from topoplan.synth.judge.verdict import Verdict
+from topoplan.synth.judge.verdict import FileVerdict
 from topoplan.synth.place import placing
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.errors import InputError
@@ -44,11 +43,11 @@ JUDGE = "topoplan.cli.judge"
 
 def judge(
     text: str, machine: str, collective: str | None = "allreduce", name: str = "file"
-) -> Verdict:
+) -> FileVerdict:
     return Judge(Machines(machine, []), collective).judge(read_text(text, name, collective))
 
 
-def names(verdict: Verdict) -> list[str]:
+def names(verdict: FileVerdict) -> list[str]:
     return [finding.name for finding in verdict.findings]
 
 
@@ -146,7 +145,7 @@ def test_ranks_without_a_word_on_their_places_are_the_gpus_in_order(
 ) -> None:
     n = len(topology.ranks)
     ranks = data.draw(st.integers(1, n))
-    placed = place_ranks(topology, ranks, {}, "file")
+    placed = map_ranks(topology, ranks, {}, "file")
     assert placed.gpu_of == tuple(range(ranks)) and placed.topology.ranks == topology.ranks[:ranks]
 
 
@@ -155,25 +154,25 @@ def test_ranks_are_put_on_gpus_by_address_by_number_and_by_host() -> None:
         {"devices": [{"id": f"gpu{i}", "bus_id": f"0000:{i + 1:02x}:00.0"} for i in range(4)],
          "links": [{"src": "gpu0", "dst": f"gpu{i}", "bidirectional": True} for i in (1, 2, 3)]}
     )  # fmt: skip
-    by_bus = place_ranks(machine, 2, {0: Place(bus="0000:04:00.0"), 1: Place(bus="02")}, "file")
+    by_bus = map_ranks(machine, 2, {0: Location(bus="0000:04:00.0"), 1: Location(bus="02")}, "file")
     assert (
         by_bus.topology.ranks == ("gpu1", "gpu3")
         and by_bus.gpu_of == (1, 0)
         and by_bus.how == "by PCI address"
     )
-    by_number = place_ranks(
-        machine, 2, {0: Place(dev=2, physical=True), 1: Place(dev=0, physical=True)}, "file"
+    by_number = map_ranks(
+        machine, 2, {0: Location(dev=2, physical=True), 1: Location(dev=0, physical=True)}, "file"
     )
     assert by_number.topology.ranks == ("gpu0", "gpu2") and by_number.gpu_of == (1, 0)
     boxes = preset("dgx-a100:2")
-    places = {r: Place("b" if r < 8 else "a", r % 8) for r in range(16)}
-    assert place_ranks(boxes, 16, places, "file").gpu_of == tuple(range(16))
+    places = {r: Location("b" if r < 8 else "a", r % 8) for r in range(16)}
+    assert map_ranks(boxes, 16, places, "file").gpu_of == tuple(range(16))
     for ranks, place in (
         (5, {}),
-        (2, {0: Place(dev=9, physical=True), 1: Place(dev=1, physical=True)}),
+        (2, {0: Location(dev=9, physical=True), 1: Location(dev=1, physical=True)}),
     ):
         with pytest.raises(InputError, match="another machine"):
-            place_ranks(machine, ranks, place, "file")
+            map_ranks(machine, ranks, place, "file")
 
 
 # -- verdicts
@@ -182,7 +181,7 @@ def test_ranks_are_put_on_gpus_by_address_by_number_and_by_host() -> None:
 
 def test_a_log_is_held_against_the_bound_and_what_gives_more_is_said() -> None:
     verdict = judge(log([[0, 1, 2, 3, 4, 5, 6, 7]], [[-1, 0, 1, 2, 3, 4, 5, 6]]), "pcie-2socket")
-    (c,) = verdict.channelled
+    (c,) = verdict.communicators
     rings, trees = c.rate("allreduce", RINGS), c.rate("allreduce", TREES)
     assert rings is not None and trees is not None
     assert (rings.algbw_GBps, trees.algbw_GBps) == (Fraction(384, 35), Fraction(12))
@@ -214,7 +213,7 @@ def test_between_hosts_topo_place_is_named_with_what_it_needs(tmp_path: Path) ->
     assert finding.advice == f"start ranks in that order: topo-place {machine} --reserve 8"
     placed = placing.place(build_boxes(9, 1, 3, leaf_GBps=50), reserve=[8])
     (option,) = [
-        o for o in verdict.channelled[0].options["allreduce"].options if o.name == "rank-order"
+        o for o in verdict.communicators[0].options["allreduce"].options if o.name == "rank-order"
     ]
     assert option.algbw_GBps == Fraction(1 << 30, 10**9) / placed.seconds
 
@@ -223,7 +222,7 @@ def test_what_the_tuner_takes_is_judged() -> None:
     text = log([[0, 1, 2, 3, 4, 5, 6, 7]], [[-1, 0, 1, 2, 3, 4, 5, 6]])
     text += sign(0, "AllReduce: 268435456 Bytes -> Algo 1 proto 2 time 8000.0")
     verdict = judge(text, "pcie-2socket")
-    assert verdict.channelled[0].share("allreduce") == pytest.approx(0.8)
+    assert verdict.communicators[0].share("allreduce") == pytest.approx(0.8)
     assert "tuner-allreduce" in names(verdict)
 
 
@@ -391,6 +390,6 @@ def test_graphs_that_nccl_found_reach_what_is_known_of_them(machine: str) -> Non
     if not file.is_file():
         pytest.skip(f"{file} is not here")
     verdict = Judge(Machines(None, []), "allreduce").judge(read_text(file.read_text(), str(file)))
-    (c,) = verdict.channelled
+    (c,) = verdict.communicators
     assert verdict.machine.source == "beside the file"
     assert tuple(float(r.algbw_GBps) for r in c.rates["allreduce"]) == KNOWN[machine]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
 
-from topoplan.synth.judge.found import Measurement, Reading
+from topoplan.synth.judge.reading import Measurement, Reading
 from topoplan.synth.judge.readers.detect import read_file, read_text
 from topoplan.topo.errors import InputError
 
@@ -50,7 +50,7 @@ def test_rings_and_trees_of_a_log_are_found(
     (c,) = reading.communicators
     assert c.rings == tuple(map(tuple, rings)) and c.trees == tuple(map(tuple, trees))
     assert c.ranks == len(rings[0]) and c.nodes == 1 and c.transports == {"P2P": c.ranks}
-    assert [p.bus for p in c.places.values()] == [
+    assert [p.bus for p in c.locations.values()] == [
         f"{(r + 1) >> 4:04x}:{(r + 1) % 16 << 4:02x}:00.0" for r in range(c.ranks)
     ]
     assert reading.library == "NCCL 2.21.5+cuda12.4"
@@ -118,7 +118,7 @@ def test_rings_are_put_together_from_what_each_rank_says_of_them() -> None:
     assert (
         c.rings == ((0, 1, 2, 3),)
         and c.transports == {"SHM": 4}
-        and c.places[2].bus == "0000:30:00.0"
+        and c.locations[2].bus == "0000:30:00.0"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_table_says_by_itself_which_collective_it_is(
     reading = read(devices + HEADER + line)
     assert tables(reading) == [expected]
     assert {m.how for m in reading.measurements} == {"out-of-place", "in-place"}
-    assert reading.places[3].bus == "13" and reading.places[3].dev == 3
+    assert reading.locations[3].bus == "13" and reading.locations[3].dev == 3
 
 
 def test_without_the_list_of_devices_the_ranks_follow_from_the_factor() -> None:
@@ -288,7 +288,7 @@ def test_json_of_all_kinds_is_read() -> None:
         4,
         "NCCL 2.23.4",
     )
-    assert tested.places[1].bus == "0000:02:00"
+    assert tested.locations[1].bus == "0000:02:00"
     assert [(m.how, round(m.algbw_GBps, 2)) for m in read(json.dumps(RUN)).measurements] == [
         ("plan", 10.49),
         ("stock", 5.24),
@@ -309,7 +309,7 @@ REFUSED = {
     "nothing": ("", "empty"),
     "an smi matrix": ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X "
                       "\t0-7\n", "nvidia-smi's output"),
-    "a topology": ('<system version="1"></system>', "--topology"),
+    "a topology": ('<system version="1"></system>', "name it as the topology"),
     "a log without INIT": (sign(0, "Bootstrap : Using eth0:10.0.0.1<0>"), "without the lines of "
                                                                           "INIT"),
     "a log cut before rings": (WHOLE[:BEFORE_RINGS], "the log is cut"),

@@ -1,0 +1,126 @@
+"""Define what a file says about a machine's collectives, before any of it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# A ring: every rank once.
+Order = tuple[int, ...]
+# A tree: the parent of each rank; -1 for the root.
+Parents = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a rank runs, as far as a file says: its host, the number of its GPU there, and its PCI
+    address.
+
+    `bus` has four forms: "0000:1b:00.0", "0000:1b:00", "1b" (the bus alone) and None.
+    """
+
+    host: str | None = None
+    dev: int | None = None
+    bus: str | None = None
+    # True if `dev` is NVML's number, which CUDA_VISIBLE_DEVICES does not change; else it is CUDA's.
+    physical: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
+
+    `how` is the variant that was measured ("out-of-place", "in-place", "plan", "stock"), empty if
+    there is only one. `wrong` says whether the result had wrong elements.
+    """
+
+    collective: str
+    ranks: int
+    size_bytes: int
+    algbw_GBps: float
+    busbw_GBps: float
+    time_us: float
+    how: str = ""
+    wrong: bool = False
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The tuner's choice for a call: algorithm and protocol in capitals ("RING", "SIMPLE")."""
+
+    collective: str | None
+    size_bytes: int
+    algorithm: str
+    protocol: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of NCCL's search for one pattern: channels, the rate of each channel inside nodes
+    and between them in GB/s, and the types of the worst hops.
+    """
+
+    number: int
+    channels: int
+    intra_GBps: float
+    inter_GBps: float
+    type_intra: str
+    type_inter: str
+
+
+@dataclass(frozen=True)
+class FileFinding:
+    """A remark on a file: its name for programs, a sentence, and what to do about it, if known."""
+
+    name: str
+    message: str
+    advice: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class ObservedCommunicator:
+    """What a file says about a communicator: its ranks, their locations and its channels.
+
+    `rings` and `trees` hold complete channels only; `promised` is how many the file announces.
+    `transports` counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many
+    communicators of the file have the same ranks and channels.
+    """
+
+    ranks: int
+    nodes: int | None = None
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    rings: tuple[Order, ...] = ()
+    trees: tuple[Parents, ...] = ()
+    promised: int | None = None
+    patterns: tuple[SearchResult, ...] = ()
+    transports: Mapping[str, int] = field(default_factory=dict, hash=False)
+    alike: int = 1
+    uses_nvls: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The contents of a file. `kind` names its format in messages; `notes` say what was skipped.
+
+    `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
+    topology that the text names.
+    """
+
+    where: str
+    kind: str
+    library: str | None = None
+    measurements: tuple[Measurement, ...] = ()
+    communicators: tuple[ObservedCommunicator, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    locations: Mapping[int, Location] = field(default_factory=dict, hash=False)
+    findings: tuple[FileFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    topology_files: tuple[str, ...] = ()
+    is_graph_file: bool = False
+
+
+def chain_parents(order: Sequence[int]) -> Parents:
+    """Return as a tree the chain that begins at its root."""
+    above = dict(zip(order[1:], order, strict=False))
+    return tuple(above.get(rank, -1) for rank in range(len(order)))
