@@ -212,7 +212,7 @@ def _judge_files(
     # What follows needs solvers; files that cannot be read are refused before they are loaded.
     from ..synth.judge.judging import Judge
 
-    judge = Judge(machines, arguments.collective, say, _spell)
+    judge = Judge(machines, arguments.collective, say, spell_command)
     for reading in readings:
         try:
             verdicts.append(judge.judge(reading))
@@ -221,7 +221,7 @@ def _judge_files(
     return verdicts, refused
 
 
-def _spell(command: str, *arguments: str, **options: str) -> str:
+def spell_command(command: str, *arguments: str, **options: str) -> str:
     """Return a command as a user types it."""
     named = (f"{'-o' if name == 'output' else f'--{name}'} {v}" for name, v in options.items())
     return " ".join([command, *arguments, *named])

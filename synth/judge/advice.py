@@ -151,7 +151,9 @@ class _Adviser:
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > now * _MIN_GAIN else None for o in named)
 
-        def write(finding: str, option: str, algbw: Fraction, more: str, advice: str) -> FileFinding:
+        def write(
+            finding: str, option: str, algbw: Fraction, more: str, advice: str
+        ) -> FileFinding:
             times = f"{float(algbw / now):.2f} times {what}"
             text = f"{option} would reach {gbps(algbw)} GB/s, {times}{more}"
             return FileFinding(f"{finding}-{collective}", text, advice)

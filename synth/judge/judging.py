@@ -109,7 +109,7 @@ class Judge:
     def _map_ranks(
         self, verdict: FileVerdict, ranks: int, locations: Mapping[int, Location]
     ) -> RankMap:
-        """Return the GPU of each rank. Raises InputError without a machine, or without their own."""
+        """Return the GPU of each rank. Raises InputError if the machine is unknown or another."""
         if verdict.machine.topology is None:
             raise InputError(verdict.machine.source)
         if ranks < 2:
@@ -166,7 +166,7 @@ def _check_types(
     verdict: FileVerdict, communicator: ObservedCommunicator, rank_map: RankMap
 ) -> None:
     """Note if a graph file says that all hops are NVLinks and on the machine they are not, or the
-    other way round.
+    reverse.
 
     Raises InputError if the file is also for fewer GPUs: it is from another machine.
     """

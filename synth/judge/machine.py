@@ -14,11 +14,12 @@ from ...topo.resolve import LOCAL
 from ..machine import load_for_planning
 from .reading import Location, Reading
 
-# Endings by which people name a graph dump or a log, and the topology that belongs to it.
+# Endings by which people name a graph dump or a log.
 _FILE_ENDINGS = (
     *(".graph.xml", ".graphs.xml", "-graph.xml", "_graph.xml"),
     *(".xml", ".log", ".txt", ".out", ".json", ""),
 )
+# Endings of the topology beside a file of the same stem.
 _TOPOLOGY_ENDINGS = (
     *(".topology.xml", ".topo.xml", "-topology.xml", "-topo.xml", "_topology.xml", "_topo.xml"),
 )
@@ -54,9 +55,7 @@ class Machines:
     `given` among the files, else the one beside a file, else the local machine.
     """
 
-    def __init__(
-        self, named: str | None, given: list[str], how_named: str = "as named"
-    ) -> None:
+    def __init__(self, named: str | None, given: list[str], how_named: str = "as named") -> None:
         self.named, self.given, self.how_named = named, given, how_named
         self._cache: dict[str, JudgedMachine] = {}
 
@@ -220,7 +219,7 @@ def count_hosts(topology: Topology) -> int:
 
 
 def _has_bus(gpu: Device, bus: str | None) -> bool:
-    """Return whether a GPU has a PCI address; a file may give the bus alone or omit the function."""
+    """Return whether a GPU has an address; a file may give the bus alone, or omit the function."""
     own = (gpu.bus_id or "").lower().split(":")
     if bus is None or len(own) != 3:
         return False

@@ -95,7 +95,7 @@ def find_limits(collective: Collective, router: Router) -> Limits:
         bounds.single_path.algbw_GBps,
         bounds.multipath.algbw_GBps,
         None if in_network is None else in_network.algbw_GBps,
-        f"a single path per pair of GPUs, {describe_assumption(topology)}, rates as in the topology",
+        f"a single path per pair of GPUs, {describe_assumption(topology)}, the topology's rates",
         describe_links(bounds.single_path, topology),
         describe_possible(topology),
         bounds.single_path.kind,

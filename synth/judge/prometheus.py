@@ -67,7 +67,11 @@ def _list_samples(verdict: FileVerdict) -> Iterator[Sample]:
             yield "bound_gbps", {**labels, "bound": "one-way"}, limit
             own = {"communicator": str(number)}
             for rate in rates:
-                yield "channels_gbps", {**labels, **own, "shape": rate.shape}, float(rate.algbw_GBps)
+                yield (
+                    "channels_gbps",
+                    {**labels, **own, "shape": rate.shape},
+                    float(rate.algbw_GBps),
+                )
             share = c.share(name)
             if share is not None:
                 yield "share", {**labels, "by": "channels", **own}, share

@@ -15,6 +15,7 @@ from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 _MAX_ROWS = 12
 # What `Measurement.how` is for results of topo-run, which get rows of their own.
 _RACED = ("plan", "stock")
+# Sizes of messages are powers of two nearly always.
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -199,8 +200,10 @@ def _verdict_json(verdict: FileVerdict) -> dict[str, Any]:
 
 
 def _limits_json(limits: Limits | None) -> dict[str, Any] | None:
-    in_network = limits and limits.in_network_GBps
-    return limits and {
+    if limits is None:
+        return None
+    in_network = limits.in_network_GBps
+    return {
         "one_way_GBps": float(limits.one_way_GBps),
         "any_way_GBps": float(limits.any_way_GBps),
         "in_network_GBps": None if in_network is None else float(in_network),

@@ -16,9 +16,11 @@ from .tests_table import TableReader
 # A day's log of a large job; a file is read into memory as a whole.
 MAX_FILE_BYTES = 512 * 2**20
 STANDARD_INPUT = "-"
-# The start of a text by which its format is recognized, and of an element that says it.
+# Characters at the start of a text by which its format is recognized.
 _SNIFF_CHARACTERS = 64 * 2**10
+# Characters of the outermost element that say which XML it is.
 _ROOT_CHARACTERS = 200
+# What errors about unknown texts end with.
 # Longer lines are no messages; patterns would take quadratic time on them.
 _MAX_LINE = 20_000
 _EXPECTED = (
@@ -38,8 +40,8 @@ _OTHERS = {
     "test printed, or its -J file",
     r"\bib_(?:write|read|send)_bw\b|#bytes\s+#iterations": "perftest's output, of one link; give a "
     "collective's",
-    r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE": "bandwidths between pairs of GPUs, which "
-    "topo-probe takes as measurements; give here a collective's",
+    r"P2P Connectivity Matrix|Bandwidth Matrix|memcpy CE": "bandwidths between pairs of GPUs, "
+    "which topo-probe takes as measurements; give here a collective's",
 }
 
 

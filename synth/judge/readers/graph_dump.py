@@ -52,9 +52,12 @@ def read_graph_dump(text: str, where: str) -> Reading:
         if graph.nchannels == 1 and graph.speedintra <= _SIMPLE_GBps
     )
     rings, chains = (
-        [tuple(rank_of[dev] for dev in channel) for channel in graph.channels[: graph.nchannels]]
-        if (graph := file.find(ident)) is not None
-        else []
+        [
+            tuple(rank_of[dev] for dev in channel)
+            for graph in graphs
+            if graph.id == ident
+            for channel in graph.channels[: graph.nchannels]
+        ]
         for ident in (RING_ID, TREE_ID)
     )
     if not rings and not chains:

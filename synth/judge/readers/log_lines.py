@@ -61,6 +61,7 @@ GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # In the order of NCCL's numbers, which some versions print in place of names.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+# Likewise.
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 # Collectives by the letters of their names.
 COLLECTIVES = {

@@ -1,5 +1,5 @@
-"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with any launcher's
-prefixes.
+"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with the
+prefixes of any launcher.
 
 On each rank one thread makes a communicator. What a thread writes from one initialization to the
 next is a draft. Drafts of one communicator are joined by its id if the library prints one (2.18 and
@@ -18,13 +18,14 @@ from .log_drafts import Draft, count_alike, finish
 
 # Lines worth parsing. Most lines of a log are not, and this search keeps 50 MB to seconds.
 _WORTH = re.compile(
-    r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P|version"
-    r"|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
+    r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P"
+    r"|version|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
 )
 # Larger numbers are no ranks but damaged lines.
 _MAX_RANKS = 1 << 16
 # Bounds on memory and output for logs that repeat themselves.
 _MAX_PICKS = 10_000
+# More warnings repeat the first ones.
 _MAX_WARNINGS = 3
 # Pairs of GPUs that a finding names.
 _MAX_PAIRS = 6
@@ -42,6 +43,7 @@ _LIMITING = {
     "NCCL_BUFFSIZE": "unset it unless measurements show it faster",
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
+# Variables that replace what the search would find.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 

@@ -16,12 +16,13 @@ from itertools import takewhile
 from ..reading import Location, Measurement
 from .log_lines import Signatures, name_collective
 
-# Types and operations as nccl-tests and rccl-tests print them, in all versions.
+# Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
     r"u?int(?:8|16|32|64)?|u?char|half|float|double|bf(?:loat)?16|float(?:16|32|64)"
     r"|fp?8_?e[45]m[23](?:fn|fnuz)?|f8e[45]m[23]|fp(?:8|16|32|64)|uint8_t|int8_t"
 )
 _ROW = re.compile(rf"(?<![\w.\-])(\d+)\s+(\d+)\s+({_TYPES})\b(.*)$")
+# Reduction operations; "none" for collectives that do not reduce.
 _OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum", "none", "all", "multiply")
 _NUMBER = re.compile(r"(?:[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?|[-+]?(?:nan|inf)|N/A)\*?", re.IGNORECASE)
 _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")

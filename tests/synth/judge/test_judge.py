@@ -44,7 +44,8 @@ JUDGE = "topoplan.cli.judge"
 def judge(
     text: str, machine: str, collective: str | None = "allreduce", name: str = "file"
 ) -> FileVerdict:
-    return Judge(Machines(machine, []), collective).judge(read_text(text, name, collective))
+    judge = Judge(Machines(machine, []), collective, spell=command.spell_command)
+    return judge.judge(read_text(text, name, collective))
 
 
 def names(verdict: FileVerdict) -> list[str]:
@@ -59,8 +60,7 @@ def table(*rows: str, ranks: int = 8) -> str:
     return "".join(DEVICES.format(i, 16 + i) for i in range(ranks)) + HEADER + "".join(rows)
 
 
-# -- rates
-# -------------------------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------
 
 
 def request_for(name: str, topology: Topology) -> Request:
@@ -82,9 +82,7 @@ def test_rates_are_those_of_the_schedules_that_the_channels_are(
         return
     for name in ("allreduce", "allgather", "reduce-scatter"):
         schedule = schedule_channels(request_for(name, topology), Channels(RING, orders), "ring")
-        assert rate_rings(name, orders, topology, router).algbw_GBps == algbw_GBps(
-            schedule, topology
-        )
+        assert rate_rings(name, orders, router).algbw_GBps == algbw_GBps(schedule, topology)
     chains = [
         tuple(-1 if rank == order[0] else order[order.index(rank) - 1] for rank in range(n))
         for order in orders
@@ -92,7 +90,7 @@ def test_rates_are_those_of_the_schedules_that_the_channels_are(
     schedule = schedule_channels(
         request_for("allreduce", topology), Channels(CHAIN, orders), "chains"
     )
-    assert rate_trees(chains, topology, router).algbw_GBps == algbw_GBps(schedule, topology)
+    assert rate_trees(chains, router).algbw_GBps == algbw_GBps(schedule, topology)
 
 
 @given(st.data())
@@ -115,28 +113,25 @@ def test_trees_that_branch_are_costed_as_the_schedule_that_they_are(data: st.Dat
                 sends.append((n + depth[rank], parent, rank, number, "copy"))
     chunks = tuple(Chunk(Fraction(1, len(trees))) for _ in trees)
     schedule = build_schedule(request_for("allreduce", topology), "trees", chunks, sends)
-    assert rate_trees(trees, topology, Router(topology)).algbw_GBps == algbw_GBps(
-        schedule, topology
-    )
+    assert rate_trees(trees, Router(topology)).algbw_GBps == algbw_GBps(schedule, topology)
 
 
 def walk(parents: tuple[int, ...], rank: int) -> list[int]:
-    way = [rank]
-    while parents[way[-1]] != -1:
-        way.append(parents[way[-1]])
-    return way
+    path = [rank]
+    while parents[path[-1]] != -1:
+        path.append(parents[path[-1]])
+    return path
 
 
 def test_the_limiting_link_and_how_often_each_channel_crosses_it() -> None:
     topology = preset("pcie-2socket")
     orders = (tuple(range(8)), (0, 4, 1, 5, 2, 6, 3, 7))
-    rate = rate_rings("allreduce", orders, topology, Router(topology))
+    rate = rate_rings("allreduce", orders, Router(topology))
     assert set(rate.link) == {"cpu0", "cpu1"} and rate.crossings == (1, 4) and rate.alike == 2
     assert rate.algbw_GBps == Fraction(96, 5) / (Fraction(7, 4) * Fraction(5, 2))
 
 
-# -- places
-# ------------------------------------------------------------------------------------------------------------
+# -- places ----------------------------------------------------------------------------------------
 
 
 @given(random_graphs.graphs(), st.data())
@@ -175,8 +170,7 @@ def test_ranks_are_put_on_gpus_by_address_by_number_and_by_host() -> None:
             map_ranks(machine, ranks, place, "file")
 
 
-# -- verdicts
-# ----------------------------------------------------------------------------------------------------------
+# -- verdicts --------------------------------------------------------------------------------------
 
 
 def test_a_log_is_held_against_the_bound_and_what_gives_more_is_said() -> None:
@@ -275,11 +269,10 @@ def test_without_a_machine_what_was_read_is_still_shown() -> None:
     if verdict.machine.topology is not None:
         pytest.skip("this machine has GPUs")
     text = write_text([verdict], None)
-    assert "--topology" in text and "84" in text and verdict.shares == []
+    assert "name the topology" in text and "84" in text and verdict.shares == []
 
 
-# -- the command
-# -------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def test_the_command_gives_json_exit_codes_and_one_line_of_error(
@@ -342,7 +335,10 @@ def test_a_share_is_above_0_and_at_most_1(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = f"import sys; from {JUDGE} import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(sorted(sys.modules))"
+    code = (
+        f"import sys; from {JUDGE} import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted(sys.modules))"
+    )
     done = run_command(sys.executable, "-c", code)
     assert done.returncode == 0
     assert not re.search(r"'(?:numpy|ortools|scipy|msgspec|networkx|torch)'", done.stdout)

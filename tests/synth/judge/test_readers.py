@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log
 
-from topoplan.synth.judge.reading import Measurement, Reading
 from topoplan.synth.judge.readers.detect import read_file, read_text
+from topoplan.synth.judge.reading import Measurement, Reading
 from topoplan.topo.errors import InputError
 
 
@@ -156,8 +156,7 @@ def test_what_hinders_is_a_finding() -> None:
     ]
 
 
-# -- tables
-# ------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def tables(reading: Reading) -> list[tuple[str, int]]:
@@ -193,7 +192,10 @@ def test_without_the_list_of_devices_the_ranks_follow_from_the_factor() -> None:
 
 
 def test_old_tables_and_those_without_their_header_are_read() -> None:
-    old = "    67108864      16777216   float     sum    1568.3   42.79   74.88  2e-07   1560.9   42.99   75.23  2e-07\n"
+    old = (
+        "    67108864      16777216   float     sum    1568.3   42.79   74.88  2e-07   1560.9   "
+        "42.99   75.23  2e-07\n"
+    )
     reading = read(old)
     assert [(m.algbw_GBps, m.busbw_GBps, m.time_us, m.wrong) for m in reading.measurements] == [
         (42.79, 74.88, 1568.3, False),
@@ -249,21 +251,40 @@ def test_a_test_that_is_named_is_believed_and_wrong_results_are_said() -> None:
     assert [f.name for f in reading.findings] == ["wrong-results"]
 
 
-# -- JSON
-# --------------------------------------------------------------------------------------------------------------
+# -- JSON ------------------------------------------------------------------------------------------
 
 INSPECTED = {
     "header": {"id": "0x1", "rank": 2, "n_ranks": 8, "nnodes": 1},
     "metadata": {"inspector_output_format_version": "v4.0"},
-    "coll_perf": {"coll": "AllReduce", "coll_msg_size_bytes": 1 << 30, "coll_exec_time_us": 6000, "coll_algobw_gbs": 178.9,
-                  "coll_busbw_gbs": 313.1},
-}  # fmt: skip
+    "coll_perf": {
+        "coll": "AllReduce",
+        "coll_msg_size_bytes": 1 << 30,
+        "coll_exec_time_us": 6000,
+        "coll_algobw_gbs": 178.9,
+        "coll_busbw_gbs": 313.1,
+    },
+}
 TESTED = {
-    "version": 1, "args": ["./build/all_gather_perf", "-b", "8"], "nccl_version": 22304, "config": {"ngpus": 1},
-    "devices": [{"rank": r, "hostname": "a", "device": r, "device_hex": f"0000:{r + 1:02x}:00"} for r in range(4)],
-    "results": [{"size": 1 << 20, "count": 1, "type": "float", "redop": "none", "root": "-1",
-                 "out_of_place": {"time": 52.4, "alg_bw": 20.0, "bus_bw": 15.0, "nwrong": 0.0}, "in_place": None}],
-}  # fmt: skip
+    "version": 1,
+    "args": ["./build/all_gather_perf", "-b", "8"],
+    "nccl_version": 22304,
+    "config": {"ngpus": 1},
+    "devices": [
+        {"rank": r, "hostname": "a", "device": r, "device_hex": f"0000:{r + 1:02x}:00"}
+        for r in range(4)
+    ],
+    "results": [
+        {
+            "size": 1 << 20,
+            "count": 1,
+            "type": "float",
+            "redop": "none",
+            "root": "-1",
+            "out_of_place": {"time": 52.4, "alg_bw": 20.0, "bus_bw": 15.0, "nwrong": 0.0},
+            "in_place": None,
+        }
+    ],
+}
 RUN = {
     "collective": "allreduce",
     "ranks": 4,
@@ -300,39 +321,44 @@ def test_json_of_all_kinds_is_read() -> None:
     assert read(wrapped).communicators[0].rings == ((0, 1),)
 
 
-# -- refusals
-# ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 WHOLE = "".join(write_log([[0, 1, 2, 3]] * 8, [[-1, 0, 1, 2]] * 8))
 BEFORE_RINGS = WHOLE.index("Channel 00/08")
 REFUSED = {
     "nothing": ("", "empty"),
-    "an smi matrix": ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X "
-                      "\t0-7\n", "nvidia-smi's output"),
+    "an smi matrix": (
+        "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n",
+        "nvidia-smi's output",
+    ),
     "a topology": ('<system version="1"></system>', "name it as the topology"),
-    "a log without INIT": (sign(0, "Bootstrap : Using eth0:10.0.0.1<0>"), "without the lines of "
-                                                                          "INIT"),
+    "a log without INIT": (
+        sign(0, "Bootstrap : Using eth0:10.0.0.1<0>"),
+        "without the lines of INIT",
+    ),
     "a log cut before rings": (WHOLE[:BEFORE_RINGS], "the log is cut"),
     "a log cut among rings": (WHOLE[: WHOLE.index("Channel 05/08")], "after 5 of 8 channels"),
     "a table without rows": (HEADER, "without a row"),
-    "a table of sendrecv": ("# Collective test starting: "
-                            "sendrecv_perf\n" + HEADER + row(1 << 20, 8, 8), "sendrecv"),
+    "a table of sendrecv": (
+        "# Collective test starting: sendrecv_perf\n" + HEADER + row(1 << 20, 8, 8),
+        "sendrecv",
+    ),
     "JSON that is cut": (json.dumps(TESTED)[:100], "cut off"),
     "JSON of something": ('{"a": 1}', "expected nccl-tests"),
     "a plan": ('{"format": "topoplan-plan"}', "topo-run"),
     "a poem": ("shall I compare thee to a summer's day\n", "not a format"),
     "a channel that misses a GPU": (
-        GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/></channel><channel><gpu dev="0"/><gpu '
-                     'dev="0x2"/>').replace(
-            'nchannels="1"', 'nchannels="2"'
-        ),
+        GRAPH.format(
+            '<gpu dev="0"/><gpu dev="0x1"/></channel><channel><gpu dev="0"/><gpu dev="0x2"/>'
+        ).replace('nchannels="1"', 'nchannels="2"'),
         "channel 0 misses GPU 0x2",
     ),
-    "fewer channels than declared": (GRAPH.format('<gpu dev="0"/><gpu '
-                                                  'dev="0x1"/>').replace('nchannels="1"', 'nchannels="3"'),
-                                     "declares 3 channels"),
+    "fewer channels than declared": (
+        GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>').replace('nchannels="1"', 'nchannels="3"'),
+        "declares 3 channels",
+    ),
     "a graph that is cut": (GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>')[:200], "cut off"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -376,9 +402,14 @@ def test_a_log_whose_rings_were_left_out_by_somebody_is_read_with_a_note() -> No
     assert any("7 of 8 channels" in note for note in reading.notes)
 
 
-SAMPLES = [WHOLE, HEADER + row(1 << 20, 8, 14) + row(1 << 26, 20, 35), json.dumps(INSPECTED) + "\n" + json.dumps(INSPECTED),
-           json.dumps(TESTED), json.dumps(RUN), GRAPH.format('<gpu dev="0"/><gpu '
-                                                             'dev="0x1"/>')]  # fmt: skip
+SAMPLES = [
+    WHOLE,
+    HEADER + row(1 << 20, 8, 14) + row(1 << 26, 20, 35),
+    json.dumps(INSPECTED) + "\n" + json.dumps(INSPECTED),
+    json.dumps(TESTED),
+    json.dumps(RUN),
+    GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>'),
+]
 
 
 @given(st.sampled_from(SAMPLES), st.data())

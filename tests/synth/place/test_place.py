@@ -102,7 +102,7 @@ def test_gains_on_known_machines(name: str, least: float) -> None:
 def test_a_ring_is_as_fast_as_the_judge_says() -> None:
     machine = preset("dgx2")
     placed = place(machine, order=[*range(0, 16, 2), *range(1, 16, 2)])
-    rate = rate_rings("allreduce", [placed.given], machine, Router(machine))
+    rate = rate_rings("allreduce", [placed.given], Router(machine))
     assert Fraction(1 << 30, 10**9) / rate.algbw_GBps == placed.given_seconds
 
 
