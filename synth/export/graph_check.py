@@ -13,7 +13,16 @@ from itertools import pairwise
 
 from ...topo.errors import InputError
 from ..channels.channels import CHAIN, RING, Channels
-from .graph_file import COLLNET_CHAIN_ID, NAMES, NVLS_ID, RING_ID, TREE_ID, TYPES, NcclGraph, GraphFile
+from .graph_file import (
+    COLLNET_CHAIN_ID,
+    NAMES,
+    NVLS_ID,
+    RING_ID,
+    TREE_ID,
+    TYPES,
+    GraphFile,
+    NcclGraph,
+)
 from .nccl_version import NEWEST, NcclVersion
 
 # Patterns that the graphs of an id have.

@@ -25,7 +25,7 @@ from ..verify import verify
 from .channel_counts import Finder, match_counts
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
-from .graph_file import RING_ID, TREE_ID, NcclGraph, GraphFile, read_graph_file
+from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
 from .nccl_version import NEWEST, NcclVersion
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
