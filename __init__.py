@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from .runtime.mpi.launched import join_mpi
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
-    from .synth.api import describe, synthesize, verify
     from .synth.bounds.certificate import Bound
     from .synth.forest.plant import Limits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from .synth.place.placement import Placement
     from .synth.place.placing import place
     from .synth.plan import Entry, Plan
-    from .synth.registry import strategy
+    from .synth.planner.api import describe, synthesize, verify
+    from .synth.planner.registry import strategy
     from .synth.request import Request, Send, build_schedule
     from .topo.devices import Device, Link
     from .topo.errors import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from .topo.graph import Topology
-    from .topo.resolve import load, probe, resolve
+    from .topo.loader.resolve import load, probe, resolve
 
 
 __version__ = VERSION
@@ -87,17 +87,17 @@ _HOMES = {
     "backend_options": "runtime.backend.options",
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
-    "describe": "synth.api",
+    "describe": "synth.planner.api",
     "device_mesh": "runtime.ranks.mesh",
     "join_mpi": "runtime.mpi.launched",
-    "load": "topo.resolve",
+    "load": "topo.loader.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "place": "synth.place.placing",
-    "probe": "topo.resolve",
-    "resolve": "topo.resolve",
-    "strategy": "synth.registry",
-    "synthesize": "synth.api",
-    "verify": "synth.api",
+    "probe": "topo.loader.resolve",
+    "resolve": "topo.loader.resolve",
+    "strategy": "synth.planner.registry",
+    "synthesize": "synth.planner.api",
+    "verify": "synth.planner.api",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ import time
 
 from topoplan.synth.effort import Effort
 from topoplan.synth.ksync.pareto import decide, pareto
-from topoplan.synth.synthesize import collective_on
+from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.verify import verify
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router

@@ -122,7 +122,7 @@ def run(
     """
     from topoplan.runtime.emulate import emulate, parse_rate
     from topoplan.runtime.emulate.ranks import write_topology
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     with (
         emulate(resolve(topology), parse_rate(RATE)) as network,
@@ -253,8 +253,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.flush()
         os._exit(code)
     from topoplan.runtime.emulate import blueprint, parse_rate
-    from topoplan.synth.synthesize import collective_on, synthesize
-    from topoplan.topo.resolve import resolve
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.topo.loader.resolve import resolve
 
     moments = random.Random(args.seed)
     total: Counter[str] = Counter()

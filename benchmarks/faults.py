@@ -100,7 +100,7 @@ def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | 
     """Carry out one run; None where the fault came too late, after set-up."""
     from topoplan.runtime.emulate import emulate, parse_rate
     from topoplan.runtime.emulate.ranks import list_rank_variables, write_topology
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     draw = random.Random(f"{seed} {case} {run}")
     in_set_up = case == "setup-kill"
@@ -304,8 +304,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    from topoplan.synth.synthesize import collective_on, synthesize
-    from topoplan.topo.resolve import resolve
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.topo.loader.resolve import resolve
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     context = multiprocessing.get_context("forkserver")

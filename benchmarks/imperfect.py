@@ -22,7 +22,7 @@ from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import cut_bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.plan import Plan
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

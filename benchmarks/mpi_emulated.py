@@ -29,7 +29,7 @@ from topoplan.cli.run import build_parser
 from topoplan.runtime.emulate import blueprint, parse_rate
 from topoplan.synth.place.placing import place
 from topoplan.synth.plan import Plan
-from topoplan.topo.resolve import resolve
+from topoplan.topo.loader.resolve import resolve
 
 ALLREDUCE = Path(__file__).resolve().parents[1] / "examples" / "mpi_allreduce.py"
 # The names of OMPI_MCA_coll_tuned_allreduce_algorithm's values.

@@ -60,10 +60,10 @@ class Machine:
 
 def list_machines() -> Iterator[Machine]:
     """Yield the machines of the table, the presets, and the recorded machines that are here."""
-    from topoplan.synth.machine import load_for_planning
+    from topoplan.synth.planner.machine import load_for_planning
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.errors import InputError
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     seen: set[str] = set()
     for name, file, text, wanted in MACHINES:
@@ -99,8 +99,8 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
     from topoplan.synth.channels.columns import pack_orders
     from topoplan.synth.channels.search import find_channels
     from topoplan.synth.effort import Effort
+    from topoplan.synth.planner.synthesize import collective_on
     from topoplan.synth.request import Request
-    from topoplan.synth.synthesize import collective_on
     from topoplan.synth.verify import verify
     from topoplan.topo.errors import InfeasibleError
     from topoplan.topo.routes import Router

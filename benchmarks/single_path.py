@@ -143,7 +143,7 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
     """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None
     where its file is absent.
     """
-    from topoplan.synth.machine import load_for_planning
+    from topoplan.synth.planner.machine import load_for_planning
 
     with tempfile.TemporaryDirectory() as folder:
         source = file if file is None or "/" not in file else str(SHARED / file)
@@ -159,7 +159,7 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
 def measure(machine: Machine) -> dict[str, Any] | None:
     """Return the figures of a machine, in GB/s; None where its file is absent."""
     from topoplan.synth.bounds.certificate import check_bound
-    from topoplan.synth.synthesize import collective_on, synthesize
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
 
     name, file, text, wanted = machine
     topology = open_machine(file, text)

@@ -164,7 +164,7 @@ def measure_emulated(
     """Measure stock in its best order and the others in the topology's, in launches that take
     turns.
     """
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     topology, own_rate = MACHINES.get(args.machine, (args.machine, None))
     if isinstance(topology, dict):

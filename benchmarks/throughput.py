@@ -75,10 +75,10 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     from topoplan.synth.bounds.multipath import bound
     from topoplan.synth.effort import Effort
     from topoplan.synth.forest.plant import Limits
-    from topoplan.synth.synthesize import collective_on, synthesize
+    from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.graph import Topology
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     name = str(row["topology"])
     if name == UNEVEN["name"]:

@@ -26,7 +26,7 @@ from harness import make_parser
 from topoplan.runtime.emulate.blueprint import blueprint, parse_rate
 from topoplan.synth.place.placing import place
 from topoplan.topo.graph import Topology
-from topoplan.topo.resolve import resolve
+from topoplan.topo.loader.resolve import resolve
 
 TWO_HOSTS = {
     "format": "topoplan-topology",

@@ -191,7 +191,7 @@ def _seconds(text: str) -> float:
 def _read_machine(arguments: argparse.Namespace) -> Topology:
     """Return the machine that the arguments name, with the rate that they give."""
     from ..topo.derived.stated import NETWORK, parse_rate, state_rates
-    from ..topo.resolve import resolve
+    from ..topo.loader.resolve import resolve
 
     machine = resolve(arguments.topology, arguments.box)
     if arguments.network is None:

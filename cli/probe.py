@@ -208,7 +208,7 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
         from ..runtime.ranks.places import join_ranks
 
         return [join_ranks()]
-    from ..topo.resolve import resolve
+    from ..topo.loader.resolve import resolve
 
     return [resolve(name, arguments.box) for name in names]
 

@@ -85,7 +85,7 @@ def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
     """
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
-    from ..topo.resolve import resolve
+    from ..topo.loader.resolve import resolve
 
     if _is_plan(subject):
         return report_plan(Plan.load(subject), subject, time_limit_s)

@@ -67,8 +67,8 @@ def _run(args: argparse.Namespace) -> int:
     size = parse_size(args.size)
     from ..synth.bounds.in_network import bound_in_network
     from ..synth.effort import Effort
-    from ..synth.machine import load_for_planning
-    from ..synth.synthesize import collective_on, synthesize
+    from ..synth.planner.machine import load_for_planning
+    from ..synth.planner.synthesize import collective_on, synthesize
     from ..topo.derived.degrade import Change, degrade, move_root
 
     started = time.monotonic()
@@ -286,7 +286,7 @@ def _report_missing(front: Front, report: Report) -> None:
 def _plan_for_front(
     front: Front, bounds: Bounds, collective: Collective, router: Router
 ) -> Plan | None:
-    from ..synth.synthesize import cost_all, plan_of
+    from ..synth.planner.synthesize import cost_all, plan_of
 
     schedules = [row.schedule for row in front.front if row.schedule is not None]
     return plan_of(collective, router, bounds, cost_all(router, schedules)) if schedules else None

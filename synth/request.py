@@ -7,7 +7,8 @@ the collective or the topology.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -19,24 +20,22 @@ from .bounds.certificate import Bound
 from .cost.affine import tighten
 from .effort import Effort
 from .forest.plant import Limits
-from .ir.collective import Chunk, Collective
+from .ir.collective import COLLECTIVES, Chunk, Collective
 from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
 
 # Numbers of segments that pipelines may have; the cost model chooses among them by size.
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-# Segments of all trees together that a schedule may have.
-_MOST_PIECES = 1 << 16
+# Segments of all trees together; over gloo each message takes about 100 us of a core.
+_MAX_PIECES = 1 << 16
 # GB/s; stands for a bound that is not known yet. No machine is as fast.
 _UNKNOWN = Fraction(10**12)
-# Limit on the transfers of schedules in which they grow with the square of the ranks.
-MOST_TRANSFERS = 400_000
-
-
-def segment_counts(trees: int) -> list[int]:
-    """Return those of SEGMENTS that give no more pieces, over all trees, than can be run."""
-    return [m for m in SEGMENTS if m <= 2 or m * trees <= _MOST_PIECES]
-
+# Transfers of schedules in which they grow with the square of the ranks: 632 ranks in one step.
+MAX_TRANSFERS = 400_000
+# Seconds of a quiet core that one strategy of several may work, unless it declares its own.
+_USUAL_WORK_S = 6.0
+# No limit on ranks.
+_ANY = sys.maxsize
 
 # (step, sending rank, receiving rank, chunk, "copy" or "reduce"): what `build_schedule` takes.
 Send = tuple[int, int, int, int, Op]
@@ -71,15 +70,15 @@ class Request:
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     def say(self, message: str) -> None:
-        """Report progress, if anybody listens."""
+        """Report progress, if the request has a function for it."""
         if self.progress is not None:
             self.progress(message)
 
     def reversed(self) -> Request:
         """Return the request for the opposite collective on the reversed topology."""
-        turned = self.router.reversed()
+        back = self.router.reversed()
         return replace(
-            self, collective=self.collective.reversed(), topology=turned.topology, router=turned
+            self, collective=self.collective.reversed(), topology=back.topology, router=back
         )
 
     def of(self, collective: Collective) -> Request:
@@ -87,16 +86,58 @@ class Request:
         return replace(self, collective=collective)
 
 
-class NotOfferedError(InfeasibleError):
-    """A strategy that does not have the requested collective, on any topology."""
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy: its name, the function that builds its schedules, and where it applies.
+
+    Called with a Request, it returns candidate schedules (for small sizes, large ones, ...), or
+    raises InfeasibleError with the reason why it has none. The other fields are for auto, which
+    tries `auto_collectives` (default: all of `collectives`), works `work_s` seconds of a quiet core
+    on it (`quick_work_s` where it is not asked to be thorough), and then also leaves it out where
+    it cannot win: with more than `max_ranks`; with more than `max_ranks_beside` if there is a
+    schedule; with more than `max_ranks_at_bound` if one is at the bound.
+    """
+
+    name: str
+    build: Callable[[Request], list[Schedule]]
+    collectives: tuple[str, ...] = COLLECTIVES
+    auto_collectives: tuple[str, ...] = ()
+    work_s: float = _USUAL_WORK_S
+    quick_work_s: float | None = None
+    max_ranks: int = _ANY
+    max_ranks_beside: int = _ANY
+    max_ranks_at_bound: int = _ANY
+
+    def __call__(self, request: Request) -> list[Schedule]:
+        """Return the candidate schedules for a request."""
+        name = request.collective.name
+        if name not in self.collectives:
+            raise InfeasibleError(
+                f"{self.name} has no {name}; it has {', '.join(self.collectives)}"
+            )
+        return self.build(request)
+
+    def may_win(self, collective: Collective, *, have_one: bool, at_bound: bool) -> bool:
+        """Return whether a quick auto should try it, given that it has a schedule, or one at the
+        bound.
+        """
+        limit = self.max_ranks_at_bound if at_bound else _ANY
+        limit = min(limit, self.max_ranks, self.max_ranks_beside if have_one else _ANY)
+        names = self.auto_collectives or self.collectives
+        return collective.name in names and collective.ranks <= limit
 
 
-def only_for(request: Request, name: str, collectives: Sequence[str]) -> None:
-    """Raise NotOfferedError unless the collective is one of those that a strategy has."""
-    if request.collective.name not in collectives:
-        raise NotOfferedError(
-            f"{name} has no {request.collective.name}; it has {', '.join(collectives)}"
+def check_size(name: str, ranks: int, transfers: int) -> None:
+    """Raise InfeasibleError where a strategy's schedule for so many ranks is too large."""
+    if transfers > MAX_TRANSFERS:
+        raise InfeasibleError(
+            f"{name}: {ranks} ranks take {transfers} transfers; at most {MAX_TRANSFERS} are planned"
         )
+
+
+def segment_counts(trees: int) -> list[int]:
+    """Return those of SEGMENTS that give no more pieces, over all trees, than can be run."""
+    return [m for m in SEGMENTS if m <= 2 or m * trees <= _MAX_PIECES]
 
 
 def build_schedule(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from thorough import count_examples
 
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MACHINES = Path(__file__).resolve().parents[2] / "shared" / "machines"

@@ -40,7 +40,7 @@ _WHAT_COMMANDS_IMPORT = [
     "topoplan.runtime.lab.runs",
     "topoplan.runtime.measuring.bench",
     "topoplan.runtime.register",
-    "topoplan.synth.synthesize",
+    "topoplan.synth.planner.synthesize",
 ]
 _WHAT_MODELS_IMPORT = [
     "torch._dynamo",

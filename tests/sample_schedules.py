@@ -10,9 +10,9 @@ from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transform import reverse
 from topoplan.synth.ksync.copying import Instance, solve_copying
 from topoplan.synth.ksync.fabric import fabric_of
+from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.synthesize import collective_on
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 

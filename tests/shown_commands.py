@@ -151,7 +151,7 @@ def _without_ranks() -> Iterator[None]:
     from topoplan.runtime.lab.runs import Lab
     from topoplan.runtime.measuring import measure_links
     from topoplan.runtime.ranks import launch
-    from topoplan.topo.resolve import load
+    from topoplan.topo.loader.resolve import load
 
     @contextlib.contextmanager
     def plan_network(*asked: Any) -> Iterator[SimpleNamespace]:

@@ -171,7 +171,7 @@ def build_parser() -> Parser:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for whatever is wrong with the options before any work is done."""
-    from ...synth.registry import find_strategy
+    from ...synth.planner.registry import find_strategy
 
     if args.strategy != "auto":
         find_strategy(args.strategy)

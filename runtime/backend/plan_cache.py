@@ -42,7 +42,7 @@ def load_or_synthesize(
         return loaded
     # The planner's imports take more than a second of a core, and only the first rank of the first
     # start needs them.
-    from ...synth.synthesize import synthesize
+    from ...synth.planner.synthesize import synthesize
 
     result = synthesize(
         collective,

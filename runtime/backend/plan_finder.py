@@ -166,7 +166,7 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
-        from ...synth.machine import load_for_planning
+        from ...synth.planner.machine import load_for_planning
 
         topology, router = load_for_planning(machine)
         with _SYNTHESIZES:
@@ -208,6 +208,6 @@ def _read_source(plans: Plans) -> PlanFiles | Topology:
     path = Path(plans)
     if path.is_dir() or is_plan_file(path):
         return PlanFiles([path])
-    from ...topo.resolve import resolve
+    from ...topo.loader.resolve import resolve
 
     return resolve(str(plans))

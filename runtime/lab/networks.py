@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...synth.machine import load_for_planning
+from ...synth.planner.machine import load_for_planning
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_ways
 from ...topo.presets import preset

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ...synth.synthesize import collective_on, synthesize
+from ...synth.planner.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks

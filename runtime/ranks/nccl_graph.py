@@ -19,9 +19,9 @@ from ...synth.export.graph_check import check_graph_file
 from ...synth.export.graph_file import MOST_CHARACTERS, looks_like_graph_file, read_graph_file
 from ...synth.export.nccl_graph import COLLECTIVES
 from ...synth.export.nccl_version import NEWEST, parse_nccl_version
-from ...synth.machine import load_for_planning
 from ...synth.plan import Plan
-from ...synth.synthesize import collective_on
+from ...synth.planner.machine import load_for_planning
+from ...synth.planner.synthesize import collective_on
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.routes import Router

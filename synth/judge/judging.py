@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ...topo.errors import InputError, TopoplanError
 from ...topo.gpudirect.nccl_paths import Paths
-from ...topo.resolve import LOCAL
+from ...topo.loader.resolve import LOCAL
 from ...topo.routes import Router
 from ..ir.collective import Collective
 from .advice import Spell, advise, name_command

@@ -23,8 +23,8 @@ from ..ir.collective import Collective
 from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan
+from ..planner.synthesize import synthesize
 from ..request import Request
-from ..synthesize import synthesize
 from .machine import count_hosts
 from .rates import rate_rings, rate_trees
 from .reading import chain_parents

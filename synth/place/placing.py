@@ -17,9 +17,9 @@ from ...topo.derived.route_table import RouteTable
 from ...topo.derived.stripes import merge_spines
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
-from ...topo.resolve import load
+from ...topo.loader.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
-from ..machine import load_for_planning
+from ..planner.machine import load_for_planning
 from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
 from .improve import Improver, keep_hosts_together
 from .inside import arrange_inside

@@ -20,10 +20,10 @@ from ..effort import Effort
 from ..explain import Explanation, explain
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
-from ..machine import load_for_planning
 from ..plan import Plan
-from ..registry import AUTO
-from ..synthesize import collective_on, synthesize
+from ..planner.machine import load_for_planning
+from ..planner.registry import AUTO
+from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
 from .stock import StockRing
 

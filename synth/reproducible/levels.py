@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ...topo.errors import InfeasibleError
 from ..forest.survey import survey
 from ..ir.schedule import Schedule
-from ..request import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 from ..strategies.placement import place
 
 LARGE_BYTES = 1 << 26
@@ -123,7 +123,7 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
     them, for reduce the root.
     """
     n, name = request.collective.ranks, request.collective.name
-    if 2 * n * n > MOST_TRANSFERS:
+    if 2 * n * n > MAX_TRANSFERS:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
     order = levels.order
     sends: list[Send] = []
@@ -160,7 +160,7 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
 def _exchange(request: Request, levels: Levels) -> list[Schedule]:
     """Return the allreduce in which at each level all of a group send each other all they have."""
     n, order = request.collective.ranks, levels.order
-    if n * sum(size - 1 for size in levels.sizes) > MOST_TRANSFERS:
+    if n * sum(size - 1 for size in levels.sizes) > MAX_TRANSFERS:
         raise InfeasibleError(f"{n} ranks send each other more than is planned for")
     sends: list[Send] = [
         (level, order[p], order[p + (digit - p // stride % size) * stride], 0, "reduce")

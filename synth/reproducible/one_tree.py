@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...topo.errors import InfeasibleError
 from ..forest.trees import levels
 from ..ir.schedule import Schedule
-from ..request import MOST_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 
 NAME = "one-tree"
 # At most this many ranks are tried as the root.
@@ -29,7 +29,7 @@ def build_one_tree(request: Request) -> list[Schedule]:
         )
     parents = min(trees, key=lambda tree: max(levels(tree)[0]))
     chunks = whole(request.collective)
-    if len(chunks) * 2 * n > MOST_TRANSFERS:
+    if len(chunks) * 2 * n > MAX_TRANSFERS:
         raise InfeasibleError(
             f"{NAME}: the parts of {n} ranks take more transfers than are planned for"
         )

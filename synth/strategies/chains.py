@@ -25,7 +25,7 @@ from ..forest.machine.own_routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, schedule_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
-from ..request import MOST_TRANSFERS, Request, only_for, segment_counts
+from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 
 # Numbers of chains of equal shares that are offered beside the best shares, at most.
 _FEW = 8
@@ -41,14 +41,9 @@ def build(request: Request) -> list[Schedule]:
     Raises InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that
     effort.
     """
-    only_for(request, "chains", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
-    most = MOST_TRANSFERS // (2 * n * (n - 1))
-    if most < 1:
-        raise InfeasibleError(
-            f"chains: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned "
-            "for"
-        )
+    check_size("chains", n, 2 * n * (n - 1))
+    most = MAX_TRANSFERS // (2 * n * (n - 1))
     if request.collective.name != "allreduce":
         packed = pack_orders(request, [RING])
         return [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]

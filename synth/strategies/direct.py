@@ -8,7 +8,7 @@ from ...topo.errors import InfeasibleError
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
-from ..request import MOST_TRANSFERS, Request, Send, build_schedule, whole
+from ..request import Request, Send, build_schedule, check_size, whole
 
 
 def build(request: Request) -> list[Schedule]:
@@ -17,10 +17,7 @@ def build(request: Request) -> list[Schedule]:
     """
     collective = request.collective
     n = collective.ranks
-    if n * n > MOST_TRANSFERS:
-        raise InfeasibleError(
-            f"direct: {n} ranks take {n * n} transfers, more than are planned for"
-        )
+    check_size("direct", n, n * n)
     if collective.name == "allreduce":
         gather = build(request.of(Collective("allgather", n)))[0]
         scatter = build(request.of(Collective("reduce-scatter", n)))[0]

@@ -12,33 +12,31 @@ from ...topo.errors import InfeasibleError
 from ..forest.shapes import Parents, binary_pair
 from ..forest.trees import levels
 from ..ir.schedule import Schedule
-from ..request import SEGMENTS, Request, Send, build_schedule, only_for
-from .placement import place
+from ..request import SEGMENTS, Request, Send, build_schedule
+from .placement import LARGE_BYTES, place
 
-LARGE_BYTES = 1 << 26
+# Orders of ranks are compared at this number of segments, about the best one at LARGE_BYTES.
+_COMPARED_SEGMENTS = 16
 
 
 def build(request: Request) -> list[Schedule]:
     """Return the schedule at several numbers of segments, with the ranks placed for a large
     message.
     """
-    only_for(request, "double-tree", ["allreduce"])
     n = request.collective.ranks
     if n < 2:
         raise InfeasibleError("double-tree needs at least two ranks")
     chunks = request.collective.even_chunks(2)
-    sends = [send for c, tree in enumerate(binary_pair(n)) for send in tree_sends(tree, c)]
+    positions = [send for c, tree in enumerate(binary_pair(n)) for send in tree_sends(tree, c)]
 
     def place_sends(order: Sequence[int]) -> list[Send]:
-        return [(s, order[a], order[b], c, op) for s, a, b, c, op in sends]
+        return [(step, order[a], order[b], c, op) for step, a, b, c, op in positions]
 
     def draw(order: Sequence[int]) -> Schedule:
         schedule = build_schedule(request, "double-tree", chunks, place_sends(order), trees=2)
-        return replace(schedule, segments=16)
+        return replace(schedule, segments=_COMPARED_SEGMENTS)
 
-    best = place(
-        request, draw, lambda order: {(a, b) for _, a, b, _, _ in place_sends(order)}, LARGE_BYTES
-    )
+    best = place(request, draw, lambda order: {x[1:3] for x in place_sends(order)}, LARGE_BYTES)
     return [replace(best, segments=m) for m in SEGMENTS]
 
 

@@ -8,27 +8,25 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ..ir.schedule import Schedule
 from ..ksync.fabric import fabric_of
 from ..ksync.pareto import pareto
-from ..request import Request
+from ..request import Request, whole
 
 # Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried.
-MOST_VARIABLES = 60_000
+_MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
     """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too
     small to find any.
     """
+    collective = request.collective
     edges = len(fabric_of(request.router).edges)
-    chunks = len(request.collective.even_chunks(1))
-    if edges * max(chunks, request.collective.ranks) > MOST_VARIABLES:
+    if edges * max(len(whole(collective)), collective.ranks) > _MAX_VARIABLES:
         raise InfeasibleError(
-            f"exact is for small machines: {request.collective.ranks} ranks with {edges} routes "
+            f"exact is for small machines: {collective.ranks} ranks with {edges} routes "
             "between them are too many"
         )
-    front = pareto(request.collective, request.router, request.effort, progress=request.progress)
+    front = pareto(collective, request.router, request.effort, progress=request.progress)
     schedules = [row.schedule for row in front.front if row.schedule is not None]
     if not schedules:
-        raise TimeLimitError(
-            f"exact found no schedule for {request.collective.name} in time; give it more"
-        )
+        raise TimeLimitError(f"exact found no schedule for {collective.name} in time; give it more")
     return schedules

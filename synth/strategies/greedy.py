@@ -20,11 +20,14 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
 from ..ir.transform import compose, reverse
-from ..request import Request, only_for
+from ..request import Request, whole
 
+# Trials differ in the random order of links alone.
 _TRIALS = 8
-_MOST_TRANSFERS = 4_000_000
-_MOST_UNITS = 32
+# Transfers of a trial: with more, one takes over 40 s of a quiet core.
+_MAX_TRANSFERS = 4_000_000
+# Units of bandwidth of the widest link: a trial treats each as a link of its own.
+_MAX_UNITS = 32
 # Seconds of a quiet core that a trial takes for each transfer.
 _TRANSFER_S = 1e-5
 Ints = NDArray[np.int64]
@@ -36,7 +39,6 @@ def build(request: Request) -> list[Schedule]:
     Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError
     where a trial takes too long.
     """
-    only_for(request, "greedy", ["allgather", "reduce-scatter", "allreduce"])
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
         return [reverse(build(request.reversed())[0])]
@@ -52,14 +54,15 @@ def build(request: Request) -> list[Schedule]:
             "greedy plans for GPUs that are joined by links of their own only; here switches lie "
             "between"
         )
-    if n * n > _MOST_TRANSFERS:
+    if n * n > _MAX_TRANSFERS:
         raise InfeasibleError(
             f"greedy: {n} ranks take {n * n} transfers, more than are planned for"
         )
     unit = fraction_gcd(sorted(set(links.values())))
-    if max(links.values()) / unit > _MOST_UNITS:
+    if max(links.values()) / unit > _MAX_UNITS:
         raise InfeasibleError(
-            "greedy: the bandwidths have no common unit of which the widest link has at most 32"
+            "greedy: the bandwidths have no common unit of which the widest link has at most "
+            f"{_MAX_UNITS}"
         )
     # A trial cannot be stopped halfway, so it is only begun where there is time for all of it.
     trial_s = n * n * _TRANSFER_S
@@ -69,8 +72,7 @@ def build(request: Request) -> list[Schedule]:
         raise TimeLimitError(
             f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more"
         )
-    # Trials differ in their random order only; each is given up once it cannot take fewer steps
-    # than the best.
+    # Each trial is given up once it cannot take fewer steps than the best.
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
         if best is not None and request.effort.is_over("greedy"):
@@ -87,10 +89,8 @@ def build(request: Request) -> list[Schedule]:
     transfers = Transfers(
         step, src, dst, chunk, np.full(len(step), COPY), np.zeros(len(step)), [()]
     ).sorted()
-    chunks = request.collective.even_chunks(1)
-    return [
-        tighten(Schedule(request.collective, "greedy", chunks, transfers, ()), request.topology)
-    ]
+    schedule = Schedule(request.collective, "greedy", whole(request.collective), transfers, ())
+    return [tighten(schedule, request.topology)]
 
 
 def _run_trial(
@@ -102,7 +102,7 @@ def _run_trial(
     n = request.collective.ranks
     number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
     random = np.random.default_rng(seed)
-    lanes = [(number[a], number[b]) for (a, b), count in units.items() for _ in range(count)]
+    links = [(number[a], number[b]) for (a, b), count in units.items() for _ in range(count)]
     has = np.eye(n, dtype=np.bool_)
     out: list[Ints] = []
     missing = n * (n - 1)
@@ -115,7 +115,7 @@ def _run_trial(
         order = np.argsort(holders)
         # In a batch every rank receives at most once, so its links choose independently, all at
         # once in numpy.
-        for src, dst in _deal_links(lanes, random):
+        for src, dst in _deal_links(links, random):
             offered = has[src][:, order] & ~coming[dst][:, order]
             first_offer = np.argmax(offered, axis=1)
             useful = offered[np.arange(len(src)), first_offer]
@@ -132,15 +132,15 @@ def _run_trial(
 
 
 def _deal_links(
-    lanes: list[tuple[int, int]], random: np.random.Generator
+    links: list[tuple[int, int]], random: np.random.Generator
 ) -> list[tuple[Ints, Ints]]:
     """Return the links in random order, dealt out so that those of a batch lead to different
     ranks.
     """
     batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     leading_to: dict[int, int] = defaultdict(int)
-    for i in random.permutation(len(lanes)).tolist():
-        src, dst = lanes[i]
+    for i in random.permutation(len(links)).tolist():
+        src, dst = links[i]
         batches[leading_to[dst]].append((src, dst))
         leading_to[dst] += 1
     return [

@@ -15,14 +15,13 @@ from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import schedule_of
 from ..ir.schedule import Schedule
-from ..request import Request, only_for, segment_counts
+from ..request import Request, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:
     """Return a schedule for each shape of trees that no other dominates. InfeasibleError where the
     machine is one box.
     """
-    only_for(request, "hierarchical", ["allreduce"])
     machine = survey(request.topology)
     if machine.boxes is None:
         raise InfeasibleError(

@@ -4,22 +4,17 @@ receives.
 
 from __future__ import annotations
 
-from ...topo.errors import InfeasibleError
+from itertools import permutations
+
 from ..ir.schedule import Schedule
-from ..request import MOST_TRANSFERS, Request, Send, build_schedule, only_for, whole
+from ..request import Request, Send, build_schedule, check_size, whole
 
 
 def build(request: Request) -> list[Schedule]:
     """Return the one-shot schedule. InfeasibleError where two ranks have no route that avoids other
     GPUs.
     """
-    only_for(request, "one-shot", ["allreduce"])
     n = request.collective.ranks
-    if n * n > MOST_TRANSFERS:
-        raise InfeasibleError(
-            f"one-shot: {n} ranks take {n * n} transfers, more than are planned for"
-        )
-    sends: list[Send] = [
-        (0, src, dst, 0, "reduce") for src in range(n) for dst in range(n) if src != dst
-    ]
+    check_size("one-shot", n, n * n)
+    sends: list[Send] = [(0, src, dst, 0, "reduce") for src, dst in permutations(range(n), 2)]
     return [build_schedule(request, "one-shot", whole(request.collective), sends)]

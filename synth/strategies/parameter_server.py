@@ -14,19 +14,15 @@ from ..forest.plant import Nursery, pareto
 from ..forest.survey import survey
 from ..forest.trees import RootedTree, schedule_of
 from ..ir.schedule import Schedule
-from ..request import MOST_TRANSFERS, Request, only_for
+from ..request import Request, check_size
 
 
 def build(request: Request) -> list[Schedule]:
     """Return schedules with the best single server and with all. InfeasibleError where no rank has
     routes to all others.
     """
-    only_for(request, "parameter-server", ["allreduce"])
     n = request.collective.ranks
-    if 2 * n * n > MOST_TRANSFERS:
-        raise InfeasibleError(
-            f"parameter-server: {n} servers for {n} ranks take more transfers than are planned for"
-        )
+    check_size("parameter-server", n, 2 * n * n)
     servers = [server for rank in range(n) if (server := _star(request, rank)) is not None]
     if not servers:
         raise InfeasibleError(

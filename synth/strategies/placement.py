@@ -8,7 +8,7 @@ pair.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from itertools import combinations
 
@@ -18,9 +18,13 @@ from ..effort import Effort
 from ..ir.schedule import Schedule
 from ..request import Request
 
-Pairs = Iterable[tuple[int, int]]
+# Sizes for which strategies place their ranks: where latency decides, and where bandwidth does.
+SMALL_BYTES, LARGE_BYTES = 1 << 16, 1 << 26
+# With more ranks, the starting orders are taken as they are: one pass has n^2 / 2 swaps to cost.
 _CLIMB_RANKS = 64
+_STARTS = 8
 _SEARCH = "placement of ranks"
+# Seconds of a quiet core for one strategy's placement, and where short searches are asked for.
 _WORK_S, _QUICK_WORK_S = 1.0, 0.1
 # Seconds of a quiet core: to draw an order and cost it, for each transfer in that, and for two
 # partners' route.
@@ -30,7 +34,7 @@ _ORDER_S, _TRANSFER_S, _ROUTE_S = 1e-3, 6e-6, 4e-6
 def place(
     request: Request,
     draw: Callable[[Sequence[int]], Schedule],
-    pairs: Callable[[Sequence[int]], Pairs],
+    pairs: Callable[[Sequence[int]], Collection[tuple[int, int]]],
     size_bytes: int,
 ) -> Schedule:
     """Return the best schedule found among `draw(order)`, position i being played by rank order[i].
@@ -39,10 +43,9 @@ def place(
     where no order is found under which they all have one.
     """
     effort = request.effort.grant(_QUICK_WORK_S if request.quick else _WORK_S)
-    n = request.collective.ranks
 
     def count_missing(order: Sequence[int]) -> int:
-        partners = list(pairs(order))
+        partners = pairs(order)
         effort.spend(_ROUTE_S * len(partners))
         return sum(request.router.route(a, b) is None for a, b in partners)
 
@@ -52,29 +55,25 @@ def place(
         affine = cost(schedule, request.topology)
         return affine.alpha_us / 10**6 + affine.beta_s_per_GB * size_bytes / 10**9
 
+    def price_routed(order: Sequence[int]) -> Fraction | None:
+        return None if count_missing(order) else price(order)
+
     # Swaps get stuck in local optima, so there are several starts: the given order, then random
     # ones, always the same.
     random_order = random.Random(0)
     best: tuple[Fraction, list[int]] | None = None
-    for start in range(8):
-        order = list(range(n))
+    for start in range(_STARTS):
+        order = list(range(request.collective.ranks))
         if start:
             random_order.shuffle(order)
         # First only routes count, which is quick to judge; then time, over orders that have all
         # routes.
         order = _climb(order, lambda o: Fraction(count_missing(o)), effort, stop=Fraction(0))
-        if count_missing(order):
-            if effort.is_over(_SEARCH):
-                break
-            continue
-
-        def judge(o: Sequence[int]) -> Fraction | None:
-            return None if count_missing(o) else price(o)
-
-        order = _climb(order, judge, effort)
-        now = price(order)
-        if best is None or now < best[0]:
-            best = now, order
+        if not count_missing(order):
+            order = _climb(order, price_routed, effort)
+            now = price(order)
+            if best is None or now < best[0]:
+                best = now, order
         if effort.is_over(_SEARCH):
             break
     if best is None:
@@ -88,8 +87,8 @@ def _climb(
     effort: Effort,
     stop: Fraction | None = None,
 ) -> list[int]:
-    """Swap positions as long as that lowers `judge` (None: not allowed); each swap that helps is
-    taken at once.
+    """Swap positions as long as that lowers `judge` (None: not allowed); take each swap that helps
+    at once.
     """
     now = judge(order)
     improved = len(order) <= _CLIMB_RANKS

@@ -12,46 +12,42 @@ from collections.abc import Sequence
 from ...topo.errors import InfeasibleError
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
-from ..request import Request, Send, build_schedule, only_for, whole
-from .placement import place
-
-SMALL_BYTES = 1 << 16
+from ..request import Request, Send, build_schedule, whole
+from .placement import SMALL_BYTES, place
 
 
 def build(request: Request) -> list[Schedule]:
     """Return one schedule, with the ranks placed for a small message."""
-    only_for(request, "recursive-doubling", ["allreduce", "allgather", "reduce-scatter"])
-    if request.collective.name == "reduce-scatter":
+    collective, n = request.collective, request.collective.ranks
+    if collective.name == "reduce-scatter":
         return [reverse(build(request.reversed())[0])]
-    n = request.collective.ranks
     if n < 2:
         raise InfeasibleError("recursive-doubling needs at least two ranks")
-    if request.collective.name == "allgather" and n & (n - 1):
+    if collective.name == "allgather" and n & (n - 1):
         raise InfeasibleError(f"recursive-doubling gathers over a power of two of ranks, not {n}")
-    sends_of = _allreduce if request.collective.name == "allreduce" else _allgather
+    list_sends = _allreduce if collective.name == "allreduce" else _allgather
 
     def draw(order: Sequence[int]) -> Schedule:
-        sends = sends_of(order)
-        return build_schedule(request, "recursive-doubling", whole(request.collective), sends)
+        return build_schedule(request, "recursive-doubling", whole(collective), list_sends(order))
 
-    return [
-        place(
-            request, draw, lambda order: {(a, b) for _, a, b, _, _ in sends_of(order)}, SMALL_BYTES
-        )
-    ]
+    return [place(request, draw, lambda order: {x[1:3] for x in list_sends(order)}, SMALL_BYTES)]
 
 
 def _allreduce(order: Sequence[int]) -> list[Send]:
     n = len(order)
     levels = n.bit_length() - 1
-    power, extra = 1 << levels, n - (1 << levels)
-    first = 1 if extra else 0
-    sends: list[Send] = [(0, order[power + i], order[i], 0, "reduce") for i in range(extra)]
-    for level in range(levels):
-        sends += [
-            (first + level, order[i], order[i ^ (1 << level)], 0, "reduce") for i in range(power)
-        ]
-    return sends + [(first + levels, order[i], order[power + i], 0, "copy") for i in range(extra)]
+    power = 1 << levels
+    # One step more at each end where n is no power of two.
+    first = int(n > power)
+    sends: list[Send] = [(0, order[i], order[i - power], 0, "reduce") for i in range(power, n)]
+    sends += [
+        (first + level, order[i], order[i ^ (1 << level)], 0, "reduce")
+        for level in range(levels)
+        for i in range(power)
+    ]
+    return sends + [
+        (first + levels, order[i - power], order[i], 0, "copy") for i in range(power, n)
+    ]
 
 
 def _allgather(order: Sequence[int]) -> list[Send]:

@@ -9,24 +9,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ...topo.errors import InfeasibleError
 from ..channels.channels import RING, schedule_rings
 from ..channels.columns import find_exact_rates, pack_orders
 from ..ir.schedule import Schedule
-from ..request import MOST_TRANSFERS, Request, only_for
+from ..request import MAX_TRANSFERS, Request, check_size
 
 
 def build(request: Request) -> list[Schedule]:
     """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was
     found with that effort.
     """
-    only_for(request, "ring", ["allreduce", "allgather", "reduce-scatter"])
     n = request.collective.ranks
-    most = MOST_TRANSFERS // (2 * n * (n - 1))
-    if most < 1:
-        raise InfeasibleError(
-            f"ring: a ring of {n} ranks has {2 * n * (n - 1)} transfers, more than are planned for"
-        )
+    check_size("ring", n, 2 * n * (n - 1))
+    most = MAX_TRANSFERS // (2 * n * (n - 1))
     rates = find_exact_rates(pack_orders(request, [RING]), request.effort)
     heaviest = sorted(rates.items(), key=lambda item: -item[1])[:most]
     total = sum((rate for _, rate in heaviest), Fraction(0))

@@ -45,7 +45,7 @@ def test_ctrl_c_in_the_first_moments_is_one_line(command: str) -> None:
 @pytest.mark.parametrize("then", ["pass", "raise ImportError('initialization failed')"])
 def test_ctrl_c_while_a_command_imports_what_it_needs_is_one_line(then: str) -> None:
     asked = ("--collective", "allreduce", "--topology", "switch:2")
-    done = interrupt("synth", "topoplan.synth.synthesize", *asked, then=then)
+    done = interrupt("synth", "topoplan.synth.planner.synthesize", *asked, then=then)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "topo-synth: interrupted\n")
 
 

@@ -16,12 +16,12 @@ from launch import Ended, run_module
 
 from topoplan.cli.probe import main
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.synthesize import synthesize
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.files import write_whole
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 COMMAND = [sys.executable, "-m", "topoplan.cli.probe"]
 

@@ -23,8 +23,8 @@ from launch import run_joined, run_module
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.nccl_xml import fill_skeleton
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 
 def ranks(text: str) -> list[str]:

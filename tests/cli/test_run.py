@@ -18,7 +18,7 @@ from launch import Ended, run_command, run_joined, run_module
 
 from topoplan.runtime.ranks.launch import end_on_signals, run_together
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 ROW = {"size_bytes", "schedule", "plan_us", "stock_us", "ratio", "predicted_us", "algbw_GBps", "busbw_GBps",
@@ -347,7 +347,7 @@ def test_help_needs_no_torch() -> None:
 def test_recorded_machines_run_with_no_wrong_elements(
     recorded: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     topology = with_host(resolve(str(recorded("nccl_xml/rccl/topo_8p_rome.xml"))), HostCosts())
     path = tmp_path / "plan.json"

@@ -19,7 +19,7 @@ from installed import install_metadata
 from launch import run_command
 
 import topoplan
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 ROOT = Path(__file__).resolve().parents[2]

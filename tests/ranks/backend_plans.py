@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rank_process import Events, init, leave
 
 import topoplan
-import topoplan.synth.synthesize as planner
+import topoplan.synth.planner.synthesize as planner
 from ranks.checks import all_gather_single, refused
 from ranks.topo_backend import end, start
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ranks.checks import refused
 from ranks.classic_training import model, sgd
 from topoplan.runtime import classic
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, TopoplanError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

@@ -9,7 +9,7 @@ from launch import run_ranks
 from ranks import containers
 
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 

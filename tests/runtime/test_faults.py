@@ -18,7 +18,7 @@ from ranks import faults
 from topoplan.runtime.emulate import Network, why_not
 from topoplan.runtime.ranks.blame import Stuck, explain_blame, find_culprit, is_settled, list_ended
 from topoplan.runtime.ranks.faults import Call
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.presets import preset
 

@@ -14,7 +14,7 @@ import pytest
 from launch import run_ranks
 from ranks import agreement, choices, collectives, faults, memory
 
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 
 Plans = Callable[..., str]
 
@@ -111,7 +111,7 @@ def test_plans_of_recorded_machines_run(recorded: Callable[[str], Path], tmp_pat
     """The 4-GPU bridged machine, all collectives' worth of it being allreduce: from its file to
     right results.
     """
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     topology = resolve(str(recorded("nccl_xml/azure/ncv4-topo.xml")))
     path = tmp_path / "plan.json"

@@ -24,9 +24,9 @@ from ranks import programs
 from thorough import count_examples
 
 import topoplan
-from topoplan.synth import registry
 from topoplan.synth.effort import Effort
-from topoplan.synth.registry import find_strategy, list_strategies
+from topoplan.synth.planner import registry
+from topoplan.synth.planner.registry import find_strategy, list_strategies
 from topoplan.synth.strategies import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -376,7 +376,7 @@ def _send(request: topoplan.Request, send: topoplan.Send) -> list[topoplan.Sched
         (
             lambda request: send_around(request.of(topoplan.Collective("broadcast", 3, 0))),
             topoplan.StrategyError,
-            "schedule 1 is for .*broadcast.*, asked for was .*allreduce",
+            "schedule 1 is for .*broadcast.*; expected .*allreduce",
         ),
         (
             lambda request: [
@@ -393,7 +393,7 @@ def _send(request: topoplan.Request, send: topoplan.Send) -> list[topoplan.Sched
     ],
 )
 def test_what_is_wrong_with_a_strategy_is_one_line_with_its_name(
-    returned: registry.OwnStrategy,
+    returned: registry.UserFunction,
     error: type[Exception],
     message: str,
     caplog: pytest.LogCaptureFixture,

@@ -14,7 +14,7 @@ from thorough import count_examples
 from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
-from topoplan.synth.synthesize import synthesize
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

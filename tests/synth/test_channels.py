@@ -31,11 +31,11 @@ from topoplan.synth.channels.rounding import LOSS
 from topoplan.synth.channels.search import find_channels
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
-from topoplan.synth.machine import load_for_planning
 from topoplan.synth.numeric.circuits import cheapest_circuits, search_circuit
 from topoplan.synth.numeric.near_circuits import near_circuits
+from topoplan.synth.planner.machine import load_for_planning
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
-from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology

@@ -15,7 +15,7 @@ import pytest
 from launch import Ended, run_command, run_module
 
 from topoplan.synth.effort import Effort
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
 MODULE = "topoplan.cli.synth"

@@ -28,7 +28,7 @@ from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.paths import level_schedule
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError

@@ -20,7 +20,7 @@ from topoplan.synth.cost.host_costs import (
     with_host,
 )
 from topoplan.synth.cost.simulate import predict_us
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.hosts import join_cpu_hosts
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

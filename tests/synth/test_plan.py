@@ -17,7 +17,7 @@ from thorough import count_examples
 
 from topoplan.synth.ir.schedule import Schedule, Transfer, Transfers
 from topoplan.synth.plan import Plan, _hash
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

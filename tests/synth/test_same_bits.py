@@ -29,11 +29,11 @@ from topoplan.synth.ir.addition_order import find_bracketing
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesize
 from topoplan.synth.reproducible.bracket import add_up, list_leaves, parse_bracket
 from topoplan.synth.reproducible.build import build_reproducible
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.synthesize import collective_on, cost_all, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset

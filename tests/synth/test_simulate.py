@@ -22,9 +22,9 @@ from topoplan.synth.cost.simulate import MOST_GROUPS, predict_us, shape_of
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology

@@ -27,9 +27,9 @@ from topoplan.synth.bounds.single_path import Bounds, find_bounds
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
-from topoplan.synth.machine import load_for_planning
 from topoplan.synth.plan import Plan, _hash
-from topoplan.synth.synthesize import synthesize
+from topoplan.synth.planner.machine import load_for_planning
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.presets import preset

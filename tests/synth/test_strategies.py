@@ -18,9 +18,9 @@ from topoplan.synth.effort import Effort
 from topoplan.synth.forest.shapes import binary
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.planner.synthesize import collective_on, lower_envelope, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
-from topoplan.synth.synthesize import collective_on, lower_envelope, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, TimeLimitError
 from topoplan.topo.graph import Topology

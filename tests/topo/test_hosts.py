@@ -26,9 +26,9 @@ from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.gpudirect import judge_pairs
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 

@@ -23,19 +23,19 @@ from topoplan.synth.ir.collective import Collective
 from topoplan.synth.judge.readers.json_results import read_json
 from topoplan.synth.plan import Plan
 from topoplan.synth.plan_file import PlanFile
-from topoplan.synth.synthesize import synthesize
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.exact import load_json, parse_fraction
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.presets import preset
 from topoplan.topo.probe import capture
 from topoplan.topo.probe.linux.files import read_start
 from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics
-from topoplan.topo.resolve import resolve
 from topoplan.topo.schema import read_as
 from topoplan.topo.topology_file import MAX_LINKS
 

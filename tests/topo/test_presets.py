@@ -10,13 +10,13 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import MAX_GPUS, PRESETS, preset
 from topoplan.topo.presets.names import Preset
-from topoplan.topo.resolve import resolve
 
 
 def as_graph(topology: Topology) -> nx.DiGraph[str]:

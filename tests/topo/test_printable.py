@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from launch import run_module
 
-from topoplan.synth.api import describe
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.synthesize import synthesize
+from topoplan.synth.planner.api import describe
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.formats.nccl_xml import write as write_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.pictures import dot, table, text_tree

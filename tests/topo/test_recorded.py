@@ -15,8 +15,8 @@ from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml, smi
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.pictures.cables import find_cables
-from topoplan.topo.resolve import resolve
 
 REFUSED = {
     "hwloc/nvidiagpunumanodes.console": "lstopo's text for people",

@@ -16,12 +16,12 @@ from referencing import Registry, Resource
 
 from topoplan.runtime.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import probe_json
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = {path.name: json.loads(path.read_text()) for path in (ROOT / "docs/schemas").iterdir()}

@@ -13,8 +13,8 @@ from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.derived.stripes import merge_nvswitches, merge_spines
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 
 def boards(switches: int = 6, gpus: int = 4, uneven: bool = False) -> Topology:

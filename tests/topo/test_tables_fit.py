@@ -20,7 +20,7 @@ from topoplan.runtime.measuring.bench_options import BenchOptions
 from topoplan.synth.describe import print_plan
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.pictures.fit import choose_columns, wrap_text
 from topoplan.topo.pictures.table import write
 from topoplan.topo.presets import preset

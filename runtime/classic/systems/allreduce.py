@@ -88,7 +88,7 @@ class Planned(Averaging):
 
         def synthesize_as_text() -> str:
             # imported by rank 0 alone: the solvers load slowly
-            from ....synth.synthesize import collective_on, synthesize
+            from ....synth.planner.synthesize import collective_on, synthesize
 
             topology = (
                 setting.topology

@@ -25,7 +25,7 @@ from thorough import count_examples
 from topoplan.runtime.emulate import Blueprint, Network, blueprint, emulate, parse_rate, why_not
 from topoplan.runtime.emulate.blueprint import parse_order
 from topoplan.synth.cost.host_costs import HostCosts, with_host
-from topoplan.synth.synthesize import collective_on, synthesize
+from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Link, Topology
 from topoplan.topo.presets import preset

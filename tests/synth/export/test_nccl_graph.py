@@ -36,8 +36,8 @@ from topoplan.topo.devices import Device, Link, both_ways
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 MATRIX = """\tGPU0\tGPU1\tGPU2\tGPU3\tGPU4\tCPU Affinity\tNUMA Affinity

@@ -27,8 +27,8 @@ from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 

@@ -39,12 +39,12 @@ from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
 from topoplan.synth.numeric.matroid_union import spanning_trees
-from topoplan.synth.synthesize import Synthesis, synthesize
+from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 AT_BOUND = Fraction(1, 10**6)
 

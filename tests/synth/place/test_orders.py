@@ -26,8 +26,8 @@ from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.formats.clusters import read_box
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 CLUSTER = read_topology_text(
     "host rack spine\n" + "".join(f"node{i} r{i % 2} s\n" for i in range(4)),

@@ -19,11 +19,11 @@ from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.machine import load_for_planning
 from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_way, list_ways
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.machine import load_for_planning
 from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
 from topoplan.synth.report.machine import write_machine
@@ -32,10 +32,10 @@ from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.pictures.collapse import MOST_CABLES, collapse
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 from topoplan.topo.routes import Router
 
 INPUTS = Path(__file__).resolve().parents[3] / "../shared/inputs/nccl_graphs"
@@ -309,7 +309,7 @@ def test_the_bridged_box_is_reported() -> None:
     path = INPUTS / "ncv4-bridged.topology.xml"
     if not path.exists():
         pytest.skip("the recorded machine is not here")
-    from topoplan.topo.resolve import resolve
+    from topoplan.topo.loader.resolve import resolve
 
     text = write_page(gather_report(resolve(str(path)), 4))
     assert read(text).sections[:3] == ["machine", "findings", "allreduce"]

@@ -19,9 +19,9 @@ from thorough import count_examples
 
 from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.notes import Note
 from topoplan.topo.presets import PRESETS, preset
-from topoplan.topo.resolve import resolve
 
 Machine = Topology
 FactTable = dict[tuple[str, str], Any]

@@ -15,7 +15,7 @@ from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
-from topoplan.topo.resolve import resolve
+from topoplan.topo.loader.resolve import resolve
 
 ADDRESSES = [f"0000:{i}1:00.0" for i in range(1, 5)]
 

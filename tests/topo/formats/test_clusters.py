@@ -22,8 +22,8 @@ from topoplan.topo.formats.clusters.cluster import MOST_HOSTS
 from topoplan.topo.formats.clusters.hostlist import expand_hostlist
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import load, resolve
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import load, resolve
 
 TREE = """\
 # leaves and a spine

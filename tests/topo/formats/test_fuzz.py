@@ -13,7 +13,7 @@ import pytest
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.resolve import resolve
+from topoplan.topo.loader.resolve import resolve
 
 FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
 # Inputs a reader: 1,090 in all. `python tests/fuzz_readers.py READER COUNT` goes on for as long as

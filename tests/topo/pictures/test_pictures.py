@@ -18,6 +18,7 @@ from rich.console import Console
 from topoplan.synth.describe import print_plan
 from topoplan.synth.plan import Plan
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.matrix import find_ways
 from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
@@ -26,7 +27,6 @@ from topoplan.topo.pictures.layout import lay_out
 from topoplan.topo.pictures.shapes import Shape, bend_around
 from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
-from topoplan.topo.resolve import resolve
 
 MACHINES = Path(__file__).resolve().parents[3] / "../shared/machines/nccl_xml"
 RECORDED = (

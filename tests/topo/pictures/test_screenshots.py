@@ -21,7 +21,7 @@ import pytest
 
 from topoplan.synth.report.gather import gather_report
 from topoplan.synth.report.page import write_page
-from topoplan.topo.resolve import resolve
+from topoplan.topo.loader.resolve import resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ROOT / "docs" / "images"

@@ -6,14 +6,14 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import InputError
-from .formats import nccl_xml
-from .formats.detect import read_topology_text
-from .graph import Topology
-from .presets import PRESETS, preset
+from ..errors import InputError
+from ..formats import nccl_xml
+from ..formats.detect import read_topology_text
+from ..graph import Topology
+from ..presets import PRESETS, preset
 
 if TYPE_CHECKING:
-    from .formats.clusters import Box
+    from ..formats.clusters import Box
 
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20
@@ -96,14 +96,14 @@ def _unused_box(argument: str) -> InputError:
 
 def _read_box(argument: str) -> Box:
     """Return the box that an argument names: what each host of a cluster is."""
-    from .formats.clusters import read_box  # only cluster files need it
+    from ..formats.clusters import read_box  # only cluster files need it
 
     return read_box(argument, resolve)
 
 
 def _probe(root: Path) -> Topology:
     """Return the machine whose `/sys` and `/proc` are below `root`."""
-    from .probe.join import probe_local  # only these arguments need the probes
+    from ..probe.join import probe_local  # only these arguments need the probes
 
     return probe_local(root)
 

@@ -1,4 +1,4 @@
-"""What the top level offers of planning, for names as well as objects:
+"""The functions of planning at the top level, which take names as well as objects:
 `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
@@ -10,38 +10,38 @@ from dataclasses import replace
 from os import PathLike
 from typing import Protocol
 
-from ..topo.errors import InputError
-from ..topo.graph import Topology
-from ..topo.resolve import load
-from .describe import count_bytes, describe_plan, describe_schedule
-from .effort import USUAL_LIMIT_S
-from .forest.plant import Limits
-from .ir.collective import Collective, CollectiveName
-from .ir.schedule import Schedule
+from ...topo.errors import InputError
+from ...topo.graph import Topology
+from ...topo.loader.resolve import load
+from ..describe import count_bytes, describe_plan, describe_schedule
+from ..effort import USUAL_LIMIT_S
+from ..forest.plant import Limits
+from ..ir.collective import Collective, CollectiveName
+from ..ir.schedule import Schedule
+from ..plan import Plan
+from ..verify import verify as verify_schedule
 from .machine import load_for_planning
-from .plan import Plan
 from .registry import AUTO
 from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan
-from .verify import verify as verify_schedule
 
 log = logging.getLogger("topoplan")
 
 
 class Describes(Protocol):
-    """Something that says itself what it is, as a Choice does."""
+    """Something that describes itself, as a Choice does."""
 
     def describe(self) -> str:
         """Return text of several lines."""
 
 
 def describe(thing: Topology | Plan | Schedule | Describes, size: int | str = "1G") -> str:
-    """Return what people are told of a thing, as text: of a topology the tables of topo-probe, of a
-    plan the table of topo-synth with the prediction for `size` (bytes, or text such as "64M"), of a
-    schedule its figures and first transfers, of a choice the race.
+    """Format a topology, plan, schedule or choice as text: a topology as the tables of topo-probe,
+    a plan as the table of topo-synth with the prediction for `size` (bytes, or text such as "64M"),
+    a schedule as its figures and first transfers, a choice as its race.
     """
     if isinstance(thing, Topology):
-        from ..topo.pictures import table  # rich, which nothing else here needs
+        from ...topo.pictures import table  # imports rich, which nothing else here needs
 
         return table.write(thing).rstrip("\n")
     if isinstance(thing, Plan):
@@ -81,7 +81,7 @@ def synthesize(
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
     size_bytes = None if size is None else count_bytes(size)
-    machine, router = load_for_planning(_find_topology(topology))
+    machine, router = load_for_planning(topology)
     wanted = _find_collective(collective, machine, root)
     result = synthesize_plan(
         wanted,
@@ -99,7 +99,10 @@ def synthesize(
             "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
             wanted.name, machine.name, time_limit_s, ", ".join(result.cut_short),
         )  # fmt: skip
-    return result.plan if size_bytes is None else _keep_one(result.plan, size_bytes)
+    if size_bytes is None:
+        return result.plan
+    entry = replace(result.plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
+    return replace(result.plan, entries=(entry,), alternatives=())
 
 
 def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None:
@@ -107,26 +110,22 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
     every contribution exactly once, routes exist, and no link carries more in a step than its
     bandwidth allows.
 
-    Knows nothing of how the schedule was made. `Plan.verify` does this for all schedules of a plan,
-    and checks its bounds.
+    The replay does not depend on how the schedule was made. `Plan.verify` does this for all
+    schedules of a plan, and checks its bounds.
     """
     if not isinstance(schedule, Schedule):
         raise InputError(
             f"verify: expected a Schedule, got {type(schedule).__name__}; a Plan has verify() of "
             "its own"
         )
-    verify_schedule(schedule.uncut, _find_topology(topology))
-
-
-def _find_topology(topology: str | PathLike[str] | Topology) -> Topology:
-    """Return the topology itself, or the one that is named."""
-    return topology if isinstance(topology, Topology) else load(topology)
+    machine = topology if isinstance(topology, Topology) else load(topology)
+    verify_schedule(schedule.uncut, machine)
 
 
 def _find_collective(
     collective: str | Collective, topology: Topology, root: int | None
 ) -> Collective:
-    """Return the collective over a topology's ranks. InputError where one was given that does not
+    """Return the collective over a topology's ranks. InputError where the given one does not
     fit.
     """
     if not isinstance(collective, Collective):
@@ -138,13 +137,6 @@ def _find_collective(
     if collective.ranks != len(topology.ranks):
         raise InputError(
             f"the collective is over {collective.ranks} ranks, topology {topology.name!r} has "
-            f"{len(topology.ranks)} GPUs; "
-            "they must be as many"
+            f"{len(topology.ranks)} GPUs; they must be as many"
         )
     return collective_on(collective.name, topology, collective.root)
-
-
-def _keep_one(plan: Plan, size_bytes: int) -> Plan:
-    """Return the plan with the schedule of one size for all sizes."""
-    entry = replace(plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
-    return replace(plan, entries=(entry,), alternatives=())

@@ -1,4 +1,5 @@
-"""All strategies by name: ours, and those that users add by a decorator or an entry point.
+"""List all strategies by name: built-in ones, and those that users add by a decorator or an entry
+point.
 
     @topoplan.strategy("mine")
     def build(request: topoplan.Request) -> list[topoplan.Schedule]: ...
@@ -8,7 +9,7 @@ or, in the pyproject.toml of an installed package,
     [project.entry-points."topoplan.strategies"]
     mine = "package.module:build"
 
-A strategy of a user's own is asked as ours are: by its name, and by auto, after ours. Its schedules
+A user's strategy is used as built-in ones are: by its name, and by auto, after those. Its schedules
 are verified and costed alike. Whatever goes wrong in it is an error of one line that names it.
 """
 
@@ -24,7 +25,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from ..topo.errors import (
+from ...topo.errors import (
     InfeasibleError,
     InputError,
     StrategyError,
@@ -32,10 +33,10 @@ from ..topo.errors import (
     VerificationError,
     suggest,
 )
-from .ir.schedule import MAX_SEGMENTS, Schedule
-from .request import Request
-from .strategies import STRATEGIES, Strategy
-from .verify import verify
+from ..ir.schedule import MAX_SEGMENTS, Schedule
+from ..request import Request, Strategy
+from ..strategies import STRATEGIES
+from ..verify import verify
 
 log = logging.getLogger("topoplan")
 
@@ -46,19 +47,20 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 DECORATED: dict[str, Strategy] = {}
 
 # What a user writes: from a request to schedules; InfeasibleError where it has none.
-OwnStrategy = Callable[[Request], Iterable[Schedule]]
-S = TypeVar("S", bound=OwnStrategy)
+UserFunction = Callable[[Request], Iterable[Schedule]]
+F = TypeVar("F", bound=UserFunction)
 
 
-def strategy(name: str) -> Callable[[S], S]:
-    """Return a decorator that makes a function known as the strategy `name`, in this process.
+def strategy(name: str) -> Callable[[F], F]:
+    """Return a decorator that registers a function as the strategy `name`, in this process.
 
     The function takes a Request and returns schedules for its collective on its topology
-    (`build_schedule` makes them of sends); it raises InfeasibleError where it has none. It is asked
-    where a plan is synthesized with `strategy=name`, and by "auto" after our own strategies. Its
-    schedules are verified and costed like ours. A later function of the same name takes the place
-    of an earlier one. For all processes, topo-synth too, name the function in the entry point group
-    `topoplan.strategies` of a package. Raises InputError where the name is one of ours, or no name.
+    (`build_schedule` makes them of sends); it raises InfeasibleError where it has none. It is
+    called where a plan is synthesized with `strategy=name`, and by "auto" after the built-in
+    strategies. Its schedules are verified and costed like theirs. A later function of the same name
+    replaces an earlier one. For all processes, topo-synth too, name the function in the entry point
+    group `topoplan.strategies` of a package. Raises InputError where a built-in strategy has the
+    name, or it is not a name.
     """
     if not isinstance(name, str):
         raise InputError(
@@ -66,7 +68,7 @@ def strategy(name: str) -> Callable[[S], S]:
         )
     _check_name(name, "the decorator")
 
-    def register(build: S) -> S:
+    def register(build: F) -> F:
         if not callable(build):
             raise InputError(
                 f"strategy {name!r} is {build!r:.60}; expected a function that takes a Request"
@@ -78,30 +80,28 @@ def strategy(name: str) -> Callable[[S], S]:
 
 
 def list_strategies() -> dict[str, Strategy]:
-    """Return every strategy by name: ours first, then those of users."""
+    """Return every strategy by name: built-in ones first, then those of users."""
     return {**STRATEGIES, **list_installed(), **DECORATED}
 
 
 def find_strategy(name: str) -> Strategy:
     """Return the strategy of that name. InputError where there is none."""
-    # Ours need no look at what is installed.
-    found = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
-    if found is None:
-        known = list_strategies()
-        near = suggest(name, [AUTO, *known])
+    # Built-in ones come first, since listing what is installed takes time.
+    strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
+    if strategy is None:
+        names = list(list_strategies())
         raise InputError(
-            f"unknown strategy {name!r}{near}; expected auto or one of {', '.join(known)}"
+            f"unknown strategy {name!r}{suggest(name, [AUTO, *names])}; expected auto or one of "
+            f"{', '.join(names)}"
         )
-    return found
+    return strategy
 
 
 @cache
 def list_installed() -> Mapping[str, Strategy]:
-    """Return the strategies of installed packages by name; each is imported when it is first
-    asked.
-    """
+    """Return the strategies of installed packages by name; each is imported at its first use."""
     by_name: dict[str, EntryPoint] = {}
-    # Another package's fault must not keep anybody from planning.
+    # A fault of another package must not prevent planning, so its entry points are left out.
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         other = by_name.get(point.name, point)
         try:
@@ -109,7 +109,7 @@ def list_installed() -> Mapping[str, Strategy]:
             if other.value != point.value:
                 raise InputError(
                     f"strategy {point.name!r} of the entry point {point.value}: {other.value} has "
-                    "that name, too"
+                    "that name too; rename one of them"
                 )
         except InputError as error:
             log.warning("%s; it is left out", error)
@@ -131,8 +131,8 @@ def _check_name(name: str, where: str) -> None:
         )
 
 
-def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
-    """Return a user's strategy whose schedules bear its name and are verified, and whose errors are
+def _guard(name: str, load: Callable[[], UserFunction]) -> Strategy:
+    """Return a user's strategy whose schedules have its name and are verified, and whose errors are
     one line each with its name.
     """
 
@@ -156,7 +156,7 @@ def _guard(name: str, load: Callable[[], OwnStrategy]) -> Strategy:
             for number, schedule in enumerate(schedules, 1)
         ]
 
-    return build
+    return Strategy(name, build)
 
 
 def _check_schedule(name: str, number: int, schedule: object, request: Request) -> Schedule:
@@ -169,7 +169,7 @@ def _check_schedule(name: str, number: int, schedule: object, request: Request) 
         )
     if schedule.collective != request.collective:
         raise StrategyError(
-            f"strategy {name!r}: schedule {number} is for {schedule.collective}, asked for was "
+            f"strategy {name!r}: schedule {number} is for {schedule.collective}; expected "
             f"{request.collective}"
         )
     if not 1 <= schedule.segments <= MAX_SEGMENTS:
@@ -181,7 +181,7 @@ def _check_schedule(name: str, number: int, schedule: object, request: Request) 
         verify(schedule.uncut, request.topology)
     except VerificationError as error:
         raise VerificationError(f"strategy {name!r}: schedule {number} is wrong: {error}") from None
-    except Exception as error:  # parts of other types than the verifier's
+    except Exception as error:  # its parts may be of any type
         raise StrategyError(
             f"strategy {name!r}: schedule {number} cannot be verified: {_describe_failure(error)}"
         ) from error

@@ -1,0 +1,344 @@
+"""From a collective and a topology to a verified plan: build candidates, cost them, select the best
+for each size.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import ceil
+from operator import le
+from typing import Any
+
+from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
+from ...topo.graph import Topology
+from ...topo.notes import explain_no_gpus
+from ...topo.routes import HARDWARE, Router
+from ..bounds.multipath import check_connected
+from ..bounds.single_path import Bounds, find_bounds
+from ..cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
+from ..cost.host_costs import HostCosts, host_of
+from ..cost.segmentation import as_sent, families, fastest, on_own_routes
+from ..effort import USUAL_LIMIT_S, Effort
+from ..forest.plant import AT_BOUND, Limits
+from ..forest.survey import survey
+from ..ir.addition_order import is_uniform
+from ..ir.collective import Collective
+from ..ir.schedule import Schedule
+from ..plan import Entry, Plan
+from ..reproducible.build import build_reproducible, choose_bracketing
+from ..reproducible.fitting import NAME as BRACKETED
+from ..request import Request, Strategy
+from ..strategies import LISTED_RANKS, MAIN_WORK_S, STRATEGIES
+from ..verify import verify
+from .registry import AUTO, find_strategy, list_strategies
+
+log = logging.getLogger("topoplan")
+
+# Work for the bounds, in seconds of a quiet core, and the share of the time limit at which the
+# clock stops them, so that some time is left for strategies.
+_BOUND_WORK_S, _BOUND_CLOCK = 24.0, 0.3
+# Share of the time left at which the clock stops one strategy of several.
+_STRATEGY_CLOCK = 0.7
+# Limits on a plan's alternatives, all of which the runtime may race: their count, and the transfers
+# of each.
+_MAX_ALTERNATIVES = 16
+_MAX_LISTED_TRANSFERS = 20_000
+# Bytes at which schedules are simulated for a calibrated machine: 1 KiB to 1 GiB.
+_SIMULATED_SIZES = tuple(4**i for i in range(5, 16))
+# alpha_us / beta_s_per_GB in bytes: 1e-6 s / (1 s / 1e9 B).
+_BYTES_PER_US_OVER_S_PER_GB = 1000
+
+Costed = list[tuple[Schedule, Cost]]
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """A plan, and how it came about.
+
+    `declined` is the reason of each strategy that gave no schedule, `table` the forests that
+    packing tried (see request.Request.table), `cut_short` the searches that the time limit stopped.
+    """
+
+    plan: Plan
+    seconds: float
+    declined: dict[str, str]
+    candidates: tuple[tuple[Schedule, Cost], ...]
+    table: list[dict[str, Any]]
+    cut_short: tuple[str, ...] = ()
+
+
+def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
+    """Return the collective over a topology's ranks. InputError where there are fewer than two."""
+    n = len(topology.ranks)
+    if n < 2:
+        # A machine without GPUs that was probed says why none was found.
+        why = None if n else explain_no_gpus(topology.notes)
+        raise InputError(
+            f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs "
+            "at least two ranks" + (f" ({why})" if why else "")
+        )
+    return Collective.with_default_root(name, n, root)
+
+
+def synthesize(
+    collective: Collective,
+    topology: Topology,
+    strategy_name: str = AUTO,
+    time_limit_s: float = USUAL_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
+    *,
+    thorough: bool = False,
+    reproducible: bool = False,
+    router: Router = HARDWARE,
+) -> Synthesis:
+    """Return the verified plan of one strategy, or of the best strategy at each size (auto).
+
+    `thorough`: auto also tries the strategies that it expects to lose, and searches longer for the
+    best placements. `reproducible`: all schedules of the plan add every element up in one
+    bracketing (see synth/reproducible). `router` gives the routes on which data is sent. The plan
+    depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then
+    names. A limit above a minute allows more work, in proportion. Raises InfeasibleError where
+    there is no plan, TimeLimitError where the time ended before there was one.
+    """
+    started = time.monotonic()
+    effort = Effort(time_limit_s)
+    # Wrong input is refused before any work is done.
+    auto = strategy_name == AUTO
+    strategies = [*list_strategies().values()] if auto else [find_strategy(strategy_name)]
+    if reproducible and not collective.reduces:
+        raise InputError(
+            f"{collective.name} adds nothing: its bits are the same by any plan; it needs no "
+            "reproducible one"
+        )
+    if reproducible and auto:
+        strategies = [Strategy(BRACKETED, build_reproducible, work_s=MAIN_WORK_S)]
+    check_connected(collective, topology)
+    # Searches must not go on from an earlier request's: the same request shall give the same plan.
+    survey.cache_clear()
+    # The bound comes first: strategies stop where they reach it, and auto leaves out those that
+    # cannot win then. Data is sent on the system's own routes alone, so schedules are measured
+    # against the single-path bound.
+    router = router.on(topology)
+    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
+    request = Request(
+        collective, topology, effort, progress, bounds.single_path, limits or Limits(),
+        quick=auto and not thorough, router=router,
+    )  # fmt: skip
+    search = _Search(request, auto=auto)
+    for strategy in strategies:
+        search.run(strategy)
+    costed, bracketing = search.finish(), None
+    if reproducible:
+        bracketing, costed = choose_bracketing(costed, router, host_of(topology))
+    plan = plan_of(collective, router, bounds, costed, bracketing)
+    seconds = time.monotonic() - started
+    return Synthesis(
+        plan, seconds, search.declined, tuple(costed), request.table, tuple(effort.cut_short)
+    )
+
+
+class _Search:
+    """Runs strategies one after the other, and collects their verified schedules with costs."""
+
+    def __init__(self, request: Request, *, auto: bool) -> None:
+        self.request, self.auto = request, auto
+        self.costed: Costed = []
+        self.declined: dict[str, str] = {}
+        self._timed_out = False
+        self._at_bound: bool | None = None
+
+    def run(self, strategy: Strategy) -> None:
+        """Add a strategy's schedules, or why it has none, unless auto need not try it."""
+        name, effort, collective = strategy.name, self.request.effort, self.request.collective
+        if self.auto and collective.name not in strategy.collectives:
+            return
+        if self.request.quick and not strategy.may_win(
+            collective, have_one=bool(self.costed), at_bound=bool(self._at_bound)
+        ):
+            return
+        # With a plan in hand the time limit ends the search; without one, the next strategy may
+        # still be quick.
+        if self.costed and effort.clock_s <= 0:
+            self.declined[name] = "not tried: the time was over"
+            effort.record_cut("strategies not tried")
+            return
+        self.request.say(f"{name} ...")
+        # A strategy that is asked for by name may use all of the time.
+        if self.auto:
+            quick_s = strategy.quick_work_s if self.request.quick else None
+            effort = effort.grant(quick_s or strategy.work_s, _STRATEGY_CLOCK)
+        try:
+            schedules = strategy(replace(self.request, effort=effort))
+            self.costed += cost_all(self.request.router, schedules)
+        except (InfeasibleError, TimeLimitError) as error:
+            self.declined[name] = str(error)
+            self._timed_out = self._timed_out or isinstance(error, TimeLimitError)
+        except TopoplanError as error:
+            # A fault of a user's strategy does not prevent auto from planning with the others.
+            if not self.auto or name in STRATEGIES:
+                raise
+            self.declined[name] = str(error)
+            log.warning("%s; auto goes on without it", error)
+        # Only the first strategy settles this: later ones are left out if it reached the bound.
+        if self._at_bound is None:
+            self._at_bound = self._reaches_bound()
+
+    def finish(self) -> Costed:
+        """Return all schedules with their costs. Raises InfeasibleError or TimeLimitError where
+        there are none.
+        """
+        if not self.costed:
+            reasons = "; ".join(self.declined.values())
+            raise TimeLimitError(reasons) if self._timed_out else InfeasibleError(reasons)
+        return self.costed
+
+    def _reaches_bound(self) -> bool:
+        """Return whether a pipelined schedule is at the bound (within AT_BOUND)."""
+        assert self.request.bound is not None
+        limit = self.request.bound.s_per_GB * (1 + AT_BOUND)
+        bases = {replace(s, segments=2) for s, _ in self.costed if s.segments > 1}
+        return any(bandwidth_s_per_GB(base, self.request.topology) <= limit for base in bases)
+
+
+def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
+    """Verify all candidates and return them, on the routes on which they are sent, with their
+    costs.
+
+    Schedules that differ only in their segments are verified and costed together, as their steps
+    are the same.
+    """
+    segments_of: dict[Schedule, list[int]] = {}
+    for schedule in candidates:
+        segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
+    out: Costed = []
+    for given, segments in segments_of.items():
+        base = on_own_routes(given, router)
+        verify(base, router.topology)
+        costs = costs_between_gpus(base, router.topology, segments)
+        out += [(replace(base, segments=m), c) for m, c in zip(segments, costs, strict=True)]
+    return out
+
+
+def plan_of(
+    collective: Collective,
+    router: Router,
+    bounds: Bounds,
+    costed: Iterable[tuple[Schedule, Cost]],
+    bracketing: str | None = None,
+) -> Plan:
+    """Return the plan that takes, at each size, the candidate with the least predicted time.
+
+    Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
+    left out if there are others. The plan promises a `bracketing` that all candidates have.
+    """
+    # In this order, of schedules that cost the same the one with fewest transfers is taken.
+    pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
+    # On a calibrated machine schedules are simulated with its host costs; elsewhere times are lines
+    # in the size.
+    entries: list[Entry] = []
+    host = host_of(router.topology)
+    ranges = _choose_by_simulation(pool, router, host) if host is not None else []
+    for schedule, first in ranges or (
+        (pool[i][0], first) for i, first in lower_envelope([c for _, c in pool])
+    ):
+        if entries:
+            entries[-1] = replace(entries[-1], max_bytes=first)
+        entries.append(Entry(first, None, schedule))
+    return Plan(
+        router.topology.for_plans(),
+        collective,
+        tuple(entries),
+        bounds.multipath,
+        bounds.single_path,
+        _list_alternatives(collective, pool, entries, router),
+        bracketing,
+        router,
+    )
+
+
+def _prefer_uniform(costed: Costed) -> Costed:
+    """Return the schedules under which all ranks end with the same bits (see
+    synth/ir/addition_order.py), or all where there are none.
+    """
+    uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
+    return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
+
+
+def _choose_by_simulation(
+    pool: Costed, router: Router, host: HostCosts
+) -> list[tuple[Schedule, int]]:
+    """Return, for a calibrated machine, the schedules that are fastest when simulated, each with
+    the first size in bytes at which it is.
+    """
+    listed = families((s for s, _ in pool if len(s.transfers) <= _MAX_LISTED_TRANSFERS), router)
+    out: list[tuple[Schedule, int]] = []
+    for size in _SIMULATED_SIZES if listed else ():
+        best = fastest(listed, router.topology, host, size)[0][1]
+        if not out or best != out[-1][0]:
+            # The ranges meet halfway, in the logarithm, between two sizes that were simulated.
+            out.append((best, size // 2 if out else 0))
+    return out
+
+
+def _list_alternatives(
+    collective: Collective, pool: Costed, entries: list[Entry], router: Router
+) -> tuple[Schedule, ...]:
+    """Return, of each strategy, the schedules on the Pareto front of steps, transfers and bandwidth
+    (as sent), without those that the plan has already.
+    """
+    if collective.ranks > LISTED_RANKS:
+        return ()
+    figures: dict[Schedule, tuple[float, ...]] = {}
+    for base in dict.fromkeys(schedule.uncut for schedule, _ in pool):
+        if len(base.transfers) <= _MAX_LISTED_TRANSFERS:
+            sent = as_sent(base, router)
+            # Pipelined, the busiest link counts over all steps; as one segment, the busiest link of
+            # each step.
+            piped = bandwidth_s_per_GB(replace(sent, segments=2), router.topology)
+            alone = bandwidth_s_per_GB(sent, router.topology)
+            figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
+
+    def is_beaten(base: Schedule) -> bool:
+        return any(
+            rival != figures[base] and all(map(le, rival, figures[base]))
+            for other, rival in figures.items()
+            if other.strategy == base.strategy
+        )
+
+    taken = {entry.schedule.uncut for entry in entries}
+    left = [base for base in figures if base not in taken and not is_beaten(base)]
+    return tuple(sorted(left, key=lambda base: figures[base][2])[:_MAX_ALTERNATIVES])
+
+
+def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
+    """Return (number of the cheapest cost, first size in bytes at which it is cheapest), by size
+    from 0 up; exact.
+    """
+    current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
+    out = [(current, 0)]
+    # A line that is cheaper from some size on has a lower beta; the next is the one that crosses
+    # first.
+    while True:
+        cheapest = costs[current]
+        crossings = [
+            (
+                (c.alpha_us - cheapest.alpha_us) / (cheapest.beta_s_per_GB - c.beta_s_per_GB),
+                c.beta_s_per_GB,
+                i,
+            )
+            for i, c in enumerate(costs)
+            if c.beta_s_per_GB < cheapest.beta_s_per_GB
+        ]
+        if not crossings:
+            return out
+        ratio, _, current = min(crossings)
+        size = ceil(ratio * _BYTES_PER_US_OVER_S_PER_GB)
+        # Crossings that fall on one whole byte leave no size at which the earlier line is cheapest.
+        if size <= out[-1][1]:
+            out.pop()
+            size = out[-1][1] if out else 0
+        out.append((current, size))

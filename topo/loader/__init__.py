@@ -1,0 +1,1 @@
+"""From an argument of a command, or of `load`, to a topology."""
