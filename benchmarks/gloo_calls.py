@@ -21,10 +21,10 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator
-from topoplan.cli.shared.sizes import parse_size
 from topoplan.runtime.players.contract import LOCAL, Operation
 from topoplan.runtime.players.in_order import PlayerInOrder
 from topoplan.runtime.program.instructions import Program
+from topoplan.synth.sizes import parse_size
 
 _CALLS, _WARMUP = 300, 30
 spent: dict[str, float] = defaultdict(float)

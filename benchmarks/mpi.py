@@ -26,11 +26,11 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
-from topoplan.cli.shared.sizes import parse_size
 from topoplan.runtime.mpi.lane import Lane
 from topoplan.runtime.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.works import get_done_work
+from topoplan.synth.sizes import parse_size
 
 _TURNS = (9, 200)
 _PATIENCE_S = 1.5

@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ...synth.sizes import parse_size
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
-from ..shared.sizes import parse_size
 
 if TYPE_CHECKING:
     import argparse

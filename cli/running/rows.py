@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...synth.sizes import show_size
 from ...topo.pictures.fit import choose_columns, wrap_line
 from ...topo.printable import printable
 from ..shared.common import find_width
-from ..shared.sizes import show_size
 
 if TYPE_CHECKING:
     from ...runtime.measuring.bench import BenchRow

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from launch import Ended, run_module
 
-from topoplan.cli.shared.sizes import parse_size
 from topoplan.synth.plan import Plan
+from topoplan.synth.sizes import parse_size
 from topoplan.topo.errors import InputError
 
 

@@ -1,0 +1,150 @@
+"""topo-synth --explain: the bottleneck, the links to improve first, and the order of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...synth.sizes import show_size
+from ...topo.pictures.cables import format_rate
+from ...topo.pictures.fit import print_table
+from ...topo.printable import printable
+from .job import Job, print_lines
+from .plan import report, synthesize_job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...synth.explain import Explanation, Part
+    from ...synth.place.placement import Placement
+
+# The search for an order of ranks in which the stock collective is faster: machines of up to this
+# many GPUs, for at most so many seconds, since it only adds a line to the explanation.
+_MAX_ORDERED_RANKS, _ORDERING_S = 128, 10.0
+# Links, parts of the bottleneck and devices of a part that are listed by name: a screenful.
+_MAX_LISTED = 8
+# Characters of an order of ranks that still fit its line.
+_MAX_ORDER = 60
+
+
+def run(job: Job) -> None:
+    """Synthesize a plan with every strategy, print it, and explain what limits it."""
+    from ...synth.effort import Effort
+    from ...synth.explain import explain
+
+    with job.search() as say:
+        planned = synthesize_job(job, say)
+        result = planned.result
+        effort = Effort(job.started + job.args.time_limit - time.monotonic())
+        explanation = explain(
+            job.collective, job.router, result.plan.bound_one_way, result.candidates, effort
+        )
+        job.cut_short += effort.cut_short
+        placement = _try_orders(job)
+    fields = explanation.to_json()
+    if placement is not None:
+        whole = placement.to_json()
+        names = ("order", "for", "time_s", "given_time_s", "gain", "optimal")
+        fields["rank_order"] = {name: whole[name] for name in names}
+
+    def section(console: Console) -> None:
+        _print_bottleneck(console, explanation)
+        _print_levers(console, explanation)
+        _print_reached(console, explanation)
+        if placement is not None:
+            print_lines(console, _order_text(placement))
+
+    report(job, planned, with_forests=True, more_json={"explain": fields}, more=section)
+
+
+def _try_orders(job: Job) -> Placement | None:
+    """Return the order of ranks in which the stock collective is fastest; None if there is no model
+    of it, or the machine is too large.
+    """
+    from ...synth.place.patterns import COLLECTIVES, STOCK
+    from ...synth.place.placing import place
+
+    if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:
+        return None
+    # Bandwidths alone decide which order is fastest, so any large size serves.
+    traffic = f"all={job.collective.name}:1G"
+    return place(job.topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
+
+
+def _order_text(placement: Placement) -> str:
+    """Return how much another order of ranks helps the stock collective; plans keep the order."""
+    if placement.gain <= 1:
+        if placement.is_optimal:
+            return "rank order: no other order makes gloo's own algorithm faster (proved)"
+        return "rank order: no other order was found in which gloo's own algorithm is faster"
+    order = ",".join(map(str, placement.order))
+    listed = f": {order}" if len(order) <= _MAX_ORDER else ""
+    gain = f"{float(placement.gain):.2f} times as fast"
+    return f"rank order: gloo's own algorithm is {gain} in another one{listed} (topo-place --for stock)"
+
+
+def _print_bottleneck(console: Console, explanation: Explanation) -> None:
+    parts = explanation.parts
+    if explanation.kind == "cut":
+        what = f"the cut from {_name_part(parts[0])} to {_name_part(parts[1])}"
+    elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
+        what = f"the links between all {len(parts)} GPUs, each of which must be reached"
+    elif len(parts) < 2:
+        what = "the priced links"
+    else:
+        listed = ", ".join(map(_name_part, parts[:_MAX_LISTED]))
+        what = f"the links between {listed}{' ...' * (len(parts) > _MAX_LISTED)}"
+    directions = (
+        "in the directions that have a price" if explanation.directed else "in one direction"
+    )
+    rate = format_rate(explanation.across_GBps)
+    print_lines(console, f"bottleneck: {what}; together they carry {rate} GB/s {directions}")
+
+
+def _name_part(part: Part) -> str:
+    """Return the devices on one side of the bottleneck, the first ones by name."""
+    members = part.gpus or part.others
+    more = f", ... {len(members)} in all" if len(members) > _MAX_LISTED else ""
+    return f"{{{', '.join(members[:_MAX_LISTED])}{more}}}"
+
+
+def _print_levers(console: Console, explanation: Explanation) -> None:
+    """Print the links whose bandwidth raises the bound most."""
+    from rich.markup import escape
+
+    levers = explanation.levers[:_MAX_LISTED]
+    # The last column is there only if some links help together.
+    titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more",
+              "all alike with 10 % more")  # fmt: skip
+    columns = titles if any(x.together_GBps is not None for x in levers) else titles[:-1]
+    lines: list[tuple[Sequence[str], str | None]] = []
+    for x in levers:
+        cells = (
+            escape(printable(f"{x.a} - {x.b}")),
+            f"{float(x.bandwidth_GBps):.4g}",
+            str(x.alike),
+            f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
+            "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
+            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
+        )
+        lines.append((cells[: len(columns)], None))
+    print_table(console, [(title, title == "link") for title in columns], lines,
+        (titles[3], titles[2], titles[5]), title="links to improve first")  # fmt: skip
+
+
+def _print_reached(console: Console, explanation: Explanation) -> None:
+    """Print the rate that each strategy reaches by size, the best of each size in green."""
+    from ...synth.explain import SIZES
+
+    reached: dict[str, Any] = explanation.reached
+    best = [max((row[i] for row in reached.values()), default=0.0) for i in range(len(SIZES))]
+    lines: list[tuple[Sequence[str], str | None]] = []
+    for name, row in sorted(reached.items(), key=lambda item: -item[1][-1]):
+        figures = [
+            f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)
+        ]
+        lines.append(((name, *figures), None))
+    sizes = [show_size(size).replace(" ", "") for size in SIZES]
+    columns = [("strategy", True), *((size, False) for size in sizes)]
+    print_table(console, columns, lines, sizes[1:-1:2], title="algbw in GB/s by size")

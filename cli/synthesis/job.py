@@ -1,0 +1,301 @@
+"""The request that topo-synth was given, and what all of its jobs report about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
+from ...synth.sizes import parse_size
+from ...topo.files import write_whole
+from ...topo.pictures.cables import describe_rates
+from ..shared.outputs import write_rows
+from ..shared.progress import Progress, Say
+from .options import PROG
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from ...synth.bounds.certificate import Bound
+    from ...synth.ir.collective import Collective
+    from ...synth.plan import Entry, Plan
+    from ...topo.graph import Topology
+    from ...topo.routes import Router
+
+# Columns of a table that goes to a file or a pipe, unless COLUMNS sets them.
+WIDTH = 200
+Section = Callable[["Console"], None]
+
+
+@dataclass
+class Job:
+    """One run of topo-synth.
+
+    `machine` is the machine as given, with its `given_router` and the collective `given` on it;
+    `topology`, `router` and `collective` are planned for, after --without-link and the like. `in_network` is the bound if switches
+    that could add did so, where the topology does not say that they do. `cut_short` lists the
+    searches that the time limit stopped.
+    """
+
+    args: argparse.Namespace
+    machine: Topology
+    topology: Topology
+    given_router: Router
+    router: Router
+    given: Collective
+    collective: Collective
+    started: float
+    size: int
+    progress: Progress
+    seconds: float = 0.0
+    cut_short: list[str] = field(default_factory=list)
+    in_network: Bound | None = None
+
+    @contextmanager
+    def search(self) -> Iterator[Say]:
+        """Show progress on standard error and take the time, while the context lasts."""
+        with self.progress.follow("synthesizing ...", self.args.time_limit) as work:
+            yield work.say
+        self.seconds = time.monotonic() - self.started
+
+    def write(self, path: str | None, text: Callable[[], str], written: str) -> None:
+        """Write a text to a file, if one was asked for, and say on standard error what it is."""
+        if path:
+            write_whole(path, text(), overwrite=self.args.force)
+            self.progress.tell(written)
+
+    def head_json(self) -> dict[str, Any]:
+        """Return the request; `root` is a rank of the plan, `root_as_given` the same GPU's rank on
+        the machine as given.
+        """
+        collective, topology = self.collective, self.topology
+        head: dict[str, Any] = {
+            "name": topology.name,
+            "fingerprint": topology.fingerprint,
+            "ranks": collective.ranks,
+        }
+        if rates := describe_rates(topology):
+            head["rates"] = rates
+        out = {"topology": head, "collective": collective.name, "root": collective.root}
+        if collective.root is not None:
+            out["root_device"] = topology.ranks[collective.root]
+            out["root_as_given"] = self.given.root
+        return out
+
+    def switches_json(self) -> dict[str, Any]:
+        """Return what the bound assumes of switches, and the bound if those that could add did."""
+        from ...synth.bounds.in_network import describe_assumption
+
+        out: dict[str, Any] = {"bound_assumes": describe_assumption(self.topology)}
+        if self.in_network is not None:
+            out["bound_in_network"] = bound_json(self.in_network)
+        return out
+
+    def switch_lines(self) -> list[str]:
+        """Return the assumptions about switches that the bound rests on, if there are any."""
+        from ...synth.bounds.in_network import describe_assumption, describe_possible
+        from ...synth.cost.innetwork import computes_in_network
+
+        assumption = describe_assumption(self.topology)
+        if self.in_network is not None:
+            return [
+                f"that bound assumes that {assumption}; {describe_possible(self.topology)}, and then "
+                f"the bound is {limit_text(self.in_network)} GB/s algbw"
+            ]
+        return [f"that bound assumes: {assumption}"] if computes_in_network(self.topology) else []
+
+    def root_lines(self) -> list[str]:
+        """Return which GPU the root is, in the numbering of the plan and, if it differs, of the
+        machine as given.
+        """
+        root, given = self.collective.root, self.given.root
+        if root is None:
+            return []
+        of = "" if root == given else f" of the plan, {given} of the machine as given"
+        return [f"root: {self.topology.ranks[root]}, rank {root}{of}"]
+
+    def cut_lines(self) -> list[str]:
+        """Return which searches the time limit stopped, if it stopped any."""
+        listed = ", ".join(dict.fromkeys(self.cut_short))
+        text = f"search cut short by --time-limit; the gap may be loose ({listed})"
+        return [text] if listed else []
+
+
+def make_job(args: argparse.Namespace) -> Job:
+    """Return the run that the options ask for. Raises InputError if the machine or its changes
+    cannot be.
+    """
+    from ...synth.planner.machine import load_for_planning
+    from ...synth.planner.synthesize import collective_on
+    from ...topo.derived.degrade import Change, degrade, move_root
+
+    started, size = time.monotonic(), parse_size(args.size)
+    machine, given_router = load_for_planning(args.topology)
+    change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
+    topology = degrade(machine, change) if change else machine
+    router = given_router.on(topology) if change else given_router
+    # --root is in the numbering of the machine as given, so it is checked on that machine first.
+    given = collective_on(args.collective, machine, args.root)
+    collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
+    if change and collective.root is not None:
+        given = replace(given, root=machine.ranks.index(topology.ranks[collective.root]))
+    return Job(
+        args, machine, topology, given_router, router, given, collective, started, size,
+        Progress(PROG, args),
+    )  # fmt: skip
+
+
+def bound_json(limit: Bound | None) -> dict[str, Any] | None:
+    """Return the bound with its certificate."""
+    if limit is None:
+        return None
+    return {
+        "algbw_GBps": float(limit.algbw_GBps),
+        "algbw_GBps_exact": str(limit.algbw_GBps),
+        "kind": limit.kind,
+        "certificate": dict(limit.certificate),
+    }
+
+
+def plan_json(
+    job: Job, plan: Plan | None, bound: Bound | None, one_way: Bound | None
+) -> dict[str, Any]:
+    """Return the fields of --json that describe a plan, or its absence."""
+    from ...synth.cost.host_costs import describe_host
+
+    out = job.head_json() | _chosen_json(job, plan)
+    out |= {"bound": bound_json(bound), "bound_one_way": bound_json(one_way), **job.switches_json()}
+    entry = plan and plan.entry_for(job.size)
+    out["gap"] = plan and entry and float(plan.gap_of(entry))
+    out["gap_any_way"] = plan and entry and float(plan.gap_any_way_of(entry))
+    out |= {"verified": plan is not None, "synthesis_s": job.seconds}
+    out["search_complete"] = not job.cut_short
+    if job.cut_short:
+        out["cut_short"] = job.cut_short
+    if plan is None:
+        return out
+    out["plan_hash"] = plan.hash
+    if plan.bracketing is not None:
+        out["reproducible"] = {"bracketing": plan.bracketing}
+    out["entries"] = [
+        {
+            "min_bytes": e.min_bytes,
+            "max_bytes": e.max_bytes,
+            "strategy": e.schedule.strategy,
+            "segments": e.schedule.segments,
+            "trees": e.schedule.trees,
+            "depth": e.schedule.depth,
+            "gap": float(plan.gap_of(e)),
+            "gap_any_way": float(plan.gap_any_way_of(e)),
+            "at_size": at_size_json(plan, e, job.size),
+        }
+        for e in plan.entries
+    ]
+    return out | {"host_costs": describe_host(job.topology)}
+
+
+def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
+    """Return a size in an entry's range, and the rate that the entry is predicted to reach there.
+
+    The size is the requested one if the range has it, else the end of the range.
+    """
+    return dict(zip(("size_bytes", "algbw_GBps"), reach_at(plan, entry, size), strict=True))
+
+
+def _chosen_json(job: Job, plan: Plan | None) -> dict[str, Any]:
+    """Return the figures of the schedule for the requested size.
+
+    Chunks are in SCCL's units (per rank, or of the whole buffer) if they divide evenly.
+    """
+    if plan is None:
+        keys = ("chunks", "steps", "rounds", "trees", "depth", "segments", "predicted")
+        return {"strategy": "exact", "size_bytes": job.size, **dict.fromkeys(keys)}
+    from ...synth.cost.affine import rounds
+
+    entry = plan.entry_for(job.size)
+    schedule, time_s = entry.schedule, plan.time_s(entry, job.size)
+    chunks, parts = len(schedule.chunks), len(job.collective.even_chunks(1))
+    total = rounds(schedule, plan.router)
+    algbw = job.size / time_s / 1e9 if time_s else 0.0
+    return {
+        "strategy": schedule.strategy,
+        "size_bytes": job.size,
+        "chunks": chunks if chunks % parts else chunks // parts,
+        "steps": schedule.steps,
+        "rounds": None if total is None else int(total) if total.denominator == 1 else float(total),
+        "trees": schedule.trees,
+        "depth": schedule.depth,
+        "segments": schedule.segments,
+        "predicted": {
+            "time_s": time_s,
+            "algbw_GBps": algbw,
+            "busbw_GBps": algbw * float(job.collective.bus_factor()),
+        },
+    }
+
+
+def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
+    """Print lines that may hold names from files; they wrap on a terminal only."""
+    for line in lines:
+        console.print(
+            line, style=style, highlight=False, soft_wrap=not console.is_terminal, markup=False
+        )
+
+
+def deliver(
+    job: Job,
+    plan: Plan | None,
+    body: Callable[[], dict[str, Any]],
+    rows: Callable[[], list[dict[str, Any]]],
+    picture: tuple[Callable[[], str], str] | None,
+    *,
+    first: Section | None = None,
+    then: tuple[Section, ...] = (),
+) -> None:
+    """Write the files that were asked for, and print the result: `body` with --json, else tables.
+
+    `rows` are those of --csv, `picture` is what --plot writes, with the message for it. The section
+    `first` is printed before the plan, those of `then` after it.
+    """
+    from ...topo.pictures.console import SafeConsole
+
+    args = job.args
+    if args.output and plan is not None:
+        plan.save(args.output, overwrite=args.force)
+    if args.trace and plan is not None:
+        from ...synth.pictures.plan_trace import write_plan_trace
+
+        message = f"trace written to {args.trace}; open it at ui.perfetto.dev"
+        job.write(args.trace, lambda: write_plan_trace(plan, job.size), message)
+    if picture is not None:
+        job.write(args.plot, *picture)
+    if args.json:
+        print(json.dumps(body()))
+    else:
+        width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 24)).columns
+        console = SafeConsole(width=width)
+        print_lines(console, *describe_rates(job.topology))
+        if first is not None:
+            first(console)
+        if plan is not None:
+            print_plan(console, plan, job.size)
+            if plan.bracketing is not None:
+                print_lines(console, reproducible_text(plan.bracketing))
+        print_lines(console, *job.switch_lines(), *job.root_lines())
+        for section in then:
+            section(console)
+        print_lines(console, *job.cut_lines(), style="yellow")
+        console.print(f"synthesized and verified in {job.seconds:.2f} s", highlight=False)
+    if args.output and plan is not None:
+        job.progress.tell(f"plan written to {args.output}")
+    if args.csv:
+        write_rows(args.csv, rows(), overwrite=args.force)
+        job.progress.tell(f"rows written to {args.csv}")

@@ -1,0 +1,182 @@
+"""topo-synth: the plan for a machine, and its comparison with the machine before a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...synth.describe import show_us
+from ...synth.sizes import show_size
+from ...topo.pictures.fit import print_table
+from .job import Job, Section, at_size_json, deliver, plan_json, print_lines
+from .options import parse_limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...synth.plan import Plan
+    from ...synth.planner.synthesize import Synthesis
+
+# Share of the time limit for the changed machine; the rest is for the machine before the change,
+# whose searches are often cached or simpler.
+_CHANGED_SHARE = 0.6
+# With more ranks a changed machine is not compared with the one before: planning for that takes as
+# long again.
+_MAX_COMPARED_RANKS = 512
+# A gap below this is rounding, and shown as 0.
+_NO_GAP = 1e-6
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The synthesis for a machine, and the plan for the machine before it changed."""
+
+    result: Synthesis
+    healthy: Plan | None
+
+
+def run(job: Job) -> None:
+    """Synthesize a plan, print it and write the files that were asked for."""
+    with job.search() as say:
+        planned = synthesize_job(job, say)
+    with_forests = job.args.strategy == "packing"
+    report(job, planned, with_forests=with_forests)
+
+
+def synthesize_job(job: Job, say: Callable[[str], None]) -> Planned:
+    """Return the plan that was asked for and, if the machine was changed, the one for the machine
+    as given.
+    """
+    from ...synth.bounds.in_network import bound_in_network
+    from ...synth.planner.synthesize import synthesize
+
+    args, limits = job.args, parse_limits(job.args)
+    is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
+    seconds = args.time_limit * (_CHANGED_SHARE if is_compared else 1.0)
+    result = synthesize(
+        job.collective, job.topology, args.strategy, seconds, say, limits,
+        thorough=args.explain, reproducible=args.reproducible, router=job.router,
+    )  # fmt: skip
+    job.cut_short += result.cut_short
+    healthy = None
+    if is_compared:
+        seconds = args.time_limit - seconds
+        before = synthesize(
+            job.given, job.machine, args.strategy, seconds, say, limits,
+            reproducible=args.reproducible, router=job.given_router,
+        )  # fmt: skip
+        healthy = before.plan
+        job.cut_short += before.cut_short
+    job.in_network = bound_in_network(job.collective, job.topology, result.plan.bound)
+    return Planned(result, healthy)
+
+
+def report(
+    job: Job,
+    planned: Planned,
+    *,
+    with_forests: bool,
+    more_json: dict[str, Any] | None = None,
+    more: Section | None = None,
+) -> None:
+    """Print a plan and write its files, with an explanation's fields and its section if given."""
+    result, healthy = planned.result, planned.healthy
+    plan = result.plan
+
+    def body() -> dict[str, Any]:
+        out = plan_json(job, plan, plan.bound, plan.bound_one_way)
+        if result.table:
+            out["forests"] = result.table
+        if healthy is not None:
+            out["healthy"] = _healthy_json(job, plan, healthy)
+        out |= more_json or {}
+        return out | ({"declined": result.declined} if result.declined else {})
+
+    def sections(console: Console) -> None:
+        if healthy is not None:
+            _print_healthy(console, job, plan, healthy)
+        if result.table and with_forests:
+            _print_forests(console, result.table)
+        if more is not None:
+            more(console)
+        for name, reason in result.declined.items() if with_forests else ():
+            text = reason if reason.startswith(name) else f"{name}: {reason}"
+            print_lines(console, text, style="dim")
+
+    def curves() -> str:
+        from ...synth.report.curves import draw_plan_alone
+
+        return draw_plan_alone(plan)
+
+    picture = curves, f"curves written to {job.args.plot}"
+    deliver(job, plan, body, lambda: _list_rows(job, plan), picture, then=(sections,))
+
+
+def _healthy_json(job: Job, plan: Plan, healthy: Plan) -> dict[str, Any]:
+    """Return the figures of the machine before the change, and the ratios of today's to them."""
+    entry = healthy.entry_for(job.size)
+    time_s = healthy.time_s(entry, job.size)
+    now_s = plan.time_s(plan.entry_for(job.size), job.size)
+    before = healthy.bound_one_way.algbw_GBps
+    return {
+        "topology": healthy.topology.name,
+        "bound_GBps": float(before),
+        "strategy": entry.schedule.strategy,
+        "predicted_time_s": time_s,
+        "bound_ratio": float(plan.bound_one_way.algbw_GBps / before),
+        "time_ratio": now_s / time_s if time_s else None,
+    }
+
+
+def _print_healthy(console: Console, job: Job, plan: Plan, healthy: Plan) -> None:
+    figures = _healthy_json(job, plan, healthy)
+    print_lines(
+        console,
+        f"before the change, {figures['topology']}: at most {figures['bound_GBps']:.4g} GB/s, "
+        f"{figures['strategy']} predicted {show_us(figures['predicted_time_s'])} us at "
+        f"{show_size(job.size)}; now the bound is {figures['bound_ratio']:.1%} of that, the time "
+        f"{figures['time_ratio']:.3g} times as long",
+    )
+
+
+def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
+    titles = ("trees", "depth", "GB/s at most", "gap", "found by", "")
+    lines: list[tuple[Sequence[str], str | None]] = []
+    for row in forests:
+        gap = "" if row["gap"] is None else "0" if row["gap"] <= _NO_GAP else f"{row['gap']:.2%}"
+        trees = "" if row["trees"] is None else str(row["trees"])
+        rate, kept = f"{row['algbw_GBps']:.4g}", "kept" * row["kept"]
+        cells = (trees, str(row["depth"]), rate, gap, row["how"], kept)
+        lines.append((cells, None if row["kept"] else "dim"))
+    columns = [(title, title in ("found by", "")) for title in titles]
+    print_table(console, columns, lines, ("found by", "depth"), title="trees considered")
+
+
+def _list_rows(job: Job, plan: Plan) -> list[dict[str, Any]]:
+    """Return the rows of a plan's table for --csv, one for each range of sizes."""
+    rows = []
+    for entry in plan.entries:
+        schedule, limit = entry.schedule, plan.limit_GBps(entry)
+        at = at_size_json(plan, entry, job.size)
+        rows.append(
+            {
+                "collective": job.collective.name,
+                "topology": job.topology.name,
+                "ranks": job.collective.ranks,
+                "min_bytes": entry.min_bytes,
+                "max_bytes": entry.max_bytes,
+                "strategy": schedule.strategy,
+                "chunks": len(schedule.chunks),
+                "steps": schedule.steps,
+                "trees": schedule.trees,
+                "segments": schedule.segments,
+                "latency_us": float(plan.cost_of(entry).alpha_us),
+                "algbw_GBps_at_most": None if limit is None else float(limit),
+                "bound_GBps": float(plan.bound_one_way.algbw_GBps),
+                "gap": float(plan.gap_of(entry)),
+                "size_bytes": at["size_bytes"],
+                "predicted_algbw_GBps": at["algbw_GBps"],
+            }
+        )
+    return rows
