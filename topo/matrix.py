@@ -1,9 +1,8 @@
-"""Tell how each GPU reaches each other, in the words of `nvidia-smi topo -m`, with the bandwidth of
-the route.
+"""Label the connection between two GPUs as `nvidia-smi topo -m` does, with its bandwidth.
 
-A label names the way, not its worth: the bandwidth beside it is that of the narrowest link of the
-route, used alone. Devices that say in `extra["root"]` below which root complex they hang tell PHB
-from NODE.
+A label names the kind of path, not its speed. The bandwidth is that of the narrowest link of the
+route when nothing else uses it. PHB and NODE can be told apart only where devices name their root
+complex in `extra["root"]`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fractions import Fraction
 from .graph import Topology
 from .routes import Route, Router, route_links
 
-# Meaning of each label; # stands for a number.
+# What each label means; # stands for a number of links.
 LABELS: Mapping[str, str] = {
     "X": "itself",
     "NV#": "# bonded NVLinks, directly or through NVSwitches",
@@ -28,73 +27,68 @@ LABELS: Mapping[str, str] = {
     "NODE": "through two host bridges of one NUMA node",
     "SYS": "through the link between CPUs",
     "NET": "through a network",
-    "DIS": "no way that other GPUs need not forward",
+    "DIS": "not connected except through other GPUs",
 }
 
-# Number of lanes from a device to another, keyed ((src, dst), kind).
-LaneCounts = Mapping[tuple[tuple[str, str], str], int]
+# Number of links from one device to another, keyed ((src, dst), kind).
+LinkCounts = Mapping[tuple[tuple[str, str], str], int]
 
 
 @dataclass(frozen=True)
-class Way:
-    """How one GPU reaches another: a label, and the bandwidth in GB/s (None for a GPU itself, and
-    where there is no route).
-    """
+class Connection:
+    """A label, and a bandwidth in GB/s: None for a GPU and itself, and where no route exists."""
 
     label: str
     GBps: Fraction | None
 
 
-_NO_WAY = Way("DIS", None)
+_UNCONNECTED = Connection("DIS", None)
 
 
-class Ways:
-    """Finds how devices of one topology reach each other."""
+class ConnectionFinder:
+    """Find the connections between devices of one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self.router = Router(topology)
-        self._lanes: dict[tuple[tuple[str, str], str], int] = {}
+        self._counts: dict[tuple[tuple[str, str], str], int] = {}
         for link in topology.links:
             key = (link.src, link.dst), link.kind
-            self._lanes[key] = self._lanes.get(key, 0) + link.count
+            self._counts[key] = self._counts.get(key, 0) + link.count
 
     def route(self, src: str, dst: str) -> Route | None:
-        """Return the route from one device to another (any kind), by their ids; None where only
-        GPUs could forward.
-        """
+        """Return the route between two devices of any kind, or None if only GPUs could forward."""
         return self.router.find_route(src, dst)
 
-    def find_way(self, src: str, dst: str) -> Way:
-        """Return how one device (a GPU, a NIC) reaches another, by their ids."""
+    def find(self, src: str, dst: str) -> Connection:
+        """Return the connection from one GPU or NIC to another, by their ids."""
         if src == dst:
-            return Way("X", None)
+            return Connection("X", None)
         route = self.route(src, dst)
         if route is None:
-            return _NO_WAY
-        return Way(
-            _choose_label(self._topology, self._lanes, route), self.router.bandwidth_GBps(route)
+            return _UNCONNECTED
+        return Connection(
+            _choose_label(self._topology, self._counts, route), self.router.bandwidth_GBps(route)
         )
 
 
-def find_ways(topology: Topology, most_steps: int | None = None) -> list[list[Way]]:
-    """Return how rank i reaches rank j in row i, column j.
+def find_connections(topology: Topology, max_steps: int | None = None) -> list[list[Connection]]:
+    """Return the connection from rank i to rank j in row i, column j.
 
-    With `most_steps` rows end once this many links have been looked at or crossed (after at least
-    one row).
+    `max_steps` bounds the work: rows end once routing has visited this many links, after at least
+    one row.
     """
-    topology_ways = Ways(topology)
-    rows: list[list[Way]] = []
+    connections = ConnectionFinder(topology)
+    rows: list[list[Connection]] = []
     for src in topology.ranks:
-        rows.append([topology_ways.find_way(src, dst) for dst in topology.ranks])
-        topology_ways.router.forget()
-        if most_steps is not None and topology_ways.router.steps > most_steps:
+        rows.append([connections.find(src, dst) for dst in topology.ranks])
+        connections.router.forget()  # the next row starts elsewhere: cached routes only cost memory
+        if max_steps is not None and connections.router.steps > max_steps:
             break
     return rows
 
 
-def _choose_label(topology: Topology, lanes: LaneCounts, route: Route) -> str:
-    """Return the label of a route that has one."""
+def _choose_label(topology: Topology, counts: LinkCounts, route: Route) -> str:
     through = [topology.by_id[ident] for ident in route[1:-1]]
     if any(d.family == "network" or d.kind == "nic" for d in through):
         return "NET"
@@ -107,7 +101,7 @@ def _choose_label(topology: Topology, lanes: LaneCounts, route: Route) -> str:
     if through and all(d.family == "pcie" for d in through):
         return "PIX" if len(through) == 1 else "PXB"
     for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):
-        counts = [lanes.get((hop, kind), 0) for hop in route_links(route)]
-        if all(counts):
-            return f"{name}{min(counts)}"
+        bonded = [counts.get((hop, kind), 0) for hop in route_links(route)]
+        if all(bonded):
+            return f"{name}{min(bonded)}"
     return "SW" if through else "LNK"

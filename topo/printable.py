@@ -1,23 +1,20 @@
-"""Show text from files on terminals: what a terminal would obey, reorder or hide becomes an
-escape.
-"""
+"""Escape characters of files that a terminal would obey, reorder or hide."""
 
 from __future__ import annotations
 
 import re
 
-# Characters without a shape that Python counts as printable: joiners, fillers, variation selectors.
+# Invisible characters that str.isprintable() accepts: joiners, fillers, variation selectors.
 _INVISIBLE = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 
 
 def printable(text: str) -> str:
-    r"""Return a text of one line with every character that does not show as an escape.
+    r"""Return one line of text with every invisible character escaped as Python's repr does.
 
-    Control characters (which move the cursor or set the window's title), bidirectional marks (which
-    reorder what follows), zero-width characters and lone surrogates are written as Python's repr
-    does: `\x1b`, `\u202e`.
+    That is control characters (they move the cursor or set the window's title), bidirectional marks
+    (they reorder what follows), zero-width characters and lone surrogates: `\x1b`, `\u202e`.
     """
     if text.isprintable() and _INVISIBLE.search(text) is None:
         return text
@@ -30,8 +27,6 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines as `printable` does, with its line ends and tabs as they
-    are.
-    """
+    """Escape a text like `printable`, except for its line ends and tabs."""
     lines = (line.split("\t") for line in text.split("\n"))
     return "\n".join("\t".join(map(printable, parts)) for parts in lines)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Device, Topology
-from ...topo.matrix import Ways
+from ...topo.matrix import ConnectionFinder
 from ...topo.routes import route_links
 from .graph_file import TYPES
 from .nccl_version import NcclVersion
@@ -99,7 +99,7 @@ class PathTypes:
 
     def __init__(self, topology: Topology, version: NcclVersion) -> None:
         self._topology, self._version = topology, version
-        self._ways = Ways(topology)
+        self.connections = ConnectionFinder(topology)
         self._kinds: dict[tuple[str, str], set[str]] = {}
         for link in topology.links:
             self._kinds.setdefault((link.src, link.dst), set()).add(link.kind)
@@ -109,7 +109,7 @@ class PathTypes:
         host, or there is none.
         """
         a, b = self._topology.ranks[src], self._topology.ranks[dst]
-        label = self._ways.find_way(a, b).label
+        label = self.connections.find(a, b).label
         if label in ("NET", "DIS"):
             raise InfeasibleError(
                 f"{a} reaches {b} "
@@ -129,5 +129,5 @@ class PathTypes:
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:
         """Return whether a route has links between chips (C2C) only."""
-        route = self._ways.route(src, dst)
+        route = self.connections.route(src, dst)
         return route is not None and all("c2c" in self._kinds[hop] for hop in route_links(route))

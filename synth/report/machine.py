@@ -12,7 +12,7 @@ from fractions import Fraction
 from ...topo.doctor import Examination
 from ...topo.doctor.finding import Finding
 from ...topo.graph import Topology
-from ...topo.matrix import LABELS, Way, find_ways
+from ...topo.matrix import LABELS, Connection, find_connections
 from ...topo.pictures import svg
 from ...topo.pictures.cables import (
     FAMILY_NAMES,
@@ -24,7 +24,7 @@ from ...topo.pictures.cables import (
     get_kind_name,
 )
 from ...topo.pictures.collapse import collapse
-from ...topo.pictures.table import MOST_GPUS, list_adding
+from ...topo.pictures.table import MAX_GPUS, list_adding
 from ..pictures.drawing import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
@@ -82,7 +82,7 @@ def _draw(machine: Topology) -> tuple[str, str | None]:
     collapsed = collapse(machine)
     picture = svg.write(collapsed.topology)
     if _read_width(picture) > _DRAWN_WHOLE:
-        fewer = collapse(machine, most_boxes=1)
+        fewer = collapse(machine, max_boxes=1)
         if fewer.left_out:
             collapsed, picture = fewer, svg.write(fewer.topology)
     width = _read_width(picture)
@@ -137,7 +137,7 @@ def _write_finding(finding: Finding) -> str:
 def _list_links(machine: Topology) -> str:
     classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for cable in find_cables(machine):
-        classes[cable.kind, cable.GBps, cable.count, cable.one_way].append(cable)
+        classes[cable.kind, cable.GBps, cable.count, cable.directed].append(cable)
     widths = find_widths(machine)
     rows = []
     for (kind, GBps, count, one_way), cables in sorted(
@@ -160,20 +160,26 @@ def _list_ways(machine: Topology) -> list[str]:
     """Return how GPUs reach each other: as a matrix, or counted where there are many."""
     if len(machine.ranks) < 2:
         return []
-    rows = find_ways(machine, _MOST_STEPS)
+    rows = find_connections(machine, _MOST_STEPS)
     pairs = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
     used = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs)
     meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
     legend = make_paragraph(
         "; ".join(meaning[label] for label in used if label in meaning), soft=True
     )
-    if len(rows) == len(machine.ranks) <= MOST_GPUS:
+    if len(rows) == len(machine.ranks) <= MAX_GPUS:
         titles = ["from \\ to", *(str(i) for i in range(len(rows)))]
         cells = [
-            (str(i), *(_show_way(way, "\n" if len(rows) > _MOST_IN_A_LINE else " ") for way in row))
+            (
+                str(i),
+                *(
+                    _show_connection(way, "\n" if len(rows) > _MOST_IN_A_LINE else " ")
+                    for way in row
+                ),
+            )
             for i, row in enumerate(rows)
         ]
-        head = "<h3>From GPU to GPU: the way, and GB/s of the route used alone</h3>"
+        head = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
         return [head, make_table(titles, cells), legend]
     counted = (
         "" if len(rows) == len(machine.ranks) else f", counted from the first {len(rows)} GPUs"
@@ -187,7 +193,7 @@ def _list_ways(machine: Topology) -> list[str]:
     return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
 
 
-def _show_way(way: Way, between: str) -> str:
+def _show_connection(way: Connection, between: str) -> str:
     if way.label == "X":
         return "\u00b7"
     return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"

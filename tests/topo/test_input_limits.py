@@ -101,7 +101,7 @@ def test_a_long_chain_of_switches_has_a_fingerprint_whatever_its_names() -> None
 
 
 def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
-    with pytest.raises(InputError, match="more than 100 are not drawn"):
+    with pytest.raises(InputError, match="a tree is drawn up to 100"):
         tree.write(chain(300))
     assert "gpu1" in tree.write(chain(20))
 
@@ -109,10 +109,10 @@ def test_switches_chained_beyond_all_machines_are_not_drawn_as_a_tree() -> None:
 def test_a_table_counts_pairs_as_far_as_the_work_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table, "MOST_STEPS", 100_000)
+    monkeypatch.setattr(table, "MAX_STEPS", 100_000)
     shown = table.write(chain(300, gpus=600))
     told = next(line for line in shown.splitlines() if line.startswith("GPU to GPU"))
-    assert "pairs counted from the first" in told and "of 600 GPUs" in told
+    assert "pairs of the first" in told and "of 600 GPUs" in told
 
 
 def archive(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:

@@ -15,7 +15,7 @@ from ..facts import keys
 from ..facts.keys import gpu_subject, pci_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
-from ..matrix import Ways
+from ..matrix import ConnectionFinder
 from .finding import Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 
@@ -65,12 +65,12 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     ]
     if not 1 < len(gpus) <= _MOST_ROUTED:
         return
-    ways = Ways(view.topology)
+    connections = ConnectionFinder(view.topology)
     kind_of = {(x.src, x.dst): x for x in view.topology.links if x.kind == "pcie"}
     slow: dict[str, str] = {}
     least: list[Fraction] = []
     for a, b in combinations(gpus, 2):
-        route = ways.route(a, b)
+        route = connections.route(a, b)
         hops = [kind_of.get(hop) for hop in pairwise(route)] if route else []
         over_pcie = [link for link in hops if link is not None]
         if not over_pcie or any(link.is_assumed for link in over_pcie):

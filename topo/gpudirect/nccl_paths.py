@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ..facts.view import WIRES
 from ..graph import Topology
-from ..matrix import Ways
+from ..matrix import ConnectionFinder
 from ..routes import route_links
 
 KINDS = ("NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PHB", "SYS", "DIS", "???")
@@ -36,7 +36,7 @@ class Paths:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.ways = Ways(topology)
+        self.connections = ConnectionFinder(topology)
         self._kinds: dict[tuple[str, str], set[str]] = defaultdict(set)
         for link in topology.links:
             self._kinds[link.src, link.dst].add(link.kind)
@@ -91,7 +91,7 @@ class Paths:
 
     def find_label(self, a: str, b: str) -> str:
         """Return the label of the path as `matrix` has it, that of the worse direction."""
-        return self.ways.find_way(
+        return self.connections.find(
             *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))
         ).label
 
@@ -118,7 +118,7 @@ class Paths:
         )
 
     def _find_one_way(self, a: str, b: str) -> str:
-        route = self.ways.route(a, b)
+        route = self.connections.route(a, b)
         if route is None or any(
             self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
         ):
@@ -166,13 +166,13 @@ class Paths:
         rank: dict[str, tuple[Fraction, int]] = {}
         for nic in self.list_in_host(gpu, "nic"):
             rank[nic] = (
-                self.ways.find_way(gpu, nic).GBps or Fraction(0),
+                self.connections.find(gpu, nic).GBps or Fraction(0),
                 -KINDS.index(self._find_one_way(gpu, nic)),
             )
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:
-        route = self.ways.route(gpu, nic)
+        route = self.connections.route(gpu, nic)
         return route is not None and "c2c" in self._kinds[route[0], route[1]]
 
     def _is_network(self, ident: str) -> bool:

@@ -1,36 +1,38 @@
-"""Declared, measured, believed: what was measured between GPUs, brought back to the links of a
-topology.
+"""Decide from measurements between GPUs which rates of links to believe.
 
-What one measures is flows between GPUs; what one wants to know is links. The rules, in their order:
+Measurements are of flows between GPUs; plans need rates of links. The rules, in order:
 
-1. Data takes the declared route (routes.py). A link carries at least the sum of the flows that crossed it in any one
-   experiment; the most that any experiment showed is its measured value.
-2. Something limits every flow. It can only have been a link that carried, in that experiment, as much as it was ever seen
-   to carry, up to a tenth (NEAR): such links are the flow's suspects, and links that carry more at other times are none.
-   No fairness between flows is assumed. A sole suspect is proved: what it carried is its rate (the median of such
-   experiments). All other measured values are lower bounds.
-3. A link with more than 1.15 of its declared rate (FAR_ABOVE) is flagged, and the declared value stays: links do not carry
-   more than they can, so the measurement is in doubt, or the data went another way. At more than twice (PLACEHOLDER) it is
-   the declared value that is wrong, such as what virtual machines put in place of the truth, and the measured one is believed.
-4. A proved link that never carried NEAR of its declared rate is believed as measured, and flagged below 0.7 (FAR_BELOW).
-   Within a tenth the declared value stays. Headers and acknowledgements take some percent of every link alike, so no plan
-   would change, while links that differ by noise alone would cost the symmetry that plans are found by. The host costs of a
-   calibrated topology (`topo-run --calibrate`) hold what the protocol takes.
-5. A flow that no believed link explains is laid to those of its suspects that are nearest to their declared rates: for the
-   planner it must be slow somewhere. Several that are alike in that are believed slow together; no traffic tells them apart.
-6. Believed values have three digits, rounded down; of links of one kind and declared rate those within a twentieth take
-   the lowest, so that alike links stay alike. No link is believed to carry more than is declared or was seen to cross it.
-7. Latencies stay as declared. Half a round trip is mostly software's, and routes are found by the least latency: measured
-   ones on some links and declared ones on others would move them. They are reported by pair, and with links that are a
-   pair's whole route.
-8. Nothing is believed of a link that the data did not use (`Measurements.trusted`): between processes of one host gloo
-   moves data through the host's memory, whatever lies between the GPUs.
+1. Data takes the declared route (routes.py). A link carries at least the sum of the flows that
+   crossed it in any one experiment. The highest such sum is its measured value.
+2. Something limits every flow. It can only be a link that carried, in that experiment, its highest
+   load up to a tenth (NEAR). Such links are the flow's suspects; no fairness between flows is
+   assumed. A sole suspect is proved: its load is its rate (the median over such experiments). All
+   other measured values are lower bounds.
+3. A link measured above 1.15 of its declared rate (FAR_ABOVE) is flagged and the declared value
+   stays: links do not carry more than they can, so the measurement is in doubt, or the data took
+   another route. Above twice the declared rate (PLACEHOLDER) the declared value is wrong, such as
+   those that virtual machines make up, and the measured one is believed.
+4. A proved link that never carried NEAR of its declared rate is believed as measured, and flagged
+   below 0.7 (FAR_BELOW). Within a tenth the declared value stays: headers and acknowledgements take
+   some percent of every link alike, so no plan would change, while links that differ by noise would
+   lose the symmetry that synthesis depends on. What the protocol takes is in the host costs of a
+   calibrated topology.
+5. A flow that no believed link explains is blamed on the suspects nearest to their declared rates:
+   for the planner it must be slow somewhere. If several are equally near, all are believed slow; no
+   traffic can tell them apart.
+6. Believed values are rounded down to three digits. Links of one kind and declared rate that are
+   within a twentieth take the lowest value, so that equal links stay equal. No link is believed to
+   carry more than was declared or measured.
+7. Latencies stay as declared. Half a round trip is mostly software, and routes minimize latency:
+   measured latencies on some links and declared ones on others would move routes. They are reported
+   by pair, and on links that are a pair's whole route.
+8. Nothing is believed of a link that the data did not cross (`Measurements.trusted`): between
+   processes of one host gloo moves data through host memory, whatever links the GPUs.
 
-Where nothing was declared (`declared=False`: the rates in the topology are placeholders) every
-measured link is believed, with what it carried while several flows were sent together if there was
-such an experiment: plans send at the same time. Those of one kind within a factor of 1.5 take the
-lowest (processes of one host are alike but for noise), and the latency of a pair is shared out
-among the links of its route.
+Where nothing was declared (`declared=False`: the topology's rates are placeholders), every measured
+link is believed, by its load in experiments with simultaneous flows if there were any, since plans
+send simultaneously. Rates of one kind within a factor of 1.5 take the lowest (processes of one host
+differ by noise only), and the latency of a pair is divided among the links of its route.
 """
 
 from __future__ import annotations
@@ -47,19 +49,21 @@ from ..graph import Topology
 from ..routes import Router, route_links
 from .flows import NEAR, Evidence, Hop, HopEvidence, Measurements, find_evidence, get_declared_GBps
 
+# Ratios of measured to declared rates; rules 3 and 4 say what each decides.
 FAR_ABOVE, PLACEHOLDER = Fraction(115, 100), Fraction(2)
 FAR_BELOW = Fraction(7, 10)
-_ALIKE, _ALIKE_UNDECLARED = Fraction(21, 20), Fraction(3, 2)
-_MOST_NOTES = 8
+# Ratios within which measured rates are levelled (rule 6), with and without declared rates.
+_EQUAL, _EQUAL_UNDECLARED = Fraction(21, 20), Fraction(3, 2)
+_MAX_NOTES = 8  # of one sort: a slow fabric would otherwise bury the other notes
 
 
 def believe(topology: Topology, measurements: Measurements, declared: bool = True) -> Topology:
-    """Return the topology with the rates that are believed.
+    """Return the topology with believed rates.
 
-    Every link gets in `extra` what is `declared` ({GBps, us, source}), what was `measured` ({GBps,
-    source, how, limit} and us where a pair's route is this link alone; `limit`: it is the link's
-    rate, not just a lower bound), which is `believed` and the `reason`. Suspicious values are in
-    the topology's notes, values measured by pair in `extra["measured"]`.
+    Every link's `extra` gets `declared` ({GBps, us, source}), `measured` ({GBps, source, how,
+    limit}, and us if a pair's route is this link alone; `limit` is whether it is the link's rate or
+    just a lower bound), `believed` (declared or measured) and the `reason`. Suspicious values are
+    among the topology's notes, values by pair in `extra["measured"]`.
     """
     evidence = (
         find_evidence(topology, measurements)
@@ -74,7 +78,7 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         hop = link.src, link.dst
         share = get_declared_GBps(link) / parallel[hop]
         verdicts.append(_decide(link, evidence.hops.get(hop), share, measurements, declared))
-    # rates are levelled over all links together (rule 6), so only after every link has its verdict
+    # Rule 6 levels rates over all links together, so only after every link has its verdict.
     latency = _find_hop_latencies(topology, measurements)
     assumed = {} if declared else _share_latencies(topology, measurements)
     links = tuple(
@@ -93,7 +97,7 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
     notes = [*topology.notes, *measurements.notes]
     notes += [
         *_shorten(v.note for v in verdicts if v.note),
-        *(_shorten(evidence.strange) if measurements.trusted == "all" else []),
+        *(_shorten(evidence.unexplained) if measurements.trusted == "all" else []),
     ]
     extra = {
         **topology.extra,
@@ -105,9 +109,7 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What is believed of one link, and why. `declared` is None where the topology's rate is a
-    placeholder.
-    """
+    """The believed rate of one link, and why; `declared` is None if that rate is a placeholder."""
 
     link: Link
     declared: Fraction | None
@@ -120,9 +122,7 @@ class _Verdict:
 
 
 def _find_undeclared_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return evidence on links without declared rates: from experiments with several flows at once
-    where there are any.
-    """
+    """Find evidence on links without declared rates, if possible from simultaneous flows."""
     at_once = tuple(e for e in measurements.experiments if e.how == "together")
     busy = find_evidence(topology, replace(measurements, experiments=at_once))
     return Evidence({**find_evidence(topology, measurements).hops, **busy.hops}, ())
@@ -135,9 +135,7 @@ def _decide(
     measurements: Measurements,
     declared: bool,
 ) -> _Verdict:
-    """Return the verdict on a link; `share` is the link's part of its hop, where links are
-    parallel.
-    """
+    """Return the verdict on a link; `share` is its part of the hop's rate among parallel links."""
     rate = get_declared_GBps(link) if declared else None
     if evidence is None:
         return _Verdict(link, rate, None, None, "declared", "no measured pair crosses it")
@@ -161,7 +159,7 @@ def _decide(
 def _choose(
     link: Link, evidence: HopEvidence, declared: Fraction, measured: Fraction, share: Fraction
 ) -> tuple[str, str, str | None]:
-    """Return which rate is believed, the reason, and what is to be noted (rules 3, 4 and 5)."""
+    """Return the believed rate's kind, the reason, and a note or None (rules 3, 4 and 5)."""
     finding = f"{link.src} -> {link.dst}: measured {_format_GBps(measured)} GB/s ({evidence.how})"
     if measured > PLACEHOLDER * declared:
         return (
@@ -170,13 +168,13 @@ def _choose(
             f"{finding}, far above the declared {_format_GBps(declared)}",
         )
     if measured > FAR_ABOVE * declared:
-        note = f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the data went another way"
         return (
             "declared",
             "more than a link can carry was measured, so the measured value is in doubt",
-            note,
+            f"{finding}, more than the declared {_format_GBps(declared)}: measure again; or the "
+            "data took another route",
         )
-    if max(measured, evidence.most_GBps * share) >= NEAR * declared:
+    if max(measured, evidence.max_GBps * share) >= NEAR * declared:
         return (
             "declared",
             "measured within a tenth; headers and acknowledgements take as much of every link",
@@ -192,21 +190,14 @@ def _choose(
             "the measured value is a lower bound: nothing shows this link to have limited it",
             None,
         )
-    slow = measured < FAR_BELOW * declared
-    return (
-        "measured",
-        reason,
-        f"{finding}, {_format_percent(measured / declared)} of the declared "
-        f"{_format_GBps(declared)}"
-        if slow
-        else None,
-    )
+    note = f"{finding}, {float(measured / declared):.0%} of the declared {_format_GBps(declared)}"
+    return "measured", reason, note if measured < FAR_BELOW * declared else None
 
 
 def _apply_verdict(
     verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str
 ) -> Link:
-    """Return the link with the believed rate, and in `extra` what it was chosen from."""
+    """Return the link with the believed rate, and in `extra` the rates it was chosen from."""
     link, source = verdict.link, f"measured over {medium}"
     extra = {k: v for k, v in link.extra.items() if k not in ("declared", "measured")}
     declared: dict[str, Any] = {}
@@ -236,39 +227,33 @@ def _apply_verdict(
 
 
 def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
-    """Return the rate of each link, measured ones that are nearly alike made alike (rule 6)."""
+    """Return the rate of each link; nearly equal measured rates are made equal (rule 6)."""
     rates = [get_declared_GBps(v.link) for v in verdicts]
-    links_of_sort: dict[object, list[int]] = defaultdict(list)
+    comparable: dict[object, list[int]] = defaultdict(list)
     for i, v in enumerate(verdicts):
         if v.believed == "measured" and v.measured is not None:
             rates[i] = round_down(v.measured)
-            links_of_sort[v.link.kind, v.declared].append(i)
-    for alike in links_of_sort.values():
-        factor = _ALIKE if verdicts[alike[0]].declared is not None else _ALIKE_UNDECLARED
+            comparable[v.link.kind, v.declared].append(i)
+    for links in comparable.values():
+        factor = _EQUAL if verdicts[links[0]].declared is not None else _EQUAL_UNDECLARED
         lowest = Fraction(0)
-        for i in sorted(alike, key=lambda i: rates[i]):
+        for i in sorted(links, key=lambda i: rates[i]):
             lowest = lowest if rates[i] <= lowest * factor else rates[i]
             rates[i] = lowest
     return rates
 
 
 def _find_hop_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Return half a round trip between two GPUs that one link joins, by hop."""
-    ends = {
-        pair: (topology.ranks[pair[0]], topology.ranks[pair[1]]) for pair in measurements.latency_us
-    }
-    return {
-        hop: measurements.latency_us[pair]
-        for pair, hop in ends.items()
-        if hop in topology.capacity_GBps
-    }
+    """Return half the round trip between GPUs that are directly linked, by hop."""
+    ranks = topology.ranks
+    by_hop = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
+    return {hop: us for hop, us in by_hop.items() if hop in topology.capacity_GBps}
 
 
 def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Return latencies where nothing is declared: the least of a pair, shared by its links that
-    have none yet.
+    """Return latencies of hops without declared ones: a pair's latency divided among its route.
 
-    Short routes come first.
+    Short routes come first, so that longer ones divide only what known hops leave over.
     """
     router = Router(topology)
     routes = ((router.route(*pair), us) for pair, us in sorted(measurements.latency_us.items()))
@@ -287,9 +272,7 @@ def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop
 
 
 def round_down(value: Fraction, digits: int = 3) -> Fraction:
-    """Return the largest fraction of `digits` significant decimal digits that is not above `value`
-    (which is above 0).
-    """
+    """Round a positive value down to `digits` significant decimal digits."""
     unit = Fraction(1)
     while value / unit >= 10**digits:
         unit *= 10
@@ -299,20 +282,12 @@ def round_down(value: Fraction, digits: int = 3) -> Fraction:
 
 
 def _format_GBps(GBps: Fraction) -> str:
-    """Return a rate as text."""
     return f"{float(GBps):.3g}"
-
-
-def _format_percent(share: Fraction) -> str:
-    """Return a share as text."""
-    return f"{float(share):.0%}"
 
 
 def _shorten(lines: Iterable[str]) -> list[str]:
     """Return the first few texts, and how many more there are."""
     every = list(lines)
-    more = len(every) - _MOST_NOTES
-    return [
-        *every[:_MOST_NOTES],
-        *([f"and {more} more such evidence; see the links"] if more > 0 else []),
-    ]
+    more = len(every) - _MAX_NOTES
+    rest = [f"and {more} more such findings; see the links"] if more > 0 else []
+    return [*every[:_MAX_NOTES], *rest]

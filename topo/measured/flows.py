@@ -1,5 +1,4 @@
-"""Find what flows between GPUs tell of links: how much each carried, which one limited whom, and
-what no link explains.
+"""Infer from measured flows what each link carried and which link limited which flow.
 
 The rules are in believe.py.
 """
@@ -18,11 +17,11 @@ from ..exact import parse_fraction
 from ..graph import Topology
 from ..routes import Router, route_links
 
-# Measured values above this share of each other count as the same.
+# Measured values within this ratio count as equal: repeated runs differ by a tenth.
 NEAR = Fraction(9, 10)
-# A flow is reported if all its links carry less than this share of what they carry at other times;
-# above it may be noise.
-STRANGE = Fraction(3, 4)
+# A flow is reported if its links carry less than this share of what they carry at other times;
+# above that it may be noise.
+UNEXPLAINED = Fraction(3, 4)
 
 Pair = tuple[int, int]
 Hop = tuple[str, str]
@@ -30,7 +29,7 @@ Hop = tuple[str, str]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Flows of one moment and the GB/s of each, by (sending rank, receiving rank).
+    """Simultaneous flows, with the GB/s of each by (sending rank, receiving rank).
 
     `how` is `alone`, `both` (two ranks, both directions) or `together`.
     """
@@ -41,12 +40,11 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured: `experiments`, and half the round trip of a small message
-    (`latency_us`).
+    """Experiments, and half the round trip of a small message (`latency_us`) by pair.
 
-    `medium` names the transport. `trusted` says which links the data really crossed: `all`,
-    `network` (links of that kind alone) or `none`; `otherwise` is the reason where it did not.
-    `pairs` is kept in the topology's JSON as it is, `notes` among its notes.
+    `medium` names the transport. `trusted` is which links the data really crossed: `all`, `network`
+    (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs` goes into
+    the topology's JSON unchanged, `notes` among its notes.
     """
 
     experiments: tuple[Experiment, ...]
@@ -60,15 +58,14 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """Evidence on one hop: the most that it carried in an experiment, and of which sort that
-    experiment was.
+    """The highest load of one hop (`max_GBps`), and the kind of experiment in which it occurred.
 
-    `proofs` are the loads of experiments in which it alone can have limited `proved_by`: its rate,
-    up to what measuring disturbs. `blamed` tells, for a hop that is believed slow without proof,
-    which flow that explains and which others might.
+    `proofs` are its loads in experiments in which it alone can have limited `proved_by`: its rate,
+    up to measurement noise. `blamed` explains, for a hop believed slow without proof, which flow it
+    limited and which other hops might have.
     """
 
-    most_GBps: Fraction
+    max_GBps: Fraction
     how: str
     proofs: list[Fraction] = field(default_factory=list)
     proved_by: str | None = None
@@ -76,24 +73,20 @@ class HopEvidence:
 
     @property
     def GBps(self) -> Fraction:
-        """The measured value: the median of the proofs, else the most that was carried, which is a
-        lower bound.
-        """
-        return median_low(self.proofs) if self.proofs else self.most_GBps
+        """The measured value: the median of the proofs, else the highest load, a lower bound."""
+        return median_low(self.proofs) if self.proofs else self.max_GBps
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence by hop (src, dst), and texts on flows that were slower than all links of their route
-    allow.
-    """
+    """Evidence by hop (src, dst), and texts on flows slower than all links of their route."""
 
     hops: Mapping[Hop, HopEvidence]
-    strange: tuple[str, ...]
+    unexplained: tuple[str, ...]
 
 
 def get_declared_GBps(link: Link) -> Fraction:
-    """Return the declared rate of a link, also of one whose measured rate is believed."""
+    """Return the declared rate of a link, even if its measured rate is believed."""
     declared = link.extra.get("declared")
     return (
         parse_fraction(declared["GBps"])
@@ -103,9 +96,7 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Return what the experiments say of hops, against the declared rates: rules 1, 2 and 5 of
-    believe.py.
-    """
+    """Compare the experiments with the declared rates: rules 1, 2 and 5 of believe.py."""
     return _EvidenceSearch(topology, measurements).collect()
 
 
@@ -128,11 +119,10 @@ class _EvidenceSearch:
         self.hops: dict[Hop, HopEvidence] = {}
         for experiment, loads in zip(self.experiments, self.loads, strict=True):
             for hop, load in loads.items():
-                if hop not in self.hops or load > self.hops[hop].most_GBps:
+                if hop not in self.hops or load > self.hops[hop].max_GBps:
                     self.hops[hop] = HopEvidence(load, experiment.how)
 
     def _sum_loads(self, experiment: Experiment) -> dict[Hop, Fraction]:
-        """Return the GB/s that each hop carried in an experiment."""
         loads: dict[Hop, Fraction] = defaultdict(Fraction)
         for pair, rate in experiment.rates_GBps.items():
             for hop in self.routes.get(pair, ()):
@@ -142,17 +132,15 @@ class _EvidenceSearch:
     def collect(self) -> Evidence:
         """Return the evidence on all hops, and the flows that no link explains."""
         open_cases: list[tuple[list[Hop], str]] = []
-        strange: list[str] = []
+        texts: list[str] = []
         for experiment, loads in zip(self.experiments, self.loads, strict=True):
             unexplained = []
             for pair in experiment.rates_GBps:
                 if pair not in self.routes:
                     continue
-                # only a hop that carried about its most can have limited the flow
+                # Only a hop near its highest load can have limited the flow.
                 suspects = [
-                    hop
-                    for hop in self.routes[pair]
-                    if loads[hop] >= NEAR * self.hops[hop].most_GBps
+                    hop for hop in self.routes[pair] if loads[hop] >= NEAR * self.hops[hop].max_GBps
                 ]
                 flow = f"{self._format_pair(pair)} ({experiment.how})"
                 if len(suspects) == 1:
@@ -161,12 +149,12 @@ class _EvidenceSearch:
                     open_cases.append((suspects, flow))
                 else:
                     unexplained.append(pair)
-            strange += self._describe_strange(experiment, loads, unexplained)
-        # clear cases first: a flow that an already slow link explains blames no other
+            texts += self._describe_worst(experiment, loads, unexplained)
+        # Clear cases first: a flow that an already slow link explains blames no other.
         for suspects, flow in sorted(open_cases, key=lambda case: len(case[0])):
             if not any(self._explains(hop) for hop in suspects):
                 self._blame(suspects, flow)
-        return Evidence(self.hops, tuple(strange))
+        return Evidence(self.hops, tuple(texts))
 
     def _prove(self, evidence: HopEvidence, load: Fraction, how: str, flow: str) -> None:
         """Record that a hop alone can have limited a flow."""
@@ -175,16 +163,15 @@ class _EvidenceSearch:
             evidence.proved_by, evidence.how = flow, how
 
     def _explains(self, hop: Hop) -> bool:
-        """Return whether a hop, as it is believed, carries no more than it was seen to carry."""
+        """Return whether the believed rate of a hop is no more than its highest load."""
         evidence = self.hops[hop]
-        known_slow = evidence.proved_by is not None or evidence.blamed is not None
-        return known_slow or evidence.most_GBps >= NEAR * self.declared[hop]
+        is_slow = evidence.proved_by is not None or evidence.blamed is not None
+        return is_slow or evidence.max_GBps >= NEAR * self.declared[hop]
 
     def _blame(self, suspects: list[Hop], flow: str) -> None:
-        """Blame those suspects that are nearest to their declared rates."""
-        used = {hop: self.hops[hop].most_GBps / self.declared[hop] for hop in suspects}
-        most = max(used.values())
-        blamed = [hop for hop in suspects if used[hop] >= NEAR * most]
+        """Blame the suspects nearest to their declared rates."""
+        used = {hop: self.hops[hop].max_GBps / self.declared[hop] for hop in suspects}
+        blamed = [hop for hop in suspects if used[hop] >= NEAR * max(used.values())]
         for hop in blamed:
             others = ", ".join(f"{a} -> {b}" for a, b in suspects if (a, b) != hop)
             alike = (
@@ -194,31 +181,27 @@ class _EvidenceSearch:
             )
             self.hops[hop].blamed = f"this link or {others} limited {flow}; {alike}"
 
-    def _describe_strange(
+    def _describe_worst(
         self, experiment: Experiment, loads: Mapping[Hop, Fraction], unexplained: list[Pair]
     ) -> list[str]:
-        """Return a text on the flow of an experiment that its links explain least, if that is far
-        from the noise.
-        """
+        """Describe the flow that its links explain least, if it is clear of the noise."""
         share = {
-            pair: max(loads[h] / self.hops[h].most_GBps for h in self.routes[pair])
+            pair: max(loads[h] / self.hops[h].max_GBps for h in self.routes[pair])
             for pair in unexplained
         }
         worst = min(unexplained, key=lambda pair: share[pair], default=None)
-        if worst is None or share[worst] >= STRANGE:
+        if worst is None or share[worst] >= UNEXPLAINED:
             return []
         among = (
             f", one of {len(experiment.rates_GBps)} flows" if len(experiment.rates_GBps) > 1 else ""
         )
         return [
-            f"{self._format_pair(worst)} ({experiment.how}{among}): every link on its way carried "
-            "at most "
-            f"{float(share[worst]):.0%} of what it carries at other times; the hosts limit it, or "
-            "something that the topology "
-            "does not show"
+            f"{self._format_pair(worst)} ({experiment.how}{among}): every link on its route "
+            f"carried at most {float(share[worst]):.0%} of what it carries at other times; the "
+            "hosts limit "
+            "it, or something that the topology does not show"
         ]
 
     def _format_pair(self, pair: Pair) -> str:
-        """Return a pair of ranks as text."""
         src, dst = (self.topology.ranks[rank] for rank in pair)
         return f"{src} -> {dst}"

@@ -1,6 +1,4 @@
-"""Count links as people do: one cable for both directions where these are alike, and names for
-their kinds.
-"""
+"""Count links as people do: one cable for both directions, and readable names for kinds."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from fractions import Fraction
 from ..graph import Device, Topology
 from ..hardware import find_datasheet_GBps
 
-# Names of kinds of links in texts for people; other kinds are called as they are.
+# Names of link kinds in tables and pictures; other kinds are shown as they are.
 KIND_NAMES = {
     "nvlink": "NVLink",
     "xgmi": "xGMI",
@@ -24,7 +22,7 @@ KIND_NAMES = {
     "link": "link",
 }
 
-# Names of switch families in texts for people.
+# Names of switch families in tables and pictures.
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 
 
@@ -33,10 +31,9 @@ _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
 
 @dataclass(frozen=True)
 class Cable:
-    """All links of one kind between two devices: from `a` to `b`, and, unless `one_way`, as much
-    back.
+    """All links of one kind from device `a` to `b` and, unless `directed`, the same back.
 
-    `GBps` is the bandwidth in one direction, `count` how many lanes or bonded links make it up.
+    `GBps` is the bandwidth in one direction, `count` the number of PCIe lanes or bonded links.
     """
 
     a: str
@@ -44,11 +41,11 @@ class Cable:
     kind: str
     GBps: Fraction
     count: int
-    one_way: bool
+    directed: bool
 
 
 def find_cables(topology: Topology) -> tuple[Cable, ...]:
-    """Return the cables of a topology, in the order in which its links first name them."""
+    """Return the cables of a topology, in the order of its links."""
     rate: dict[tuple[str, str, str], Fraction] = {}
     count: Counter[tuple[str, str, str]] = Counter()
     for link in topology.links:
@@ -69,7 +66,7 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
 
 
 def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
-    """Return who says what the rates are, by source, destination and kind of links."""
+    """Return the sources of the rates, keyed (source device, destination device, kind)."""
     sources: dict[tuple[str, str, str], list[str]] = {}
     for link in topology.links:
         listed = sources.setdefault((link.src, link.dst, link.kind), [])
@@ -79,39 +76,30 @@ def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
 
 
 def find_widths(topology: Topology) -> dict[tuple[str, str, str], str]:
-    """Return the lanes of PCIe links as their sources have them, `x16`, by source, destination and
-    kind of links.
+    """Return the widths of PCIe links, such as "x16", where their sources state them.
+
+    Keys are (source device, destination device, kind).
     """
     widths: dict[tuple[str, str, str], str] = {}
     for link in topology.links:
-        told = (
-            _LANES.search(f"{link.extra.get('declared')} {link.source}")
-            if link.kind == "pcie"
-            else None
-        )
-        if told:
-            widths.setdefault((link.src, link.dst, link.kind), told[0])
+        if link.kind != "pcie":
+            continue
+        if width := _LANES.search(f"{link.extra.get('declared')} {link.source}"):
+            widths.setdefault((link.src, link.dst, link.kind), width[0])
     return widths
 
 
 def describe_rates(topology: Topology) -> list[str]:
-    """Return a line for each rate of GPU links that is a library's own, effective figure, beside
-    the datasheet's.
+    """Return a line for each GPU link rate that is NCCL's or RCCL's effective figure.
 
-    The same machine has one rate by an XML of NCCL, and another by what vendors print: presets,
-    matrices and NVML have that.
+    A machine read from an NCCL XML has lower rates than the same machine from a preset, a matrix
+    or NVML, which have the datasheet's. The line gives both.
     """
     counted: dict[tuple[str, Fraction, Fraction | None], None] = {}
     for link in topology.links:
         if link.counted_by and link.kind in ("nvlink", "xgmi"):
-            gpu = next(
-                (
-                    d
-                    for d in (topology.by_id[link.src], topology.by_id[link.dst])
-                    if d.kind == "gpu"
-                ),
-                None,
-            )
+            ends = (topology.by_id[link.src], topology.by_id[link.dst])
+            gpu = next((d for d in ends if d.kind == "gpu"), None)
             printed = None if gpu is None else find_datasheet_GBps(link.kind, gpu.extra)
             counted[link.counted_by, link.bandwidth_GBps / link.count, printed] = None
     return [
@@ -126,14 +114,12 @@ def describe_rates(topology: Topology) -> list[str]:
 
 
 def get_kind_name(kind: str) -> str:
-    """Return the name of a kind of link in texts for people."""
+    """Return the readable name of a link kind."""
     return KIND_NAMES.get(kind, kind)
 
 
 def format_rate(GBps: Fraction) -> str:
-    """Return a bandwidth as people write it: "50", "19.2", "0.125"; at most three digits after the
-    point, three below 1.
-    """
+    """Format a bandwidth: "50", "19.2", "0.125"; three decimals, or three digits below 1."""
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")
@@ -142,7 +128,7 @@ def format_rate(GBps: Fraction) -> str:
 def find_components(
     topology: Topology, machine_cables: Iterable[Cable], without: set[str]
 ) -> list[list[Device]]:
-    """Return the devices that hang together without the devices in `without`, in device order."""
+    """Return the connected components without the devices in `without`, in device order."""
     neighbours: dict[str, list[str]] = defaultdict(list)
     for cable in machine_cables:
         if not {cable.a, cable.b} & without:

@@ -1,4 +1,4 @@
-"""A rich console that writes text from files as `printable` shows it."""
+"""A rich console on which text from files cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from ..printable import printable, printable_lines
 
 
 class SafeConsole(Console):
-    """A Console that escapes the strings that it is given; for a Text, use `safe_text`."""
+    """A Console that escapes the strings it prints; make a Text with `safe_text`."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as the Text that is laid out; escapes come first, since they take
-        room.
-        """
+        """Escape a string and render it; escaping first, since escapes change the width."""
         return super().render_str(printable_lines(text), **options)
 
 
 def safe_text(text: str, style: str = "") -> Text:
-    """Return a Text of one line; what is appended to it the caller must escape."""
+    """Return an escaped Text of one line; the caller must escape whatever it appends."""
     return Text(printable(text), style)

@@ -22,8 +22,9 @@ _OTHER_COLOUR = "#55606e"
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as dot text: a cluster for each box or NUMA node, an edge for each cable
-    with its GB/s one way.
+    """Write a topology as dot: a cluster for each box or NUMA node, an edge for each cable.
+
+    Edges are labelled with GB/s in one direction.
     """
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
     lines = [f"digraph {_quote(topology.name)} {{", f"  label={_quote(topology.name)}; labelloc=t;"]
@@ -46,16 +47,13 @@ def write(topology: Topology) -> str:
 
 
 def _get_cluster(device: Device) -> str | None:
-    """Return the box that the topology names, else the NUMA node; None for what belongs to
-    neither.
-    """
+    """Return the label of a device's box or else NUMA node, None if it has neither."""
     if "box" in device.extra:
         return f"box {device.extra['box']}"
     return None if device.numa_node is None else f"NUMA node {device.numa_node}"
 
 
 def _write_node(device: Device, rank: int | None) -> str:
-    """Return the dot statement of a device."""
     what = f"rank {rank}" if rank is not None else device.family or device.kind
     label = _quote(f"{device.id}\n{what}")
     shape, fill = _SHAPES[device.kind], _FILLS[device.kind]
@@ -63,10 +61,9 @@ def _write_node(device: Device, rank: int | None) -> str:
 
 
 def _write_edges(cables: tuple[Cable, ...]) -> Iterator[str]:
-    """Yield the dot statements of cables."""
     for cable in cables:
         label = f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)}"
-        direction = "forward" if cable.one_way else "none"
+        direction = "forward" if cable.directed else "none"
         colour = _COLOURS.get(cable.kind, _OTHER_COLOUR)
         width = min(7.0, 1.0 + float(cable.GBps) ** 0.5 / 4)
         yield (
@@ -76,8 +73,6 @@ def _write_edges(cables: tuple[Cable, ...]) -> Iterator[str]:
 
 
 def _quote(text: str) -> str:
-    """Return a dot string: quotes and backslashes escaped, line breaks as \\n, the rest as
-    printable.
-    """
+    """Quote a dot string; line breaks become \\n, invisible characters escapes."""
     escaped = printable_lines(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n") + '"'

@@ -1,5 +1,6 @@
-"""Make tables and lines fit a terminal: whole columns are left out and lines broken between words;
-nothing is cut.
+"""Fit tables and lines to a terminal by dropping whole columns and wrapping between words.
+
+Apart from `console`, which imports rich at once: commands that print no table start faster.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ def choose_columns(
     width: int,
     gap: int = 2,
 ) -> list[int]:
-    """Return the numbers of the columns that fit in `width` characters with `gap` blanks between
-    them.
+    """Return the indices of the columns that fit in `width` characters, `gap` blanks between them.
 
-    `leave_out` names those that may be missing, the first to go first; what it does not name stays
-    in any case.
+    Columns named in `leave_out` are dropped in that order; all others always stay.
     """
     widths = [len(title) for title in titles]
     for row in rows:
@@ -43,9 +42,9 @@ def print_table(
     leave_out: Sequence[str],
     title: str | None = None,
 ) -> None:
-    """Print a table: `columns` are titles, and whether they are aligned to the left; rows are cells
-    with rich's markup, and a style. It goes without columns of `leave_out` until it fits the
-    console.
+    """Print a table, without columns of `leave_out` that do not fit the console.
+
+    `columns` are (title, whether it is left-aligned); rows are (cells with rich's markup, style).
     """
     from rich.table import Table
     from rich.text import Text
@@ -61,18 +60,20 @@ def print_table(
 
 
 def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
-    """Return a line as lines of at most `width` characters, words kept whole, those after the first
-    further indented.
-
-    Without a width it stays as it is.
-    """
+    """Wrap a line between words at `width` characters, if given; later lines are indented more."""
     if width is None or len(line) <= width:
         return [line]
     begin = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line.strip(), width, initial_indent=begin, subsequent_indent=begin + indent,
-        break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    wrapper = textwrap.TextWrapper(
+        width,
+        initial_indent=begin,
+        subsequent_indent=begin + indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(line.strip())
 
 
 def wrap_text(text: str, width: int | None) -> str:
-    """Return a text, each line of which is wrapped by `wrap_line`."""
+    """Wrap each line of a text with `wrap_line`."""
     return "\n".join(part for line in text.split("\n") for part in wrap_line(line, width))

@@ -1,4 +1,4 @@
-"""Hosts that are alike shown once: a rack of 18 trays is one tray and its count."""
+"""Show identical hosts once: a rack of 18 trays becomes one tray and its count."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from dataclasses import dataclass, replace
 from ..facts.keys import split_host
 from ..graph import Device, Topology
 
-# With more hosts, alike ones are shown once.
-_MOST_HOSTS = 4
+# Hosts: up to this many are shown even if they are identical.
+_MAX_HOSTS = 4
+# Key in a device's `extra` that holds its rank on the whole machine.
 _RANK = "rank_of_whole"
 
 
 @dataclass(frozen=True)
 class ShownHosts:
-    """What is shown of a machine of many hosts; `left_out` says of what else there is more (None:
-    all is shown).
-    """
+    """The hosts to show; `left_out` counts the identical others, None if all are shown."""
 
     topology: Topology
     left_out: str | None
 
 
 def show_hosts_once(topology: Topology) -> ShownHosts:
-    """Return the machine with one of the hosts of each kind, where it has more than four and some
-    are alike.
+    """Return the machine with one host of each kind, if it has more than four and some are equal.
 
-    Alike are hosts with the same devices in the same order, and the same links among them and to
-    what all share. Devices of no host (networks, NVSwitches of a rack) stay where a host that is
-    shown is linked to them.
+    Hosts are equal if they have the same devices in the same order, and the same links among these
+    and to shared devices. Shared devices (networks, NVSwitches of a rack) stay if a shown host is
+    linked to them.
     """
     members: dict[str, list[Device]] = defaultdict(list)
     for device in topology.devices:
         members[name_host(device)].append(device)
     common = {d.id: d for d in members.pop("", [])}
-    if len(members) <= _MOST_HOSTS or any(d.kind == "gpu" for d in common.values()):
+    # GPUs of no host would be left out together with the hosts' count, so then all is shown.
+    if len(members) <= _MAX_HOSTS or any(d.kind == "gpu" for d in common.values()):
         return ShownHosts(topology, None)
     place = {d.id: (host, i) for host, of_host in members.items() for i, d in enumerate(of_host)}
     links: dict[str, Counter[tuple[object, ...]]] = {host: Counter() for host in members}
@@ -72,7 +71,7 @@ def show_hosts_once(topology: Topology) -> ShownHosts:
 
 
 def number_ranks(topology: Topology) -> dict[str, int]:
-    """Return the rank of each GPU, on the whole machine where only some of its hosts are shown."""
+    """Return each GPU's rank on the whole machine, even if only some of its hosts are shown."""
     return {
         ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)
     }
@@ -87,9 +86,7 @@ def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:
 
 
 def name_host(device: Device) -> str:
-    """Return the name of the host that a device is of, empty for one of none: machines of one host
-    say nothing of it.
-    """
+    """Return the name of a device's host; empty if it has none, as on machines of one host."""
     name = device.extra.get("host")
     return str(name) if name is not None else split_host(device.id)[0]
 
@@ -97,9 +94,7 @@ def name_host(device: Device) -> str:
 def _describe_end(
     ident: str, host: str, place: Mapping[str, tuple[str, int]], common: Mapping[str, Device]
 ) -> tuple[object, ...]:
-    """Return what the end of a link is, seen from a host: its own device, a shared one's kind, or
-    another host's device.
-    """
+    """Describe the end of a link as seen from a host: its own device, a shared or another one."""
     if ident in common:
         return "shared", common[ident].kind, common[ident].family
     return ("own", place[ident][1]) if place[ident][0] == host else ("other", place[ident][1])

@@ -1,9 +1,9 @@
-"""Lay out the picture of a machine: which shapes stand where, and which wires join them.
+"""Lay out the picture of a machine: positions of shapes, and the wires between them.
 
-GPUs that are joined directly are arranged by structure (`structures`). Otherwise what hangs
-together without the network is a box. In it, sockets stand above PCIe switches, these above GPUs
-and NICs (`socket_tree`), and NVSwitches are bars beside the GPUs; boxes stand above and below the
-bar of the network.
+Directly connected GPUs are arranged by structure (`structures`). Otherwise, a box is what is
+connected without the network. In a box, sockets are above PCIe switches, these above GPUs and NICs
+(`socket_tree`), and NVSwitches are bars beside the GPUs. Boxes are above and below the network's
+bar.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .shapes import (
     Picture,
     Shape,
     bend_around,
+    bundle_wires,
     get_gpu_size,
     get_nic_width,
     make_gpu_shape,
@@ -32,14 +33,19 @@ from .shapes import (
 from .socket_tree import format_bar_label, lay_out_sockets
 from .structures import arrange
 
-_UNIT, _SMALL_UNIT = 104, 64  # between neighbours, and where there are many GPUs
+# All sizes are in pixels, chosen by eye on the presets and the recorded machines.
+# Between neighbours of a direct graph, and the same with many GPUs.
+_UNIT, _SMALL_UNIT = 104, 64
+# Between boxes; inside a box's frame; for the frame's label; inside the frame of a host in a row.
 _GAP, _FRAME_PAD, _FRAME_HEAD, _NEAR_PAD = 40, 18, 24, 5
-_SEVERAL = 2
+# A switch's bar, and the room above and below it for wires to fan out.
 _BAR_HEIGHT, _BAR_GAP = 34, 70
-_MOST_BENT = 32  # GPUs of a graph whose links are led round what they would pass behind
-_ONE_ROW_OF_GPUS = 8
-_ONE_ROW_OF_BOXES = 2
-_ONE_ROW_OF_SINGLES = 8
+# GPUs of a graph in which wires bend around shapes: the search is cubic in the GPUs.
+_MAX_BENT = 32
+# Wider rows no longer fit a page: GPUs of a switch, boxes, and boxes of a single device.
+_MAX_GPUS_IN_ROW = 8
+_MAX_BOXES_IN_ROW = 2
+_MAX_SINGLES_IN_ROW = 8
 
 
 def lay_out(topology: Topology) -> Picture:
@@ -52,7 +58,7 @@ def lay_out(topology: Topology) -> Picture:
 def lay_out_direct(
     topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]
 ) -> Picture:
-    """Return the picture of GPUs arranged by the structure of their direct links."""
+    """Arrange GPUs by the structure of their direct links."""
     rank = number_ranks(topology)
     order = tuple(gpus)
     index = {ident: i for i, ident in enumerate(order)}
@@ -73,13 +79,13 @@ def lay_out_direct(
         )
         others = [s for s in shapes.values() if s.ids not in ((c.a,), (c.b,))]
         wires.append(
-            bend_around(wire, others) if wire.bend is None and len(order) <= _MOST_BENT else wire
+            bend_around(wire, others) if wire.bend is None and len(order) <= _MAX_BENT else wire
         )
     return Picture(tuple(shapes.values()), tuple(wires), ())
 
 
 def lay_out_boxes(topology: Topology) -> Picture:
-    """Return the picture of boxes and the bars between them."""
+    """Lay out the boxes of a machine, and the bars of the network between them."""
     machine_cables = find_cables(topology)
     hubs = [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
     components = find_components(topology, machine_cables, {d.id for d in hubs})
@@ -98,9 +104,7 @@ def lay_out_boxes(topology: Topology) -> Picture:
 
 
 def _name_box(devices: Sequence[Device], number: int) -> str:
-    """Return the name of the host that all devices are of, "box 1" where they are of none or
-    several.
-    """
+    """Return the name of the devices' host, or "box 1" if they have none or several."""
     hosts = {name_host(d) for d in devices}
     return next(iter(hosts)) if len(hosts) == 1 and "" not in hosts else f"box {number}"
 
@@ -108,9 +112,7 @@ def _name_box(devices: Sequence[Device], number: int) -> str:
 def _lay_out_box(
     topology: Topology, devices: Sequence[Device], machine_cables: tuple[Cable, ...]
 ) -> Picture:
-    """Return the picture of one box at the origin; the network is above boxes without sockets and
-    PCIe.
-    """
+    """Lay out one box at the origin; the network is above boxes without sockets and PCIe."""
     inside = [c for c in machine_cables if {c.a, c.b} <= {d.id for d in devices}]
     if any(d.kind == "cpu" or d.family == "pcie" for d in devices):
         return lay_out_sockets(topology, devices, inside).move_to_origin()
@@ -139,7 +141,7 @@ def _lay_out_box(
 def _lay_out_rows(
     topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
 ) -> Picture:
-    """Return a picture with rows of GPUs above and below the bars of their switches."""
+    """Lay out rows of GPUs above and below the bars of their switches."""
     rank = number_ranks(topology)
     width, height = get_gpu_size(topology)
     if any(d.kind == "nic" for d in devices):
@@ -153,7 +155,7 @@ def _lay_out_rows(
         groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50
     )
     columns: float = max((len(row) for row in rows if isinstance(row, list)), default=1)
-    # with many GPUs in rows behind each other, rows are staggered: what is behind shows in the gaps
+    # Stagger rows of many GPUs, so that wires to the row behind show in the gaps.
     stagger = 0.5 if len(topology.ranks) > MANY_GPUS and len(rows) > 2 else 0.0
     columns += stagger
     shapes: dict[str, Shape] = {}
@@ -168,7 +170,7 @@ def _lay_out_rows(
                 else:
                     shapes[ident] = make_nic_shape(topology, ident, x, y)
             continue
-        # the bars of a row share the width of the widest row of GPUs
+        # The bars of a row share the width of the widest row of GPUs.
         bar_width = (step_x * columns) / len(row) - (step_x - width)
         for k, group in enumerate(row):
             x = -step_x / 2 + (k + 0.5) * step_x * columns / len(row)
@@ -193,8 +195,8 @@ def _lay_out_rows(
 
 
 def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]:
-    """Yield a frame around the shapes of each host in each row, where there are several hosts."""
-    if len({host for row in rows for host, _ in row} - {""}) < _SEVERAL:
+    """Yield a frame around the shapes of each host in each row, if there are several hosts."""
+    if len({host for row in rows for host, _ in row} - {""}) <= 1:
         return
     for row in rows:
         for host, run in groupby(row, key=lambda member: member[0]):
@@ -212,9 +214,7 @@ def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]
 
 
 def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list[tuple[str, ...]]:
-    """Return the switches grouped by their neighbours: those with the same ones are drawn as one
-    bar.
-    """
+    """Group switches with the same neighbours, which are drawn as one bar."""
     neighbours: dict[str, set[str]] = {d.id: set() for d in switches}
     for c in inside:
         for one, other in ((c.a, c.b), (c.b, c.a)):
@@ -222,7 +222,7 @@ def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list
                 neighbours[one].add(other)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident, others in neighbours.items():
-        # links among the switches do not tell them apart, unless they have no others
+        # Links among the switches do not tell them apart, unless they have no others.
         groups[
             frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})
         ].append(ident)
@@ -232,9 +232,7 @@ def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list
 def _divide_into_rows(
     groups: list[tuple[str, ...]], leaves: list[str], inside: Sequence[Cable], small: bool
 ) -> list[list[str] | tuple[tuple[str, ...], ...]]:
-    """Return rows from top to bottom: lists of GPUs, and tuples of switch groups that share a
-    row.
-    """
+    """Return rows from top to bottom: a list of GPUs, or a tuple of switch groups."""
     if not groups:
         return [leaves]
     leaves_of_group = [
@@ -246,29 +244,20 @@ def _divide_into_rows(
     ) == len(leaves)
     if len(groups) == 2 and disjoint and all(leaves_of_group):
         return [leaves_of_group[0], (groups[0],), (groups[1],), leaves_of_group[1]]
-    most = _ONE_ROW_OF_GPUS // 2 if small else _ONE_ROW_OF_GPUS
-    if len(leaves) <= most:
+    if len(leaves) <= (_MAX_GPUS_IN_ROW // 2 if small else _MAX_GPUS_IN_ROW):
         return [leaves, tuple(groups)]
     half = (len(leaves) + 1) // 2
     return [leaves[:half], tuple(groups), leaves[half:]]
 
 
 def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
-    """Return the picture of shapes and the wires between them; alike cables between the same shapes
-    are one wire.
-    """
-    bundles: dict[tuple[object, ...], tuple[Cable, Shape, Shape, int]] = {}
-    for c in inside:
-        a, b = shapes[c.a], shapes[c.b]
-        key = (a.ids, b.ids, c.kind, c.GBps, c.count, c.one_way)
-        first, _, _, n = bundles.get(key, (c, a, b, 0))
-        bundles[key] = (first, a, b, n + 1)
-    wires = [replace(make_wire(c, a, b), cables=n) for c, a, b, n in bundles.values()]
-    return Picture(tuple(dict.fromkeys(shapes.values())), tuple(wires), ())
+    """Return a picture of the shapes and the wires between them."""
+    wires = tuple(wire for _, wire in bundle_wires(shapes, inside))
+    return Picture(tuple(dict.fromkeys(shapes.values())), wires, ())
 
 
 def _add_frame(picture: Picture, label: str) -> Picture:
-    """Return a picture inside a labelled frame."""
+    """Put a picture inside a labelled frame."""
     content = picture.shift(_FRAME_PAD, _FRAME_HEAD + 8)
     frame = Frame(
         label, 0, 0, picture.width + 2 * _FRAME_PAD, picture.height + _FRAME_HEAD + _FRAME_PAD + 8
@@ -277,7 +266,7 @@ def _add_frame(picture: Picture, label: str) -> Picture:
 
 
 def _flip(picture: Picture) -> Picture:
-    """Return a picture upside down, so that the side that faces the network does."""
+    """Turn a picture upside down, so that its network side faces the bar."""
     height = picture.height
 
     def flip_point(point: tuple[float, float]) -> tuple[float, float]:
@@ -285,7 +274,7 @@ def _flip(picture: Picture) -> Picture:
 
     wires = (w.map_points(flip_point) for w in picture.wires)
     shapes = tuple(replace(s, y=height - s.y) for s in picture.shapes)
-    if picture.frames:  # the label stays on top
+    if picture.frames:  # the frame's label stays on top
         shapes = tuple(replace(s, y=s.y + _FRAME_HEAD - _FRAME_PAD + 8) for s in shapes)
         shift = _FRAME_HEAD - _FRAME_PAD + 8
         shifted = Picture((), tuple(wires), ()).shift(0, shift)
@@ -296,20 +285,19 @@ def _flip(picture: Picture) -> Picture:
 def _place_boxes(
     pictures: list[Picture], network_below: bool, has_bar: bool, singles: bool
 ) -> Picture:
-    """Return one picture of all boxes: in one row, or in two on both sides of the bar."""
-    one_row = _ONE_ROW_OF_SINGLES if singles else _ONE_ROW_OF_BOXES
-    upper_count = len(pictures) if len(pictures) <= one_row else (len(pictures) + 1) // 2
+    """Place all boxes in one row, or in two on both sides of the bar."""
+    one_row = len(pictures) <= (_MAX_SINGLES_IN_ROW if singles else _MAX_BOXES_IN_ROW)
     gap = 14 if singles else _GAP
-    rows = [pictures[:upper_count], pictures[upper_count:]]
-    if network_below or len(pictures) > one_row:
-        upper, lower = rows if len(pictures) > one_row else (pictures, [])
+    half = (len(pictures) + 1) // 2
+    if not one_row:
+        upper, lower = pictures[:half], pictures[half:]
     else:
-        upper, lower = [], pictures
-    # the side of a box that faces the network is its lower one if network_below, else its upper one
+        upper, lower = (pictures, []) if network_below else ([], pictures)
+    # A box's network side is its lower one if network_below, else its upper one.
     upper = upper if network_below else [_flip(p) for p in upper]
     lower = [_flip(p) for p in lower] if network_below else lower
     bar_top = max((p.height for p in upper), default=0)
-    # upper boxes stand on one line, lower ones hang from another, with room for the bar between
+    # Upper boxes are aligned at the bottom and lower ones at the top, with the bar between them.
     bar_room = 2 * _BAR_GAP + _BAR_HEIGHT if has_bar else _GAP
     parts: list[Picture] = []
     for row, is_upper in ((upper, True), (lower, False)):
@@ -329,9 +317,7 @@ def _place_boxes(
 def _add_network_bars(
     topology: Topology, boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
 ) -> Picture:
-    """Return the picture with the bars of the network between the rows of boxes (or beside the only
-    row), side by side.
-    """
+    """Add the network's bars, side by side, between the rows of boxes or beside the only row."""
     if not hubs:
         return boxes
     idents = {d.id for d in hubs}
@@ -359,13 +345,11 @@ def _add_network_bars(
 
 
 def _find_bar_y(boxes: Picture) -> float:
-    """Return the middle of the widest gap between rows, or of the room that was left beside the
-    only row.
-    """
+    """Return the middle of the widest gap between rows, or of the room beside the only row."""
     edges = [(f.top, f.top + f.height) for f in boxes.frames] or [
         (s.top, s.bottom) for s in boxes.shapes
     ]
-    # shapes whose heights overlap are one row
+    # Shapes whose vertical extents overlap form one row.
     rows: list[tuple[float, float]] = []
     for top, bottom in sorted(edges):
         if rows and top <= rows[-1][1]:

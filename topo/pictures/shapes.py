@@ -1,13 +1,9 @@
-"""Shapes, wires and frames that a picture of a machine is made of, before it is drawn. Sizes are in
-pixels.
-
-`layout` decides where they stand.
-"""
+"""Define the shapes, wires and frames of a picture, which `layout` places. Sizes are in pixels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -18,20 +14,25 @@ from .cables import Cable
 GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
+# With more GPUs, small rectangles without names, so that 64 still fit a page.
 MANY_GPUS = 32
-# How far a curve's control point is beside the middle of its ends, in parts of their distance.
+# Offsets of a curve's control point from the middle of its ends, as fractions of their distance;
+# the flattest curve that is free is taken.
 _BENDS = tuple(i / 10 for i in range(1, 16))
+# Points at which a curve is tested against a shape: closer together than a shape is wide.
 _POINTS = 48
-# A letter's width as a part of the font size, on the safe side.
+# Width of a letter as a fraction of the font size: an upper bound for the fonts in `svg`.
 LETTER = 0.6
+# Font sizes, the room beside a text, and the widest rectangle that a long id may ask for.
 _TEXT, _SMALL_TEXT, _BESIDE_TEXT, _WIDEST = 13, 10, 8, 240.0
 TIMES = "\u00d7"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A device, or several alike, as a rectangle around (x, y). `look` is gpu, cpu, pcie, nvswitch,
-    network or nic.
+    """A rectangle around (x, y) that stands for one device or several identical ones.
+
+    `look` is gpu, cpu, pcie, nvswitch, network or nic.
     """
 
     ids: tuple[str, ...]
@@ -66,28 +67,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Wire:
-    """`cables` alike cables between two points, as a line or, with `bend`, a curve; it ends behind
-    the shapes.
+    """A line, or with `bend` a curve, that stands for `cables` identical cables.
+
+    Its ends are hidden behind the shapes.
     """
 
     kind: str
     GBps: Fraction
     count: int
-    one_way: bool
+    directed: bool
     start: tuple[float, float]
     end: tuple[float, float]
     bend: tuple[float, float] | None = None
     cables: int = 1
 
     def map_points(self, change: Callable[[tuple[float, float]], tuple[float, float]]) -> Wire:
-        """Return the same wire with each of its points changed."""
+        """Return the wire with `change` applied to each of its points."""
         bend = None if self.bend is None else change(self.bend)
         return replace(self, start=change(self.start), end=change(self.end), bend=bend)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The rectangle around everything in one box of the machine."""
+    """The labelled rectangle around a box or host."""
 
     label: str
     left: float
@@ -98,7 +100,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything there is to draw, with the upper left corner at (0, 0)."""
+    """A laid-out machine."""
 
     shapes: tuple[Shape, ...]
     wires: tuple[Wire, ...]
@@ -115,21 +117,19 @@ class Picture:
         return max((y for _, y in self._list_corners()), default=0.0)
 
     def _list_corners(self) -> list[tuple[float, float]]:
-        """Return the points that the picture must hold: corners of shapes and frames, middles of
-        curves.
-        """
+        """Return the points that span the picture: corners of shapes and frames, tops of curves."""
         corners = [c for s in self.shapes for c in ((s.left, s.top), (s.right, s.bottom))]
         corners += [
             c for f in self.frames for c in ((f.left, f.top), (f.left + f.width, f.top + f.height))
         ]
         for wire in self.wires:
-            if wire.bend is not None:  # the curve's middle is half way to the control point
+            if wire.bend is not None:  # a quadratic curve comes half as close as its control point
                 (ax, ay), (bx, by), (cx, cy) = wire.start, wire.end, wire.bend
                 corners.append(((ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4))
         return corners
 
     def shift(self, dx: float, dy: float) -> Picture:
-        """Return the same picture at another place."""
+        """Return the picture moved by (dx, dy)."""
 
         def shift_point(point: tuple[float, float]) -> tuple[float, float]:
             return point[0] + dx, point[1] + dy
@@ -141,30 +141,28 @@ class Picture:
         )
 
     def move_to_origin(self) -> Picture:
-        """Return the same picture with its upper left corner at (0, 0)."""
+        """Return the picture with its upper left corner at (0, 0)."""
         corners = self._list_corners() or [(0.0, 0.0)]
         return self.shift(-min(x for x, _ in corners), -min(y for _, y in corners))
 
 
 def get_gpu_size(topology: Topology) -> tuple[float, float]:
-    """Return width and height of a GPU's rectangle: small ones where there are many, else wide
-    enough for their ids.
-    """
+    """Return width and height of a GPU: small if there are many, else wide enough for the ids."""
     if len(topology.ranks) > MANY_GPUS:
         return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
     return fit_width(map(_name_in_host, topology.ranks), _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
 
 
 def get_nic_width(topology: Topology) -> float:
-    """Return the width of a NIC's rectangle: wide enough for the names."""
+    """Return the width of a NIC: enough for the longest name."""
     names = (_name_in_host(d.id) for d in topology.devices if d.kind == "nic")
     return fit_width(names, _TEXT, NIC_WIDTH)
 
 
-def fit_width(texts: Iterable[str], size: int, least: float) -> float:
-    """Return a width in which each text can be read whole, but for absurdly long ones."""
-    longest = max(map(len, texts), default=0)
-    return min(max(least, math.ceil(longest * size * LETTER) + _BESIDE_TEXT), max(least, _WIDEST))
+def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
+    """Return a width that fits each text at a font size, up to a limit for absurdly long ones."""
+    needed = math.ceil(max(map(len, texts), default=0) * size * LETTER) + _BESIDE_TEXT
+    return min(max(minimum, needed), max(minimum, _WIDEST))
 
 
 def _name_in_host(ident: str) -> str:
@@ -172,9 +170,7 @@ def _name_in_host(ident: str) -> str:
 
 
 def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """Return the shape of a GPU with its rank, and its id where that says something else; its host
-    is written elsewhere.
-    """
+    """Return the shape of a GPU: its rank, and its id without the host if that is not GPU<rank>."""
     width, height = get_gpu_size(topology)
     name = _name_in_host(ident)
     return Shape(
@@ -190,25 +186,23 @@ def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float
 
 
 def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
-    """Return the shape of a NIC with its name."""
+    """Return the shape of a NIC."""
     return Shape(
         (ident,), "nic", _name_in_host(ident), "NIC", x, y, get_nic_width(topology), NIC_HEIGHT
     )
 
 
 def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
-    """Return a cable between two shapes; a wide shape is met where the line stays vertical."""
+    """Return the wire of a cable between two shapes; it meets a wide shape vertically."""
     start, end = _find_meeting_point(a, b), _find_meeting_point(b, a)
-    if cable.one_way and bend is None:  # the way back, if any, is drawn beside it
+    if cable.directed and bend is None:  # leave room for a cable in the other direction
         dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
         bend = (start[0] + end[0]) / 2 - dy, (start[1] + end[1]) / 2 + dx
-    return Wire(cable.kind, cable.GBps, cable.count, cable.one_way, start, end, bend)
+    return Wire(cable.kind, cable.GBps, cable.count, cable.directed, start, end, bend)
 
 
 def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
-    """Return where a line to `other` meets `shape`: its middle, or, on wide shapes, above or below
-    the other's middle.
-    """
+    """Return where a line to `other` meets `shape`: its middle, or in line with the other's."""
     if other.bottom < shape.top or other.top > shape.bottom:
         aim = other.x if other.width <= shape.width else shape.x
         margin = min(10.0, shape.width / 2)
@@ -216,9 +210,20 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
     return shape.x, shape.y
 
 
+def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> list[tuple[Cable, Wire]]:
+    """Return one wire for all identical cables between the same shapes, with the first of them."""
+    bundles: dict[tuple[object, ...], list[Cable]] = {}
+    for c in cables:
+        key = (shapes[c.a].ids, shapes[c.b].ids, c.kind, c.GBps, c.count, c.directed)
+        bundles.setdefault(key, []).append(c)
+    firsts = ((of[0], len(of)) for of in bundles.values())
+    return [(c, replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=n)) for c, n in firsts]
+
+
 def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
-    """Return the wire, or a curve between its ends that passes behind none of the shapes, the
-    flattest there is; the wire itself where there is none.
+    """Return the flattest curve between a wire's ends that passes behind none of the shapes.
+
+    That is the wire itself if it is free, or if no curve is.
     """
     if not any(_passes_behind(wire, shape) for shape in shapes):
         return wire
@@ -234,9 +239,7 @@ def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
 
 
 def _passes_behind(wire: Wire, shape: Shape) -> bool:
-    """Return whether a wire passes through a shape's rectangle, by points of it that lie close to
-    each other.
-    """
+    """Return whether a wire passes through a shape's rectangle, tested at points along it."""
     (ax, ay), (bx, by) = wire.start, wire.end
     cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
     if max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right:

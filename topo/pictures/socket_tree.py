@@ -1,11 +1,9 @@
-"""Lay out one box with sockets and PCI Express: a tree from the sockets down to a row of GPUs and
-NICs.
-"""
+"""Lay out a box with sockets and PCIe: a tree from the sockets down to a row of GPUs and NICs."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +20,7 @@ from .shapes import (
     Shape,
     Wire,
     bend_around,
+    bundle_wires,
     fit_width,
     get_gpu_size,
     make_gpu_shape,
@@ -29,43 +28,44 @@ from .shapes import (
     make_wire,
 )
 
+# Sizes in pixels, chosen by eye. Between levels of the tree, between leaves, and between trees.
 _TIER, _LEAF_GAP, _TREE_GAP = 96, 14, 44
 _CPU_HEIGHT, _SWITCH_HEIGHT, _BAR_HEIGHT, _BAR_REACH = 50, 30, 34, 40
-_LEAST_PARENT_WIDTH = 110.0
+# Sockets and PCIe switches above a single leaf are at least this wide, for their names.
+_MIN_PARENT_WIDTH = 110.0
 _FRAME_PAD, _FRAME_HEAD, _FRAME_ROOM, _TEXT = 16, 28, 44, 13
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A GPU, or NICs that are joined alike, at the bottom of the tree."""
+    """A GPU, or NICs with identical connections, at the bottom of the tree."""
 
     ids: tuple[str, ...]
     is_gpu: bool
 
 
 def format_bar_label(name: str, idents: Sequence[str]) -> str:
-    """Return the label for the bar of one or several switches."""
+    """Format the label of a bar that stands for one or several switches."""
     return f"{len(idents)} {TIMES} {name}" if len(idents) > 1 else f"{name} · {idents[0]}"
 
 
 def _shorten_switch_name(ident: str) -> str:
-    """Return a switch's name; one that is called by its bus address is named without the domain
-    that all share.
-    """
+    """Shorten a switch's id; an id made of a bus address loses the PCI domain that all share."""
     return "PCIe " + ident[4:].removeprefix("0000:") if ident.startswith("pci-") else ident
 
 
 def lay_out_sockets(
     topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
 ) -> Picture:
-    """Return sockets on top, then PCIe switches, GPUs and NICs, NVSwitches; GPUs joined directly by
-    arcs below.
+    """Lay out sockets, then PCIe switches, GPUs and NICs, and NVSwitches, from top to bottom.
+
+    Direct links between GPUs are arcs below these.
     """
     return _SocketTree(topology, devices, inside).build_picture()
 
 
 class _SocketTree:
-    """Finds the tree, then places it from left to right."""
+    """Build the tree, then place it from left to right."""
 
     def __init__(
         self, topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
@@ -77,7 +77,7 @@ class _SocketTree:
         self.neighbours: dict[str, list[str]] = defaultdict(list)
         on_pcie = {end for c in inside if c.kind == "pcie" for end in (c.a, c.b)}
         for c in inside:
-            # a GPU of a superchip hangs where PCIe has it, though C2C joins it to the CPU as well
+            # A superchip's GPU is placed by its PCIe link, though C2C connects it to the CPU too.
             if c.kind != "c2c" or not {c.a, c.b} <= on_pcie:
                 self.neighbours[c.a].append(c.b)
                 self.neighbours[c.b].append(c.a)
@@ -94,8 +94,9 @@ class _SocketTree:
         return self.device[ident].kind in ("gpu", "nic")
 
     def _build_tree(self, devices: Sequence[Device]) -> list[str]:
-        """Return the roots and fill in the children of each socket and PCIe switch; what neither
-        reaches is a root itself.
+        """Fill in the children of sockets and PCIe switches and return the roots.
+
+        A device that no socket reaches is a root of its own.
         """
         roots = [d.id for d in devices if d.kind == "cpu"]
         self.depth = dict.fromkeys(roots, 0)
@@ -111,7 +112,7 @@ class _SocketTree:
         return roots
 
     def _sort_key(self, ident: str, order: dict[str, int]) -> tuple[bool, int]:
-        """Return the order of a device: by the first GPU below; NICs come after GPUs."""
+        """Sort devices by the first GPU below them; those without one, such as NICs, come last."""
         below = [ident]
         for member in below:
             below += self.children.get(member, [])
@@ -119,7 +120,7 @@ class _SocketTree:
         return not leaves, min(leaves or [order[ident]])
 
     def _descend(self, queue: list[str]) -> None:
-        """Hang everything that the queue's devices lead to below them, breadth first."""
+        """Add everything reachable from the queue's devices below them, breadth first."""
         for upper in queue:
             if self._is_leaf(upper):
                 continue
@@ -139,7 +140,7 @@ class _SocketTree:
                 x = self._place_subtree(root, x) + _TREE_GAP
             if host:
                 framed.append((host, left, x - _TREE_GAP))
-        # arcs come before the bars, which are placed below the deepest of them
+        # Arcs come before the bars, which are placed below the deepest arc.
         arcs = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"gpu"}]
         sockets = [
             c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"cpu"}
@@ -161,38 +162,23 @@ class _SocketTree:
             for host, left, right in framed
         )
         self._place_bars(bottom + _BAR_REACH + (_FRAME_PAD if frames else 0))
-        # alike cables between the same shapes are one wire, which the legend counts as so many
-        # cables
+        shapes = tuple(dict.fromkeys(self.shapes.values()))
         rest = [c for c in self.inside if c not in set(arcs) | set(sockets)]
-        bundles = Counter(
-            (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way) for c in rest
-        )
-        drawn: set[tuple[object, ...]] = set()
-        for c in rest:
-            key = (self.shapes[c.a].ids, self.shapes[c.b].ids, c.kind, c.GBps, c.one_way)
-            if key not in drawn:
-                drawn.add(key)
-                wire = make_wire(c, self.shapes[c.a], self.shapes[c.b])
-                if c.kind == "c2c":
-                    ends = (self.shapes[c.a], self.shapes[c.b])
-                    wire = bend_around(
-                        wire, [s for s in dict.fromkeys(self.shapes.values()) if s not in ends]
-                    )
-                wires.append(replace(wire, cables=bundles[key]))
-        return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
+        for c, wire in bundle_wires(self.shapes, rest):
+            ends = (self.shapes[c.a], self.shapes[c.b])
+            others = [s for s in shapes if s not in ends]
+            wires.append(bend_around(wire, others) if c.kind == "c2c" else wire)
+        return Picture(shapes, tuple(wires), frames)
 
     def _list_roots_by_host(self) -> list[tuple[str, list[str]]]:
-        """Return the roots of each host, with its name where there are several."""
+        """Return the roots of each host, with the host's name if there are several."""
         of_host: dict[str, list[str]] = defaultdict(list)
         for root in self.roots:
             of_host[name_host(self.device[root])].append(root)
         return list(of_host.items()) if len(of_host) > 1 else [("", self.roots)]
 
-    # -- placing
-    # -------------------------------------------------------------------------------------------------
-
     def _place_subtree(self, ident: str, x: float) -> float:
-        """Place a device and what is below it, from `x` on; return the right edge."""
+        """Place a device and its subtree from `x` on; return the right edge."""
         if self._is_leaf(ident):
             return self._place_leaf(_Leaf((ident,), self.device[ident].kind == "gpu"), x)
         start = x
@@ -207,7 +193,7 @@ class _SocketTree:
         look = "cpu" if device.kind == "cpu" else "pcie"
         name = split_host(ident)[1]
         least = fit_width(
-            [name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _LEAST_PARENT_WIDTH
+            [name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _MIN_PARENT_WIDTH
         )
         if x - start < least:
             self._shift_below(ident, (least - (x - start)) / 2)
@@ -228,7 +214,7 @@ class _SocketTree:
         return start + width
 
     def _shift_below(self, ident: str, dx: float) -> None:
-        """Move what is below a device to the right."""
+        """Move the subtree below a device to the right."""
         below = [ident]
         for member in below:
             below += self.children.get(member, [])
@@ -236,7 +222,7 @@ class _SocketTree:
         self.shapes |= {i: shape for ids, shape in shifted.items() for i in ids}
 
     def _group_nics(self, children: list[str]) -> list[_Leaf | str]:
-        """Return children, of which NICs that are joined alike become one."""
+        """Return the children, with NICs that have identical connections grouped as one."""
         groups: dict[object, list[str]] = {}
         for ident in children:
             alike: object = ident
@@ -270,11 +256,10 @@ class _SocketTree:
         return shape.right
 
     def _place_bars(self, y: float) -> None:
-        """Place NVSwitches below the GPUs, those with the same neighbours as one bar."""
+        """Place NVSwitches below the GPUs; those with the same neighbours are one bar."""
         groups: dict[frozenset[str], list[str]] = defaultdict(list)
         for ident in self.bars:
-            # links among NVSwitches do not tell them apart: those of a board with the same GPUs are
-            # one bar
+            # Links among NVSwitches do not tell them apart: those of one board are one bar.
             ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(
                 self.neighbours[ident]
             )
@@ -297,11 +282,8 @@ class _SocketTree:
             )
             self.shapes |= dict.fromkeys(group, bar)
 
-    # -- curves
-    # --------------------------------------------------------------------------------------------------
-
     def _make_arc(self, cable: Cable) -> Wire:
-        """Return a wire from GPU to GPU below the row; the farther apart, the deeper."""
+        """Return a wire between two GPUs, below their row: the farther apart, the deeper."""
         a, b = self.shapes[cable.a], self.shapes[cable.b]
         reach = abs(a.x - b.x)
         depth = 40 + 0.42 * reach
@@ -312,7 +294,7 @@ class _SocketTree:
         )
 
     def _join_sockets(self, cable: Cable) -> Wire:
-        """Return a wire between sockets: straight between neighbours, an arc above the others."""
+        """Return a wire between two sockets: straight if they are neighbours, else an arc above."""
         a, b = sorted((self.shapes[cable.a], self.shapes[cable.b]), key=lambda s: s.x)
         if not any(s.look == "cpu" and a.x < s.x < b.x for s in self.shapes.values()):
             return make_wire(cable, a, b)

@@ -1,5 +1,4 @@
-"""Arrange GPUs that are joined directly so that a reader recognises the structure: a ring, a grid,
-a cube.
+"""Arrange directly connected GPUs so that a reader recognises rings, grids, cubes and more.
 
 Structures are recognised by their links alone. Coordinates are in units of the distance between
 neighbours; y grows downwards.
@@ -15,8 +14,9 @@ from itertools import combinations
 Point = tuple[float, float]
 Pair = tuple[int, int]
 
-_LONGEST_ROW = 10
-_LARGEST_KAMADA_KAWAI = 64
+_LONGEST_ROW = 10  # GPUs; a longer row is wider than a page
+_MAX_KAMADA_KAWAI = 64  # GPUs; it is cubic and takes seconds from here on
+# Where each bit of a rank moves its GPU: a cube in perspective, then cubes side by side.
 _BIT_VECTORS: tuple[Point, ...] = (
     (1.7, 0),
     (0, 1.7),
@@ -30,15 +30,15 @@ _BIT_VECTORS: tuple[Point, ...] = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A point for each GPU, and a control point for each pair whose link is drawn as a curve."""
+    """A point for each GPU, and a control point for each pair whose link is a curve."""
 
     points: tuple[Point, ...]
     bends: Mapping[Pair, Point] = field(default_factory=dict)
 
 
 def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
-    """Return an arrangement of GPUs 0..count-1, joined as `pairs` (the smaller index first) say."""
-    # the first that fits counts: a complete graph of three is a ring, a ring of four no grid
+    """Arrange GPUs 0 to count - 1 with links between `pairs`, whose smaller index comes first."""
+    # The first that fits wins: three GPUs all to all are a ring, and a ring of four is no grid.
     recognisers: tuple[Callable[[int, frozenset[Pair]], Arrangement | None], ...] = (
         _arrange_row,
         _arrange_ring,
@@ -56,9 +56,7 @@ def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
 
 
 def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange a path in the order of ranks, or GPUs without links; long rows turn back and
-    forth.
-    """
+    """Arrange a path in rank order, or GPUs without links; long rows turn back and forth."""
     if pairs and pairs != {(i, i + 1) for i in range(count - 1)}:
         return None
     width = count if count <= _LONGEST_ROW else math.ceil(math.sqrt(2 * count))
@@ -71,9 +69,7 @@ def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...]:
-    """Return a circle through `order`, the first at the top left so that an even circle has a flat
-    top.
-    """
+    """Place nodes on a circle in `order`; even circles are flat on top."""
     radius = max(1.0, spacing * len(order) / (2 * math.pi))
     start = -math.pi / 2 - (math.pi / len(order) if len(order) % 2 == 0 else 0)
     angle = {node: start + 2 * math.pi * k / len(order) for k, node in enumerate(order)}
@@ -83,7 +79,6 @@ def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...
 
 
 def _list_neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
-    """Return the neighbours of each GPU in order."""
     out: list[list[int]] = [[] for _ in range(count)]
     for a, b in sorted(pairs):
         out[a].append(b)
@@ -106,7 +101,7 @@ def _arrange_ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange GPUs that are joined all to all on a circle."""
+    """Arrange GPUs connected all to all on a circle."""
     return (
         Arrangement(_place_on_circle(list(range(count)), 1.6))
         if pairs == set(combinations(range(count), 2))
@@ -115,9 +110,7 @@ def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange two fully joined quads, each GPU joined to its partner in the other: the hybrid cube
-    mesh.
-    """
+    """Arrange a hybrid cube mesh: two complete quads, each GPU linked to a partner in the other."""
     if count != 8 or len(pairs) != 16:
         return None
     for rest in combinations(range(1, 8), 3):
@@ -131,9 +124,7 @@ def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None
 
 
 def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangement:
-    """Return two quads whose partners face each other: inner columns joined by straight lines,
-    outer ones by arcs.
-    """
+    """Mirror the quads so that partners face each other: straight lines inside, arcs outside."""
     left_points = {
         left[0]: (0.0, 0.0),
         left[1]: (1.5, 0.0),
@@ -149,9 +140,7 @@ def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangem
 
 
 def _arrange_hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange a hypercube in the order of ranks: each bit of a rank moves its GPU in a direction of
-    its own.
-    """
+    """Arrange a hypercube in rank order: each bit of a rank moves its GPU in its own direction."""
     dimension = count.bit_length() - 1
     cube = {(a, a | 1 << k) for a in range(count) for k in range(dimension) if not a >> k & 1}
     if not 3 <= dimension <= len(_BIT_VECTORS) or count != 1 << dimension or pairs != cube:
@@ -161,7 +150,7 @@ def _arrange_hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None
     bends: dict[Pair, Point] = {}
     for a, b in cube:
         (x, y), (dx, dy) = points[a], _BIT_VECTORS[(b - a).bit_length() - 1]
-        if dx > 3 or dy > 3:  # between cubes: past the GPUs on the way
+        if dx > 3 or dy > 3:  # links between cubes pass beside the GPUs in between
             bends[a, b] = (x + dx / 2, y + dy / 2 - 0.75) if dx else (x - 0.75, y + dy / 2)
     return Arrangement(points, bends)
 
@@ -180,8 +169,7 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
         around_column = {(i, i + count - columns) for i in range(columns)} if rows > 2 else set()
         if not across | down <= pairs <= across | down | around_row | around_column:
             continue
-        # wrap-around links are drawn as curves beside their row or column, so that they hide no
-        # other link
+        # Wrap-around links are curves beside their row or column, so that they hide no other link.
         points = tuple((float(i % columns), float(i // columns)) for i in range(count))
         bends = {(a, b): ((columns - 1) / 2, points[a][1] - 0.95) for a, b in around_row & pairs}
         bends |= {(a, b): (points[a][0] - 0.95, (rows - 1) / 2) for a, b in around_column & pairs}
@@ -205,21 +193,19 @@ def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
-    """Arrange any graph: Kamada and Kawai's springs for small or sparse ones, a circle for small
-    dense ones.
-    """
+    """Arrange any graph: on a circle if it is small and dense, else by springs."""
     if count <= 12 and len(pairs) > 2 * count:
         return Arrangement(_place_on_circle(list(range(count)), 1.5))
-    import networkx as nx  # slow to import, and needed for these graphs only
+    import networkx as nx  # slow to import, and only these graphs need it
 
     graph = nx.Graph(sorted(pairs))
     graph.add_nodes_from(range(count))
-    if count <= _LARGEST_KAMADA_KAWAI and nx.is_connected(graph):
+    if count <= _MAX_KAMADA_KAWAI and nx.is_connected(graph):
         positions = nx.kamada_kawai_layout(graph)
     else:
         positions = nx.spring_layout(graph, seed=1, iterations=200)
     points = [(float(positions[i][0]), float(positions[i][1])) for i in range(count)]
-    # scale so that all but the closest tenth of the GPUs have room for their shapes
+    # Scale so that all but the closest tenth of the GPUs have room for their shapes.
     gaps = sorted(min(math.dist(p, q) for q in points if q is not p) for p in points)
     scale = min(1.0 / max(gaps[count // 10], 1e-9), math.sqrt(count) * 1.2)
     return Arrangement(tuple((round(x * scale, 2), round(y * scale, 2)) for x, y in points))

@@ -1,8 +1,7 @@
-"""Draw a topology as SVG: the machine as one would draw it on a whiteboard. Plain text, no
-dependency.
+"""Draw a topology as SVG, without any dependency.
 
-Colours tell kinds of links, widths bandwidths; the legend says which is which, so that the picture
-stays uncluttered.
+A wire's colour is its link kind, its width the bandwidth. The legend explains both, so that wires
+need no labels.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from .hosts import show_hosts_once
 from .layout import lay_out
 from .shapes import LETTER, TIMES, Frame, Picture, Shape, Wire
 
+# Pixels: around the picture, for title and summary, and of a legend entry.
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
-_LEAST_WIDTH = 420
-_MOST_LEGEND_ROWS = 12
+_MIN_WIDTH = 420  # pixels: room for the summary of the smallest machine
+_MAX_LEGEND_ROWS = 12  # more classes of links are summed up by kind
 _KIND_COLOURS = {
     "nvlink": "#5a9e00",
     "c2c": "#2f6b1f",
@@ -32,7 +32,7 @@ _KIND_COLOURS = {
     "network": "#0d8f92",
     "link": "#55606e",
 }
-_OTHER_COLOURS = ("#b5852b", "#b03a78", "#7a6a58", "#3b7f5c")
+_OTHER_COLOURS = ("#b5852b", "#b03a78", "#7a6a58", "#3b7f5c")  # of kinds that files make up
 _LOOKS = {  # fill and outline of each sort of device
     "gpu": ("#eef7dd", "#6aa61c"),
     "cpu": ("#efe9f8", "#8057b0"),
@@ -43,34 +43,33 @@ _LOOKS = {  # fill and outline of each sort of device
 }
 _INK, _FAINT, _PAPER, _FRAME, _FRAME_FILL = "#1f2933", "#667380", "#ffffff", "#aab4bf", "#fafbfc"
 _FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
-_THINNEST, _THICKEST = 1.6, 6.5
+_THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 
 @dataclass(frozen=True, order=True)
 class _LinkClass:
-    """Links that look alike: the same kind, bandwidth and number of lanes."""
+    """The properties that a legend entry stands for."""
 
     kind: str
     GBps: Fraction
     count: int
-    one_way: bool
+    directed: bool
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as an SVG document; of many hosts that are alike one is drawn."""
+    """Return the topology as an SVG document; identical hosts are drawn once."""
     shown = show_hosts_once(topology)
     picture = lay_out(shown.topology)
     classes = Counter[_LinkClass]()
     for wire in picture.wires:
         classes[_get_class(wire)] += wire.cables
-    # colours and widths depend on all that is drawn, the height on the legend, so both come before
-    # any line of SVG
+    # Colours and widths depend on all wires, the height on the legend: both precede the first line.
     style = _Style(classes)
     legend = _build_legend(style, classes)
     title, summary = _shorten(topology.name, 60), _summarize(topology)
     if shown.left_out is not None:
         summary += f"; {_shorten(shown.left_out, 100)}"
-    width = max(picture.width, _LEAST_WIDTH, 9 * len(title), 6.2 * len(summary))
+    width = max(picture.width, _MIN_WIDTH, 9 * len(title), 6.2 * len(summary))
     columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
     legend_rows = math.ceil(len(legend) / columns)
     height = _HEAD + picture.height + 34 + _LEGEND_ROW * legend_rows
@@ -85,7 +84,7 @@ def write(topology: Topology) -> str:
         f'<rect width="100%" height="100%" rx="10" fill="{_PAPER}"/>',
         _draw_text(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
         _draw_text(_MARGIN, _MARGIN + 42, summary, 13, anchor="start", colour=_FAINT),
-        # later elements cover earlier ones: wires lie on frames, labels and shapes on wires
+        # Later elements cover earlier ones: wires are above frames, labels and shapes above wires.
         *(_draw_frame(frame) for frame in shifted.frames),
         *_draw_wires(shifted, style),
         *(_draw_frame_label(frame) for frame in shifted.frames),
@@ -99,12 +98,11 @@ def write(topology: Topology) -> str:
 
 
 def _get_class(wire: Wire) -> _LinkClass:
-    """Return the class of a wire."""
-    return _LinkClass(wire.kind, wire.GBps, wire.count, wire.one_way)
+    return _LinkClass(wire.kind, wire.GBps, wire.count, wire.directed)
 
 
 class _Style:
-    """A colour for each kind of link and a width for each bandwidth (on a logarithmic scale)."""
+    """Choose a colour for each link kind and a width, on a logarithmic scale, for each rate."""
 
     def __init__(self, classes: Counter[_LinkClass]) -> None:
         kinds = sorted({c.kind for c in classes})
@@ -112,24 +110,24 @@ class _Style:
         self.colours = _KIND_COLOURS | {
             k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)
         }
-        self.one_way = sorted({c.kind for c in classes if c.one_way})
+        self.directed = sorted({c.kind for c in classes if c.directed})
         rates = [float(c.GBps) for c in classes] or [1.0]
         self.low, self.high = min(rates), max(rates)
 
     def get_width(self, GBps: Fraction) -> float:
-        """Return the line width of a bandwidth in pixels."""
+        """Return the width of a wire in pixels."""
         if self.high <= self.low * 1.001:
             return 2.6
         part = math.log(float(GBps) / self.low) / math.log(max(self.high / self.low, 4.0))
         return round(_THINNEST + part * (_THICKEST - _THINNEST), 2)
 
     def format_stroke(self, kind: str, GBps: Fraction) -> str:
-        """Return the attributes of a line."""
+        """Format the attributes of a line."""
         return f'stroke="{self.colours[kind]}" stroke-width="{self.get_width(GBps):g}"'
 
     def define_arrow_heads(self) -> Iterator[str]:
-        """Yield definitions of arrow heads for the kinds that have one-way links."""
-        for kind in self.one_way:
+        """Yield arrow heads for the kinds with links in one direction."""
+        for kind in self.directed:
             yield (
                 f'<defs><marker id="arrow-{list(self.colours).index(kind)}" viewBox="0 0 8 8" '
                 'refX="4" refY="4" '
@@ -138,18 +136,18 @@ class _Style:
             )
 
     def format_marker(self, kind: str) -> str:
-        """Return the attribute that puts an arrow head on the middle of a curve of two halves."""
+        """Format the attribute that puts an arrow head in the middle of a curve of two halves."""
         return f' marker-mid="url(#arrow-{list(self.colours).index(kind)})"'
 
 
 def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
-    """Yield the lines, the thin ones on top of the thick ones."""
+    """Yield the wires, thin ones above thick ones."""
     for wire in sorted(picture.wires, key=lambda w: -w.GBps):
         (ax, ay), (bx, by) = wire.start, wire.end
         attributes = (
             f'fill="none" stroke-linecap="round" {style.format_stroke(wire.kind, wire.GBps)}'
         )
-        if wire.one_way:
+        if wire.directed:
             attributes += style.format_marker(wire.kind)
         if wire.bend is None:
             yield f'<path d="M{ax:.1f} {ay:.1f} L{bx:.1f} {by:.1f}" {attributes}/>'
@@ -157,22 +155,20 @@ def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
         cx, cy = wire.bend
         mx, my = (ax + bx + 2 * cx) / 4, (ay + by + 2 * cy) / 4
         first = f"Q{(ax + cx) / 2:.1f} {(ay + cy) / 2:.1f} {mx:.1f} {my:.1f}"
-        yield f'<path d="M{ax:.1f} {ay:.1f} {first} Q{(bx + cx) / 2:.1f} {(by + cy) / 2:.1f} {bx:.1f} {by:.1f}" {attributes}/>'
+        second = f"Q{(bx + cx) / 2:.1f} {(by + cy) / 2:.1f} {bx:.1f} {by:.1f}"
+        yield f'<path d="M{ax:.1f} {ay:.1f} {first} {second}" {attributes}/>'
 
 
 def _draw_frame(frame: Frame) -> str:
-    """Return the rectangle of a frame."""
     return (
         f'<rect x="{frame.left:.1f}" y="{frame.top:.1f}" width="{frame.width:.1f}" '
-        f'height="{frame.height:.1f}" '
-        f'rx="12" fill="{_FRAME_FILL}" stroke="{_FRAME}" stroke-dasharray="5 4"/>'
+        f'height="{frame.height:.1f}" rx="12" fill="{_FRAME_FILL}" stroke="{_FRAME}" '
+        'stroke-dasharray="5 4"/>'
     )
 
 
 def _draw_frame_label(frame: Frame) -> str:
-    """Return the label, with a rim in the frame's colour that keeps it legible where a line
-    passes.
-    """
+    """Draw a frame's label with an outline that keeps it legible where a wire crosses it."""
     text = _draw_text(
         frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
     )
@@ -182,9 +178,7 @@ def _draw_frame_label(frame: Frame) -> str:
 
 
 def _draw_shape(shape: Shape) -> Iterator[str]:
-    """Yield the rectangle of a device with what is written on it; several NICs look like a
-    stack.
-    """
+    """Yield a device's rectangle and text; several NICs look like a stack."""
     fill, outline = _LOOKS[shape.look]
     radius = 9 if shape.look == "gpu" else 6
     yield f'<g class="{shape.look}">'
@@ -197,19 +191,15 @@ def _draw_shape(shape: Shape) -> Iterator[str]:
 
 
 def _draw_rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline: str) -> str:
-    """Return a rectangle of a shape's size around (x, y)."""
     return (
         f'<rect x="{x - shape.width / 2:.1f}" y="{y - shape.height / 2:.1f}" '
-        f'width="{shape.width:.1f}" '
-        f'height="{shape.height:.1f}" rx="{radius}" fill="{fill}" stroke="{outline}" '
-        'stroke-width="1.6"/>'
+        f'width="{shape.width:.1f}" height="{shape.height:.1f}" rx="{radius}" fill="{fill}" '
+        f'stroke="{outline}" stroke-width="1.6"/>'
     )
 
 
 def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
-    """Yield what is written on a shape: a GPU's rank in large figures, other devices' names, the
-    subtitle below or beside.
-    """
+    """Yield a shape's text: a GPU's rank in large figures, other devices' names and subtitles."""
     if shape.look == "gpu":
         small = shape.height < 44
         if not small:
@@ -233,16 +223,10 @@ def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
         )
 
 
-# -- the legend
-# ----------------------------------------------------------------------------------------------------
-
-
 def _build_legend(style: _Style, classes: Counter[_LinkClass]) -> list[tuple[str, str]]:
-    """Return line attributes and text of each class, the fastest of a kind first; too many are
-    summed up by kind.
-    """
-    order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.one_way))
-    if len(order) <= _MOST_LEGEND_ROWS:
+    """Return (line attributes, text) of each class of links, or of each kind if there are many."""
+    order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.directed))
+    if len(order) <= _MAX_LEGEND_ROWS:
         return [
             (style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])) for c in order
         ]
@@ -261,20 +245,19 @@ def _build_legend(style: _Style, classes: Counter[_LinkClass]) -> list[tuple[str
 
 
 def _format_legend_text(entry: _LinkClass, number: int) -> str:
-    """Return the text of a class in the legend."""
     lanes = (
         f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})"
         if entry.count > 1
         else ""
     )
-    one_way = ", one way" if entry.one_way else ""
-    return f"{number} {TIMES} {get_kind_name(entry.kind)}, {format_rate(entry.GBps)} GB/s{lanes}{one_way}"
+    kind, rate = get_kind_name(entry.kind), format_rate(entry.GBps)
+    directed = ", one direction" if entry.directed else ""
+    return f"{number} {TIMES} {kind}, {rate} GB/s{lanes}{directed}"
 
 
 def _draw_legend(
     entries: list[tuple[str, str]], columns: int, top: float, column_width: float
 ) -> Iterator[str]:
-    """Yield the rows of the legend."""
     for i, (stroke, text) in enumerate(entries):
         x = _MARGIN + i % columns * column_width
         y = top + i // columns * _LEGEND_ROW
@@ -283,7 +266,7 @@ def _draw_legend(
 
 
 def _summarize(topology: Topology) -> str:
-    """Return how many devices of each kind there are."""
+    """Count the devices of each kind as text."""
     names = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
     counts = Counter(d.kind for d in topology.devices)
     parts = []
@@ -292,10 +275,6 @@ def _summarize(topology: Topology) -> str:
             plural = "" if counts[kind] == 1 else "es" if name == "switch" else "s"
             parts.append(f"{counts[kind]} {name}{plural}")
     return ", ".join(parts) + "; GB/s in one direction"
-
-
-# -- text
-# ----------------------------------------------------------------------------------------------------------
 
 
 def _draw_text(
@@ -307,34 +286,31 @@ def _draw_text(
     colour: str = _INK,
     weight: str = "normal",
 ) -> str:
-    """Return a text element."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'font-weight="{weight}" '
-        f'fill="{colour}">{_escape(text)}</text>'
+        f'font-weight="{weight}" fill="{colour}">{_escape(text)}</text>'
     )
 
 
 def _fit(text: str, width: float, size: int) -> str:
-    """Return the text, its middle left out where it is too long for a shape."""
+    """Shorten a text in the middle so that it fits a shape's width."""
     return _shorten(text, max(3, int((width - 6) / (size * LETTER))))
 
 
-def _shorten(text: str, most: int) -> str:
-    """Return the text, its middle left out where it is longer than `most` characters."""
-    if len(text) <= most:
+def _shorten(text: str, length: int) -> str:
+    """Shorten a text in the middle to at most `length` characters."""
+    if len(text) <= length:
         return text
-    tail = max(1, (most - 1) // 2)
-    return f"{text[: most - 1 - tail]}…{text[-tail:]}"
+    tail = max(1, (length - 1) // 2)
+    return f"{text[: length - 1 - tail]}…{text[-tail:]}"
 
 
 def _escape(text: str) -> str:
-    """Return the text escaped for XML; characters that XML 1.0 cannot hold become U+FFFD."""
+    """Escape a text for XML; characters that XML 1.0 cannot hold become U+FFFD."""
     return escape("".join(c if _is_xml(ord(c)) else "�" for c in text), {'"': "&quot;"})
 
 
 def _is_xml(code: int) -> bool:
-    """Return whether XML 1.0 can hold a character."""
     return (
         code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
     )

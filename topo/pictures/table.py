@@ -1,6 +1,4 @@
-"""Show a topology as tables for people: devices, how GPUs reach each other, links by kind,
-notes.
-"""
+"""Format a topology as tables: devices, connections between GPUs, links by kind, notes."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from rich.table import Table
 from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
 from ..graph import Device, Topology
-from ..matrix import LABELS, Way, find_ways
+from ..matrix import LABELS, Connection, find_connections
 from ..notes import explain_no_gpus
 from ..printable import printable
 from .cables import (
@@ -34,24 +32,23 @@ from .cables import (
 from .console import SafeConsole, safe_text
 from .hosts import number_ranks, show_hosts_once
 
-# With more GPUs than this the matrix becomes a summary.
-MOST_GPUS = 16
-
-_MOST_DEVICES = 64
-_MOST_NOTES = 200
-_MOST_SOURCES = 3
-MOST_STEPS = 3_200_000  # a cluster of 1,024 GPUs needs 3.1 million
+# GPUs: a larger matrix does not fit a terminal, so pairs are counted instead.
+MAX_GPUS = 16
+_MAX_DEVICES = 64  # more are counted by kind
+_MAX_NOTES = 200
+_MAX_SOURCES = 3
+# Links visited to find all routes, so that a table never takes minutes: a cluster of 1,024 GPUs
+# needs 3.1 million.
+MAX_STEPS = 3_200_000
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
-_COLUMNS = 100  # of a line, where there is no terminal
-_WIDEST = 400  # no table is wider
+_COLUMNS = 100  # where there is no terminal
+_WIDEST = 400  # columns where lines are not wrapped
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Return the tables as text, with terminal colours if `colour`; two lines where there are no
-    GPUs.
-    """
+    """Format the tables, with terminal colours if `colour`; two lines if there are no GPUs."""
     if not topology.ranks:
-        return _say_that_there_are_no_gpus(topology)
+        return _explain_missing_gpus(topology)
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     width = columns if colour else _WIDEST
@@ -83,18 +80,16 @@ def write(topology: Topology, colour: bool = False) -> str:
             console.print(measured)
     _print_gpudirect(console, topology, columns)
     notes = [printable(note) for note in topology.notes]
-    for note in notes[:_MOST_NOTES]:
+    for note in notes[:_MAX_NOTES]:
         console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
-    if len(notes) > _MOST_NOTES:
-        console.print(f"and {len(notes) - _MOST_NOTES} more notes, which --json has")
+    if len(notes) > _MAX_NOTES:
+        console.print(f"and {len(notes) - _MAX_NOTES} more notes, which --json has")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _say_that_there_are_no_gpus(topology: Topology) -> str:
-    """Return what there is instead, why no GPU was found where that is known, and where to see
-    more.
-    """
+def _explain_missing_gpus(topology: Topology) -> str:
+    """Say what there is instead of GPUs, the reason if it is known, and where to see more."""
     kinds = Counter(_describe_kind(device) for device in topology.devices)
     listed = (
         ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
@@ -106,7 +101,7 @@ def _say_that_there_are_no_gpus(topology: Topology) -> str:
 
 
 def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
-    """Return an empty table with its columns, those in `right` aligned to the right."""
+    """Return an empty table; the columns in `right` are right-aligned."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1)
     )
@@ -116,8 +111,8 @@ def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> 
 
 
 def _list_devices(topology: Topology) -> Table:
-    """Return a row for each device; where there are many, a row for each kind."""
-    if len(topology.devices) > _MOST_DEVICES:
+    """List devices, or how many there are of each kind if they are many."""
+    if len(topology.devices) > _MAX_DEVICES:
         table = _make_table("Devices", "kind", "count", right=("count",))
         for kind, count in Counter(_describe_kind(d) for d in topology.devices).items():
             table.add_row(kind, str(count))
@@ -142,9 +137,7 @@ def _list_devices(topology: Topology) -> Table:
 
 
 def list_adding(topology: Topology) -> list[str]:
-    """Return a line for each answer to whether switches add what passes through them, with its
-    source.
-    """
+    """Return a line for each answer to whether switches add data, with its source."""
     by_answer: dict[tuple[str, str], list[str]] = {}
     for device in topology.devices:
         if device.in_network is not None:
@@ -161,90 +154,74 @@ def list_adding(topology: Topology) -> list[str]:
 
 
 def _describe_kind(device: Device) -> str:
-    """Return what a device is, for people."""
     return FAMILY_NAMES[device.family] if device.family else device.kind
 
 
 def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
-    """Print how GPUs reach each other: as a matrix, or counted where there are many."""
-    # the work is limited, so that a table never takes minutes: then the first rows stand for all
-    rows = find_ways(topology, MOST_STEPS)
-    pairs_by_way = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
+    """Print the connections between GPUs: as a matrix, or counted if there are many."""
+    rows = find_connections(topology, MAX_STEPS)
+    pairs = Counter(cell for i, row in enumerate(rows) for j, cell in enumerate(row) if i != j)
+    table = _count_pairs(pairs)
     if len(rows) < len(topology.ranks):
-        heading = f"GPU to GPU: pairs counted from the first {len(rows)} of {len(topology.ranks)} GPUs, all would take long"
-        console.print(safe_text(heading, style="bold"))
-        console.print(_count_pairs(pairs_by_way))
-    elif len(rows) <= MOST_GPUS and not (
-        console.is_terminal and _measure_line(rows, "\n") > columns
-    ):
-        console.print(
-            safe_text("GPU to GPU: the way, and GB/s of the route used alone", style="bold")
-        )
-        console.print(
-            _make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns)
-        )
+        heading = f"pairs of the first {len(rows)} of {len(topology.ranks)} GPUs, to save time"
+    elif len(rows) > MAX_GPUS:
+        heading = f"pairs counted, since there are more than {MAX_GPUS} GPUs"
+    elif console.is_terminal and _measure_line(rows, "\n") > columns:
+        heading = "pairs counted, since lines would be too long for a matrix"
     else:
-        why = (
-            f"there are more than {MOST_GPUS} GPUs"
-            if len(rows) > MOST_GPUS
-            else "lines would be too long for a matrix"
-        )
-        console.print(safe_text(f"GPU to GPU: pairs counted, since {why}", style="bold"))
-        console.print(_count_pairs(pairs_by_way))
-    used_labels = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs_by_way)
-    known = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
-    for label, meaning in (known[m] for m in used_labels):
+        heading = "connection, and GB/s of the route used alone"
+        table = _make_matrix(rows, _name_gpus(topology), stacked=_measure_line(rows) > columns)
+    console.print(safe_text(f"GPU to GPU: {heading}", style="bold"))
+    console.print(table)
+    used_labels = dict.fromkeys(cell.label.rstrip("0123456789") for cell in pairs)
+    meanings = {label.rstrip("#"): (label, meaning) for label, meaning in LABELS.items()}
+    for label, meaning in (meanings[used] for used in used_labels):
         console.print(safe_text(f"  {label:6} {meaning}", style="dim"))
     console.print()
 
 
 def _name_gpus(topology: Topology) -> list[str]:
-    """Return what GPUs are called in the matrix: GPU3 for gpu3, even if it is rank 2; by their
-    ranks where ids are others.
-    """
+    """Name GPUs in the matrix by ids such as gpu3 (which may be rank 2), else by their ranks."""
     if all(_PLAIN_ID.fullmatch(ident) for ident in topology.ranks):
         return [ident.upper() for ident in topology.ranks]
     return [f"GPU{i}" for i in range(len(topology.ranks))]
 
 
-def _make_matrix(rows: list[list[Way]], headings: list[str], stacked: bool) -> Table:
-    """Return row i, column j: how GPU i sends to GPU j; where lines would be too long, with the
-    rate below the label.
+def _make_matrix(rows: list[list[Connection]], headings: list[str], stacked: bool) -> Table:
+    """Make the matrix with the connection from GPU i to GPU j in row i, column j.
+
+    `stacked` puts rates below labels, since lines would be too long otherwise.
     """
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in headings:
         table.add_column(heading.removeprefix("GPU") if stacked else heading, no_wrap=True)
     for heading, row in zip(headings, rows, strict=True):
-        table.add_row(heading, *(_format_cell(way, "\n" if stacked else " ") for way in row))
+        table.add_row(heading, *(_format_cell(cell, "\n" if stacked else " ") for cell in row))
     return table
 
 
-def _format_cell(way: Way, between: str) -> str:
-    """Return the label of a way and its rate."""
-    return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"
+def _format_cell(cell: Connection, between: str) -> str:
+    return cell.label if cell.GBps is None else f"{cell.label}{between}{format_rate(cell.GBps)}"
 
 
-def _measure_line(rows: list[list[Way]], between: str = " ") -> int:
-    """Return how long a line of the matrix is with every cell in one line; with a line's end for
-    `between`, in two.
-    """
+def _measure_line(rows: list[list[Connection]], between: str = " ") -> int:
+    """Return the width of the matrix; `between` separates label and rate, "\\n" if stacked."""
     lengths = [
-        [max(map(len, _format_cell(way, between).split("\n"))) for way in row] for row in rows
+        [max(map(len, _format_cell(cell, between).split("\n"))) for cell in row] for row in rows
     ]
     return 6 + sum(1 + max(line[j] for line in lengths) for j in range(len(lengths)))
 
 
-def _count_pairs(pairs_by_way: Counter[Way]) -> Table:
-    """Return a row for each way, with the number of pairs that have it."""
-    table = _make_table(None, "way", "GB/s", "ordered pairs", right=("GB/s", "ordered pairs"))
-    for way, count in sorted(pairs_by_way.items(), key=lambda item: -item[1]):
-        table.add_row(way.label, "" if way.GBps is None else format_rate(way.GBps), str(count))
+def _count_pairs(pairs: Counter[Connection]) -> Table:
+    table = _make_table(None, "link", "GB/s", "ordered pairs", right=("GB/s", "ordered pairs"))
+    for cell, count in pairs.most_common():
+        table.add_row(cell.label, "" if cell.GBps is None else format_rate(cell.GBps), str(count))
     return table
 
 
 def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None:
-    """Print the verdicts, where there are facts to judge by: a preset says nothing of drivers."""
+    """Print GPUDirect verdicts if there are facts: a preset knows nothing of drivers."""
     try:
         pair_verdicts = (
             judge_pairs(topology)
@@ -262,21 +239,21 @@ def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None
 
 
 def _list_links(topology: Topology) -> Table:
-    """Return a row for each kind and rate of cable."""
-    right = ("cables", "GB/s each way", "lanes")
+    """List cables by kind and rate."""
+    right = ("cables", "GB/s each direction", "lanes")
     table = _make_table("Links", "kind", *right, "by", right=right)
     sources, widths = find_sources(topology), find_widths(topology)
     classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
     for c in find_cables(topology):
-        classes[c.kind, c.GBps, c.count, c.one_way].append(c)
-    for (kind, GBps, count, one_way), cables in sorted(
+        classes[c.kind, c.GBps, c.count, c.directed].append(c)
+    for (kind, GBps, count, directed), cables in sorted(
         classes.items(), key=lambda item: (item[0][0], -item[0][1])
     ):
-        rate = format_rate(GBps) + (" one way" if one_way else "")
-        said = list(
+        rate = format_rate(GBps) + (" one direction" if directed else "")
+        listed = list(
             dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ()))
         )
-        by = "; ".join(said[:_MOST_SOURCES]) + (" ..." if len(said) > _MOST_SOURCES else "")
+        by = "; ".join(listed[:_MAX_SOURCES]) + (" ..." if len(listed) > _MAX_SOURCES else "")
         lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
         table.add_row(
             safe_text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), safe_text(by)
@@ -285,8 +262,9 @@ def _list_links(topology: Topology) -> Table:
 
 
 def _list_measured(topology: Topology) -> Table:
-    """Return a row for each measured link, both directions in one where they are alike: declared,
-    measured, believed.
+    """List measured links with declared, measured and believed rates.
+
+    Both directions share a row if they are equal.
     """
     right = ("declared GB/s", "measured GB/s", "believed GB/s")
     table = _make_table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
@@ -307,7 +285,7 @@ def _list_measured(topology: Topology) -> Table:
             rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append(
                 (link.src, link.dst)
             )
-    for row, ends in list(rows.items())[:_MOST_DEVICES]:
+    for row, ends in list(rows.items())[:_MAX_DEVICES]:
         back = "" if len(ends) == 1 else " and back"
         table.add_row(
             safe_text(ends[0][0]),

@@ -1,6 +1,4 @@
-"""Show a topology as a tree for people: sockets, what hangs below them, and each device's links
-that cross the tree.
-"""
+"""Show a topology as a text tree: sockets, the devices below them, and links across the tree."""
 
 from __future__ import annotations
 
@@ -20,19 +18,17 @@ from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
 from .console import SafeConsole, safe_text
 from .hosts import number_ranks, show_hosts_once
 
-_WIDEST = 400
-_MOST_PEERS = 16
-_MOST_KINDS = 16
-_DEEPEST = 100
+_WIDTH = 400  # columns where there is no terminal, so that pipes get whole lines
+_MAX_PEERS = 16  # peers of one kind of link that a line names
+_MAX_KINDS = 16  # kinds and rates of links that a line names
+_MAX_DEPTH = 100  # devices; rich draws a tree recursively
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Return the tree as text, with terminal colours if `colour`. GPUs and NICs are leaves; rates
-    are GB/s each way.
+    """Format the tree, with terminal colours if `colour`; rates are GB/s in each direction.
 
-    Of many hosts that are alike one is shown, which the last line says.
-
-    Raises InputError where switches are chained more than 100 deep.
+    GPUs and NICs are leaves. Identical hosts are shown once, which the last line says.
+    Raise InputError if switches are chained more than 100 deep.
     """
     shown = show_hosts_once(topology)
     topology = shown.topology
@@ -44,10 +40,9 @@ def write(topology: Topology, colour: bool = False) -> str:
     ]
     while stack:
         tree, cable, ident, depth = stack.pop()
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise InputError(
-                f"{ident!r:.60} is {depth} devices deep; more than {_DEEPEST} are not drawn as a "
-                "tree"
+                f"{ident!r:.60} is {depth} devices deep; a tree is drawn up to {_MAX_DEPTH}"
             )
         branch = tree.add(
             _format_line(topology.by_id[ident], rank.get(ident), cable, crossing.get(ident, ()))
@@ -59,7 +54,7 @@ def write(topology: Topology, colour: bool = False) -> str:
     buffer = io.StringIO()
     SafeConsole(
         file=buffer,
-        width=shutil.get_terminal_size().columns if colour else _WIDEST,
+        width=shutil.get_terminal_size().columns if colour else _WIDTH,
         force_terminal=colour,
         highlight=False,
         emoji=False,
@@ -76,9 +71,7 @@ TreeCables = dict[tuple[str, str], Cable]
 
 
 def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[Cable]]]:
-    """Return what hangs below each device (below "": the tops) and by which cable, and each
-    device's other cables.
-    """
+    """Return each device's children (of "": the roots), the tree's cables, and all other cables."""
     below: dict[str, list[str]] = defaultdict(list)
     above: dict[str, str] = {}
     for start in sorted(topology.devices, key=_sort_key):
@@ -94,7 +87,7 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
                     above[name] = upper.id
                     below[upper.id].append(name)
                     queue += [device] if device.kind == "switch" else []
-    # of parallel cables to the device above, the first is the tree's; all others cross it
+    # Of parallel cables to the parent, the first is the tree's; the others cross it.
     tree_cables: TreeCables = {}
     crossing: dict[str, list[Cable]] = defaultdict(list)
     for cable in find_cables(topology):
@@ -103,13 +96,13 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
             tree_cables[parent, child] = cable
             continue
         crossing[cable.a].append(cable)
-        if not cable.one_way:
+        if not cable.directed:
             crossing[cable.b].append(cable)
     return below, tree_cables, crossing
 
 
 def _sort_key(device: Device) -> int:
-    """Return the order in which devices become tops: what others hang on comes first."""
+    """Sort devices so that those that have others below them become roots first."""
     order = {"cpu": 0, "switch": 3, "gpu": 4, "nic": 4}
     return (
         1 if device.family == "pcie" else 2 if device.family == "nvswitch" else order[device.kind]
@@ -117,7 +110,6 @@ def _sort_key(device: Device) -> int:
 
 
 def _may_hang(device: Device, upper: Device) -> bool:
-    """Return whether a device may hang below another one."""
     if device.family == "pcie":
         return upper.kind == "cpu" or upper.family == "pcie"
     return device.kind in ("gpu", "nic")
@@ -126,9 +118,7 @@ def _may_hang(device: Device, upper: Device) -> bool:
 def _format_line(
     device: Device, rank: int | None, cable: Cable | None, crossing: Iterable[Cable]
 ) -> Text:
-    """Return the line of a device: what it is, the cable above it, and the links that cross the
-    tree.
-    """
+    """Format a device's line: what it is, the cable to its parent, and links across the tree."""
     text = safe_text(device.id, style="bold" if device.kind == "gpu" else "")
     name = device.extra.get("name")
     facts = [] if rank is None else [f"rank {rank}"]
@@ -138,19 +128,17 @@ def _format_line(
     if cable is not None:
         facts.append(
             f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s"
-            + (" one way" if cable.one_way else "")
+            + (" one direction" if cable.directed else "")
         )
     text.append(printable("".join(f" · {fact}" for fact in facts)))
     peers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for other in crossing:
         peer = other.b if other.a == device.id else other.a
         peers[get_kind_name(other.kind), format_rate(other.GBps)].append(peer)
-    for (kind, rate), names in islice(peers.items(), _MOST_KINDS):
+    for (kind, rate), names in islice(peers.items(), _MAX_KINDS):
         many = device.kind == "switch" and len(names) > 1
-        peer_text = (
-            f"{len(names)} devices" if many or len(names) > _MOST_PEERS else ", ".join(names)
-        )
+        peer_text = f"{len(names)} devices" if many or len(names) > _MAX_PEERS else ", ".join(names)
         text.append(printable(f" · {kind} {rate} to {peer_text}"), style="dim")
-    if len(peers) > _MOST_KINDS:
-        text.append(f" · and links of {len(peers) - _MOST_KINDS} more kinds and rates", style="dim")
+    if len(peers) > _MAX_KINDS:
+        text.append(f" · and links of {len(peers) - _MAX_KINDS} more kinds and rates", style="dim")
     return text

@@ -1,8 +1,7 @@
-"""Build known machines from their datasheets: what the presets of that name return.
+"""Build the machines of the presets from their datasheets.
 
-Each function takes the number of boxes (1 where only one box is known). GPUs are numbered box by
-box; a device of a machine of several boxes says in `extra["box"]` which one it is in. Rates are
-GB/s in one direction.
+Each function takes the number of boxes; presets of a single box ignore it. GPUs are numbered box by
+box, and with several boxes a device's `extra["box"]` is its box. Rates are GB/s in one direction.
 """
 
 from __future__ import annotations
@@ -29,15 +28,13 @@ _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
 _NDR_GBps = Fraction(50)  # one 400 Gb/s InfiniBand NDR port
 _NVL72_GPUS = 72
 
-# Pairs of a DGX-1 that are joined by two NVLinks, in the numbering of SCCL (arXiv 2008.08708,
-# figure 1).
+# Pairs of a DGX-1 with two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1).
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
 
-# Pairs of a DGX-1 that are joined by one NVLink, in the same numbering.
+# Pairs of a DGX-1 with one NVLink, in the same numbering.
 DGX1_SINGLE = ((0, 2), (0, 3), (1, 2), (1, 5), (3, 7), (4, 6), (4, 7), (5, 6))
 
-# Pairs of dies (GCDs) of an 8x MI250 box and how many xGMI links join them (RCCL's recorded
-# topo_16p1h.xml).
+# Pairs of dies (GCDs) of an 8x MI250 box with their xGMI links (RCCL's recorded topo_16p1h.xml).
 MI250_LINKS: tuple[tuple[int, int, int], ...] = (
     *((2 * package, 2 * package + 1, 4) for package in range(8)),  # the two dies of a package
     *((0, 2, 1), (0, 4, 2), (1, 2, 1), (1, 3, 1), (1, 5, 1), (2, 6, 1), (3, 7, 2), (4, 12, 1)),
@@ -58,14 +55,12 @@ MI250_LINKS: tuple[tuple[int, int, int], ...] = (
 def _join(
     a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = ""
 ) -> tuple[Link, Link]:
-    """Return both directions of a link between two devices; its latency is that of kind `us`, by
-    default its own.
-    """
+    """Return a link in both directions, with the latency of kind `us` (default: its own kind)."""
     return both_ways(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
 
 
 def _make_gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
-    """Return GPUs in order; `numa_nodes` are those of the GPUs of one box, shared out evenly."""
+    """Return GPUs in order, divided evenly among `numa_nodes`."""
     devices = [Device(f"gpu{i}") for i in range(count)]
     if not numa_nodes:
         return devices
@@ -74,16 +69,14 @@ def _make_gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
 
 
 def _mark_boxes(devices: list[Device], boxes: int, per_box: int, first: int = 0) -> list[Device]:
-    """Return the same devices, marked with their box where there is more than one."""
+    """Return the devices with their box in `extra` if there is more than one."""
     if boxes == 1:
         return devices
     return [replace(d, extra={"box": first + i // per_box}) for i, d in enumerate(devices)]
 
 
 def dgx1(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each; two links between a pair
-    are one of 50.
-    """
+    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each, parallel ones merged."""
     source, rate = "DGX-1 with V100 system architecture whitepaper", NVLINK_DATASHEET_GBps[2]
     pairs = sorted([(pair, 2) for pair in DGX1_DOUBLE] + [(pair, 1) for pair in DGX1_SINGLE])
     links = [
@@ -93,8 +86,9 @@ def dgx1(boxes: int = 1) -> Topology:
 
 
 def dgx2(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-2: two boards of 8 V100 on six NVSwitches (150 GB/s a GPU), 8 x 6
-    NVLinks between the boards.
+    """Return an NVIDIA DGX-2: two boards of 8 V100, 150 GB/s a GPU, 48 NVLinks between boards.
+
+    The six NVSwitches of a board are one switch.
     """
     source, rate, links_each = (
         "NVSwitch technical overview",
@@ -119,9 +113,7 @@ def dgx2(boxes: int = 1) -> Topology:
 def _build_dgx_boxes(
     name: str, boxes: int, generation: int, net_GBps: Fraction, numa: tuple[int, ...], source: str
 ) -> Topology:
-    """Return boxes of 8 GPUs on one layer of NVSwitches; several boxes share a network, one port a
-    GPU.
-    """
+    """Return DGX boxes of 8 GPUs; see `_put_on_nvswitches`."""
     gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
     gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
     return _put_on_nvswitches(name, gpus, boxes, generation, net_GBps, source)
@@ -130,9 +122,7 @@ def _build_dgx_boxes(
 def _put_on_nvswitches(
     name: str, gpus: list[Device], boxes: int, generation: int, net_GBps: Fraction, source: str
 ) -> Topology:
-    """Return boxes of these GPUs, each on one layer of NVSwitches; several boxes share a network,
-    one port a GPU.
-    """
+    """Connect each box's GPUs by one layer of NVSwitches, and several boxes by a port per GPU."""
     rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
     per_box = len(gpus) // boxes
     adding = nvswitch_adding(generation)
@@ -155,30 +145,29 @@ def _put_on_nvswitches(
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU into the NVSwitches; between boxes 25 GB/s a GPU
-    (HDR InfiniBand).
+    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU inside, 25 GB/s a GPU between (HDR
+    InfiniBand).
     """
-    # NUMA nodes of GPU pairs 0-1, 2-3, 4-5, 6-7 as the user guide prints them
+    # The user guide prints these NUMA nodes for GPU pairs 0-1, 2-3, 4-5, 6-7.
     return _build_dgx_boxes(
         "dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide"
     )
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU into the NVSwitches; between boxes 50 GB/s a GPU
-    (NDR InfiniBand).
+    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU inside, 50 GB/s a GPU between (NDR
+    InfiniBand).
     """
     return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
-    """Return NVIDIA GB200 NVL72 racks: 18 trays of 4 GPUs, 900 GB/s a GPU into the NVSwitches,
-    which all 72 share.
+    """Return NVIDIA GB200 NVL72 racks: 72 GPUs on shared NVSwitches, 900 GB/s each.
 
-    From the datasheet: 72 GPUs, 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8
-    TB/s a GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a
-    GPU (50 GB/s), all on one network that is nowhere oversubscribed. Grace CPUs, NVLink-C2C and
-    PCIe are left out, as the trays' hosts are in the DGX presets.
+    From the datasheet: 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s a
+    GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a GPU (50
+    GB/s), all on one network that is nowhere oversubscribed. Grace CPUs, NVLink-C2C and PCIe are
+    left out, like the hosts of the DGX presets.
     """
     gpus = [
         Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"})
@@ -196,8 +185,8 @@ def gb200_nvl72(racks: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Return boxes of 8 AMD MI250, two dies each that are separate GPUs; between boxes a 25 GB/s
-    NIC a package.
+    """Return boxes of 8 AMD MI250 of two dies, each a GPU; a 25 GB/s NIC per package between
+    boxes.
     """
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
     gpus = [d for _ in range(boxes) for d in _make_gpus(16, (0, 1, 2, 3))]
@@ -224,7 +213,7 @@ def mi250(boxes: int = 1) -> Topology:
 
 
 def mi300x(boxes: int = 1) -> Topology:
-    """Return an AMD MI300X platform: 8 GPUs, 7 xGMI links each, one to every other."""
+    """Return an AMD MI300X platform: 8 GPUs with an xGMI link to every other."""
     source, rate = "MI300X platform datasheet", XGMI_DATASHEET_MI300X_GBps
     links = [
         x
@@ -235,11 +224,10 @@ def mi300x(boxes: int = 1) -> Topology:
 
 
 def z52(boxes: int = 1) -> Topology:
-    """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it: a ring in which every hop is alike
-    (arXiv 2008.08708).
+    """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it (arXiv 2008.08708): a uniform ring.
 
-    xGMI joins the GPUs of each half, PCI Express the halves. The slower of the two, PCIe Gen4 x16,
-    gives the rate.
+    xGMI connects the GPUs of each half, PCIe the halves. All links have the rate of the slower,
+    PCIe Gen4 x16.
     """
     source, rate = "SCCL, arXiv 2008.08708; rate of PCIe Gen4 x16", pcie_GBps(4, 16)
     links = [
@@ -251,9 +239,7 @@ def z52(boxes: int = 1) -> Topology:
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:
-    """Return 8 GPUs, two behind each of 4 PCIe Gen4 switches, two of these on each of 2 sockets
-    that QPI joins.
-    """
+    """Return 8 GPUs behind 4 PCIe Gen4 switches on 2 sockets with QPI between them."""
     source, rate = "PCIe Gen4 x16 and one QPI link of 9.6 GT/s", pcie_GBps(4, 16)
     switches = [Device(f"plx{i}", "switch", "pcie", numa_node=i // 2) for i in range(4)]
     cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]

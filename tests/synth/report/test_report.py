@@ -34,7 +34,7 @@ from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.pictures.cables import find_cables
-from topoplan.topo.pictures.collapse import MOST_CABLES, collapse
+from topoplan.topo.pictures.collapse import MAX_CABLES, collapse
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -164,7 +164,7 @@ def test_a_machine_with_one_gpu_or_none_has_a_page_too() -> None:
 def test_a_thousand_gpus_are_drawn_as_a_few(name: str) -> None:
     drawn = collapse(preset(name))
     assert drawn.left_out is not None
-    assert len(find_cables(drawn.topology)) <= MOST_CABLES
+    assert len(find_cables(drawn.topology)) <= MAX_CABLES
     assert len(drawn.topology.ranks) <= 64
 
 

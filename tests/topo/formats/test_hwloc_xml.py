@@ -24,7 +24,7 @@ from topoplan.topo.facts import load_facts
 from topoplan.topo.formats.hwloc_xml import read
 from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
-from topoplan.topo.matrix import find_ways
+from topoplan.topo.matrix import find_connections
 
 V100, MI250, CONNECTX = "[10de:1db8]", "[1002:740c]", "[15b3:101b]"
 BRIDGE = "0604 [10b5:9781] [10b5:9781] b0"
@@ -356,7 +356,7 @@ def test_devices_of_one_numa_node_below_two_host_bridges_are_told_apart() -> Non
     ]
     found = read(topology(package(0, *parts)), "box.xml")
     assert [found.by_id[gpu].extra["root"] for gpu in found.ranks] == ["pci0000:17", "pci0000:65"]
-    assert find_ways(found)[0][1].label == "NODE"
+    assert find_connections(found)[0][1].label == "NODE"
 
 
 @pytest.mark.parametrize(

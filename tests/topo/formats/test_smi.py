@@ -22,7 +22,7 @@ from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.hardware import LATENCY_us
-from topoplan.topo.matrix import Ways
+from topoplan.topo.matrix import ConnectionFinder
 from topoplan.topo.presets import PRESETS, preset
 
 UUID = "GPU-6968dfc2-d444-d92c-c36b-6abe53445cb{}"
@@ -73,8 +73,11 @@ def cables(topology: Topology) -> dict[tuple[str, int], int]:
 
 
 def labels(topology: Topology) -> dict[tuple[str, str], str]:
-    ways, ends = Ways(topology), [d.id for d in topology.devices if d.kind in ("gpu", "nic")]
-    return {(a, b): ways.find_way(a, b).label for a in ends for b in ends if a != b}
+    connections, ends = (
+        ConnectionFinder(topology),
+        [d.id for d in topology.devices if d.kind in ("gpu", "nic")],
+    )
+    return {(a, b): connections.find(a, b).label for a in ends for b in ends if a != b}
 
 
 def refusal(text: str) -> str:

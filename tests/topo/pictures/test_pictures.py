@@ -19,7 +19,7 @@ from topoplan.synth.describe import print_plan
 from topoplan.synth.plan import Plan
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.loader.resolve import resolve
-from topoplan.topo.matrix import find_ways
+from topoplan.topo.matrix import find_connections
 from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
 from topoplan.topo.pictures.hosts import show_hosts_once
@@ -314,7 +314,7 @@ def test_a_link_with_another_way_back_is_drawn_as_two_with_arrows() -> None:
     )
     text = svg.write(topology)
     assert text.count("marker-mid=") == 2
-    assert "50 GB/s, one way" in words(text)
+    assert "50 GB/s, one direction" in words(text)
     first, second = lay_out(topology).wires
     assert first.bend != second.bend
 
@@ -430,8 +430,8 @@ def test_dot_groups_by_box_or_numa_node() -> None:
 
 def test_labels_of_ways_between_gpus() -> None:
     def label(name: str, src: int, dst: int) -> tuple[str, Fraction | None]:
-        way = find_ways(preset(name))[src][dst]
-        return way.label, way.GBps
+        found = find_connections(preset(name))[src][dst]
+        return found.label, found.GBps
 
     assert label("dgx1", 0, 1) == ("NV2", Fraction(50))
     assert label("dgx1", 0, 2) == ("NV1", Fraction(25))

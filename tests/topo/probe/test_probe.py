@@ -20,7 +20,7 @@ from fake_machine import HOSTBRIDGE, SINGLE, SYSTEM, Machine
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.graph import Topology
 from topoplan.topo.hardware import pcie_GBps
-from topoplan.topo.matrix import find_ways
+from topoplan.topo.matrix import find_connections
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
 from topoplan.topo.probe.nvml.questions import normalize_bus_id, read_nvml
@@ -129,7 +129,7 @@ def test_the_tree_of_two_sockets_becomes_switch_gpus_and_nic(
     }
     assert pairs(topology, "pcie") == expected | {(b, a): rate for (a, b), rate in expected.items()}
     assert pairs(topology, "smp")["cpu0", "cpu1"] == (Fraction(10), 1)  # Skylake
-    assert [[way.label for way in row] for row in find_ways(topology)] == [
+    assert [[connection.label for connection in row] for row in find_connections(topology)] == [
         ["X", "PIX", "SYS"],
         ["PIX", "X", "SYS"],
         ["SYS", "SYS", "X"],
@@ -429,7 +429,7 @@ def test_links_to_switches_become_one_nvswitch(
         ("gpu1", "nvswitch0"): (Fraction(300), 12),
     }
     assert pairs(topology, "nvlink") == one_way | {(b, a): v for (a, b), v in one_way.items()}
-    assert find_ways(topology)[0][1].label == "NV12"
+    assert find_connections(topology)[0][1].label == "NV12"
 
 
 def test_active_links_need_not_be_contiguous(

@@ -14,7 +14,7 @@ from ...derived.hosts import join_hosts
 from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json
 from ...graph import Device, Topology
-from ...matrix import Ways
+from ...matrix import ConnectionFinder
 from ...notes import Note
 from .assumed_rates import assume_rates
 from .cells import Cells, list_some, read_cells
@@ -257,14 +257,14 @@ def _find_mismatches(topology: Topology, inferred: InferredTopology) -> list[str
     cells = inferred.cells
     if len(cells.ids) * len(topology.links) > _MOST_CHECKED:
         return ["too many devices and links to check that each way comes out as the text calls it"]
-    ways = Ways(topology)
+    ways = ConnectionFinder(topology)
     odd: list[str] = []
     for i, a in enumerate(cells.ids):
         for j, b in enumerate(cells.ids):
             label = cells.labels[i][j]
             if i == j or label is None or frozenset((i, j)) in inferred.overruled:
                 continue
-            computed = ways.find_way(a, b).label
+            computed = ways.find(a, b).label
             if computed != _LABEL_OF_SMI.get(label, label) and not _differs_by_direction(
                 label, cells.labels[j][i]
             ):

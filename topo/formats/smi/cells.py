@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...names import join_first
 from .parser import GPU_NAME, LabelMatrix
 
-# Ways over PCI Express, the nearest first.
+# Labels of paths over PCI Express, the shortest first.
 PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 BONDED = re.compile(r"(NV|XGMI)([1-9][0-9]{0,3})")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...facts import Facts, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...graph import Device, Topology
-from ...matrix import LABELS, Ways
+from ...matrix import LABELS, ConnectionFinder
 from .parser import RANGES
 
 _LEGEND = {
@@ -29,19 +29,21 @@ def write(topology: Topology) -> str:
     """Return the topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each
     other, affinities, legends.
 
-    GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Ways
+    GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Connections
     that nvidia-smi has no label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which
     the legend explains. `read` gets back as much as the format has room for: the text of what it
     reads is this text.
     """
-    ways, facts = Ways(topology), load_facts(topology.extra, topology.name)
+    connections, facts = ConnectionFinder(topology), load_facts(topology.extra, topology.name)
     nics = [device for device in topology.devices if device.kind == "nic"]
     names = {**_name_gpus(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
-    labels = {src: [ways.find_way(src, dst).label for dst in names] for src in names}
+    labels = {src: [connections.find(src, dst).label for dst in names] for src in names}
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
         cells = (f" {label} " if label == "X" else label for label in labels[ident])
-        lines.append("\t".join((name, *cells, *_write_affinities(topology, ways, facts, ident))))
+        lines.append(
+            "\t".join((name, *cells, *_write_affinities(topology, connections, facts, ident)))
+        )
     lines += [
         "",
         "Legend:",
@@ -75,7 +77,9 @@ def _write_legend(labels: set[str]) -> Iterator[str]:
         yield f"  {label:4} = {LABELS[label]} (a label of topoplan)"
 
 
-def _write_affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) -> tuple[str, ...]:
+def _write_affinities(
+    topology: Topology, connections: ConnectionFinder, facts: Facts, ident: str
+) -> tuple[str, ...]:
     """Return CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that
     nvidia-smi aligns with.
     """
@@ -84,7 +88,7 @@ def _write_affinities(topology: Topology, ways: Ways, facts: Facts, ident: str) 
         return ()
     match = _GPU_ID.fullmatch(ident)
     subject = gpu_subject(match.group(1)) if match else ""
-    cpu = _find_nearest_cpu(topology, ways, device)
+    cpu = _find_nearest_cpu(topology, connections, device)
     cpu_node = None if cpu is None else cpu.numa_node
     affinities = (
         facts.get_text(subject, keys.GPU_CPU_AFFINITY),
@@ -102,12 +106,16 @@ def _choose_first(values: tuple[object, ...]) -> str:
     return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
 
 
-def _find_nearest_cpu(topology: Topology, ways: Ways, gpu: Device) -> Device | None:
+def _find_nearest_cpu(
+    topology: Topology, connections: ConnectionFinder, gpu: Device
+) -> Device | None:
     """Return the CPU that a GPU reaches with the fewest links; where it reaches none, the one of
     its NUMA node.
     """
     cpus = [device for device in topology.devices if device.kind == "cpu"]
-    routes = ((route, cpu) for cpu in cpus if (route := ways.route(gpu.id, cpu.id)) is not None)
+    routes = (
+        (route, cpu) for cpu in cpus if (route := connections.route(gpu.id, cpu.id)) is not None
+    )
     near = min(
         ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)),
         default=None,
