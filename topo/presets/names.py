@@ -84,7 +84,8 @@ def _describe_unknown(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.6)
     hint = f" (did you mean {PRESETS[near[0]].example!r}?)" if near else ""
     known = ", ".join(p.example for p in PRESETS.values())
-    return f"unknown topology {name[:60]!r}{hint}; expected a file, 'local', or a preset such as {known}"
+    expected = f"expected a file, 'local', or a preset such as {known}"
+    return f"unknown topology {name[:60]!r}{hint}; {expected}"
 
 
 def _parse_sizes(entry: Preset, spec: str | None, argument: str) -> Sizes:
