@@ -1,4 +1,8 @@
-"""Tell which format a text is in, from the text itself, and read it."""
+"""Detect the format of a text from the text itself, and read it.
+
+What other tools print without saying how GPUs are connected is refused by name, with what to give
+instead.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,15 @@ from typing import TYPE_CHECKING
 from ..errors import InputError
 from ..graph import Topology
 from . import amd_smi, hwloc_xml, nccl_xml, smi
-from .refused import explain_anywhere, explain_at_start
 
 if TYPE_CHECKING:
     from .clusters import Box
 
-_BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
-_SNIFF_CHARACTERS = 64 * 2**10
+# An XML declaration and comments before the root element.
+_PROLOGUE = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
+# Bounds the time that patterns take on a hostile text.
+_PROLOGUE_CHARACTERS = 64 * 2**10
+_REFUSED_CHARACTERS = 256 * 2**10
 
 
 @dataclass(frozen=True)
@@ -24,66 +30,129 @@ class Format:
     """A format: its `name` in messages, a test of how its texts start, and its reader."""
 
     name: str
-    starts: Callable[[str], bool]
+    starts: Callable[[str], object]
     read: Callable[[str, str], Topology]
 
 
-def _match_opening(pattern: str) -> Callable[[str], bool]:
-    """Return a test of whether a text begins with a pattern."""
-    compiled = re.compile(pattern)
-    return lambda start: compiled.match(start) is not None
-
-
-# Formats that are understood, in the order in which they are tried.
+# Formats that can be read, in the order in which they are tried.
 FORMATS = (
-    Format("topoplan's JSON (starts with {)", _match_opening(r"\{"), Topology.loads),
+    Format("topoplan's JSON (starts with {)", re.compile(r"\{").match, Topology.loads),
     Format(
         "hwloc's XML (starts with <topology)",
-        _match_opening(r"<(?:topology\b|!DOCTYPE\s+topology\b)"),
+        re.compile(r"<(?:topology\b|!DOCTYPE\s+topology\b)").match,
         hwloc_xml.read,
     ),
     Format(
         "NCCL's or RCCL's XML (starts with <system)",
-        _match_opening(r"<(?:system\b|!DOCTYPE|!ENTITY)"),
+        re.compile(r"<(?:system\b|!DOCTYPE|!ENTITY)").match,
         nccl_xml.read,
     ),
     Format("text of rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.read),
     Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
 )
 
+_TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
+# What is refused: a pattern, what such a text is, and what to give instead. These are matched where
+# a text starts, before any reader is tried ...
+_REFUSED_AT_START = (
+    (
+        r"<(?:!DOCTYPE\s+)?nvidia_smi_log\b",
+        "the output of nvidia-smi -q -x: GPUs, but not what joins them",
+        _TOPO,
+    ),
+    (
+        r"<graphs\b",
+        "a graph file: rings and trees that NCCL found (NCCL_GRAPH_DUMP_FILE), not the machine",
+        "give the machine (NCCL_TOPO_DUMP_FILE); topo-judge compares the two",
+    ),
+    (r"Machine \(", "lstopo's text for people", "expected its XML: run lstopo machine.xml"),
+    (
+        r"\[\s*\{",
+        "a list in JSON, as amd-smi topology prints on request",
+        "give its text",
+    ),
+)
+# ... and these on any line of a text that no reader recognizes.
+_REFUSED_ANYWHERE = (
+    (
+        r"\bNCCL (?:INFO|WARN|ERROR|TRACE)\b|^NCCL version \d",
+        "a log of NCCL or RCCL",
+        "give the file of NCCL_TOPO_DUMP_FILE; topo-judge reads the log beside it",
+    ),
+    (
+        r"^=+\s*NVSMI LOG\s*=+",
+        "the output of nvidia-smi -q: GPUs, but not what joins them",
+        _TOPO,
+    ),
+    (
+        r"^\| NVIDIA-SMI \d",
+        "nvidia-smi's table of GPUs, which does not say what joins them",
+        _TOPO,
+    ),
+    (
+        r"^GPU \d+: .{1,200}\(UUID: ",
+        "the output of nvidia-smi -L: GPUs, but not what joins them",
+        _TOPO,
+    ),
+    (r"^hca_id:\s", "the output of ibv_devinfo: NICs, but no GPUs", _TOPO),
+    (r"^CA '[\w.-]+'$", "the output of ibstat: NICs, but no GPUs", _TOPO),
+    (
+        r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (?:[A-Z\"]|[0-9a-f]{4}: )"
+        r"|^-\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}",
+        "the output of lspci: PCI functions without NVLinks and NUMA nodes",
+        "run topo-probe on the machine, or copy its /sys and /proc into a folder and give that",
+    ),
+    (
+        r"^#\s+nThread \d|^# nccl-tests",
+        "a table of nccl-tests",
+        "give the machine; topo-judge reads this",
+    ),
+    (
+        r"^ROCk module|^HSA Agents",
+        "the output of rocminfo",
+        "give rocm-smi --showtopo or amd-smi topology",
+    ),
+    (
+        r"^=+ ROCm System Management Interface =+|^\| AMD-SMI \d",
+        "AMD's table of GPUs, which does not say what joins them",
+        "give rocm-smi --showtopo or amd-smi topology",
+    ),
+    (r"^available: \d+ nodes|^Architecture:\s", "CPUs and NUMA nodes, but no GPUs", _TOPO),
+)
+
 
 def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
-    """Return the topology in `text`, whatever format it is in; `where` names the file in errors
-    (InputError).
+    """Read a topology from `text`, whatever its format; `where` names the file in errors.
 
-    `box` is what each host is, of formats that only say where hosts are.
+    `box` is what each host consists of, for formats that only say where hosts are. Raises
+    InputError for a text in no known format, and where the format's reader does.
     """
-    if not text.strip("\ufeff \t\r\n"):
-        raise InputError(f"{where}: the file is empty; expected {_list_formats()}")
-    from .clusters import read_cluster  # when a file is read: presets and this machine do without
+    from .clusters import CLUSTER_FORMATS, read_cluster  # slow to import; only files need it
 
+    names = " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))
+    if not text.strip("\ufeff \t\r\n"):
+        raise InputError(f"{where}: the file is empty; expected {names}")
     cluster = read_cluster(text, where, box)
     if cluster is not None:
         return cluster
     text = text.removeprefix("\ufeff")
-    skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
+    skipped = _PROLOGUE.match(text[:_PROLOGUE_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :]
-    refusal = explain_at_start(start)
-    if refusal is None:
-        for format in FORMATS:
-            if format.starts(start):
-                return format.read(text, where)
-        refusal = explain_anywhere(text)
-    if refusal is not None:
-        raise InputError(f"{where}: {refusal}")
+    _refuse(_REFUSED_AT_START, lambda pattern: re.match(pattern, start), where)
+    for format in FORMATS:
+        if format.starts(start):
+            return format.read(text, where)
+    head = text[:_REFUSED_CHARACTERS]
+    _refuse(_REFUSED_ANYWHERE, lambda pattern: re.search(pattern, head, re.MULTILINE), where)
     raise InputError(
-        f"{where}: not a format that is understood (it starts with {start[:30]!r}); expected "
-        f"{_list_formats()}"
+        f"{where}: the format is not recognized (the text starts with {start[:30]!r}); expected "
+        f"{names}"
     )
 
 
-def _list_formats() -> str:
-    """Return the names of the formats for a message."""
-    from .clusters import CLUSTER_FORMATS
-
-    return " or ".join(format.name for format in (*FORMATS, *CLUSTER_FORMATS))
+def _refuse(
+    texts: tuple[tuple[str, str, str], ...], matches: Callable[[str], object], where: str
+) -> None:
+    for pattern, name, instead in texts:
+        if matches(pattern):
+            raise InputError(f"{where}: {name}; {instead}")

@@ -17,8 +17,9 @@ from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, p2p_subject, pci_subject
 from ..formats.smi.cells import read_cells
 from ..formats.smi.facts import read_affinities
+from ..formats.smi.inferred import InferredTopology
 from ..formats.smi.parser import CPU, NUMA, LabelMatrix, MatrixRow
-from ..formats.smi.pcie_tree import InferredTopology, infer_pcie_tree
+from ..formats.smi.pcie_tree import infer_pcie_tree
 from ..hardware import LATENCY_us
 from ..notes import assumed
 

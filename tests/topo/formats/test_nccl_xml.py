@@ -398,7 +398,7 @@ def test_detection_goes_by_content() -> None:
     commented = "\ufeff<?xml version='1.0'?>\n<!-- a comment -->\n" + nccl_xml.write(topology)
     assert read_topology_text(commented, "x.json").fingerprint == topology.fingerprint
     assert read_topology_text("\n" + topology.dumps(), "x.xml").fingerprint == topology.fingerprint
-    with pytest.raises(InputError, match=r"not a format that is understood.*NCCL's"):
+    with pytest.raises(InputError, match=r"the format is not recognized.*NCCL's"):
         read_topology_text("<machine/>", "x")
 
 

@@ -202,7 +202,7 @@ def test_numa_nodes_keep_their_numbers() -> None:
     }
     assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == "48-63,176-191"
     assert facts(machine).get_number("gpu/1", fact_keys.GPU_OWN_NUMA_NODE) == 5
-    assert facts(machine).get_reason("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == "not told"
+    assert facts(machine).get_reason("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == "not reported"
 
 
 def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
@@ -506,8 +506,8 @@ def test_the_two_directions_of_an_nvlink_may_differ() -> None:
 def test_what_a_truncated_matrix_says_is_read() -> None:
     machine = read("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tPIX\tSYS\tSYS\nGPU1\tPIX\tX\tSY")
     assert "no row for gpu2, gpu3" in notes(machine)
-    assert "labels that are not known are left out: SY" in notes(machine)
-    assert "nothing is said of gpu1 - gpu2, gpu1 - gpu3, gpu2 - gpu3" in notes(machine)
+    assert "unknown labels are left out: SY" in notes(machine)
+    assert "the text says nothing about gpu1 - gpu2, gpu1 - gpu3, gpu2 - gpu3" in notes(machine)
     assert labels(machine)["gpu0", "gpu2"] == labels(machine)["gpu2", "gpu0"] == "SYS"
 
 
@@ -524,7 +524,7 @@ def test_a_row_whose_X_is_elsewhere_is_not_read() -> None:
 
 
 def test_a_row_that_comes_twice_and_differs_is_noted() -> None:
-    assert "rows that come twice and differ: GPU1" in notes(
+    assert "rows that occur twice and differ: GPU1" in notes(
         read(matrix("X PIX/PIX X") + "GPU1\tSYS\tX\n")
     )
 
@@ -532,7 +532,7 @@ def test_a_row_that_comes_twice_and_differs_is_noted() -> None:
 def test_a_gpu_of_which_nothing_is_said_is_noted() -> None:
     machine = read(matrix("X"))
     assert (devices(machine), machine.links) == ({"gpu": 1}, ())
-    assert "how gpu0 is joined to anything is not told" in notes(machine)
+    assert "nothing says how gpu0 is connected" in notes(machine)
 
 
 @pytest.mark.parametrize(
@@ -547,7 +547,10 @@ def test_a_gpu_of_which_nothing_is_said_is_noted() -> None:
         (alike(2, "OK"), "line 1: a -p2p matrix says what GPUs may do to each other"),
         ("\tGPU0\tGPU1\nFailed to run topology matrix\n", "run topo-probe on the machine"),
         ("\tGPU0\tGPU1\tGPU0\n", "line 1 names GPU0 twice"),
-        ("\t" + "\t".join(f"GPU{i}" for i in range(10_000)), "a matrix of 10000 devices"),
+        (
+            "\t" + "\t".join(f"GPU{i}" for i in range(10_000)),
+            "line 1 has the heading of 10000 devices",
+        ),
         ("\tGPU0\tGPU1\n" * 65, "line 65: more than 64 matrices"),
         (alike(129, "SYS"), "129 NUMA nodes; more than 128 are refused"),
         ("GPU0 " * 2_000_000, "line 1 has 10000000 characters"),
@@ -630,7 +633,7 @@ def test_a_p2p_matrix_without_its_flag_is_of_reads_and_writes() -> None:
 
 def test_a_p2p_matrix_of_other_gpus_is_left_out() -> None:
     machine = read(alike(2, "PIX") + "$ nvidia-smi topo -p2p r\n" + alike(3, "OK"))
-    assert "the -p2p matrix of line 5 is of other GPUs" in notes(machine)
+    assert "the -p2p matrix of line 5 has other GPUs" in notes(machine)
     assert facts(machine).get_text("gpu/0/p2p/1", fact_keys.P2P_READ) is None
 
 

@@ -1,33 +1,31 @@
-"""Read what the cells of a `topo -m` matrix say of each pair of its devices, and what is odd about
-them.
-"""
+"""Read what the cells of a `topo -m` matrix say about each pair of devices, and note oddities."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from ...names import join_first
 from .parser import GPU_NAME, LabelMatrix
 
-# Labels of paths over PCI Express, the shortest first.
+# Labels of routes over PCI Express, the shortest first.
 PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 BONDED = re.compile(r"(NV|XGMI)([1-9][0-9]{0,3})")
 _OTHER_LABELS = ("C2C", "LNK", "SW", "NET", "DIS")
-_OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers told NODE from SYS
+_OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers distinguished NODE from SYS
 
 
 @dataclass(frozen=True)
 class Cells:
-    """A matrix in the order of its columns. Sets of devices are bit masks: bit i stands for the
-    device of column i.
+    """A matrix in the order of its columns. Sets of devices are bit masks: bit i is column i.
 
     `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, from j to
-    i where only that is known, None where neither is. `with_label[label][i]` is the set of devices
-    that i has that label with, in either direction, where the nearer of two PCI Express labels
-    counts.
+    i if only that is known, None if neither is. `with_label[label][i]` is the set of devices that
+    have that label with i in either direction; of two PCI Express labels the nearer counts.
     """
 
     ids: tuple[str, ...]
@@ -37,17 +35,11 @@ class Cells:
 
     def find_near(self, i: int, label: str) -> int:
         """Return the set of devices that i reaches over PCI Express as `label` says, or nearer."""
-        mask = 0
-        for each in PCIE_LABELS[: PCIE_LABELS.index(label) + 1]:
-            mask |= self.with_label[each][i]
-        return mask
+        return self.find_with(i, *PCIE_LABELS[: PCIE_LABELS.index(label) + 1])
 
     def find_with(self, i: int, *labels: str) -> int:
-        """Return the set of devices that i has one of the labels with."""
-        mask = 0
-        for label in labels:
-            mask |= self.with_label[label][i]
-        return mask
+        """Return the set of devices that have one of the labels with i."""
+        return unite(self.with_label[label][i] for label in labels)
 
 
 def iterate_members(mask: int) -> Iterator[int]:
@@ -60,15 +52,13 @@ def iterate_members(mask: int) -> Iterator[int]:
 
 def unite(sets: Iterable[int]) -> int:
     """Return the union of sets."""
-    union = 0
-    for mask in sets:
-        union |= mask
-    return union
+    return reduce(or_, sets, 0)
 
 
 def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
-    """Return the sets that `neighbours` (the set of those next to a device) connects, by their
-    first devices.
+    """Return the connected sets of `among`, ordered by their first devices.
+
+    `neighbours` returns the set of devices next to a device.
     """
     components: list[int] = []
     while among:
@@ -81,9 +71,9 @@ def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
     return components
 
 
-def list_some(names: Iterable[str], most: int = 6) -> str:
-    """Return names for a note: all of a few, the first of many."""
-    return join_first(names, most)
+def list_some(names: Iterable[str], limit: int = 6) -> str:
+    """Join names for a note: all if they are few, else the first."""
+    return join_first(names, limit)
 
 
 def find_family(label: str) -> str:
@@ -100,72 +90,59 @@ def count_bonded(label: str | None) -> int:
 
 def count_nvlinks(label: str | None) -> int:
     """Return how many NVLinks an NV# label bonds; 0 for any other."""
-    return count_bonded(label) if label and find_family(label) == "NV" else 0
+    return count_bonded(label) if label and label.startswith("NV") else 0
 
 
 def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
-    """Return the cells of a matrix whose NIC columns `nics` names; what is missing or odd goes to
-    `notes`.
+    """Read the cells of a matrix; `nics` are the names that the legend gives its NIC columns.
+
+    What is missing or odd is added to `notes`.
     """
     ids = _name_devices(table, nics, notes)
     labels = _read_labels(table, ids, notes)
     size = len(ids)
     with_label = {label: [0] * size for label in (*PCIE_LABELS, *_OTHER_LABELS, "NV", "XGMI")}
-    # one direction stands for both where the other is not printed; where both are, each label
-    # counts for both
     uneven: list[str] = []
     unknown: list[str] = []
     for i in range(size):
         for j in range(i + 1, size):
-            forth, back = labels[i][j], labels[j][i]
-            if forth is None:
-                labels[i][j] = forth = back
-            elif back is None:
-                labels[j][i] = back = forth
+            # one direction stands for both if the other is not printed; of two, each label counts
+            forth = labels[i][j] = labels[i][j] or labels[j][i]
+            back = labels[j][i] = labels[j][i] or forth
             if forth is None or back is None:
                 unknown.append(f"{ids[i]} - {ids[j]}")
                 continue
             if forth != back:
                 uneven.append(f"{ids[i]} -> {ids[j]} is {forth}, {ids[j]} -> {ids[i]} is {back}")
-            for label in _combine_directions(forth, back):
+            pair = {find_family(forth), find_family(back)}
+            farther = [label for label in PCIE_LABELS if label in pair][1:]
+            for label in pair.difference(farther):
                 with_label[label][i] |= 1 << j
                 with_label[label][j] |= 1 << i
     if uneven:
         notes.append(
-            f"the two directions differ: {list_some(uneven, 3)}; of two PCIe ways the nearer is "
+            f"the two directions differ: {list_some(uneven, 3)}; of two PCIe routes the nearer is "
             "taken"
         )
     if unknown:
-        notes.append(f"nothing is said of {list_some(unknown, 3)}")
-    return Cells(
-        ids,
-        sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)),
-        labels,
-        with_label,
-    )
-
-
-def _combine_directions(forth: str, back: str) -> set[str]:
-    """Return the families of a pair's two labels, of two PCI Express labels only the nearer."""
-    pair = {find_family(forth), find_family(back)}
-    ways = [label for label in PCIE_LABELS if label in pair]
-    return pair - set(ways[1:])
+        notes.append(f"the text says nothing about {list_some(unknown, 3)}")
+    gpus = sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name))
+    return Cells(ids, gpus, labels, with_label)
 
 
 def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
-    """Return `gpuN` for GPUs, and for NICs the names of the legend, unless another device is called
-    so.
-    """
+    """Name GPUs `gpuN`, and NICs as in the legend unless another device has that name."""
+    used = {name.lower() for name in table.names if GPU_NAME.fullmatch(name)}
     ids: list[str] = []
-    gpus = {f"gpu{match.group(1)}" for match in map(GPU_NAME.fullmatch, table.names) if match}
-    used = set(gpus)
     for name in table.names:
-        match = GPU_NAME.fullmatch(name)
-        ident = f"gpu{match.group(1)}" if match else nics.get(name, name)
-        if not match and ident in used:
+        if GPU_NAME.fullmatch(name):
+            ids.append(name.lower())
+            continue
+        ident = nics.get(name, name)
+        if ident in used:
             notes.append(f"{name} is called {ident}, as another device is; it is listed as {name}")
             ident = name
-        while not match and ident in used:
+        while ident in used:
             ident += "'"
         used.add(ident)
         ids.append(ident)
@@ -175,45 +152,39 @@ def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str])
 def _read_labels(
     table: LabelMatrix, ids: tuple[str, ...], notes: list[str]
 ) -> list[list[str | None]]:
-    """Return the labels as printed, SOC as SYS; None where there is none, or none that is known."""
+    """Return the labels as printed, SOC as SYS; None for a missing or unknown one."""
     labels_by_row: list[list[str | None]] = []
     absent: list[str] = []
     shifted: list[str] = []
     unknown: dict[str, None] = {}
     for i, name in enumerate(table.names):
-        # the X of a row must stand in its own column, or its cells are shifted and say nothing
         row = table.rows.get(name)
-        cells = list(row.cells) if row else []
+        cells = row.cells if row else ()
         if row is None:
             absent.append(ids[i])
         elif cells[i] not in ("X", None) or "X" in cells[:i] + cells[i + 1 :]:
+            # an X outside its own column means that cells are shifted, by how much is not known
             shifted.append(ids[i])
-            cells = []
-        labels = [_OLD_LABELS.get(cell, cell) if cell else None for cell in cells] + [None] * (
-            len(ids) - len(cells)
-        )
-        for j, label in enumerate(labels):
-            known = (
-                label is None
-                or label in PCIE_LABELS
-                or label in _OTHER_LABELS
-                or BONDED.fullmatch(label)
-            )
-            if not known and label is not None:
-                unknown.update({label: None} if i != j else {})
-                labels[j] = None
+            cells = ()
+        labels: list[str | None] = [None] * len(ids)
+        for j, cell in enumerate(cells):
+            label = _OLD_LABELS.get(cell or "", cell)
+            if label in (None, *PCIE_LABELS, *_OTHER_LABELS) or BONDED.fullmatch(label or ""):
+                labels[j] = label
+            elif label is not None and i != j:
+                unknown[label] = None
         labels_by_row.append(labels)
     if absent:
-        notes.append(f"no row for {list_some(absent)}; the rows of the others say what is known")
+        notes.append(f"no row for {list_some(absent)}; the other rows say what is known")
     if shifted:
         notes.append(
             f"the row of {list_some(shifted)} has its X in another column, so its cells are not "
             "read"
         )
     if unknown:
-        notes.append(f"labels that are not known are left out: {list_some(unknown)}")
+        notes.append(f"unknown labels are left out: {list_some(unknown)}")
     if table.repeated:
         notes.append(
-            f"rows that come twice and differ: {list_some(table.repeated)}; the first is read"
+            f"rows that occur twice and differ: {list_some(table.repeated)}; the first is read"
         )
     return labels_by_row

@@ -1,8 +1,8 @@
-"""Split a text that nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends;
-the rest is passed over.
+"""Split what nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends.
 
 Every vintage is read: tabs, spaces or both, device columns under any name, affinity columns or
-none, underlined headings, prompts and prose around. What the words mean is left to the other files.
+none, underlined headings. Prompts and prose around it are skipped. The other modules interpret the
+words.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from functools import cached_property
 
 from ...errors import InputError
 
+# Matrices of more devices are refused: no machine has as many.
 MAX_COLUMNS = 512
-# Matrices of more devices than this are refused: no machine has as many.
+# Seven matrices of 512 devices take some 4,000 lines; the rest allows for text around them.
 MAX_LINES = 100_000
-
-# A text with more matrices is refused; a machine has one, and six of `-p2p`.
+# A machine has one matrix of `-m`, and six of `-p2p`; some texts hold several hosts.
 MAX_TABLES = 64
-
-_MAX_LINE = 256 * 2**10
+# A longer line cannot be a row of MAX_COLUMNS cells, and is not searched.
+_MAX_LINE_CHARACTERS = 256 * 2**10
+# The part of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
@@ -32,9 +33,10 @@ _COLUMNS = (
     (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
     (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity")),
 )
-_MARK = {CPU: "\x00c", NUMA: "\x00n", GPU_NUMA: "\x00g"}
-_GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # tabs that were lost: NIC8NIC9
-_COLUMN_OF = {mark: column for column, mark in _MARK.items()}
+# Single words that stand for the column names of several words while a heading is split.
+_COLUMN_OF = {"\x00c": CPU, "\x00n": NUMA, "\x00g": GPU_NUMA}
+_MARK = {column: mark for mark, column in _COLUMN_OF.items()}
+_GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
 _BEFORE_HEADING = re.compile(
@@ -44,12 +46,12 @@ _LABEL = re.compile(r"X|[A-Z][A-Z0-9]{0,15}#?")
 _KNOWN_LABEL = re.compile(
     r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U"
 )
-_EACH_LABEL = re.compile(_KNOWN_LABEL.pattern)
 _GLUED_LABELS = re.compile(rf"(?:{_KNOWN_LABEL.pattern}){{2,}}")
 _GLUED_AFFINITY = re.compile(
     rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
 )
 _ENDS = ("Legend:", "```")
+_TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
 _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
@@ -57,7 +59,8 @@ _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
 _NIC_LEGEND = re.compile(r"\s{0,40}(NIC\d{1,6}):\s{0,40}(\S.{0,200})")
 _GPU_HEAD = re.compile(r"\s{0,40}GPU (\d{1,6}): (.{0,200}?)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}")
 _REMOTE = re.compile(
-    r"\s{0,40}Link (\d{1,4}): (?:Remote Device )?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"
+    r"\s{0,40}Link (\d{1,4}): (?:Remote Device )?"
+    r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"
 )
 _SPEED = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}",
@@ -66,7 +69,8 @@ _SPEED = re.compile(
 _SNIFF = re.compile(
     r"^[ \t>/#*|]{0,40}(?:"
     r"GPU\d{1,6}[ \t|]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
-    r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)(?=[ \t|\r]|$)"
+    r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)"
+    r"(?=[ \t|\r]|$)"
     r"|GPU \d{1,6}: [^\n]{0,200}\(UUID: [^\n]{0,100}\)\s{0,40}\n[ \t]{1,40}Link \d"
     r"|NVML: Unable to retrieve NVLink information"
     r"|Failed to run topology matrix)",
@@ -76,9 +80,7 @@ _SNIFF = re.compile(
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A line of a matrix: a cell for each device column (None: not printed), and affinities by the
-    names of their columns.
-    """
+    """A row of a matrix: cells of the device columns (None: not printed) and named affinities."""
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
@@ -86,11 +88,10 @@ class MatrixRow:
 
 @dataclass
 class LabelMatrix:
-    """A matrix: the devices of its columns in order, its rows by device, and the flag of `-p2p` if
-    a line before gives it.
+    """A matrix: its devices in the order of columns, its rows by device, and the flag of `-p2p`.
 
-    `start` is the line of the command that printed it, where it is there; `host` the host of the
-    prompt in that line, None where there is none; `has_nvlinks` is False for a matrix of `-mp`.
+    `start` is the line of the command that printed the matrix, else of its heading; `host` is the
+    host in that line's prompt; `has_nvlinks` is False for a matrix of `-mp`.
     """
 
     line: int
@@ -105,14 +106,14 @@ class LabelMatrix:
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """The names of its devices as a set."""
+        """The names of the devices as a set."""
         return frozenset(self.names)
 
 
 @dataclass
 class NvlinkListing:
-    """What `nvidia-smi nvlink` says of a GPU: bus addresses of remote ends (-R), rates in GB/s or
-    None if inactive (-s).
+    """A GPU in `nvidia-smi nvlink`: by link, remote bus addresses (-R) and GB/s or None if inactive
+    (-s).
     """
 
     name: str = ""
@@ -120,12 +121,18 @@ class NvlinkListing:
     remote: dict[int, str] = field(default_factory=dict)
     speed: dict[int, str | None] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """The GPU's name and UUID, as far as they are printed, by the keys of facts and devices."""
+        named = {"name": self.name, "uuid": self.uuid}
+        return {key: text for key, text in named.items() if text}
+
 
 @dataclass
 class SmiOutput:
-    """All parts of a text; `nvlinks_by_gpu` are by GPU index.
+    """All parts of a text: `nics` maps a column to its name in the legend.
 
-    `failed` is the line where nvidia-smi gave the matrix up, `stray` that of the first row of a
+    `failed` is the line in which nvidia-smi gave up on the matrix, `stray` the first row of a
     matrix without a heading.
     """
 
@@ -137,31 +144,30 @@ class SmiOutput:
 
 
 def looks_like(text: str) -> bool:
-    """Return whether nvidia-smi printed a text, or a part of it: a matrix, or a GPU's links. Looks
-    at the first megabyte.
-    """
+    """Return whether a text's first megabyte contains output of nvidia-smi: a matrix or links."""
     head = text[:_SNIFF_CHARACTERS]
     return "GPU" in head and _SNIFF.search(_remove_codes(head)) is not None
 
 
 def parse_output(text: str, where: str) -> SmiOutput:
-    """Return the parts of a text. Raises InputError for more than MAX_COLUMNS devices or MAX_TABLES
-    matrices.
+    """Split a text into its parts.
+
+    Raises InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
+    for rows that do not fit their heading.
     """
     output = SmiOutput()
     matrix: LabelMatrix | None = None
     listing: NvlinkListing | None = None
     flag: str | None = None
     command: tuple[int, str] | None = None
-    last = text.count("\n")  # lines that end; what comes after breaks off
+    last = text.count("\n")  # a line after the last newline may be cut off
     for number, line in _iterate_lines(text, where):
         if not _WORTH_A_LOOK.search(line) and (
             matrix is None or line.split(maxsplit=1)[0] not in matrix.known
         ):
             matrix = None if line.strip() in _ENDS else matrix
             continue
-        # the flag belongs to the next matrix: a command line or a title stands above what it
-        # printed
+        # the flag belongs to the next matrix: commands and titles stand above their output
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None
@@ -169,12 +175,10 @@ def parse_output(text: str, where: str) -> SmiOutput:
         if "Failed to run topology matrix" in line:
             output.failed = number
         elif (heading := _parse_heading(line, number, flag, where)) is not None:
-            heading.start, said = command or (number, "")
-            prompt = _PROMPT.search(said)
-            heading.host, heading.has_nvlinks = (
-                prompt.group(1) if prompt else None,
-                "topo -mp" not in said,
-            )
+            heading.start, typed = command or (number, "")
+            prompt = _PROMPT.search(typed)
+            heading.host = prompt.group(1) if prompt else None
+            heading.has_nvlinks = "topo -mp" not in typed
             matrix, listing, flag, command = heading, None, None, None
             output.tables.append(matrix)
             if len(output.tables) > MAX_TABLES:
@@ -205,9 +209,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
 
 
 def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that may matter, with their numbers, without terminal codes. InputError for
-    more than MAX_LINES.
-    """
+    """Yield the numbers and texts of lines that may matter, without terminal codes and markup."""
     for number, raw in enumerate(text.split("\n"), 1):
         if number > MAX_LINES:
             raise InputError(
@@ -216,7 +218,7 @@ def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
             )
         if len(raw) < 3 or raw.isspace():
             continue
-        if len(raw) > _MAX_LINE:
+        if len(raw) > _MAX_LINE_CHARACTERS:
             if _SNIFF.match(_ANSI.sub("", raw[:1000])):
                 raise InputError(f"{where}: line {number} has {len(raw)} characters; {_TOO_WIDE}")
             continue
@@ -224,15 +226,13 @@ def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
 
 
 def _remove_codes(text: str) -> str:
-    """Return a text without the codes of terminals and the spaces of web pages."""
+    """Remove the codes of terminals and the non-breaking spaces of web pages."""
     text = _ANSI.sub("", text) if "\x1b" in text else text
     return text.replace("\x00", " ").replace("&nbsp;", " ").replace("\xa0", " ")
 
 
 def _remove_markup(line: str) -> str:
-    """Return a line without the mark that a document begins it with; a row of a table gets tabs for
-    its bars.
-    """
+    """Remove the mark with which a document begins a line; in a table, replace bars by tabs."""
     mark = _MARK_UP.match(line)
     if mark is None:
         return line
@@ -240,13 +240,8 @@ def _remove_markup(line: str) -> str:
     return content.rstrip().removesuffix("|").replace("|", "\t") if "|" in mark.group() else content
 
 
-_TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
-
-
 def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
-    """Return the matrix that a heading opens: GPUs, then other devices, then affinities. None for
-    any other line.
-    """
+    """Parse a heading (GPUs, other devices, affinities); return None for any other line."""
     before = _BEFORE_HEADING.match(line)
     line = line[before.end() :] if before else line
     start = line.split(maxsplit=2)[:2]
@@ -257,19 +252,20 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     words = [part for word in line.split() for part in _GLUED_NAMES.split(word)]
     names = [word for word in words if word not in _COLUMN_OF]
     columns = tuple(_COLUMN_OF[word] for word in words if word in _COLUMN_OF)
-    gpus = sum(GPU_NAME.fullmatch(name) is not None for name in names)
     others = [name for name in names if not GPU_NAME.fullmatch(name)]
     if (
         any(_KNOWN_LABEL.fullmatch(name) or not _DEVICE.fullmatch(name) for name in others)
         or words[: len(names)] != names
     ):
         return None
-    numbered = all(re.search(r"\d", name) for name in others)
-    if not columns and not (numbered and (gpus > 1 or line[0].isspace())):
+    # without affinity columns, prose that begins with the name of a GPU is no heading
+    is_numbered = all(re.search(r"\d", name) for name in others)
+    has_gpus = len(names) - len(others) > 1 or line[0].isspace()
+    if not columns and not (is_numbered and has_gpus):
         return None
     if len(names) > MAX_COLUMNS:
         raise InputError(
-            f"{where}: line {number} is the head of a matrix of {len(names)} devices; {_TOO_WIDE}"
+            f"{where}: line {number} has the heading of {len(names)} devices; {_TOO_WIDE}"
         )
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
@@ -282,11 +278,11 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
 def _parse_row(
     line: str, matrix: LabelMatrix, where: str, number: int, is_cut_off: bool
 ) -> tuple[str, MatrixRow] | None:
-    """Return a row of the matrix, with the device that it is of; None for any other line.
+    """Parse a row of the matrix and return its device and cells; None for any other line.
 
-    Labels that lost the tab between them are split. Raises InputError where the cells are not as
-    many as the columns, since then it cannot be told which cell is whose; but where the text breaks
-    off in the row (`is_cut_off`), the first are known.
+    Labels that lost the tab between them are split. Raises InputError unless there are as many
+    cells as columns, since it is then unknown which cell belongs to which column; only the first
+    cells of a row in which the text breaks off (`is_cut_off`) are known to be in place.
     """
     words = line.split(maxsplit=2)
     if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
@@ -307,44 +303,36 @@ def _parse_row(
     if len(cells) > width or (len(cells) < width and not is_cut_off):
         raise InputError(
             f"{where}: line {number}: the row of {words[0]} has {len(cells)} cells for {width} "
-            "columns; "
-            "give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), with its "
-            "tabs"
+            "columns; give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), "
+            "with its tabs"
         )
     cells += [None] * (width - len(cells))
     texts = [word for word in rest if word]
-    columns = (
-        matrix.columns
-        if not rest or rest[0]
-        else matrix.columns[max(0, len(matrix.columns) - len(texts)) :]
-    )
+    columns = matrix.columns
+    if rest and not rest[0]:  # an empty first affinity: the others are in the last columns
+        columns = columns[max(0, len(columns) - len(texts)) :]
     return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
 
 
 def _is_one_label(cell: str) -> bool:
-    """Return whether a cell is a label, and not several that lost the tabs between them."""
-    return _LABEL.fullmatch(cell) is not None and not (
-        _GLUED_LABELS.fullmatch(cell) and not _KNOWN_LABEL.fullmatch(cell)
-    )
+    is_glued = _GLUED_LABELS.fullmatch(cell) and not _KNOWN_LABEL.fullmatch(cell)
+    return _LABEL.fullmatch(cell) is not None and not is_glued
 
 
 def _split_glued(word: str) -> list[str]:
-    """Return the labels of a word that lost its tabs: NODE and PXB of `NODEPXB`, SYS and 0-15 of
-    `SYS0-15`.
+    """Split a word that lost its tabs: `NODEPXB` into NODE and PXB, `SYS0-15` into SYS and 0-15.
 
-    `NV18` followed by a number is left as it is: where the one ends and the other begins cannot be
-    told.
+    `NV18` followed by a number stays whole: nothing says where one ends and the other begins.
     """
     if _KNOWN_LABEL.fullmatch(word):
         return [word]
     if _GLUED_LABELS.fullmatch(word):
-        return _EACH_LABEL.findall(word)
+        return _KNOWN_LABEL.findall(word)
     glued = _GLUED_AFFINITY.fullmatch(word)
     return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
 
 
 def _parse_link(line: str, listing: NvlinkListing) -> None:
-    """Add the link of a line, if it is one, to a GPU's listing."""
     if remote := _REMOTE.fullmatch(line):
         listing.remote.setdefault(int(remote.group(1)), normalize_bus_id(remote.group(2)))
     elif speed := _SPEED.fullmatch(line):
@@ -352,6 +340,6 @@ def _parse_link(line: str, listing: NvlinkListing) -> None:
 
 
 def normalize_bus_id(text: str) -> str:
-    """Return a PCI address as Linux writes it: `00000000:D5:00.0` is `0000:d5:00.0`."""
+    """Write a PCI address as Linux does: `0000:d5:00.0` for `00000000:D5:00.0`."""
     domain, _, rest = text.partition(":")
     return f"{int(domain, 16):04x}:{rest}".lower()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from ...facts import Facts, keys, load_facts
 from ...facts.keys import gpu_subject
@@ -26,103 +25,78 @@ _GPU_ID = re.compile(r"gpu(\d{1,6})")
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as `nvidia-smi topo -m` prints a machine: GPUs and NICs against each
-    other, affinities, legends.
+    """Write the topology as `nvidia-smi topo -m` prints a machine: labels, affinities, legends.
 
-    GPUs are called by the numbers in their ids where all are `gpuN`, by their ranks otherwise. Connections
-    that nvidia-smi has no label for (XGMI#, LNK, SW, NET, DIS) have those of topo/matrix.py, which
-    the legend explains. `read` gets back as much as the format has room for: the text of what it
-    reads is this text.
+    GPUs have the numbers in their ids if all are `gpuN`, else their ranks. For routes without a
+    label of nvidia-smi, topo/matrix.py has labels (XGMI#, LNK, SW, NET, DIS), which the legend
+    explains. `read` restores as much as the format has room for: writing what it reads gives the
+    same text.
     """
     connections, facts = ConnectionFinder(topology), load_facts(topology.extra, topology.name)
-    nics = [device for device in topology.devices if device.kind == "nic"]
-    names = {**_name_gpus(topology), **{nic.id: f"NIC{i}" for i, nic in enumerate(nics)}}
+    names = {ident: f"GPU{rank}" for rank, ident in enumerate(topology.ranks)}
+    if all(_GPU_ID.fullmatch(ident) for ident in names):
+        names = {ident: ident.upper() for ident in names}
+    nics = [device.id for device in topology.devices if device.kind == "nic"]
+    names |= {nic: f"NIC{i}" for i, nic in enumerate(nics)}
     labels = {src: [connections.find(src, dst).label for dst in names] for src in names}
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
-        cells = (f" {label} " if label == "X" else label for label in labels[ident])
-        lines.append(
-            "\t".join((name, *cells, *_write_affinities(topology, connections, facts, ident)))
-        )
-    lines += [
-        "",
-        "Legend:",
-        "",
-        *_write_legend({label for row in labels.values() for label in row}),
-    ]
+        cells = [f" {label} " if label == "X" else label for label in labels[ident]]
+        if ident not in nics:
+            cells += _write_affinities(topology, connections, facts, topology.by_id[ident])
+        lines.append("\t".join((name, *cells)))
+    own = {re.sub(r"\d+$", "#", x) for row in labels.values() for x in row} - _LEGEND.keys()
+    legend = _LEGEND | {x: f"{LABELS[x]} (a label of topoplan)" for x in LABELS if x in own}
+    lines += ["", "Legend:", ""]
+    lines += [f"  {label:4} = {meaning}" for label, meaning in legend.items()]
     if nics:
-        lines += [
-            "",
-            "NIC Legend:",
-            "",
-            *(f"  {names[nic.id]}: {' '.join(nic.id.split())}" for nic in nics),
-        ]
+        lines += ["", "NIC Legend:", ""]
+        lines += [f"  {names[nic]}: {' '.join(nic.split())}" for nic in nics]
     return "\n".join(lines) + "\n"
 
 
-def _name_gpus(topology: Topology) -> dict[str, str]:
-    """Return the name in the matrix of each GPU."""
-    numbers = [_GPU_ID.fullmatch(ident) for ident in topology.ranks]
-    if all(numbers):
-        return {ident: ident.upper() for ident in topology.ranks}
-    return {ident: f"GPU{rank}" for rank, ident in enumerate(topology.ranks)}
-
-
-def _write_legend(labels: set[str]) -> Iterator[str]:
-    """Yield the legend of nvidia-smi, then the other labels that occur."""
-    for label, meaning in _LEGEND.items():
-        yield f"  {label:4} = {meaning}"
-    other_labels = {re.sub(r"\d+$", "#", label) for label in labels} - _LEGEND.keys()
-    for label in (label for label in LABELS if label in other_labels):
-        yield f"  {label:4} = {LABELS[label]} (a label of topoplan)"
-
-
 def _write_affinities(
-    topology: Topology, connections: ConnectionFinder, facts: Facts, ident: str
+    topology: Topology, connections: ConnectionFinder, facts: Facts, gpu: Device
 ) -> tuple[str, ...]:
-    """Return CPU affinity, NUMA affinity and the GPU's own NUMA node, with the empty fields that
-    nvidia-smi aligns with.
+    """Return a GPU's CPU and NUMA affinity, the empty field by which nvidia-smi aligns, and the
+    NUMA node of its memory.
     """
-    device = topology.by_id[ident]
-    if device.kind != "gpu":
-        return ()
-    match = _GPU_ID.fullmatch(ident)
+    match = _GPU_ID.fullmatch(gpu.id)
     subject = gpu_subject(match.group(1)) if match else ""
-    cpu = _find_nearest_cpu(topology, connections, device)
-    cpu_node = None if cpu is None else cpu.numa_node
-    affinities = (
+    cpu = _find_nearest_cpu(topology, connections, gpu)
+    cpus = (
         facts.get_text(subject, keys.GPU_CPU_AFFINITY),
-        device.extra.get("cpus"),
-        None if cpu is None else cpu.extra.get("cpus"),
+        gpu.extra.get("cpus"),
+        cpu and cpu.extra.get("cpus"),
     )
-    nodes = (facts.get_text(subject, keys.GPU_NUMA_NODE), device.numa_node, cpu_node)
-    gpu_node = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
-    return (_choose_first(affinities), _choose_first(nodes), "", _choose_first((gpu_node,)))
+    nodes = (
+        facts.get_text(subject, keys.GPU_NUMA_NODE),
+        gpu.numa_node,
+        cpu and cpu.numa_node,
+    )
+    own_node = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
+    return _choose_first(cpus), _choose_first(nodes), "", _choose_first((own_node,))
 
 
 def _choose_first(values: tuple[object, ...]) -> str:
     """Return the first value that is a number or a list of ranges of numbers, else N/A."""
-    texts = ("".join(str(text).split()) for text in values if text is not None)
+    texts = ("".join(str(value).split()) for value in values if value is not None)
     return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
 
 
 def _find_nearest_cpu(
     topology: Topology, connections: ConnectionFinder, gpu: Device
 ) -> Device | None:
-    """Return the CPU that a GPU reaches with the fewest links; where it reaches none, the one of
-    its NUMA node.
-    """
+    """Return the CPU that a GPU reaches over the fewest links, else the one of its NUMA node."""
     cpus = [device for device in topology.devices if device.kind == "cpu"]
-    routes = (
-        (route, cpu) for cpu in cpus if (route := connections.route(gpu.id, cpu.id)) is not None
+    lengths = {
+        cpu.id: len(route)
+        for cpu in cpus
+        if (route := connections.route(gpu.id, cpu.id)) is not None
+    }
+    if lengths:
+        return topology.by_id[min(lengths, key=lambda ident: lengths[ident])]
+    same_node = (
+        cpu for cpu in cpus if gpu.numa_node is not None and cpu.numa_node == gpu.numa_node
     )
-    near = min(
-        ((len(route), n, cpu) for n, (route, cpu) in enumerate(routes)),
-        default=None,
-        key=lambda entry: entry[:2],
-    )
-    if near is not None:
-        return near[2]
-    return next(
-        (cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node), None
-    )
+    return next(same_node, None)

@@ -1,0 +1,114 @@
+"""The topology that is inferred from a matrix, and the rates that are assumed for its links.
+
+A matrix gives no rates; the number of NVLinks reveals the generation of the GPUs. V100 have 6
+NVLinks and PCIe Gen3, A100 12 and Gen4, H100 and B200 18 and Gen5 (NVIDIA's datasheets). Machines
+are built with NICs that match their GPUs: HDR InfiniBand (200 Gb/s) in DGX A100, NDR (400 Gb/s) in
+DGX H100 and B200. H100 PCIe and NVL cards with bridges have 12 NVLinks, too; they are taken for
+A100, which a stated rate of PCIe (48 GB/s) corrects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from ...graph import Device, Link, both_ways
+from ...hardware import NVLINK_LINKS_PER_GPU, PCIE_GTps, PcieLink, pcie_link
+from ...notes import assumed
+from .cells import Cells, count_nvlinks, iterate_members
+
+# No GPU has more NVLinks than this.
+MAX_NVLINKS = max(NVLINK_LINKS_PER_GPU.values())
+# For GPUs with more NVLinks than the first number: PCIe link, GB/s of a NIC, assumed generation.
+_BY_NVLINKS = (
+    (12, PcieLink(5, 16), Fraction(50), "H100 and later: 18 NVLinks"),
+    (6, PcieLink(4, 16), Fraction(25), "A100: 12 NVLinks"),
+)
+
+
+@dataclass(frozen=True)
+class AssumedRates:
+    """The assumed PCIe link and GB/s of a NIC (None: unknown), each with its source."""
+
+    pcie: PcieLink
+    pcie_source: str
+    nic_GBps: Fraction | None = None
+    nic_source: str = ""
+
+
+# Assumed if NVLinks reveal nothing.
+UNKNOWN_RATES = AssumedRates(
+    pcie_link(None, None), assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
+)
+
+
+def assume_rates(cells: Cells) -> AssumedRates:
+    """Return the rates to assume for a machine, by the largest number of NVLinks of any GPU."""
+    most = max((_count_gpu_nvlinks(row) for row in cells.labels), default=0)
+    for fewer, pcie, nic_GBps, generation in _BY_NVLINKS:
+        if most > fewer:
+            by_gpus = f"by the GPUs ({generation})"
+            speed = f"{float(PCIE_GTps[pcie.generation]):g} GT/s"
+            return AssumedRates(
+                pcie,
+                assumed(f"Gen{pcie.generation} x{pcie.width} ({speed}), {by_gpus}"),
+                nic_GBps,
+                f"{float(nic_GBps) * 8:g} Gb/s, {by_gpus}",
+            )
+    return UNKNOWN_RATES
+
+
+def _count_gpu_nvlinks(row: list[str | None]) -> int:
+    """Add up a GPU's NVLinks; more than a GPU has lead to NVSwitches: then the largest counts."""
+    counts = [count_nvlinks(label) for label in row]
+    return sum(counts) if sum(counts) <= MAX_NVLINKS else max(counts)
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """CPUs (`0-19,40-59`) and NUMA node near a GPU; None if its row does not give them."""
+
+    cpus: str | None = None
+    numa_node: int | None = None
+
+
+# The affinity of a row with `N/A` for both.
+UNKNOWN = Affinity()
+
+
+@dataclass
+class InferredTopology:
+    """Devices and links inferred so far; sets of devices are bit masks over the columns.
+
+    `node` and `root` hold the NUMA node and root complex of a column's device. `overruled` holds
+    pairs whose labels were not followed, which a note explains; `unplaced` is the set of NICs whose
+    CPU is a guess.
+    """
+
+    cells: Cells
+    affinities: dict[int, Affinity]
+    source: str
+    devices: list[Device] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rates: AssumedRates = UNKNOWN_RATES
+    node: dict[int, int] = field(default_factory=dict)
+    root: dict[int, str] = field(default_factory=dict)
+    overruled: set[frozenset[int]] = field(default_factory=set)
+    has_nic_rows: bool = True
+    unplaced: int = 0
+
+    def pick_id(self, stem: str, number: int | None = None) -> str:
+        """Return `stem` with the number, or with the first free one if that is taken or None."""
+        used = {*self.cells.ids, *(device.id for device in self.devices)}
+        if number is not None and f"{stem}{number}" not in used:
+            return f"{stem}{number}"
+        return next(name for n in range(len(used) + 1) if (name := f"{stem}{n}") not in used)
+
+    def join(self, link: Link) -> None:
+        """Add a link in both directions."""
+        self.links += both_ways(link)
+
+    def get_names(self, mask: int) -> list[str]:
+        """Return the ids of a set's devices."""
+        return [self.cells.ids[i] for i in iterate_members(mask)]
