@@ -1,7 +1,7 @@
 """Upper bounds on what a collective can reach on a topology, with the certificates that prove them,
 and their checker.
 
-`any_way.py` is for any use of the links, `one_way.py` for one way a pair of GPUs, `in_network.py`
-where switches add that could; `cuts.py` finds cuts. `certificate.py` checks, and knows nothing of
-how a certificate was found.
+`multipath.py` is for any use of the links, `single_path.py` for one route a pair of GPUs,
+`in_network.py` where switches add that could; `cuts.py` finds cuts. `certificate.py` checks, and
+depends on none of the searches.
 """

@@ -1,5 +1,5 @@
-"""An independent checker of bounds: it redoes a certificate's arithmetic exactly, without knowing
-how it was found.
+"""Check bounds independently: redo a certificate's arithmetic exactly, without knowing how it was
+found.
 
 Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a
 share of the buffer, divided by the bandwidth of the links that lead out, is a lower bound on the
@@ -8,8 +8,8 @@ algorithm, in-network copying and adding included.
 
 Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be
 the least price of a path between two GPUs, M the weight of a minimum spanning tree of the GPUs
-under d. Contract the parts of any partition into p parts: everybody must hear of everybody, which
-takes 2 (p - 1) one-way messages between parts (Harary, Schwenk 1974); summed over the partitions
+under d. Contract the parts of any partition into p parts: each part must hear of all others, which
+takes 2 (p - 1) directed messages between parts (Harary, Schwenk 1974); summed over the partitions
 that Kruskal's algorithm passes through, each unit of buffer pays at least 2 M. Hence time >= 2 M /
 sum over directed links of bandwidth * price (the dual of tree packing: Tutte, Nash-Williams 1961).
 M is found as Mehlhorn does (1988): the nearest GPU of every device first, then Kruskal over the
@@ -27,18 +27,18 @@ algorithm without coding; allreduce's for schedules that bring each unit togethe
 spread it from there. (Whether any other could pay less where prices differ by direction is open;
 over 9,000 random instances of up to 4 ranks none did.)
 
-Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has one way, the
-system's own route (topo/routes.py), and data is handed on, combined and copied at GPUs only. They
-are as above with other distances: directed prices, and between two GPUs what their own route costs
-(route_prices.py). For alltoall, gather and scatter a rank's share pays the cheapest way from GPU to
-GPU over own routes. In "route-prices" of allreduce a pair weighs as much as its cheaper direction:
-each message between two parts pays at least that, so the argument of "prices" holds, mirrored
-routes or not. Cuts hold for one way as for any.
+Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has a single path,
+the system's own route (topo/routes.py), and GPUs alone relay, combine and copy. They are as above
+with other distances: directed prices, and between two GPUs what their own route costs (prices.py).
+For alltoall, gather and scatter a rank's share pays the cheapest sequence of own routes from GPU to
+GPU. In "route-prices" of allreduce a pair weighs as much as its cheaper direction: each message
+between two parts pays at least that, so the argument of "prices" holds, mirrored routes or not.
+Cuts hold for single paths as for any use of the links.
 
 Prices alone prove nothing where switches add or copy. There a certificate of prices names, for
 every such device, a GPU that it is `joined` with; prices are then those of the machine in which
-each is one with its GPU. That machine can do at least as much: what the switch did its GPU does
-now, for nothing, all links between different GPUs and plain devices are still there, and a step's
+each is one with its GPU. That machine can do at least as much: its GPU does what the switch did,
+for nothing, all links between different GPUs and plain devices are still there, and a step's
 streams through a switch become messages to its GPU and on from it, one stream after the other, from
 the leaves of what is added up (or from the source of what is spread) on. As no plain device adds or
 copies, what prices prove for it holds for both.
@@ -62,8 +62,15 @@ from ...topo.routes import Router
 from ...topo.schema import Label
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
-from .path_prices import find_distances, spanning_tree_price
-from .route_prices import matrix_of, own_distances, relayed, spanning_price
+from .prices import (
+    Distances,
+    matrix_of,
+    path_distances,
+    path_tree_price,
+    relayed_distances,
+    route_distances,
+    route_tree_price,
+)
 
 Prices = dict[tuple[str, str], Fraction]
 
@@ -105,7 +112,7 @@ class Bound:
     """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves
     it.
 
-    `kind` is "cut", "prices" or "tree-prices", or of one way a pair "route-prices" or
+    `kind` is "cut", "prices" or "tree-prices", or for single paths "route-prices" or
     "route-tree-prices"; see the module's docstring.
     """
 
@@ -144,7 +151,7 @@ class Bound:
         return cls(fields.s_per_GB, fields.kind, certificate)
 
 
-# What the kinds of certificates that hold for one way a pair only begin with.
+# Prefix of the kinds of certificates that hold for single paths only.
 SINGLE_PATH = "route-"
 
 
@@ -224,61 +231,52 @@ def proved_s_per_GB(
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
         total = (
-            spanning_price(own_distances(prices, own), topology)
+            route_tree_price(route_distances(prices, own), topology)
             if own is not None
-            else spanning_tree_price(prices, topology)
+            else path_tree_price(prices, topology)
         )
         return 2 * total / (paid * scale)
-    if own is not None:
-        distance = own_distances(prices, own)
-        distance = relayed(distance, topology) if kind == "prices" else distance
+    if own is None:
+        distance = path_distances(prices, topology)
     else:
-        distance = {gpu: find_distances(gpu, prices, topology) for gpu in topology.ranks}
+        distance = route_distances(prices, own)
+        distance = relayed_distances(distance, topology) if kind == "prices" else distance
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
 
 
 def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
-    """Return the machine in which some devices are one with the GPUs given, and links between the
-    two are gone.
+    """Return the machine in which some devices are one with the GPUs given, without the links
+    between the two.
     """
     for device, gpu in gpu_of.items():
-        if (
-            device not in topology.by_id
-            or gpu not in topology.by_id
-            or topology.by_id[gpu].kind != "gpu"
-        ):
+        if device not in topology.by_id or gpu not in topology.ranks:
             raise VerificationError(
                 f"bound: {device!r} is joined with {gpu!r}; expected a device and a GPU of the "
                 "topology"
             )
-        if topology.by_id[device].kind == "gpu":
+        if device in topology.ranks:
             raise VerificationError(
                 f"bound: {device!r} is a GPU; only other devices may be joined with one"
             )
-    moved = (replace(x, src=gpu_of.get(x.src, x.src), dst=gpu_of.get(x.dst, x.dst)) if x.src in gpu_of or x.dst in gpu_of
-             else x for x in topology.links if gpu_of.get(x.src, x.src) != gpu_of.get(x.dst, x.dst))  # fmt: skip
-    return replace(
-        topology,
-        devices=tuple(d for d in topology.devices if d.id not in gpu_of),
-        links=tuple(moved),
-    )
-
-
-Distances = dict[str, dict[str, int]]
+    links = []
+    for link in topology.links:
+        src, dst = gpu_of.get(link.src, link.src), gpu_of.get(link.dst, link.dst)
+        if src != dst:
+            moved = (src, dst) != (link.src, link.dst)
+            links.append(replace(link, src=src, dst=dst) if moved else link)
+    devices = tuple(d for d in topology.devices if d.id not in gpu_of)
+    return replace(topology, devices=devices, links=tuple(links))
 
 
 def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
     """Return what all pieces pay together: each goes from one rank to another on a cheapest
     path.
     """
-    root = topology.ranks[collective.root or 0]
-    if collective.name == "scatter":
-        pairs = [(root, gpu) for gpu in topology.ranks if gpu != root]
-    elif collective.name == "gather":
-        pairs = [(gpu, root) for gpu in topology.ranks if gpu != root]
-    else:
-        pairs = [(a, b) for a in topology.ranks for b in topology.ranks if a != b]
+    roots = [topology.ranks[collective.root or 0]]
+    sources = roots if collective.name == "scatter" else topology.ranks
+    targets = roots if collective.name == "gather" else topology.ranks
+    pairs = [(a, b) for a in sources for b in targets if a != b]
     apart = next(((a, b) for a, b in pairs if b not in distance[a]), None)
     if apart:
         raise VerificationError(f"bound: {apart[1]!r} cannot be reached from {apart[0]!r}")
@@ -300,15 +298,11 @@ def _price_of_trees(distance: Distances, collective: Collective, topology: Topol
             raise VerificationError(f"bound: no tree joins all GPUs to {gpus[root]!r}")
         return paid
 
-    if collective.name == "broadcast":
-        return Fraction(total(matrix, collective.root or 0))
-    if collective.name == "reduce":
-        return Fraction(total(matrix.T, collective.root or 0))
-    if collective.name == "allgather":
-        return Fraction(sum(total(matrix, v) for v in range(len(gpus))), len(gpus))
-    if collective.name == "reduce-scatter":
-        return Fraction(sum(total(matrix.T, v) for v in range(len(gpus))), len(gpus))
-    return Fraction(min(total(matrix, v) + total(matrix.T, v) for v in range(len(gpus))))
+    if collective.name == "allreduce":
+        return Fraction(min(total(matrix, v) + total(matrix.T, v) for v in range(len(gpus))))
+    facing = matrix.T if collective.reduces else matrix
+    roots = range(len(gpus)) if collective.root is None else [collective.root]
+    return Fraction(sum(total(facing, v) for v in roots), len(roots))
 
 
 _MIRRORED = ("prices", "allreduce")
@@ -323,8 +317,7 @@ _PRICED: Mapping[tuple[str, str], Callable[[Distances, Collective, Topology], Fr
 
 def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topology) -> Fraction:
     """Return what must cross the cut around `inside` over what can, per second."""
-    unknown = inside - set(topology.by_id)
-    if unknown:
+    if unknown := inside - topology.by_id.keys():
         raise VerificationError(
             f"bound: the cut names {min(unknown)!r}, which the topology does not have"
         )
@@ -332,17 +325,17 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
     # apart one by one.
     n = collective.ranks
     within = sum(gpu in inside for gpu in topology.ranks)
-    without = n - within
+    outside = n - within
     root_inside = collective.root is not None and topology.ranks[collective.root] in inside
     crossing = {
-        "allreduce": Fraction(bool(within and without)),
-        "allgather": Fraction(within if without else 0, n),
-        "reduce-scatter": Fraction(without if within else 0, n),
-        "broadcast": Fraction(bool(root_inside and without)),
+        "allreduce": Fraction(bool(within and outside)),
+        "allgather": Fraction(within if outside else 0, n),
+        "reduce-scatter": Fraction(outside if within else 0, n),
+        "broadcast": Fraction(bool(root_inside and outside)),
         "reduce": Fraction(bool(within and not root_inside)),
         "gather": Fraction(0 if root_inside else within, n),
-        "scatter": Fraction(without if root_inside else 0, n),
-        "alltoall": Fraction(within * without, n),
+        "scatter": Fraction(outside if root_inside else 0, n),
+        "alltoall": Fraction(within * outside, n),
     }[collective.name]
     out = sum(
         (c for (a, b), c in topology.capacity_GBps.items() if a in inside and b not in inside),

@@ -1,4 +1,4 @@
-"""Cuts that a collective's data must cross: the narrowest that maximum flows on whole numbers find
+"""Find the narrowest cuts that a collective's data must cross, by maximum flows on whole numbers
 (OR-tools).
 """
 
@@ -19,11 +19,12 @@ from ..ir.collective import Collective
 from .certificate import Bound, bound_of
 
 # Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
-_MOST_FLOW = 1 << 62
-# Cuts between low and high ranks that are tried for alltoall.
+_MAX_FLOW = 1 << 62
+# Cuts between low and high ranks that are tried for alltoall on direct networks, as grids number
+# their ranks row by row: one for each sixteenth of the ranks.
 _PREFIXES = 16
-# With more GPUs, cuts are sought towards one GPU of each class only: the others mostly give the
-# same.
+# With more GPUs, cuts are sought towards one GPU of each class only: each takes a maximum flow, and
+# the others of a class mostly give the same.
 _CUT_RANKS = 256
 
 
@@ -43,38 +44,35 @@ class _Flow:
     """Maximum flows on a topology from a super-source, in exact whole numbers."""
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.number = {d.id: i for i, d in enumerate(topology.devices)}
-        self.a = np.array([self.number[a] for a, _ in topology.capacity_GBps], dtype=np.int64)
-        self.b = np.array([self.number[b] for _, b in topology.capacity_GBps], dtype=np.int64)
-        self.base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
-        self.whole = [int(c * self.base) for c in topology.capacity_GBps.values()]
-        self.most = max(self.whole)
+        self._number = {d.id: i for i, d in enumerate(topology.devices)}
+        ends = [(self._number[a], self._number[b]) for a, b in topology.capacity_GBps]
+        self._src, self._dst = np.array(ends, dtype=np.int64).T
+        self._base = lcm(*(c.denominator for c in topology.capacity_GBps.values()))
+        self._whole = [int(c * self._base) for c in topology.capacity_GBps.values()]
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
         """Return the source's side of a minimum cut if `target` cannot receive all of `supply`
         (GB/s by GPU), else None.
         """
-        scale = lcm(self.base, *{s.denominator for s in supply.values()})
+        scale = lcm(self._base, *{s.denominator for s in supply.values()})
         wanted = {gpu: int(rate * scale) for gpu, rate in supply.items()}
-        times = scale // self.base
-        if max(self.most * times, sum(wanted.values())) >= _MOST_FLOW:
-            raise InfeasibleError(
-                f"the flow to {target} is too large to be computed in whole numbers"
-            )
+        times = scale // self._base
         flow = max_flow.SimpleMaxFlow()
-        source = len(self.number)
-        flow.add_arcs_with_capacity(self.a, self.b, np.array(self.whole, dtype=np.int64) * times)
-        for gpu, rate in wanted.items():
-            flow.add_arc_with_capacity(source, self.number[gpu], rate)
-        if flow.solve(source, self.number[target]) != flow.OPTIMAL:
+        source, sink = len(self._number), self._number[target]
+        fits = max(max(self._whole) * times, sum(wanted.values())) < _MAX_FLOW
+        if fits:
+            widths = np.array(self._whole, dtype=np.int64) * times
+            flow.add_arcs_with_capacity(self._src, self._dst, widths)
+            for gpu, rate in wanted.items():
+                flow.add_arc_with_capacity(source, self._number[gpu], rate)
+        if not fits or flow.solve(source, sink) != flow.OPTIMAL:
             raise InfeasibleError(
                 f"the flow to {target} is too large to be computed in whole numbers"
             )
         if flow.optimal_flow() == sum(wanted.values()):
             return None
         side = set(flow.get_source_side_min_cut())
-        return frozenset(d for d, i in self.number.items() if i in side)
+        return frozenset(device for device, i in self._number.items() if i in side)
 
 
 def _worst_cut(
@@ -93,7 +91,7 @@ def _worst_cut(
     """
     flow = _Flow(topology)
     targets = _one_of_each_class(topology, targets, hub)
-    best = bound_of_cut(set(topology.by_id) - {targets[0]}, collective, topology)
+    best = bound_of_cut(topology.by_id.keys() - {targets[0]}, collective, topology)
     for target in targets:
         while (cut := flow.violated_cut(supply_of(best.s_per_GB), target)) is not None:
             best = bound_of_cut(cut, collective, topology)
@@ -108,9 +106,7 @@ def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> 
     """
     if len(gpus) <= _CUT_RANKS:
         return gpus
-    colour = dict(
-        zip((d.id for d in topology.devices), colours(topology, hub).tolist(), strict=True)
-    )
+    colour = dict(zip(topology.by_id, colours(topology, hub).tolist(), strict=True))
     return list({colour[gpu]: gpu for gpu in reversed(gpus)}.values())
 
 
@@ -140,10 +136,13 @@ def _reversed_cut(collective: Collective, topology: Topology) -> Bound:
     """Return the complement of the opposite collective's cut on the reversed topology
     (reduce-scatter, reduce, scatter).
     """
-    opposite = _CUTS[collective.reversed().name](collective.reversed(), topology.reversed())
-    return bound_of_cut(
-        set(topology.by_id) - set(opposite.certificate["inside"]), collective, topology
-    )
+    opposite = cut_bound(collective.reversed(), topology.reversed())
+    return _complement(opposite, collective, topology)
+
+
+def _complement(cut: Bound, collective: Collective, topology: Topology) -> Bound:
+    """Return the bound of the cut around all devices that are outside another one."""
+    return bound_of_cut(topology.by_id.keys() - cut.certificate["inside"], collective, topology)
 
 
 def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
@@ -151,8 +150,7 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
     hub, others = topology.ranks[0], list(topology.ranks[1:])
     out = _worst_cut(collective, topology, lambda t: {hub: 1 / t}, others, hub)
     back = _worst_cut(collective, topology.reversed(), lambda t: {hub: 1 / t}, others, hub)
-    back = bound_of_cut(set(topology.by_id) - set(back.certificate["inside"]), collective, topology)
-    return max(out, back, key=lambda b: b.s_per_GB)
+    return max(out, _complement(back, collective, topology), key=lambda b: b.s_per_GB)
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
@@ -160,14 +158,13 @@ def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     leaf switch) and, on direct networks, of those between low and high ranks.
     """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
-    cuts = [bound_of_cut({gpu}, collective, topology) for gpu in gpus]
-    cuts += [bound_of_cut(set(topology.by_id) - {gpu}, collective, topology) for gpu in gpus]
-    cuts += [bound_of_cut(inside, collective, topology) for inside in find_narrow_groups(topology)]
+    insides: list[Iterable[str]] = [{gpu} for gpu in gpus]
+    insides += [topology.by_id.keys() - {gpu} for gpu in gpus]
+    insides += find_narrow_groups(topology)
     if len(topology.devices) == collective.ranks:
         sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
-        cuts += [
-            bound_of_cut(topology.ranks[:size], collective, topology) for size in sorted(sizes)
-        ]
+        insides += [topology.ranks[:size] for size in sorted(sizes)]
+    cuts = [bound_of_cut(inside, collective, topology) for inside in insides]
     return max(cuts, key=lambda b: b.s_per_GB)
 
 

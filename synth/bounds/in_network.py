@@ -1,5 +1,5 @@
-"""What switches could do that the topology does not say they do: the bound of a machine on which
-they add.
+"""Find the bound of a machine on which switches add that could, though its topology does not say
+they do.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def bound_in_network(
     """
     if not list_possible(topology):
         return None
-    return (
-        limit if collective.name in _ONLY_MOVES else bound(collective, switch_on(topology), effort)
-    )
+    if collective.name in _ONLY_MOVES:
+        return limit
+    return bound(collective, switch_on(topology), effort)
 
 
 def describe_assumption(topology: Topology) -> str:
-    """Return what a bound on a topology assumes of its switches."""
+    """Say what a bound on a topology assumes of its switches."""
     if not computes_in_network(topology):
         return "no switch adds or copies"
     computing = [d.id for d in topology.devices if d.kind != "gpu" and (d.can_reduce or d.can_copy)]
@@ -57,7 +57,7 @@ def describe_assumption(topology: Topology) -> str:
 
 
 def describe_possible(topology: Topology) -> str:
-    """Return which switches could add, and who says so: "nvswitch0 could add (...)"."""
+    """Say which switches could add, and by which source: "nvswitch0 could add (...)"."""
     by_source: dict[str, list[str]] = {}
     for device in list_possible(topology):
         assert device.in_network is not None

@@ -28,18 +28,21 @@ from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 
 # Prices are rounded to fractions of at most one of these denominators, the smallest that loses
-# nothing.
+# nothing: 12 and 60 hold what usual link rates divide into.
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
+# Relative error of floats from which a bound has lost something by rounding.
 _CLOSE = 1e-9
 # With more pairs of linked devices, prices are only sought by class of links.
 _SINGLE_PAIRS = 4000
 # With more GPUs, no prices of in- and out-trees are sought.
 _ROOTED_RANKS = 48
-# With more GPUs, no bound of the machine without its slow links is sought; work allowed for it.
-_MENDED_RANKS, _MENDED_WORK_S = 256, 6.0
-
-# A time at most this often the cut's counts as met by it: no other bound is sought then.
+# With more GPUs, no bound of the machine without its slow links is sought; the work allowed for it,
+# in seconds of a quiet core, and its share of the time.
+_MENDED_RANKS, _MENDED_WORK_S, _MENDED_CLOCK = 256, 6.0, 0.4
+# Paths that take at most this many times the cut's time leave prices nothing to prove.
 _NEAR_CUT = 1.002
+# Devices that a message lists.
+_LISTED = 8
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
@@ -47,39 +50,30 @@ def check_connected(collective: Collective, topology: Topology) -> None:
     must have it.
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(d.id for d in topology.devices)
+    graph.add_nodes_from(topology.by_id)
     graph.add_edges_from(topology.capacity_GBps)
     gpus = set(topology.ranks)
     hub = topology.ranks[collective.root or 0]
-    reach, reached = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
+    reach, reaching = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
     # Data must get from the hub (the root, or any GPU where there is none) to all GPUs, or from all
     # to it, or both.
-    out_needed = collective.name not in ("reduce", "gather")
-    in_needed = collective.name not in ("broadcast", "scatter")
-    for needed, side, how in (
-        (out_needed, reach, "no way leads to"),
-        (in_needed, reached, "no way leads back from"),
-    ):
-        if needed and not gpus <= side:
-            lost = sorted(gpus - side, key=topology.ranks.index)
-            listed = ", ".join(lost[:8]) + (" ..." if len(lost) > 8 else "")
-            one_way = (
-                ""
-                if topology.is_symmetric
-                else ' (a link is one-way unless it says "bidirectional": true)'
-            )
-            outside = reach if side is reach else set(topology.by_id) - reached
+    sides = []
+    if collective.name not in ("reduce", "gather"):
+        sides.append(("no path leads to", reach, reach))
+    if collective.name not in ("broadcast", "scatter"):
+        sides.append(("no path leads back from", reaching, topology.by_id.keys() - reaching))
+    for how, side, cut in sides:
+        lost = sorted(gpus - side, key=topology.ranks.index)
+        if lost:
+            listed = ", ".join(lost[:_LISTED]) + (" ..." if len(lost) > _LISTED else "")
+            hint = ' (a link has one direction unless it says "bidirectional": true)'
+            inside = [d.id for d in topology.devices if d.id in cut]
+            count = f", ... {len(inside)} in all" if len(inside) > _LISTED else ""
             raise InfeasibleError(
-                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} "
-                f"{listed}: no link leads out of the "
-                f"cut {{{_listed(outside, topology)}}}; add the links{one_way}"
+                f"{collective.name} on {topology.name!r} is impossible: from {hub} {how} {listed}: "
+                f"no link leads out of the cut {{{', '.join(inside[:_LISTED])}{count}}}; add the "
+                f"links{'' if topology.is_symmetric else hint}"
             )
-
-
-def _listed(members: set[str], topology: Topology) -> str:
-    """Name up to eight devices, and say how many there are."""
-    listed = [d.id for d in topology.devices if d.id in members]
-    return ", ".join(listed[:8]) + (f", ... {len(listed)} in all" if len(listed) > 8 else "")
 
 
 def bound(
@@ -99,13 +93,12 @@ def bound(
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology):
         bounds += _joined_prices(collective, topology, effort, progress)
-    else:
-        if collective.name == "allreduce":
-            bounds += _allreduce_prices(collective, topology, effort, progress)
-        elif collective.name == "alltoall":
-            bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
-        elif not _balanced(topology):
-            bounds += _tree_prices(collective, topology, effort, progress)
+    elif collective.name == "allreduce":
+        bounds += _allreduce_prices(collective, topology, effort, progress)
+    elif collective.name == "alltoall":
+        bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
+    elif not _balanced(topology):
+        bounds += _tree_prices(collective, topology, effort, progress)
     return max(bounds, key=lambda b: b.s_per_GB)
 
 
@@ -123,8 +116,8 @@ def _mended_bounds(
     mended = survey(topology).mended if collective.ranks <= _MENDED_RANKS else None
     if mended is None:
         return []
-    found = bound(collective, mended, effort.grant(_MENDED_WORK_S, 0.4), progress)
-    return [bound_of(found.kind, found.certificate, collective, topology)]
+    usual = bound(collective, mended, effort.grant(_MENDED_WORK_S, _MENDED_CLOCK), progress)
+    return [bound_of(usual.kind, usual.certificate, collective, topology)]
 
 
 def _joined_prices(
@@ -141,30 +134,23 @@ def _joined_prices(
         for d in topology.devices
         if d.kind != "gpu" and d.can_copy
     }
-    joined = join_devices(topology, gpu_of)
-    found = bound(collective, joined, effort, progress)
-    if found.kind == "cut":  # which is one of the whole machine too
-        inside = set(found.certificate["inside"])
-        return [
-            bound_of_cut(
-                inside | {device for device, gpu in gpu_of.items() if gpu in inside},
-                collective,
-                topology,
-            )
-        ]
-    certificate = {**found.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
-    return [bound_of(found.kind, certificate, collective, topology)]
+    joined = bound(collective, join_devices(topology, gpu_of), effort, progress)
+    if joined.kind == "cut":  # it is a cut of the whole machine too
+        inside = set(joined.certificate["inside"])
+        inside |= {device for device, gpu in gpu_of.items() if gpu in inside}
+        return [bound_of_cut(inside, collective, topology)]
+    certificate = {**joined.certificate, "joined": [list(pair) for pair in gpu_of.items()]}
+    return [bound_of(joined.kind, certificate, collective, topology)]
 
 
 def _find_nearest_gpu(device: str, topology: Topology) -> str:
     """Return the GPU that is fewest links from a device; of several the first in rank."""
-    layer, reached = [device], {device}
+    layer, reached = {device}, {device}
     while layer:
-        gpus = {d for d in layer if topology.by_id[d].kind == "gpu"}
-        if gpus:
+        if gpus := layer.intersection(topology.ranks):
             return min(gpus, key=topology.ranks.index)
-        layer = [near for d in layer for near in topology.out_neighbours[d] if near not in reached]
-        reached |= set(layer)
+        layer = {near for d in layer for near in topology.out_neighbours[d]} - reached
+        reached |= layer
     return topology.ranks[0]
 
 
@@ -179,10 +165,6 @@ def _balanced(topology: Topology) -> bool:
     return all(not surplus[d.id] for d in topology.devices if d.kind != "gpu")
 
 
-# -- prices
-# --------------------------------------------------------------------------------------------------------
-
-
 def _allreduce_prices(
     collective: Collective,
     topology: Topology,
@@ -191,8 +173,8 @@ def _allreduce_prices(
 ) -> list[Bound]:
     """Return the bounds that the duals of tree packing prove.
 
-    Prices go by class of links first, link by link where that may be better, and by direction where
-    bandwidths differ.
+    Prices are by class of links first, link by link where that may be better, and by direction
+    where bandwidths differ.
     """
     machine = survey(topology)
     out: list[Bound] = []
@@ -201,9 +183,8 @@ def _allreduce_prices(
         out += _undirected_bounds(machine, columns, collective)
         # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be
         # improved.
-        least = max(
-            b.s_per_GB for b in out
-        )  # 0 where one-way links, which have no price, join all GPUs
+        # 0 where links without a reverse, which have no price, join all GPUs.
+        least = max(b.s_per_GB for b in out)
         settled = machine.classes_are_orbits or (
             least and machine.is_reached_by_whole_trees(1 / least, effort)
         )
@@ -261,32 +242,27 @@ def _alltoall_prices(
     """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that
     is not solved.
     """
-    machine = survey(topology)
+    machine, n = survey(topology), collective.ranks
+    prices: Mapping[tuple[str, str], float] = {}
+    value = 0.0
     try:
         level = machine.level_paths(cut_s_per_GB, effort)
-        if level is not None:
-            if level.reached <= float(cut_s_per_GB * collective.ranks) * _NEAR_CUT:
+        if level is None:
+            flow = machine.paths(collective, effort, progress).flow
+            prices, value = flow.prices, flow.value
+        else:
+            cut = float(cut_s_per_GB * n)
+            if level.reached <= cut * _NEAR_CUT:
                 return []  # no prices can prove much more than the cut
-            value, found = level.find_prices()
-            prices = dict(zip(level.links, found.tolist(), strict=True))
-            better = value > float(cut_s_per_GB * collective.ranks)
-            return (
-                directed_bounds("prices", prices, collective, topology, value / collective.ranks)
-                if better
-                else []
-            )
-        flow = machine.paths(collective, effort, progress).flow
+            value, duals = level.find_prices()
+            if value <= cut:
+                return []
+            prices = dict(zip(level.links, duals.tolist(), strict=True))
     except InfeasibleError:
-        return directed_bounds(
-            "prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology
-        )
-    if not flow.prices:
-        return directed_bounds(
-            "prices", dict.fromkeys(topology.capacity_GBps, 1.0), collective, topology
-        )
-    return directed_bounds(
-        "prices", flow.prices, collective, topology, flow.value / collective.ranks
-    )
+        pass  # too many pairs for either: uniform prices prove something
+    if not prices:
+        prices, value = dict.fromkeys(topology.capacity_GBps, 1.0), 0.0
+    return directed_bounds("prices", prices, collective, topology, value / n)
 
 
 def directed_bounds(
@@ -294,17 +270,17 @@ def directed_bounds(
     prices: Mapping[tuple[str, str], float],
     collective: Collective,
     topology: Topology,
-    wanted_s_per_GB: float | None = None,
+    wanted_s_per_GB: float = 0.0,
     router: Router | None = None,
 ) -> list[Bound]:
     """Return what prices by directed link prove, with growing denominators until nothing is lost.
 
-    That is when the bound is `wanted_s_per_GB`, or, without that figure, when it no longer changes.
+    That is when the bound is `wanted_s_per_GB`, or, where that is 0, when it no longer changes.
     """
     top = max(prices.values(), default=0.0)
     if not top:
         return []
-    least = min(p for p in prices.values() if p > 1e-9 * top)
+    least = min(p for p in prices.values() if p > _CLOSE * top)
     out: list[Bound] = []
     for denominator in DENOMINATORS:
         exact = {

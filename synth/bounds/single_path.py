@@ -1,12 +1,12 @@
-"""The bound on schedules as hardware sends them: each ordered pair of GPUs has one way, the
+"""The bound on schedules as hardware sends them: each ordered pair of GPUs has a single path, the
 system's own route.
 
-Assumed: data is handed on, combined and copied at GPUs only; switches neither add nor copy. Any GPU
-may hand on what it has received, whatever the route of the pair. Where a switch computes, only the
-cuts of the any-way bound are known, and the two bounds are the same. They are also the same, though
-not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees whose
-direction counts (all but allreduce on links as wide both ways, alltoall, gather and scatter) of
-more than SINGLE_PATH_ROOTS. Every bound for any use of the links holds for one way a pair.
+Assumed: data is relayed, combined and copied at GPUs only; switches neither add nor copy. Any GPU
+may relay what it has received, whatever the route of the pair. Where a switch computes, only the
+cuts of the multipath bound are known, and the two bounds are the same. They are also the same,
+though not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees
+whose direction counts (all but allreduce on links as wide in both directions, alltoall, gather and
+scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single paths.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.innetwork import computes_in_network
 from ..effort import Effort
@@ -24,15 +25,15 @@ from ..ir.collective import Collective
 from .certificate import Bound
 from .multipath import bound, directed_bounds
 
-# With more GPUs, no prices over own routes are sought.
+# With more GPUs, no prices over own routes are sought: their number grows with the square.
 SINGLE_PATH_RANKS = 256
-# With more GPUs, none of in- and out-trees are.
+# With more GPUs, none of in- and out-trees are: each turn prices a tree for every root.
 SINGLE_PATH_ROOTS = 64
 # How many times as much time a bound must prove to count as another one.
 _TIGHTER = 1 + Fraction(1, 10**9)
-_WHOLE = ("alltoall", "gather", "scatter")
+_BY_PATHS = ("alltoall", "gather", "scatter")
 # Collectives in which a rank's part is a share of the buffer.
-_IN_PARTS = ("allgather", "reduce-scatter", *_WHOLE)
+_IN_PARTS = ("allgather", "reduce-scatter", *_BY_PATHS)
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,7 @@ def find_single_path_bound(
     It is `multipath`, the bound for any use of the links, unless prices over own routes prove more.
     """
     topology, n = router.topology, collective.ranks
-    # Where GPUs are linked to GPUs only, the ways between them are those of any schedule.
-    direct = all(
-        topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
-    )
-    if direct or n > SINGLE_PATH_RANKS or computes_in_network(topology):
+    if not has_single_paths(topology):
         return multipath
     effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
@@ -91,17 +88,29 @@ def find_single_path_bound(
             continue
         wanted = prices.value / (n if collective.name in _IN_PARTS else 1)
         proved = directed_bounds(kind, prices.of, collective, topology, wanted, router)
-        found = max(proved, key=lambda b: b.s_per_GB, default=best)
-        if found.s_per_GB > best.s_per_GB * _TIGHTER:
-            best = found
+        # A later kind must prove more.
+        greatest = max(proved, key=lambda b: b.s_per_GB, default=best)
+        if greatest.s_per_GB > best.s_per_GB * _TIGHTER:
+            best = greatest
     return best
 
 
-def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:
-    """Return what is packed, and the kind of the certificate, for each way to a bound; a later one
-    must prove more.
+def has_single_paths(topology: Topology) -> bool:
+    """Return whether own routes restrict schedules, and are few enough to be searched over.
+
+    They do not where GPUs are linked to GPUs only, as schedules then use all paths between them,
+    nor where switches compute.
     """
-    if collective.name in _WHOLE:
+    direct = all(
+        topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
+    )
+    few = len(topology.ranks) <= SINGLE_PATH_RANKS
+    return few and not direct and not computes_in_network(topology)
+
+
+def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:
+    """Return what is packed, and the kind of its certificate."""
+    if collective.name in _BY_PATHS:
         return [(PATHS, "route-prices")]
     shapes = [(PAIRS, "route-prices")] if collective.name == "allreduce" else []
     if collective.ranks <= SINGLE_PATH_ROOTS and not (shapes and routes.is_mirrored):

@@ -7,16 +7,16 @@ paths that GPUs relay. All are pipelined.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
-from ..bounds.single_path import SINGLE_PATH_RANKS, SINGLE_PATH_ROOTS, find_bounds
+from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_paths
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.innetwork import computes_in_network
 from ..cost.segmentation import on_own_routes
@@ -29,26 +29,31 @@ from ..forest.paths import PathPacking, level_schedule, path_schedule
 from ..forest.plant import Nursery, Planted, choose
 from ..forest.rooted import Branches, RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
-from ..forest.survey import MOST_PAIRS, Survey, survey
+from ..forest.survey import MOST_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
 from ..forest.weigh import round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
 from ..request import Request, segment_counts
 
-_TURNED = ("reduce", "reduce-scatter", "gather")
+# Collectives that are planned as their opposite on the reversed machine.
+_REVERSED = ("reduce", "reduce-scatter", "gather")
+# Work for the bound where the request has none, in seconds of a quiet core; its share of the time.
+_BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
+# With more GPUs, column generation takes too long for trees of all roots (in every turn it prices
+# one a root), and for those of a broadcast.
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
-_LANES = 48
-_BOUND_WORK_S = 20.0
+# With more GPUs, a broadcast also tries trees that are built from boxes or in whole numbers.
+_BUILT_BROADCAST = 48
 # With more GPUs, out-trees of all ranks are evened out before column generation; work for those of
-# the mended machine, and for evening them out.
+# the mended machine, and for evening them out, in seconds of a quiet core.
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
 # With more GPUs, trees of all roots have too many branches to be evened out.
-_MOST_LEVEL_RANKS = 1536
+_MAX_LEVEL_RANKS = 1536
 # Fraction of the bound from which evened trees are taken without column generation.
 _NEAR = Fraction(998, 1000)
 # Fraction of the bound from which simple trees are offered beside the optimal ones.
-_WORTH_KEEPING = Fraction(9, 10)
+_WORTH_OFFERING = Fraction(9, 10)
 
 
 def build(request: Request) -> list[Schedule]:
@@ -57,52 +62,235 @@ def build(request: Request) -> list[Schedule]:
     Raises InfeasibleError where there is none within the limits.
     """
     if request.bound is None:
-        granted = request.effort.grant(_BOUND_WORK_S, 0.5)
-        limit = find_bounds(
-            request.collective, request.router, granted, request.progress
-        ).single_path
-        request = replace(request, bound=limit)
-    if request.collective.name in _TURNED:
+        granted = request.effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
+        bounds = find_bounds(request.collective, request.router, granted, request.progress)
+        request = replace(request, bound=bounds.single_path)
+    if request.collective.name in _REVERSED:
         return [reverse(schedule) for schedule in build(request.reversed())]
-    schedules = (
-        [_plan_paths(request)]
-        if request.collective.name in ("alltoall", "scatter")
-        else _plan_trees(request)
-    )
+    packer = _Packer(request)
+    paths = request.collective.name in ("alltoall", "scatter")
+    schedules = [packer.plan_paths()] if paths else packer.plan_trees()
     return [replace(s, segments=m) for s in schedules for m in segment_counts(s.trees or 1)]
 
 
-def _plan_paths(request: Request) -> Schedule:
-    """Return the schedule of alltoall or scatter over packed paths."""
-    machine, collective = survey(request.topology), request.collective
-    packing = _pack_own_paths(request, machine)
-    level = None
-    if packing is None and collective.name == "alltoall" and request.bound is not None:
-        level = machine.level_paths(request.bound.s_per_GB, request.effort)
-    if level is not None:
-        schedule = level_schedule(level, collective, "packing")
-    else:
-        packing = packing or machine.paths(collective, request.effort, request.progress)
-        schedule = path_schedule(packing, collective, "packing")
-    _note(request, replace(schedule, segments=2), "paths")
-    return schedule
+class _Packer:
+    """Packs paths, or trees, into the links of one request's machine."""
 
+    def __init__(self, request: Request) -> None:
+        self.request, self.collective, self.topology = request, request.collective, request.topology
+        self.effort, self.limits, self.say = request.effort, request.limits, request.progress
+        self.bound_GBps = request.bound_GBps
+        self.machine = survey(self.topology)
+        # Every rank is a root, or the source of paths, where the collective has no root.
+        root, ranks = self.collective.root, range(self.collective.ranks)
+        self.roots = list(ranks) if root is None else [root]
+        self.both = self.collective.name == "allreduce"
 
-def _pack_own_paths(request: Request, machine: Survey) -> PathPacking | None:
-    """Return packed paths over the system's own routes; None where any routes serve, or there are
-    too many pairs of ranks.
-    """
-    routes, n = _own_routes(request), request.collective.ranks
-    if routes is None:
-        return None
-    sources = (
-        list(range(n)) if request.collective.name == "alltoall" else [request.collective.root or 0]
-    )
-    packing = PathPacking(request.topology, sources, _keeping(machine, routes), routes)
-    if len(packing.sources) * n > MOST_PAIRS:
-        return None
-    packing.run(request.effort, request.progress)
-    return packing
+    @cached_property
+    def routes(self) -> OwnRoutes | None:
+        """The routes that schedules must keep to; None where these restrict nothing, or are too
+        many: then schedules are planned with any routes.
+        """
+        return OwnRoutes(self.request.router) if has_single_paths(self.topology) else None
+
+    @cached_property
+    def turns(self) -> list[NDArray[np.int64]]:
+        """The machine's shifts that take routes to routes."""
+        routes = self.routes
+        return [turn for turn in self.machine.turns if routes is None or routes.keeps(turn[1])]
+
+    def plan_paths(self) -> Schedule:
+        """Return the schedule of alltoall or scatter over packed paths."""
+        packing = level = None
+        if self.routes is not None:
+            own = PathPacking(self.topology, self.roots, self.turns, self.routes)
+            if len(own.sources) * self.collective.ranks <= MOST_PAIRS:
+                packing = own
+                packing.run(self.effort, self.say)
+        if packing is None and self.collective.name == "alltoall":
+            level = self.machine.level_paths(1 / self.bound_GBps, self.effort)
+        if level is not None:
+            schedule = level_schedule(level, self.collective, "packing")
+        else:
+            packing = packing or self.machine.paths(self.collective, self.effort, self.say)
+            schedule = path_schedule(packing, self.collective, "packing")
+        rate = 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
+        self._note(None, schedule.steps, rate, "paths", is_kept=True)
+        return schedule
+
+    def plan_trees(self) -> list[Schedule]:
+        """Return the schedules of the best forests within the limits, and add all forests to the
+        request's table.
+        """
+        symmetric, in_network = self.topology.is_symmetric, computes_in_network(self.topology)
+        if self.both and in_network:
+            planted = in_network_forests(
+                self.machine, self.request.router, self.bound_GBps, self.limits, self.effort,
+                self.say,
+            )  # fmt: skip
+        elif self.both and (symmetric or len(self.machine.ranks) > _EXACT_RANKS):
+            if not self.machine.graph.joins_all():
+                raise InfeasibleError(
+                    f"topology {self.topology.name!r}: links that have both directions do not join "
+                    "all GPUs into a tree"
+                )
+            planted = self._make_nursery().grow()
+        else:
+            planted = self._pack_rooted()
+        picked = choose(planted, self.bound_GBps, self.limits)
+        schedules = [self._draw(p.forest) for p in picked]
+        if (self.both and symmetric and not in_network) and not all(
+            keeps_to_routes(schedule.transfers, self.request.router) for schedule in schedules
+        ):
+            planted = self._send_as_routed(planted)
+            picked = choose(planted, self.bound_GBps, self.limits)
+            schedules = [self._draw(p.forest) for p in picked]
+        if not picked:
+            raise InfeasibleError(_explain_no_forest(planted, self.request))
+        for p in planted:
+            self._note(p.forest.count, p.forest.depth, p.rate_GBps, p.how, is_kept=p in picked)
+        return [on_own_routes(schedule, self.request.router) for schedule in schedules]
+
+    def _make_nursery(self) -> Nursery:
+        return Nursery(
+            self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
+        )
+
+    def _draw(self, forest: Forest) -> Schedule:
+        return schedule_of(forest, self.collective, self.topology, "packing")
+
+    def _compute_rate(self, forest: Forest) -> Fraction:
+        """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
+        schedule = on_own_routes(self._draw(forest), self.request.router)
+        return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
+
+    def _plant(self, forest: Forest, how: str) -> Planted:
+        return Planted(forest, self._compute_rate(forest), how)
+
+    def _note(
+        self, trees: int | None, depth: int, rate_GBps: Fraction, how: str, *, is_kept: bool
+    ) -> None:
+        """Add a row to the request's table."""
+        gap = max(0.0, float(1 - rate_GBps / self.bound_GBps))
+        self.request.table.append(
+            {"trees": trees, "depth": depth, "algbw_GBps": float(rate_GBps), "gap": gap, "how": how,
+             "kept": is_kept}
+        )  # fmt: skip
+
+    def _send_as_routed(self, planted: Sequence[Planted]) -> list[Planted]:
+        """Return forests with the rates that they have as sent, and those whose edges are the
+        system's own routes.
+
+        Trees whose edges are divided over several routes promise more than point-to-point sends
+        carry.
+        """
+        out = [self._plant(p.forest, p.how) for p in planted]
+        uneven = self.routes is not None and not self.routes.is_mirrored
+        if uneven and len(self.machine.ranks) <= SINGLE_PATH_ROOTS:
+            return out + self._pack_rooted()
+        return out + routed_forest(
+            self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
+        )
+
+    def _pack_rooted(self) -> list[Planted]:
+        """Return forests for collectives or machines in which the directions of links differ."""
+        n = self.collective.ranks
+        parts = len(self.roots) if self.collective.name == "allgather" else 1
+        out, is_enough = ([], False) if self.both else self._pack_simple(parts)
+        if is_enough:
+            return out
+        packing = RootedPacking(
+            self.topology, self.roots, self.both, self.turns, self.limits.max_depth, self.routes
+        )
+        seeds: list[RootedTree] = []
+        if out and packing.images is not None and n > _EXACT_RANKS:
+            return out
+        few = _LEVEL_RANKS < n <= _MAX_LEVEL_RANKS
+        if parts > 1 and packing.images is None and few and self.limits.max_depth is None:
+            level = self._plan_level_trees(out[0].forest if out else None)
+            out.append(level)
+            if level.rate_GBps >= self.bound_GBps * _NEAR or n > _EXACT_RANKS:
+                return out
+            seeds = [_send_on(self.routes, tree) for tree in level.forest.trees]
+        # Column generation prices an out-tree for each root in every turn, which large machines
+        # without shifts cannot afford.
+        if len(packing.roots) > _EXACT_RANKS:
+            raise InfeasibleError(
+                f"packing: out-trees from {len(packing.roots)} ranks are more than are searched "
+                "for; number the ranks so that equal boxes follow each other in the same order, or "
+                "name another strategy"
+            )
+        enough = 0.0 if self.both else float(1 / self.bound_GBps) * parts
+        branches = packing.run(self.effort, enough, self.say, seeds)
+        forests = self._list_forests(packing, branches, self.limits.max_trees)
+        return out + [self._plant(forest, how) for forest, how in forests]
+
+    def _pack_simple(self, parts: int) -> tuple[list[Planted], bool]:
+        """Return forests of one direction that need no column generation, and whether no others
+        need be sought.
+        """
+        out: list[Planted] = []
+        balanced = balanced_trees(self.topology, self.roots, self.machine.turns)
+        many = len(self.machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
+        if balanced is not None:
+            simple = self._plant(balanced, "balanced fewest hops")
+            if many or simple.rate_GBps >= self.bound_GBps * _WORTH_OFFERING:
+                out.append(simple)
+        if self.collective.name == "broadcast" and len(self.machine.ranks) > _BUILT_BROADCAST:
+            nursery = self._make_nursery()
+            nursery.add_broadcast_trees(self.roots[0])
+            out += nursery.planted
+            many = many or nursery.is_near_bound()
+        best = max((p.rate_GBps for p in out), default=Fraction(0))
+        return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
+
+    def _plan_level_trees(self, simple: Forest | None) -> Planted:
+        """Return trees for every root, evened out; they start from `simple` ones or from those that
+        are best where all links of a role are alike.
+        """
+        seeds, mended = simple, self.machine.mended
+        if mended is not None:
+            packing = RootedPacking(mended, self.roots, False, shifts(mended))
+            if packing.images is not None:
+                branches = packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
+                seeds = self._list_forests(packing, branches, None)[0][0]
+        trees = LevelTrees(self.topology, seeds, self.effort)
+        # Evening out is cheap and gets within .3 % of the bound at 1,024 GPUs, so it may go beyond
+        # what was granted.
+        enough = float(1 / self.bound_GBps) * self.collective.ranks
+        trees.even_out(enough, self.effort.extend(_EVENING_WORK_S))
+        listed, shares = trees.list_forest()
+        depth = max(tree_depth(tree, self.machine.ranks) for tree in listed)
+        return self._plant(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
+
+    def _list_forests(
+        self, packing: RootedPacking, branches: Branches, max_trees: int | None
+    ) -> list[tuple[Forest, str]]:
+        """Return the forest of packed branches with rounded shares, and one of at most `max_trees`,
+        each with its name.
+        """
+        uses = [packing.uses[tree] for tree in branches.trees]
+        root_of = [0 if packing.both else tree.root for tree in branches.trees]
+        shares = round_shares(branches.shares, uses, packing.exact_capacity(), root_of)
+        carrying = [(j, share) for j, share in enumerate(shares) if share]
+        out = [(self._build_forest(branches, carrying), "column generation")]
+        # The optimum may take more trees than the user allows: then the heaviest of each root carry
+        # its whole part, in proportion to their shares.
+        if max_trees is not None and out[0][0].count > max_trees:
+            images = 1 if branches.images is None else len(branches.images)
+            each = max(1, max_trees // (images * len(set(root_of))))
+            heaviest: list[tuple[int, Fraction]] = []
+            for root in sorted(set(root_of)):
+                own = sorted((x for x in carrying if root_of[x[0]] == root), key=lambda x: -x[1])
+                total = sum((share for _, share in own[:each]), Fraction(0))
+                heaviest += [(j, share / total) for j, share in own[:each]]
+            out.append((self._build_forest(branches, heaviest), "heaviest"))
+        return out
+
+    def _build_forest(self, branches: Branches, carrying: Sequence[tuple[int, Fraction]]) -> Forest:
+        trees = tuple(branches.trees[j] for j, _ in carrying)
+        depth = max(tree_depth(tree, self.machine.ranks) for tree in trees)
+        return Forest(trees, tuple(share for _, share in carrying), depth, branches.images)
 
 
 def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
@@ -116,255 +304,20 @@ def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
     return replace(tree, down=tuple(down))
 
 
-def _own_routes(request: Request) -> OwnRoutes | None:
-    """Return the routes that schedules must keep to; None where GPUs are linked directly only,
-    switches compute, or there are too many GPUs: then schedules are planned with any routes.
-    """
-    topology = request.topology
-    direct = all(
-        topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
-    )
-    if direct or computes_in_network(topology) or len(topology.ranks) > SINGLE_PATH_RANKS:
-        return None
-    return OwnRoutes(request.router)
-
-
-def _keeping(machine: Survey, routes: OwnRoutes | None) -> list[NDArray[np.int64]]:
-    """Return the machine's shifts that take routes to routes."""
-    return [turn for turn in machine.turns if routes is None or routes.keeps(turn[1])]
-
-
-def _plan_trees(request: Request) -> list[Schedule]:
-    """Return the schedules of the best forests within the limits, and add all forests to the
-    request's table.
-    """
-    machine = survey(request.topology)
-    name = request.collective.name
-    best = request.bound_GBps
-    if name == "allreduce" and computes_in_network(request.topology):
-        planted = in_network_forests(
-            machine, request.router, best, request.limits, request.effort, request.progress
-        )
-    elif name == "allreduce" and (
-        request.topology.is_symmetric or len(machine.ranks) > _EXACT_RANKS
-    ):
-        if not machine.graph.joins_all():
-            raise InfeasibleError(
-                f"topology {request.topology.name!r}: links that go both ways do not join all "
-                "GPUs into a tree"
-            )
-        planted = Nursery(
-            machine, request.router, best, request.limits, request.effort, request.progress
-        ).grow()
-    else:
-        planted = _pack_rooted(request, machine)
-    plain = (
-        name == "allreduce"
-        and request.topology.is_symmetric
-        and not computes_in_network(request.topology)
-    )
-    picked = choose(planted, best, request.limits)
-    schedules = [
-        schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked
-    ]
-    if plain and not all(
-        keeps_to_routes(schedule.transfers, request.router) for schedule in schedules
-    ):
-        planted = _send_as_routed(planted, machine, request)
-        picked = choose(planted, best, request.limits)
-        schedules = [
-            schedule_of(p.forest, request.collective, request.topology, "packing") for p in picked
-        ]
-    if not picked:
-        raise InfeasibleError(_explain_no_forest(planted, best, request))
-    schedules = [on_own_routes(schedule, request.router) for schedule in schedules]
-    for candidate in planted:
-        request.table.append(
-            {"trees": candidate.forest.count, "depth": candidate.forest.depth, "algbw_GBps": float(candidate.rate_GBps),
-             "gap": max(0.0, float(1 - candidate.rate_GBps / best)), "how": candidate.how, "kept": candidate in picked}
-        )  # fmt: skip
-    return schedules
-
-
-def _send_as_routed(planted: Sequence[Planted], machine: Survey, request: Request) -> list[Planted]:
-    """Return forests with the rates that they have as sent, and those whose edges are the system's
-    own routes.
-
-    Trees whose edges are divided over several routes promise more than point-to-point sends carry.
-    """
-    out = [replace(p, rate_GBps=_compute_rate(request, p.forest)) for p in planted]
-    routes = _own_routes(request)
-    if routes is not None and not routes.is_mirrored and len(machine.ranks) <= SINGLE_PATH_ROOTS:
-        return out + _pack_rooted(request, machine)
-    return out + routed_forest(
-        machine,
-        request.router,
-        request.bound_GBps,
-        request.limits,
-        request.effort,
-        request.progress,
-    )
-
-
-def _pack_rooted(request: Request, machine: Survey) -> list[Planted]:
-    """Return forests for collectives or machines in which the directions of links differ."""
-    collective, topology = request.collective, request.topology
-    roots = (
-        [collective.root or 0] if collective.name == "broadcast" else list(range(collective.ranks))
-    )
-    both = collective.name == "allreduce"
-    parts = len(roots) if collective.name == "allgather" else 1
-    out: list[Planted] = []
-    if not both:
-        balanced = balanced_trees(topology, roots, machine.turns)
-        many = len(machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
-        if balanced is not None:
-            rate = _compute_rate(request, balanced)
-            if many or rate >= request.bound_GBps * _WORTH_KEEPING:
-                out.append(Planted(balanced, rate, "balanced fewest hops"))
-        if collective.name == "broadcast" and len(machine.ranks) > _LANES:
-            nursery = Nursery(
-                machine,
-                request.router,
-                request.bound_GBps,
-                request.limits,
-                request.effort,
-                request.progress,
-            )
-            nursery.add_broadcast_trees(roots[0])
-            out += nursery.planted
-            many = many or nursery.is_near_bound()
-        if (
-            out
-            and many
-            and (parts == 1 or max(p.rate_GBps for p in out) >= request.bound_GBps * _NEAR)
-        ):
-            return out
-    routes = _own_routes(request)
-    packing = RootedPacking(
-        topology, roots, both, _keeping(machine, routes), request.limits.max_depth, routes
-    )
-    seeds: list[RootedTree] = []
-    if out and packing.images is not None and collective.ranks > _EXACT_RANKS:
-        return out
-    few = _LEVEL_RANKS < collective.ranks <= _MOST_LEVEL_RANKS
-    if parts > 1 and packing.images is None and few and request.limits.max_depth is None:
-        level = _plan_level_trees(request, out[0].forest if out else None)
-        out.append(level)
-        if level.rate_GBps >= request.bound_GBps * _NEAR or collective.ranks > _EXACT_RANKS:
-            return out
-        seeds = [_send_on(routes, tree) for tree in level.forest.trees]
-    # Column generation prices an out-tree for each root in every turn, which large machines without
-    # shifts cannot afford.
-    if len(packing.roots) > _EXACT_RANKS:
-        raise InfeasibleError(
-            f"packing: out-trees from {len(packing.roots)} ranks are more than are searched for; "
-            "number the ranks so that "
-            "equal boxes follow each other in the same order, or name another strategy"
-        )
-    enough = (
-        float(request.bound.s_per_GB) * parts if request.bound is not None and not both else 0.0
-    )
-    branches = packing.run(request.effort, enough, request.progress, seeds)
-    for forest, how in _build_forests(packing, branches, machine, request.limits.max_trees):
-        out.append(Planted(forest, _compute_rate(request, forest), how))
-    return out
-
-
-def _plan_level_trees(request: Request, simple: Forest | None) -> Planted:
-    """Return trees for every root, evened out; they start from `simple` ones or from those that are
-    best where all links of a role are alike.
-    """
-    topology, seeds = request.topology, simple
-    whole = survey(topology).mended
-    if whole is not None:
-        packing = RootedPacking(whole, range(request.collective.ranks), False, shifts(whole))
-        if packing.images is not None:
-            branches = packing.run(request.effort.grant(_MENDED_WORK_S), 0.0, request.progress)
-            seeds = _build_forests(packing, branches, survey(topology), None)[0][0]
-    trees = LevelTrees(topology, seeds, request.effort)
-    if request.bound is not None:
-        evening = request.effort.extend(_EVENING_WORK_S)
-        trees.even_out(float(request.bound.s_per_GB) * request.collective.ranks, evening)
-    listed, shares = trees.list_forest()
-    ranks = survey(topology).ranks
-    forest = Forest(tuple(listed), tuple(shares), max(tree_depth(tree, ranks) for tree in listed))
-    return Planted(forest, _compute_rate(request, forest), "branches evened out")
-
-
-def _build_forests(
-    packing: RootedPacking, branches: Branches, machine: Survey, most: int | None
-) -> list[tuple[Forest, str]]:
-    uses = [packing.uses[tree] for tree in branches.trees]
-    root_of = [0 if packing.both else tree.root for tree in branches.trees]
-    capacity = packing.exact_capacity()
-    shares = round_shares(branches.shares, uses, capacity, root_of)
-    out = [(_build_forest(branches.trees, shares, branches, machine), "column generation")]
-    # The optimum may take more trees than the user allows: then the heaviest of each root carry its
-    # whole part.
-    if most is not None and out[0][0].count > most:
-        images = 1 if branches.images is None else len(branches.images)
-        each = max(1, most // (images * len(set(root_of))))
-        heaviest = []
-        for root in sorted(set(root_of)):
-            carrying = [j for j in range(len(root_of)) if root_of[j] == root and shares[j]]
-            heaviest += sorted(carrying, key=lambda j: -shares[j])[:each]
-        whole: Counter[int] = Counter()
-        # What the trees left out carried is spread over those of the same root, in proportion.
-        for j in heaviest:
-            whole[root_of[j]] += shares[j]  # type: ignore[assignment]
-        rescaled = [shares[j] / whole[root_of[j]] for j in heaviest]
-        out.append(
-            (
-                _build_forest([branches.trees[j] for j in heaviest], rescaled, branches, machine),
-                "heaviest",
-            )
-        )
-    return out
-
-
-def _build_forest(
-    trees: Sequence[RootedTree], shares: Sequence[Fraction], branches: Branches, machine: Survey
-) -> Forest:
-    carrying = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
-    depth = max(tree_depth(tree, machine.ranks) for tree, _ in carrying)
-    return Forest(
-        tuple(t for t, _ in carrying), tuple(s for _, s in carrying), depth, branches.images
-    )
-
-
-def _compute_rate(request: Request, forest: Forest) -> Fraction:
-    """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
-    schedule = schedule_of(forest, request.collective, request.topology, "packing")
-    schedule = on_own_routes(schedule, request.router)
-    return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), request.topology)
-
-
-def _note(request: Request, schedule: Schedule, how: str) -> None:
-    """Add a row for a schedule of paths to the request's table."""
-    rate = 1 / bandwidth_s_per_GB(schedule, request.topology)
-    gap = max(0.0, float(1 - rate * request.bound.s_per_GB)) if request.bound is not None else None
-    row = {
-        "trees": None,
-        "depth": schedule.steps,
-        "algbw_GBps": float(rate),
-        "gap": gap,
-        "how": how,
-        "kept": True,
-    }
-    request.table.append(row)
-
-
-def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Request) -> str:
+def _explain_no_forest(planted: Sequence[Planted], request: Request) -> str:
     """Return the message that no forest is within the limits, with the fastest, lowest and smallest
     that there are.
     """
     limits = request.limits
-    conditions = [f"at most {limits.max_trees} trees"] * (limits.max_trees is not None)
-    conditions += [f"a depth of at most {limits.max_depth}"] * (limits.max_depth is not None)
-    conditions += (
-        [f"a gap of at most {float(limits.epsilon):g}"] if limits.epsilon is not None else []
-    )
+    conditions = [
+        text
+        for limit, text in (
+            (limits.max_trees, f"at most {limits.max_trees} trees"),
+            (limits.max_depth, f"a depth of at most {limits.max_depth}"),
+            (limits.epsilon, f"a gap of at most {float(limits.epsilon or 0):g}"),
+        )
+        if limit is not None
+    ]
     orders = (
         lambda p: -p.rate_GBps,
         lambda p: (p.forest.depth, -p.rate_GBps),
@@ -373,7 +326,8 @@ def _explain_no_forest(planted: Sequence[Planted], best: Fraction, request: Requ
     nearest = list(dict.fromkeys(min(planted, key=order) for order in orders)) if planted else []
     listed = "; ".join(
         f"{p.forest.count} tree{'s' * (p.forest.count > 1)}, {p.forest.depth} deep, gap "
-        f"{float(1 - p.rate_GBps / best):.2g}"
+        f"{float(1 - p.rate_GBps / request.bound_GBps):.2g}"
         for p in nearest
     )
-    return f"packing found no trees with {' and '.join(conditions) or 'what was asked'}; it has {listed or 'none'}"
+    wanted = " and ".join(conditions) or "what was asked"
+    return f"packing found no trees with {wanted}; it has {listed or 'none'}"

@@ -101,7 +101,7 @@ TWO = '{"devices": [{"id": "a"}, {"id": "b"}], "links": [%s]}'
         (TWO % '{"src": "a", "dst": "b", "bandwidth_GBps": -5}', 2, "bandwidth_GBps is -5"),
         (TWO % '{"src": "a", "dst": "b", "bandwidth_GBps": NaN}', 2, "NaN"),
         (TWO % '{"src": "a", "dst": "c"}', 2, "names 'c'"),
-        (TWO % "", 3, "no way leads to b"),
+        (TWO % "", 3, "no path leads to b"),
         ('{"devices": [{"id": "a"}]}', 2, "at least two ranks"),
         ('{"devices": [{"id": "a", "kind": "toaster"}]}', 2, "toaster"),
     ],
