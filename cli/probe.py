@@ -269,7 +269,10 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         return tree.write(topology, colour)
     from ..topo.pictures import table
 
-    return table.write(topology, colour)
+    text = table.write(topology, colour)
+    if not topology.ranks:
+        text += "--format tree shows what there is, --json all that was asked\n"
+    return text
 
 
 def _list_link_rows(topology: Topology) -> list[dict[str, object]]:

@@ -83,21 +83,22 @@ def write(topology: Topology, colour: bool = False) -> str:
     for note in notes[:_MAX_NOTES]:
         console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
     if len(notes) > _MAX_NOTES:
-        console.print(f"and {len(notes) - _MAX_NOTES} more notes, which --json has")
+        console.print(f"and {len(notes) - _MAX_NOTES} more notes")
     lines = (line.rstrip() for line in buffer.getvalue().splitlines())
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _explain_missing_gpus(topology: Topology) -> str:
-    """Say what there is instead of GPUs, the reason if it is known, and where to see more."""
+    """Say what there is instead of GPUs, and the reason if it is known."""
     kinds = Counter(_describe_kind(device) for device in topology.devices)
     listed = (
         ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
         or "nothing else"
     )
     why = explain_no_gpus(topology.notes)
-    more = f"{f'{printable(why)}; ' if why else ''}--format tree shows what there is, --json all that was asked"
-    return f"{printable(topology.name)}: no GPUs; {listed}\n{more}\n"
+    return f"{printable(topology.name)}: no GPUs; {listed}\n" + (
+        f"{printable(why)}\n" if why else ""
+    )
 
 
 def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> Table:
