@@ -41,8 +41,9 @@ WORDS = {
     "looked": (r"\b(is|are|was|were|be) looked\b", "checked, tried"),
     "nobody": (r"\b(anybody|nobody|everybody)\b", "name the subject"),
     "as one": (r"\bso often it\b|\bas it were\b|\bhang up the bell\b|\bword of\b", "plain words"),
+    "lane": (r"\blanes?\b", "rail, channel or link (PCIe alone has lanes)"),
     "coinage": (
-        r"\b(Nursery|Planted|lanes?|bells?)\b",
+        r"\b(Nursery|Planted|bells?)\b",
         "thread pool, packed, rail or channel, wake-up",
     ),
 }
@@ -165,6 +166,8 @@ def _measure_name(node: ast.AST, where: str, measures: Measures) -> None:
 
 def _measure_text(text: str, place: str, flags: frozenset[str], measures: Measures) -> None:
     for word, (pattern, _) in WORDS.items():
+        if word == "lane" and "PCI" in text:  # a PCIe link has lanes
+            continue
         for match in re.finditer(pattern, text):
             around = " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
             measures.places[word].append(f"{place}: {around}")

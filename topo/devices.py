@@ -23,11 +23,12 @@ DEFAULT_LATENCY_us = Fraction(7, 10)
 
 @dataclass(frozen=True)
 class InNetwork:
-    """Whether a switch can add what passes through it, and `source`: who says so.
+    """Whether a switch can add data that passes through it; `source` is where that is known
+    from.
 
-    `reduce` is "yes" (it does, in this machine), "no" (it cannot) or "possible": the hardware can,
-    and whoever runs the job must switch it on. Bounds and plans count "possible" as not. A switch
-    that can add can multiply, too.
+    `reduce` is "yes" (it does so in this machine), "no" (it cannot) or "possible" (the hardware
+    can, and whoever runs the job must switch it on). Bounds and plans count "possible" as no. A
+    switch that can add can also multicast.
     """
 
     reduce: str
@@ -44,12 +45,11 @@ class InNetwork:
 class Device:
     """A node of the graph.
 
-    `kind` is gpu, cpu, switch or nic, `family` (of a switch) pcie, nvswitch or network.
-    `can_reduce` and `can_copy` say whether a switch adds or multiplies what passes through it
-    (in-network computing, such as NVLink SHARP); a switch that can add can multiply, too, and GPUs
-    can always do both. `in_network` says what its hardware could do; where `can_reduce` is true it
-    is "yes". `source` says where the device is known from; `extra` keeps the fields of its file
-    that are not declared.
+    `kind` is gpu, cpu, switch or nic; `family` of a switch is pcie, nvswitch or network.
+    `can_reduce` and `can_copy` say whether a switch adds or multicasts data that passes through it
+    (in-network computing, such as NVLink SHARP). A switch that can add can also multicast; GPUs
+    always can do both. `in_network` is what the hardware could do, "yes" if `can_reduce`. `source`
+    is where the device is known from; `extra` keeps all other fields of its file.
     """
 
     id: str
@@ -88,12 +88,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a cable or bus, from `src` to `dst`: `bandwidth_GBps` (1e9 bytes a second)
-    after `latency_us`.
+    """One direction of a cable or bus from `src` to `dst`.
 
-    `kind` names the medium (nvlink, xgmi, pcie, smp, network, link ...), `count` the lanes or
-    bonded links that it stands for (the bandwidth is of all of them together). `source` becomes a
-    notes.Source, which tells assumed rates from stated ones.
+    `bandwidth_GBps` (1e9 bytes a second) is that of all `count` PCIe lanes or bonded links
+    together, after `latency_us`. `kind` is the medium (nvlink, xgmi, pcie, smp, network, link,
+    ...). `source` becomes a notes.Source, which distinguishes assumed rates from stated ones.
     """
 
     src: str
@@ -137,20 +136,22 @@ class Link:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nobody states the bandwidth, so that given or measured rates may replace it."""
+        """Whether no source states the bandwidth, so that given or measured rates may replace
+        it.
+        """
         return isinstance(self.source, Source) and self.source.kind == "assumed"
 
     @property
     def counted_by(self) -> str:
-        """The library in whose model the bandwidth is an effective rate, empty for others."""
+        """The library whose model this effective bandwidth is of, or an empty string."""
         return self.source.by if isinstance(self.source, Source) else ""
 
     def reversed(self) -> Link:
-        """Return the same link in the other direction."""
+        """Return the link in the other direction."""
         rest = self.bandwidth_GBps, self.latency_us, self.kind, self.count, self.source, self.extra
         return Link(self.dst, self.src, *rest)
 
 
 def both_ways(link: Link) -> tuple[Link, Link]:
-    """Return the two directions of a full-duplex cable: `link` and its reverse."""
+    """Return both directions of a full-duplex cable: `link` and its reverse."""
     return link, link.reversed()

@@ -1,4 +1,4 @@
-"""Exact numbers in and out of files: fractions from JSON numbers, strings and back."""
+"""Read and write exact numbers: fractions as JSON numbers or strings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
 
+# Fractions of longer numbers make exact arithmetic slow; no rate or size needs 31 digits.
 _TOO_LARGE = 10**31
-# The deepest that JSON values are nested; plans need 5 levels, facts of machines fewer than 10.
+# Nesting depth of JSON values: plans need 5 levels, facts of machines fewer than 10.
 MAX_DEPTH = 64
 
 _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
@@ -18,10 +19,10 @@ _CONTAINERS = frozenset({dict, list})
 
 
 def parse_fraction(value: object) -> Fraction:
-    """Return an int, Decimal, Fraction, float (by its shortest decimal form) or string such as
-    "64/3" as a fraction.
+    """Convert a number, or a string such as "64/3", to a fraction.
 
-    Raises ValueError where `value` is none of these, and for numbers of more than 31 digits.
+    A float counts as its shortest decimal form. Raise ValueError for other values, and for numbers
+    of more than 31 digits.
     """
     if isinstance(value, bool) or value is None:
         raise ValueError(f"not a number: {value!r}")
@@ -46,9 +47,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def fraction_to_json(value: Fraction) -> int | float | str:
-    """Return the shortest JSON value that `parse_fraction` reads back as exactly `value`: a decimal
-    number where possible.
-    """
+    """Return the shortest JSON value that `parse_fraction` reads back exactly."""
     if value.denominator == 1:
         return value.numerator
     as_float = float(value)
@@ -57,17 +56,17 @@ def fraction_to_json(value: Fraction) -> int | float | str:
     return f"{value.numerator}/{value.denominator}"
 
 
-def load_json(text: str | bytes, most_values: int | None = None, *, exact: bool = True) -> Any:
-    """Read JSON text like json.loads, with decimals as Decimal, or as float unless `exact`.
+def load_json(text: str | bytes, max_values: int | None = None, *, exact: bool = True) -> Any:
+    """Parse JSON like json.loads, with decimals as Decimal, or as float unless `exact`.
 
-    Raises ValueError for a name that an object has twice, values nested deeper than `MAX_DEPTH`,
-    texts of more than `most_values` values and, if `exact`, NaN and Infinity. Values are counted
-    by commas and brackets, before memory is taken for them.
+    Raise ValueError if an object repeats a key, values are nested deeper than `MAX_DEPTH`, there
+    are more than `max_values` values or, if `exact`, for NaN and Infinity. Values are counted by
+    commas and brackets, before any memory is allocated for them.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
-    if most_values is not None and sum(map(text.count, ",[{")) > most_values:
-        raise ValueError(f"it holds more than {most_values} values")
+    if max_values is not None and sum(map(text.count, ",[{")) > max_values:
+        raise ValueError(f"it holds more than {max_values} values")
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not a number that a file may hold")
@@ -86,7 +85,7 @@ def load_json(text: str | bytes, most_values: int | None = None, *, exact: bool 
 
 
 def _join_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object's fields. Raises ValueError where a name is there twice."""
+    """Return an object's fields; raise ValueError if a key is repeated."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -100,7 +99,7 @@ def _join_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(data: Any) -> None:
-    """Raise ValueError beyond MAX_DEPTH: what walks the values later may recurse at every level."""
+    """Raise ValueError beyond MAX_DEPTH: later code may recurse at every level."""
     level = [data]
     for _ in range(MAX_DEPTH):
         level = [
@@ -116,8 +115,6 @@ def _check_depth(data: Any) -> None:
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:
-    """Return the greatest common divisor of `values` (positive, at least one): all are whole
-    multiples of it.
-    """
+    """Return the greatest common divisor of positive fractions: all are whole multiples of it."""
     denominator = lcm(*(v.denominator for v in values))
     return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

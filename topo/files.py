@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ from pathlib import Path
 
 from .errors import InputError
 
-_NEW_FILE_MODE = 0o666
+_NEW_FILE_MODE = 0o666  # before the umask, as open() does it
 
 
 def write_whole(
     path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True
 ) -> None:
-    """Write `text` to `path`: to a file beside it first, then moved over it, so that no reader sees
-    half of it.
-
-    An existing file keeps its permissions; a link is followed, and what is no regular file
-    (/dev/stdout) is written to as it is. Raises InputError where the folder is missing, the file
-    cannot be written, or it is a regular file already and `overwrite` is off.
-
-    Pass `follow_links=False` for files whose names the program makes up, such as cached ones:
-    others may have put a link there. Then InputError is raised too where a link or no regular file
-    is there.
-    """
+    """Write `text` to a temporary file and move it to `path`, so that no reader sees half of it."""
     if not follow_links:
         _refuse_links(Path(path))
     target = Path(os.path.realpath(path)) if follow_links else Path(path)
@@ -51,10 +41,7 @@ def write_whole(
 
 
 def _refuse_links(path: Path) -> None:
-    """Raise InputError where something else than a regular file is in a file's place.
-
-    The user's own folders may be links, so folders are not looked at.
-    """
+    """Raise InputError if `path` exists and is no regular file; parent folders may be links."""
     try:
         mode = path.lstat().st_mode
     except OSError:
@@ -65,9 +52,7 @@ def _refuse_links(path: Path) -> None:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Write a temporary file in the same folder and move it over `target`; remove it where that
-    fails.
-    """
+    """Write a temporary file in the same folder and move it over `target`; remove it on failure."""
     mode = (
         stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_read_umask()
     )
@@ -88,7 +73,7 @@ def _replace(target: Path, text: str) -> None:
 
 
 def _read_umask() -> int:
-    """Return the process's umask; reading it means setting it for a moment."""
+    """Return the process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

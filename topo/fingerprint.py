@@ -1,27 +1,26 @@
-"""Compute a hash of a labelled graph that does not depend on names or on the order in which its
-parts are listed.
+"""Hash a labelled graph independently of names and of the order of its parts.
 
 Colour refinement (Weisfeiler-Leman): each node's colour is hashed with the sorted labels and
-colours around it until no more nodes are told apart. Where nodes are left alike, and there are not
-too many, each is singled out in turn and refined again, which tells apart regular graphs that
-refinement alone cannot.
+colours around it until the number of colours is stable. If few enough nodes still share a colour,
+each is individualized in turn and refined again, which distinguishes regular graphs that refinement
+alone cannot.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-_INDIVIDUALISE_UP_TO = 64
-# Limit on the colours that one refinement looks at: long chains of thousands of devices would need
-# a round a device. The limit does not depend on names either; machines that differ only beyond it
-# would get one fingerprint.
-_MOST_WORK = 6_000_000
-
-_LONGEST_LABEL = 80
+# Nodes: individualizing costs a refinement per node.
+_MAX_INDIVIDUALIZED = 64
+# Colours visited by one refinement: a chain of thousands of devices would need a round per device.
+# The limit is independent of names too; machines that differ only beyond it share a fingerprint.
+_MAX_WORK = 6_000_000
+# Characters; longer edge labels are hashed first, since each is used once per round.
+_MAX_LABEL = 80
 
 
 def _digest(*parts: object) -> str:
-    """Return 32 hex digits for any parts, by their texts."""
+    """Hash any parts, by their texts, to 32 hex digits."""
     return _digest_texts(list(map(str, parts)))
 
 
@@ -30,11 +29,12 @@ def _digest_texts(texts: list[str]) -> str:
 
 
 def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]:
-    """Return the coarsest stable colouring, or what is reached within the limit; `edges[v]` lists
-    (other end, label).
+    """Return the coarsest stable colouring, or the last one within the limit.
+
+    `edges[v]` lists (other end, label).
     """
     classes = len(set(colours))
-    rounds = max(3, _MOST_WORK // (len(colours) + sum(map(len, edges)) + 1))
+    rounds = max(3, _MAX_WORK // (len(colours) + sum(map(len, edges)) + 1))
     around = [[(u, label + ">") for u, label in listed] for listed in edges]
     for _ in range(rounds):
         colours = [
@@ -49,17 +49,17 @@ def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]
 
 
 def fingerprint(nodes: list[tuple[object, ...]], edges: dict[tuple[int, int], str]) -> str:
-    """Return 32 hex digits for nodes with labels and directed edges (from, to) with labels."""
+    """Hash nodes with labels and directed edges (from, to) with labels to 32 hex digits."""
     neighbours: list[list[tuple[int, str]]] = [[] for _ in nodes]
     for (a, b), edge_label in edges.items():
-        label = edge_label if len(edge_label) <= _LONGEST_LABEL else _digest(edge_label)
+        label = edge_label if len(edge_label) <= _MAX_LABEL else _digest(edge_label)
         neighbours[a].append((b, "out," + label))
         neighbours[b].append((a, "in," + label))
     colours = _refine([_digest(*node) for node in nodes], neighbours)
     digests = sorted(colours)
-    if len(set(colours)) < len(colours) <= _INDIVIDUALISE_UP_TO:
+    if len(set(colours)) < len(colours) <= _MAX_INDIVIDUALIZED:
         for v in range(len(colours)):
-            # one node gets a colour that no other has: refined again, alike nodes may come apart
+            # Give one node a colour of its own: refined again, equal nodes may become different.
             individualised = list(colours)
             individualised[v] = _digest(individualised[v], "singled out")
             digests.append(_digest(*sorted(_refine(individualised, neighbours))))

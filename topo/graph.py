@@ -1,7 +1,7 @@
-"""The topology of a machine or cluster: devices and directed links.
+"""Define `Topology`, the graph of a machine or cluster: devices and directed links.
 
-A `Topology` is frozen, exact (bandwidths and latencies are fractions) and carries where its facts
-came from. Ranks are the GPUs in their order. Parallel links between the same two devices add up.
+It is frozen and exact (bandwidths and latencies are fractions), and its parts carry their sources.
+Ranks are the GPUs in their order. Parallel links between two devices add up.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from .topology_file import (
     to_text,
 )
 
-_MOST_DIGITS = 100
-# Twice what 16 MiB of a topology hold; nothing but brackets would take gigabytes of memory.
-_MOST_VALUES = 2_500_000
-
+_MAX_DIGITS = 100  # of a common denominator: more makes every sum of rates slow
+# Twice the values in 16 MiB of a real topology; 16 MiB of brackets would take gigabytes of memory.
+_MAX_VALUES = 2_500_000
+# Fields that plans leave out: where rates are known from, not what they are.
 _EVIDENCE = ("facts", "measured")
 
 __all__ = [
@@ -65,8 +65,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices and directed links. Raises InputError where ids repeat, or a link names a device that
-    is not there.
+    """Devices and directed links.
+
+    Raise InputError if ids repeat or a link names a device that does not exist.
     """
 
     name: str
@@ -94,17 +95,14 @@ class Topology:
                         "which is not among the devices; add the device or correct the link"
                     )
 
-    # -- views
-    # ---------------------------------------------------------------------------------------------------
-
     @cached_property
     def ranks(self) -> tuple[str, ...]:
-        """Ids of the GPUs in their order; rank i is the i-th."""
+        """Ids of the GPUs; rank i is the i-th."""
         return tuple(d.id for d in self.devices if d.kind == "gpu")
 
     @cached_property
     def by_id(self) -> Mapping[str, Device]:
-        """The device of each id."""
+        """Devices by id."""
         return {d.id: d for d in self.devices}
 
     @cached_property
@@ -119,7 +117,7 @@ class Topology:
 
     @cached_property
     def latency_us(self) -> Mapping[tuple[str, str], Fraction]:
-        """Latency from one device to the next (the slowest of parallel links), keyed (src, dst)."""
+        """Latency from one device to the next (the highest of parallel links), keyed (src, dst)."""
         worst: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
             key = link.src, link.dst
@@ -129,7 +127,7 @@ class Topology:
 
     @cached_property
     def out_neighbours(self) -> Mapping[str, tuple[str, ...]]:
-        """For each device, those it has a link to, in device order."""
+        """For each device, the devices it has a link to, in device order."""
         order = {d.id: i for i, d in enumerate(self.devices)}
         out: dict[str, list[str]] = {d.id: [] for d in self.devices}
         for src, dst in self.capacity_GBps:
@@ -143,17 +141,15 @@ class Topology:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is unknown or unusual, as the reader or the probe notes it."""
+        """What is unknown or unusual, as noted by the reader or probe."""
         return list_notes(self.extra)
 
     def reversed(self) -> Topology:
-        """Return the same devices with every link reversed."""
+        """Return the topology with every link reversed."""
         return replace(self, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
-        """Return the topology without the facts and measurements that it follows from, which plans
-        do not need.
-        """
+        """Return the topology without facts and measurements, which plans do not need."""
         rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
@@ -163,20 +159,14 @@ class Topology:
         beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
         return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
-    # -- identity
-    # ------------------------------------------------------------------------------------------------
-
     @cached_property
     def fingerprint(self) -> str:
-        """32 hex digits that do not depend on names, nor on the order in which devices and links
-        are listed.
+        """32 hex digits that depend neither on names nor on the order of devices and links.
 
-        Colour refinement (Weisfeiler-Leman) over device kinds, bandwidths and latencies; where it
-        leaves devices alike, and there are not too many, each is singled out in turn and refined
-        again. Equal machines have equal fingerprints; machines that differ in any bandwidth,
-        latency or count differ in practice (graphs that this refinement cannot tell apart are
-        strongly regular curiosities). A fingerprint does not see the rank order: a plan is replayed
-        on the topology at hand as well.
+        Computed by colour refinement over device kinds, bandwidths and latencies (fingerprint.py).
+        Equal machines have equal fingerprints, and different ones differ in practice: only strongly
+        regular graphs can collide. It ignores the rank order, so a plan is also replayed on the
+        topology it is used with.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
         nodes: list[tuple[object, ...]] = [
@@ -188,13 +178,8 @@ class Topology:
         }
         return fingerprint(nodes, edges)
 
-    # -- JSON
-    # ----------------------------------------------------------------------------------------------------
-
     def to_json(self) -> dict[str, Any]:
-        """Return the topology as the JSON object of the contract; `from_json` reads it back
-        equal.
-        """
+        """Return the topology as a JSON object, which `from_json` reads back equal."""
         out: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": self.name}
         if self.source is not None:
             out["source"] = self.source
@@ -205,14 +190,12 @@ class Topology:
         return {**to_plain(self.extra), **out}
 
     def dumps(self) -> str:
-        """Return `to_json` as text, a line for each device, link and fact."""
+        """Return `to_json` as text with a line for each device, link and fact."""
         return to_text(self.to_json())
 
     @classmethod
     def from_json(cls, data: object, where: str = "topology") -> Topology:
-        """Read the contract's JSON object (or text via `loads`). `where` names the file in errors
-        (InputError).
-        """
+        """Read a JSON object, or text via `loads`; `where` names the file in an InputError."""
         file = read_topology_file(data, where)
         assert isinstance(data, Mapping)
         try:
@@ -229,25 +212,23 @@ class Topology:
         return topology
 
     def _refuse_unlike_denominators(self) -> None:
-        """Raise InputError where sums of bandwidths or latencies would be fractions of more than
-        100 digits.
-        """
+        """Raise InputError if sums of bandwidths or latencies would need more than 100 digits."""
         for key in ("bandwidth_GBps", "latency_us"):
             common = 1
             for denominator in {getattr(link, key).denominator for link in self.links}:
                 common = lcm(common, denominator)
-                if common >= 10**_MOST_DIGITS:
+                if common >= 10**_MAX_DIGITS:
                     raise InputError(
                         f"topology {self.name!r:.60}: the fractions of {key} have no common "
                         "denominator of at most "
-                        f"{_MOST_DIGITS} digits; round them to decimals"
+                        f"{_MAX_DIGITS} digits; round them to decimals"
                     )
 
     @classmethod
     def loads(cls, text: str, where: str = "topology") -> Topology:
-        """Read JSON text. Raises InputError with the line where the text breaks off."""
+        """Read JSON text; an InputError names the line of a syntax error."""
         try:
-            return cls.from_json(load_json(text, _MOST_VALUES), where)
+            return cls.from_json(load_json(text, _MAX_VALUES), where)
         except json.JSONDecodeError as error:
             raise InputError(
                 f"{where}: not JSON at line {error.lineno}: {error.msg}; is the file whole?"

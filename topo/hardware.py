@@ -1,9 +1,9 @@
-"""Rates and latencies of links: every constant with where it is from.
+"""Rates and latencies of links, each constant with its source.
 
-Two sorts of rates are kept apart. Datasheet rates are what the vendor prints; the presets use them.
-Counted rates are what NCCL and RCCL put into their own models (about four fifths of the datasheet);
-files in their XML dialect are read with these, since that is what the file means to its reader. All
-rates are GB/s (1e9 bytes a second) in one direction.
+Datasheet rates are what the vendor prints; presets use them. Counted rates are those of NCCL's and
+RCCL's own models, about four fifths of the datasheet; files in their XML dialect are read with
+these, since that is what the file means to the library. All rates are GB/s (1e9 bytes a second) in
+one direction.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .devices import InNetwork
-
-# -- NVLink
-# --------------------------------------------------------------------------------------------------------
 
 # GB/s of one NVLink in one direction, by NVLink generation.
 NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
@@ -30,27 +27,28 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
 # NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources).
 NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 
+# From the compute capability (times ten) on; the whitepapers above.
 _NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
 # NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100).
 NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
 _NVLINK_GENERATION_OF_LINKS = {6: 2, 12: 3, 18: 4}
-_FIRST_GENERATION_THAT_ADDS = 4
+_FIRST_GENERATION_THAT_ADDS = 4  # NVLink 4: see nvswitch_adding
 
 
 def nvlink_generation(sm: int) -> int:
-    """Return the NVLink generation of a GPU of a compute capability (times ten)."""
+    """Return the NVLink generation of a GPU, by its compute capability times ten."""
     return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
 
 
 def nvswitch_adding(
     generation: int | None = None, links_per_gpu: int | None = None
 ) -> InNetwork | None:
-    """Return whether NVSwitches could add, by their NVLink generation or by the links that a GPU
-    has to them (18: Hopper and later, 12: A100, 6: V100); None where neither tells.
+    """Return whether NVSwitches can add data, None if unknown.
 
-    The third NVSwitch, that of NVLink 4, is the first with engines for sums and multicast, NVLink
-    SHARP (NVIDIA H100 Tensor Core GPU architecture whitepaper, "Third-generation NVSwitch"). NCCL
-    calls it NVLS.
+    Decided by the NVLink generation, or else by the number of links a GPU has to them (18: Hopper
+    and later, 12: A100, 6: V100). The third NVSwitch, of NVLink 4, is the first with engines for
+    sums and multicast (NVLink SHARP; NVIDIA H100 Tensor Core GPU architecture whitepaper,
+    "Third-generation NVSwitch"). NCCL calls it NVLS.
     """
     if generation is None:
         generation = _NVLINK_GENERATION_OF_LINKS.get(links_per_gpu or 0)
@@ -84,9 +82,9 @@ _NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 
 
 def nvlink_counted_GBps(sm: int | None) -> Fraction:
-    """Return GB/s of one NVLink in one direction as NCCL counts it (NCCL 2.30, graph/topo.h).
+    """Return GB/s of one NVLink in one direction in NCCL's model (NCCL 2.30, graph/topo.h).
 
-    `sm` is the compute capability times ten; an unknown or older one counts as sm 80, as there.
+    `sm` is the compute capability times ten; unknown and older ones count as sm 80, as there.
     """
     if sm is None:
         return _NVLINK_COUNTED_UNKNOWN_GBps
@@ -98,21 +96,16 @@ def nvlink_counted_GBps(sm: int | None) -> Fraction:
 
 
 def c2c_GBps(bw: int, count: int) -> Fraction:
-    """Return GB/s of an NVLink-C2C port: `bw` MB/s a link times `count` links (NCCL 2.30,
-    graph/topo.cc).
-    """
+    """Return GB/s of an NVLink-C2C port: `count` links of `bw` MB/s (NCCL 2.30, graph/topo.cc)."""
     return Fraction(bw * count, 1000)
 
-
-# -- xGMI
-# ----------------------------------------------------------------------------------------------------------
 
 # GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both
 # directions).
 XGMI_DATASHEET_MI250_GBps = Fraction(50)
 
 # GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both
-# ways).
+# directions).
 XGMI_DATASHEET_MI300X_GBps = Fraction(64)
 
 _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
@@ -127,8 +120,9 @@ _XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
 def xgmi_counted_GBps(gcn: str) -> Fraction:
-    """Return GB/s of one xGMI link in one direction as RCCL counts it (graph/topo.h), by
-    architecture: 906, 910, gfx942.
+    """Return GB/s of one xGMI link in one direction in RCCL's model (graph/topo.h).
+
+    `gcn` is the architecture: 906, 910, gfx942.
     """
     name = gcn.split(":")[0].strip().lower()
     return next(
@@ -138,8 +132,9 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
 
 
 def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
-    """Return GB/s of one NVLink or xGMI link in one direction by the datasheet of a GPU with these
-    facts (sm, gcn), None where they do not tell.
+    """Return the datasheet's GB/s of one NVLink or xGMI link in one direction.
+
+    `extra` has the GPU's fields (sm, gcn); the result is None if they do not tell.
     """
     sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
     if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
@@ -151,9 +146,6 @@ def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None
     return None
 
 
-# -- PCI Express
-# ---------------------------------------------------------------------------------------------------
-
 # Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications).
 PCIE_GTps: Mapping[int, Fraction] = {
     1: Fraction(5, 2),
@@ -164,6 +156,7 @@ PCIE_GTps: Mapping[int, Fraction] = {
     6: Fraction(64),
 }
 
+# What NCCL takes for a PCIe link without speed or width (graph/topo.cc).
 PCIE_DEFAULT_GENERATION = 3
 PCIE_DEFAULT_WIDTH = 16
 
@@ -172,18 +165,16 @@ _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
 
 
 def pcie_GBps(generation: int, width: int) -> Fraction:
-    """Return GB/s of a PCI Express link in one direction, as NCCL 2.30 counts it (graph/topo.cc).
+    """Return GB/s of a PCIe link in one direction in NCCL's model (NCCL 2.30, graph/topo.cc).
 
-    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, which is what is left
-    after packet headers, not the 15.75 of the datasheet.
+    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, what is left after
+    packet headers of the datasheet's 15.75.
     """
     return Fraction(width * _PCIE_LANE_HUNDRED_Mbps[generation], 80)
 
 
 def pcie_generation(speed: str | None) -> int | None:
-    """Return the generation of a speed as Linux prints it ("16.0 GT/s PCIe", "8 GT/s"), None for
-    any other text.
-    """
+    """Return the PCIe generation of a speed as Linux prints it ("16.0 GT/s PCIe"), or None."""
     match = _SPEED.fullmatch(speed or "")
     if match is None:
         return None
@@ -193,9 +184,7 @@ def pcie_generation(speed: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCI Express link as it is counted, and what had to be assumed for it (phrases, empty where
-    nothing was).
-    """
+    """A PCIe link as NCCL counts it; `assumed` lists in words what its source does not give."""
 
     generation: int
     width: int
@@ -208,9 +197,7 @@ class PcieLink:
 
 
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
-    """Return the link of a speed and a width; unknown ones are taken as NCCL takes them: Gen3, 16
-    lanes.
-    """
+    """Return the link of a speed and width, with NCCL's defaults for unknown ones."""
     assumed: list[str] = []
     generation = pcie_generation(speed)
     if generation is None:
@@ -225,9 +212,6 @@ def pcie_link(speed: str | None, width: int | None) -> PcieLink:
         width = PCIE_DEFAULT_WIDTH
     return PcieLink(generation, width, tuple(assumed))
 
-
-# -- between CPUs and inside a device
-# -------------------------------------------------------------------------------
 
 # Rate that NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h).
 LOCAL_GBps = Fraction(5000)
@@ -254,12 +238,11 @@ _INTEL_AFTER_EMERALD_MODELS = (
 def inter_cpu_GBps(
     arch: str | None, vendor: str | None, family: int | None, model: int | None
 ) -> Fraction:
-    """Return GB/s from a CPU to another of its machine as NCCL counts it (graph/topo.h, picked as
-    in graph/topo.cc).
+    """Return GB/s between two CPUs of a machine in NCCL's model (graph/topo.h and topo.cc).
 
-    By architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts 16
-    whatever its family, as in NCCL 2.30; later ones count 24 for Zen 3 and 4, and 32 for Zen 5. An
-    unknown CPU limits nothing.
+    Chosen by architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts
+    16 whatever its family, as in NCCL 2.30; later versions count 24 for Zen 3 and 4, and 32 for Zen
+    5. An unknown CPU limits nothing.
     """
     if arch is not None and arch in _INTER_CPU_ARCH_GBps:
         return _INTER_CPU_ARCH_GBps[arch]
@@ -277,9 +260,7 @@ def inter_cpu_GBps(
 
 
 def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
-    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid,
-    numbers or texts.
-    """
+    """Return `inter_cpu_GBps` for a CPU device's `extra`: arch, vendor, familyid and modelid."""
     arch, vendor = (str(cpu[key]) if key in cpu else None for key in ("arch", "vendor"))
     family, model = (
         int(text)
@@ -290,15 +271,9 @@ def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
     return inter_cpu_GBps(arch, vendor, family, model)
 
 
-# -- networks
-# ------------------------------------------------------------------------------------------------------
-
 # Fields of a NIC whose rate its file does not give: GB/s that are assumed for it where hosts are
 # joined, and why.
 ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
-
-# -- latencies
-# -----------------------------------------------------------------------------------------------------
 
 # Microseconds that one link takes, by kind.
 #

@@ -1,4 +1,4 @@
-"""Names for devices and lists of names, the same in all readers."""
+"""Name devices, and shorten lists of names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 
 def pick_unused_name(wanted: str, *taken: Container[str]) -> str:
-    """Return `wanted`, or `wanted#2`, `wanted#3` and so on where the name is taken."""
+    """Return `wanted`, or the first of `wanted#2`, `wanted#3` and so on that is not taken."""
     name, copy = wanted, 2
     while any(name in names for names in taken):
         name, copy = f"{wanted}#{copy}", copy + 1
@@ -14,9 +14,7 @@ def pick_unused_name(wanted: str, *taken: Container[str]) -> str:
 
 
 def join_first(names: Iterable[str], most: int, separator: str = ", ") -> str:
-    """Return the first `most` names as text, and how many more there are: "gpu0, gpu1 and 6
-    more".
-    """
+    """Join the first names and count the rest: "gpu0, gpu1 and 6 more"."""
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more

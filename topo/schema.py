@@ -1,4 +1,4 @@
-"""Read values as declared types (msgspec), and say in one line where a value does not fit.
+"""Read values as declared types (msgspec), with one-line errors.
 
 A file format is declared once, as msgspec Structs or dataclasses, beside the code that reads it.
 Readers, error messages and the JSON Schemas in docs/schemas/ all follow from that declaration.
@@ -51,10 +51,10 @@ _Path = tuple["str | int", ...]
 
 
 def read_as(data: object, declared: type[T], where: str) -> T:
-    """Return plain JSON values as an instance of `declared`.
+    """Convert plain JSON values to `declared`.
 
-    Raises InputError with `where` and the place in the data: "box.json: devices[3].kind: expected
-    one of ..., got 'tpu'".
+    Raise InputError with `where` and the path in the data: "box.json: devices[3].kind: expected one
+    of ..., got 'tpu'".
     """
     try:
         with CONVERTING:
@@ -64,12 +64,12 @@ def read_as(data: object, declared: type[T], where: str) -> T:
 
 
 def is_label(text: str) -> bool:
-    """Return whether a string is a Label: of one line, without control characters."""
+    """Return whether a string is a Label: one line without control characters."""
     return _LABEL.match(text) is not None
 
 
 def expected(declared: Any) -> str:
-    """Return what a declared type takes, in words: "a whole number from 1 to 16"."""
+    """Return in words what a declared type takes: "a whole number from 1 to 16"."""
     return _describe(inspect.type_info(declared))
 
 
@@ -82,7 +82,7 @@ def json_schema(declared: Any, title: str) -> dict[str, Any]:
 
 
 def _decode(declared: type, value: object) -> object:
-    """Read a value of a type that msgspec does not know: only fractions are declared."""
+    """Read a Fraction, the only declared type that msgspec does not know."""
     if declared is Fraction:
         return parse_fraction(value)
     raise NotImplementedError(f"no reader for {declared}")
@@ -99,14 +99,8 @@ def _custom_schema(declared: type) -> dict[str, Any]:
     raise NotImplementedError(f"no schema for {declared}")
 
 
-# -- errors
-# ------------------------------------------------------------------------------------------------------------
-
-
 def _explain(problem: str, data: object, declared: Any, where: str) -> str:
-    """Translate a message of msgspec: its path leads to the value at fault and to the type declared
-    for it.
-    """
+    """Rewrite an error of msgspec: its path leads to the bad value and to the declared type."""
     place = _PLACE.search(problem)
     path: _Path = tuple(
         name or int(number) for name, number in _PART.findall(place[1] if place else "")
@@ -121,7 +115,7 @@ def _explain(problem: str, data: object, declared: Any, where: str) -> str:
 
 
 def _spell(path: _Path) -> str:
-    """Spell a path as in JavaScript: ": devices[3].kind"."""
+    """Format a path like JavaScript: ": devices[3].kind"."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text and ": " + text.removeprefix(".")
 
@@ -135,9 +129,7 @@ def _value_at(value: Any, part: str | int) -> Any:
 
 
 def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
-    """The type declared for a field or an item of `info`; of a union, for the member that has such
-    a part.
-    """
+    """Return the type of a field or item of `info`; of a union, the first member's that has it."""
     for member in _members(info):
         if isinstance(part, str) and isinstance(
             member, (inspect.StructType, inspect.DataclassType)
@@ -153,7 +145,7 @@ def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
 
 
 def _members(info: inspect.Type) -> Sequence[inspect.Type]:
-    """The alternatives of a type without null, and without what only documents it."""
+    """Return the alternatives of a type, without null and without documentation-only ones."""
     if isinstance(info, inspect.Metadata):
         return _members(info.type)
     if isinstance(info, inspect.UnionType):
@@ -162,9 +154,7 @@ def _members(info: inspect.Type) -> Sequence[inspect.Type]:
 
 
 def _describe(info: inspect.Type, value: object = _MISSING) -> str:
-    """Say what a type takes; its conditions only where `value` (if given) is of the type and fails
-    them.
-    """
+    """Describe what a type takes, with the constraints that `value`, if given, breaks."""
     return " or ".join(_describe_one(member, value) for member in _members(info))
 
 
@@ -215,7 +205,7 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _show(value: object) -> str:
-    """Show a value in one short line, in JSON's words."""
+    """Format a value as one short line of JSON."""
     if value is _MISSING:
         return "nothing"
     if value is None or isinstance(value, bool):

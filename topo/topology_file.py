@@ -1,7 +1,6 @@
-"""The JSON of a topology: its declared fields, read as devices and links, and how these are
-written.
+"""Declare the JSON of a topology, and convert it to devices and links and back.
 
-Unknown fields are kept in `extra` and written again; a field that is null has its default.
+Unknown fields are kept in `extra` and written again. A null field has its default.
 """
 
 from __future__ import annotations
@@ -32,21 +31,19 @@ from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
 _PLAN_FORMAT = "topoplan-plan"
-VERSION = 1
+VERSION = 1  # of the format; a change that older versions cannot read increments it
+# Devices and directed links of a file: enough for clusters of 16,384 GPUs, or 500 GPUs all to all.
 MAX_DEVICES = 50_000
-# What a file may hold, a two-way link counting twice: clusters of 16,384 GPUs, or 500 that are
-# joined all to all.
 MAX_LINKS = 300_000
 
-_WRITTEN_A_LINE_EACH = ("devices", "links", "notes", "facts", "measured", "gpudirect", "findings")
-# What topo-probe works out from all the rest, and does not read back.
+# Lists with a line per item in files, so that diffs of topologies are readable.
+_LISTS = ("devices", "links", "notes", "facts", "measured", "gpudirect", "findings")
+# Fields that topo-probe derives from the others, so they are not read back.
 _DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings"})
 
 
 class InNetworkFields(Struct):
-    """What a switch could add: "possible" where its hardware can and whoever runs the job must
-    switch it on.
-    """
+    """Whether a switch could add data; "possible" if whoever runs the job must switch it on."""
 
     reduce: Ability
     source: Annotated[Label | None, Meta(description="who says so")] = None
@@ -73,7 +70,10 @@ class DeviceFields(Struct):
 
 
 class LinkFields(Struct):
-    """A link from `src` to `dst`, or both ways; other fields are kept. Parallel links add up."""
+    """A link from `src` to `dst`, or in both directions; other fields are kept.
+
+    Parallel links add up.
+    """
 
     src: Identifier
     dst: Identifier
@@ -123,8 +123,9 @@ _FIELDS = frozenset(TopologyFile.__struct_fields__) - {"host"} | _DERIVED
 
 
 def read_topology_file(data: object, where: str) -> TopologyFile:
-    """Return a topology's declared fields. Raises InputError, naming `where`, for what is not a
-    topology or too large.
+    """Return a topology's declared fields.
+
+    Raise InputError, naming `where`, if it is no topology or too large.
     """
     if isinstance(data, dict):
         _check_format(data, where)
@@ -139,7 +140,7 @@ def read_topology_file(data: object, where: str) -> TopologyFile:
 
 
 def _check_format(data: dict[str, Any], where: str) -> None:
-    """Before anything else: what is wrong with another format's fields would mislead."""
+    """Check format and version first, since errors about another format's fields would mislead."""
     if data.get("format") == _PLAN_FORMAT:
         raise InputError(
             f"{where}: it is a plan, not a topology; topo-run takes it, and topoplan.Plan.load, "
@@ -162,15 +163,13 @@ def _check_size(data: dict[str, Any], where: str) -> None:
     )
     if len(devices) > MAX_DEVICES or directed > MAX_LINKS:
         raise InputError(
-            f"{where}: {len(devices)} devices and {directed} links, each way counted; "
+            f"{where}: {len(devices)} devices and {directed} directed links; "
             f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
         )
 
 
 def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
-    """Raise InputError where a field that is kept, such as a device's host, has control characters:
-    they would be printed.
-    """
+    """Raise InputError if a kept field that is printed, such as a host, has control characters."""
     for key, value in row.items():
         for text in (key, value):
             if isinstance(text, str) and not is_label(text):
@@ -181,9 +180,7 @@ def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
 
 
 def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
-    """Return the devices of a file; `data`, the JSON that it was read from, has the fields that are
-    not declared.
-    """
+    """Return the devices of a file; `data` is its JSON, which has the undeclared fields."""
     return tuple(
         Device(
             fields.id,
@@ -204,9 +201,7 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
 
 
 def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
-    """Return the directed links of a file, two for each that is bidirectional; `data` as for
-    `read_devices`.
-    """
+    """Return the directed links of a file; `data` as for `read_devices`."""
     links: list[Link] = []
     for fields, row in zip(file.links, data.get("links", ()), strict=True):
         link = Link(
@@ -224,7 +219,7 @@ def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
 
 
 def read_extra(file: TopologyFile, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a topology that are neither declared nor derived from the others."""
+    """Return the topology's fields that are neither declared nor derived from others."""
     extra = _undeclared(data, _FIELDS)
     if "notes" in extra:
         extra["notes"] = restore_notes(extra["notes"], file.note_kinds)
@@ -236,7 +231,7 @@ def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, A
 
 
 def to_plain(value: Any) -> Any:
-    """Return plain JSON values, Decimals (which `load_json` gives) as floats."""
+    """Return plain JSON values with Decimals (from `load_json`) as floats."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, Mapping):
@@ -244,10 +239,6 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_plain(v) for v in value]
     return str(value) if isinstance(value, str) else value
-
-
-# -- writing
-# -----------------------------------------------------------------------------------------------------------
 
 
 def device_to_json(device: Device) -> dict[str, Any]:
@@ -268,13 +259,11 @@ def device_to_json(device: Device) -> dict[str, Any]:
 
 
 def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
-    """Return links as the rows of "links"; a link that is followed by its reverse becomes one
-    bidirectional row.
-    """
-    return [_link_to_json(link, two_way) for link, two_way in _pair_up(links)]
+    """Return links as rows of "links"; a link followed by its reverse is one bidirectional row."""
+    return [_link_to_json(link, bidirectional) for link, bidirectional in _pair_up(links)]
 
 
-def _link_to_json(link: Link, two_way: bool) -> dict[str, Any]:
+def _link_to_json(link: Link, bidirectional: bool) -> dict[str, Any]:
     out: dict[str, Any] = {
         "src": link.src,
         "dst": link.dst,
@@ -286,13 +275,13 @@ def _link_to_json(link: Link, two_way: bool) -> dict[str, Any]:
         out["count"] = link.count
     if link.source is not None:
         out["source"] = str(link.source)
-    out["bidirectional"] = two_way
+    out["bidirectional"] = bidirectional
     return {**out, **to_plain(link.extra)}
 
 
 def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Pair each link with its reverse where that follows it, so that the order of links survives a
-    round trip.
+    """Pair each link with its reverse if that comes next, so that the order of links
+    round-trips.
     """
     out: list[tuple[Link, bool]] = []
     pending: Link | None = None
@@ -310,9 +299,9 @@ def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
 
 
 def to_text(data: dict[str, Any]) -> str:
-    """Return a topology's JSON object as text, a line for each device, link and fact."""
+    """Format a topology's JSON object with a line for each device, link and fact."""
     rest = dict(data)
-    lists = {key: rest.pop(key) for key in _WRITTEN_A_LINE_EACH if isinstance(rest.get(key), list)}
+    lists = {key: rest.pop(key) for key in _LISTS if isinstance(rest.get(key), list)}
     fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rest.items()]
     for key, rows in lists.items():
         body = ",\n".join(f"    {json.dumps(row)}" for row in rows)

@@ -120,7 +120,7 @@ def test_joined_hosts_come_apart_again(shapes: list[tuple[int, bool]]) -> None:
 def test_a_machine_of_hundreds_of_hosts_keeps_no_facts_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("topoplan.topo.derived.hosts.MOST_FACTS", 2)
+    monkeypatch.setattr("topoplan.topo.derived.hosts.MAX_FACTS", 2)
     joined = join_hosts([host(name, 1, {"ib0": 25.0}) for name in "abc"])
     assert (
         "facts" not in joined.extra

@@ -68,7 +68,7 @@ def test_plans_may_hold_more_values_than_topologies() -> None:
 def test_a_file_of_too_many_links_is_refused_and_both_ways_count() -> None:
     link = {"src": "a", "dst": "b", "bidirectional": True}
     told = {"devices": [{"id": "a", "kind": "gpu"}], "links": [link] * (MAX_LINKS // 2 + 1)}
-    with pytest.raises(InputError, match=f"and {MAX_LINKS + 2} links, each way counted"):
+    with pytest.raises(InputError, match=f"and {MAX_LINKS + 2} directed links"):
         Topology.from_json(told, "large")
 
 

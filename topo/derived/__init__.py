@@ -1,1 +1,1 @@
-"""Topologies made from others: hosts joined, links lost or slower, NVSwitches merged."""
+"""Topologies derived from others: joined, split, degraded, given rates, or with switches merged."""

@@ -1,4 +1,4 @@
-"""Change a machine as if something had happened to it: links lost or slower, GPUs gone."""
+"""Degrade a topology: links lost or slower, GPUs gone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from ..graph import Topology
 
 @dataclass(frozen=True)
 class Change:
-    """What changes: lost links, links with the factor that scales their bandwidth, ranks that are
-    gone.
+    """Lost links, links with a factor for their bandwidth, and ranks that are gone.
 
-    Links are given by their ends. Both directions of a link change, and all parallel links between
-    two devices.
+    Links are given by their ends. A change applies to both directions, and to all parallel links
+    between two devices.
     """
 
     without_links: tuple[str, ...] = ()
@@ -29,11 +28,11 @@ class Change:
 
 
 def degrade(topology: Topology, change: Change) -> Topology:
-    """Return the changed machine. Ranks beyond those gone move up.
+    """Return the degraded machine; ranks above removed ones move up.
 
-    Links are written A:B, their ends as device ids or rank numbers; scaled ones A:B=FACTOR. Raises
-    InputError where there is no such link or rank, the factor is not above 0, a link is scaled that
-    is gone or scaled already, or no GPU is left.
+    Links are written A:B with device ids or rank numbers, scaled ones A:B=FACTOR. Raise InputError
+    if a link or rank does not exist, a factor is not above 0, a link is changed twice, or no GPU is
+    left.
     """
     factors: dict[frozenset[str], Fraction | None] = {}
     changes = []
@@ -84,10 +83,9 @@ def degrade(topology: Topology, change: Change) -> Topology:
 
 
 def move_root(root: int | None, machine: Topology, left: Topology) -> int | None:
-    """Return, in the numbering of what is `left` of a machine, the rank that is `root` on the
-    machine as given.
+    """Return the rank on the degraded machine `left` that is `root` on the original one.
 
-    Raises InputError where the machine has no such rank, or it is gone.
+    Raise InputError if that rank does not exist or is gone.
     """
     if root is None or not 0 <= root < len(machine.ranks):
         return root  # which the collective refuses
@@ -102,7 +100,6 @@ def move_root(root: int | None, machine: Topology, left: Topology) -> int | None
 
 
 def _parse_factor(text: str, whole: str) -> Fraction:
-    """Return the factor of a scaled link. Raises InputError where it is not above 0."""
     try:
         factor = parse_fraction(text)
     except ValueError:
@@ -120,7 +117,7 @@ def _parse_factor(text: str, whole: str) -> Fraction:
 
 
 def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str]:
-    """Return the two devices of "A:B"; ids may contain colons themselves."""
+    """Parse the two devices of "A:B"; ids may contain colons themselves."""
     parts = text.split(":")
     splits: Sequence[tuple[str, str]] = [
         (":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))
@@ -132,7 +129,8 @@ def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str
     ]
     if not candidates:
         raise InputError(
-            f"{text}: expected A:B with A and B devices of {topology.name} (or rank numbers), such as "
+            f"{text}: expected A:B with A and B devices of {topology.name} (or rank numbers), "
+            "such as "
             f"{topology.links[0].src}:{topology.links[0].dst}"
             if topology.links
             else f"{text}: {topology.name} has no links",
@@ -151,7 +149,7 @@ def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str
 
 
 def _find_device(text: str, topology: Topology) -> str | None:
-    """Return the id of a device given by its id or rank number, None where there is none."""
+    """Return the id of a device given by id or rank number, or None."""
     if text in topology.by_id:
         return text
     if text.isdecimal() and len(text) < 7 and int(text) < len(topology.ranks):

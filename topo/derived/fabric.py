@@ -1,8 +1,7 @@
-"""NVLink fabrics of several hosts: GPUs of one cluster and clique reach each other through
-NVSwitches, whatever their hosts.
+"""Find NVLink fabrics that span hosts: GPUs of one cluster and clique share NVSwitches.
 
-That is NCCL's rule for MNNVL (an NVL72's trays): registration with the fabric completed, the
-cluster's UUID equal and not zero, the number of the clique equal.
+This is NCCL's rule for MNNVL (the trays of an NVL72): the GPU is registered with the fabric, and
+the cluster's UUID (not zero) and the clique's number are equal.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ _NO_CLUSTER = re.compile(r"[0-]*")
 
 @dataclass(frozen=True, order=True)
 class Fabric:
-    """An NVLink fabric: the UUID of its cluster, and the number of the clique."""
+    """An NVLink fabric: the UUID of its cluster and the number of the clique."""
 
     cluster: str
     clique: str
 
 
 def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
-    """Return the fabric of each GPU of one host that is in one, by the host's facts, else by the
-    GPU's own fields.
+    """Return the fabric of each GPU of one host that is in one.
+
+    The host's facts come first, then the fields of the GPUs.
     """
     view = MachineView(topology, facts)
     fabrics: dict[str, Fabric] = {}
@@ -53,9 +53,7 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
 
 
 def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mapping[Fabric, str]:
-    """Return the id of the NVSwitch (one device for all of them) of each fabric that GPUs of
-    several hosts are in.
-    """
+    """Return the id of the one NVSwitch device of each fabric that spans hosts."""
     hosts_in: dict[Fabric, int] = {}
     for fabrics in fabrics_of_hosts:
         for fabric in dict.fromkeys(fabrics):
@@ -65,7 +63,7 @@ def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mappin
 
 
 def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -> Device:
-    """Return the NVSwitch of a fabric in the place of those of its hosts."""
+    """Return the NVSwitch of a fabric, which replaces those of its hosts."""
     answers = {switch.in_network for switch in replaced}
     adding = (
         answers.pop() if len(answers) == 1 else None
@@ -77,9 +75,10 @@ def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -
 def move_links(
     topology: Topology, fabrics: Mapping[str, Fabric], switch_of: Mapping[Fabric, str]
 ) -> tuple[list[Link], list[Device]]:
-    """Return the links of a host, those from GPUs of shared fabrics to NVSwitches moved to the
-    shared ones (whose ids begin with a slash, as no id of the host's own does), and the host's
-    NVSwitches that have no link left.
+    """Move a host's links from GPUs of shared fabrics to the shared NVSwitches.
+
+    Return the links, and the host's NVSwitches that have none left. Ids of shared switches begin
+    with a slash, which no id of a host does.
     """
     moved: list[Link] = []
     freed: dict[str, None] = {}

@@ -1,6 +1,4 @@
-"""Join several hosts into one machine: each host's own topology, joined by a network switch and
-shared NVLink fabrics.
-"""
+"""Join several hosts into one machine by a network switch and shared NVLink fabrics."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_s
 from .parts import split_hosts
 
 NETWORK = "network0"
-# Assumed rate of a host into the network where nothing gives it: 10 Gbit/s Ethernet.
+# Assumed rate of a host into the network if nothing gives it: 10 Gbit/s Ethernet.
 ASSUMED_GBps = Fraction(5, 4)
 # Assumed rate between processes of one host: one core's copy through a socket, in round numbers.
 ASSUMED_MEMORY_GBps = Fraction(2)
-# Facts that a joined machine keeps, some 10 MB of JSON: those of an NVL72, or of 30 hosts of 8
-# GPUs.
-MOST_FACTS = 60_000
+# Facts of a joined machine, some 10 MB of JSON: an NVL72 has that many, or 30 hosts of 8 GPUs.
+MAX_FACTS = 60_000
+# A NIC slower by this factor than its host's fastest is a management port.
 _SLOW_PORT = 10
 _NAMED = 4  # hosts in the name of a joined machine
 SOURCE = "hosts joined by a network"
@@ -42,22 +40,20 @@ def join_hosts(
     locations: Sequence[RankLocation] | None = None,
     name: str | None = None,
 ) -> Topology:
-    """Return one topology of several hosts'; their names are the hosts' names.
+    """Join hosts into one topology; the hosts' names are those of their topologies.
 
-    `locations[r]` says where rank r is (default: all GPUs, host by host, a machine of several hosts
-    being so many); GPUs without a rank are left out, and hosts, too. A device `gpu3` of the first
-    host becomes `host0/gpu3`, with the `host` it is of, a fact about `gpu/3` one about
-    `host0/gpu/3`; where all ranks are on one host, all stays as it is.
+    `locations[r]` is where rank r is (default: all GPUs, host by host; a machine of several hosts
+    counts as that many). GPUs and hosts without a rank are left out. Device `gpu3` of the first
+    host becomes `host0/gpu3`, gets a field `host`, and a fact about `gpu/3` becomes one about
+    `host0/gpu/3`. If all ranks are on one host, ids stay as they are.
 
-    NICs hang on one network switch at their `net_speed_GBps`, without those that are down and those
-    slower than a tenth of their host's fastest (they are no way for data). A host without a usable
-    NIC is joined at its first CPU (or, without any, at its GPUs), at an assumed rate. GPUs of
-    several hosts in one NVLink fabric (`fabric.py`) have one NVSwitch. All that is assumed or left
-    out is noted; notes are carried over with their host's name, other fields of a host's topology
-    are not.
+    NICs are linked to one network switch at their `net_speed_GBps`, except those that are down or
+    slower than a tenth of their host's fastest, which carry no training data. A host without a
+    usable NIC is linked at its first CPU (or, without any, at its GPUs) at an assumed rate. GPUs of
+    several hosts in one NVLink fabric (`fabric.py`) share one NVSwitch. Everything assumed or left
+    out is noted. Notes keep their host's name; other fields of a host's topology are dropped.
 
-    Raises InputError where there is no rank, or a location names a host or GPU that does not exist,
-    or one twice.
+    Raise InputError if there is no rank, or a location does not exist or is given twice.
     """
     if locations is None and len(topologies) > 1:
         parts = (
@@ -100,7 +96,7 @@ def join_hosts(
 
 
 def _tell_apart(names: Sequence[str]) -> list[str]:
-    """Return the names of hosts, with a number where two are alike."""
+    """Return the names of hosts, numbered where two are equal."""
     out: list[str] = []
     for name in names:
         out.append(pick_unused_name(name, out))
@@ -108,13 +104,13 @@ def _tell_apart(names: Sequence[str]) -> list[str]:
 
 
 def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
-    """Return the facts of all hosts as a field of the topology, none where there are too many,
-    which is noted.
+    """Return the facts of all hosts as a topology field; none, and a note, if there are too
+    many.
     """
     facts = [fact for host in hosts for fact in host.list_facts()]
-    if len(facts) > MOST_FACTS:
+    if len(facts) > MAX_FACTS:
         notes.append(
-            f"{len(facts)} facts of {len(hosts)} hosts, more than {MOST_FACTS}: not kept; ask one "
+            f"{len(facts)} facts of {len(hosts)} hosts, more than {MAX_FACTS}: not kept; ask one "
             "host at a time"
         )
         return {}
@@ -122,12 +118,11 @@ def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
 
 
 def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
-    """Return hosts without GPUs: rank r is a process on host `host_of[r]`, whose name is
-    `names[host_of[r]]`.
+    """Return hosts without GPUs: rank r is a process on the host named `names[host_of[r]]`.
 
-    A rank's device is of kind gpu and says that it stands for a cpu. It hangs on its host, a device
-    of kind cpu; hosts hang on a network switch. No rate is known: the topology holds assumed ones
-    until they are measured.
+    A rank's device has kind gpu and says that it stands for a CPU. It is linked to its host, a
+    device of kind cpu; hosts are linked to a network switch. All rates are assumed until they are
+    measured.
     """
     if not host_of:
         raise InputError("no ranks are given; start at least one")
@@ -174,9 +169,7 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
 
 
 def group_by_host(gpus: Sequence[Device]) -> list[list[int]]:
-    """Return the numbers of the GPUs of each host, by what the topology says of hosts; one list
-    where it says nothing.
-    """
+    """Return the numbers of the GPUs of each host; one list if the topology names no hosts."""
     blocks: dict[object, list[int]] = {}
     for number, gpu in enumerate(gpus):
         host = gpu.extra.get(
@@ -187,7 +180,7 @@ def group_by_host(gpus: Sequence[Device]) -> list[list[int]]:
 
 
 def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLocation]) -> None:
-    """Raise InputError where there is no rank, or a location does not exist or has two ranks."""
+    """Raise InputError if there is no rank, or a location does not exist or has two ranks."""
     if not locations:
         raise InputError("no host has a GPU; there is nothing to join")
     seen: set[RankLocation] = set()
@@ -210,9 +203,7 @@ def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLoc
 
 
 def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
-    """Return one host's topology with the ranks' GPUs in the ranks' order, and all else as it
-    is.
-    """
+    """Return one host's topology with only the ranks' GPUs, in rank order."""
     left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
     if not left_out and list(topology.ranks) == list(gpus):
         return topology
@@ -231,7 +222,7 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
 
 
 class _Host:
-    """Builds one host's part of the joined topology."""
+    """Build one host's part of the joined topology."""
 
     def __init__(self, number: int, name: str, topology: Topology, gpus: set[str]) -> None:
         self.id, self.name, self.topology = f"host{number}", name, topology
@@ -249,14 +240,13 @@ class _Host:
         self.fabrics = find_fabrics(topology, self.facts)
 
     def rename_device(self, ident: str) -> Device:
-        """Return a device under its new id."""
         device = self.topology.by_id[ident]
         return replace(
             device, id=qualify(self.id, ident), extra={**device.extra, "host": self.name}
         )
 
     def list_others(self) -> list[Device]:
-        """Return all devices that are not GPUs, but for NVSwitches that a shared one stands for."""
+        """Return all devices but GPUs, without NVSwitches that a shared one replaces."""
         return [
             self.rename_device(d.id)
             for d in self.topology.devices
@@ -264,7 +254,6 @@ class _Host:
         ]
 
     def list_fabrics(self) -> list[Fabric]:
-        """Return the NVLink fabrics of the ranks' GPUs."""
         return [fabric for gpu, fabric in self.fabrics.items() if gpu not in self.left_out]
 
     def list_facts(self) -> Iterator[Fact]:
@@ -275,9 +264,7 @@ class _Host:
     def list_links(
         self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]
     ) -> list[Link]:
-        """Return the links inside the host and to shared NVSwitches; the host's own that these
-        replace go into `replaced`.
-        """
+        """Return links inside the host and to shared NVSwitches; fill `replaced` with old ones."""
         links, freed = move_links(self.topology, self.fabrics, switch_of)
         self.freed = {switch.id for switch in freed}
         for fabric in dict.fromkeys(self.fabrics.values()):
@@ -290,7 +277,7 @@ class _Host:
         return ident[1:] if ident not in self.topology.by_id else qualify(self.id, ident)
 
     def list_uplinks(self) -> list[Link]:
-        """Return the links to and from the network, and note what their rates rest on."""
+        """Return the links to and from the network, and note the source of their rates."""
         return [
             link
             for ident, rate, source in self._find_ports()
@@ -307,9 +294,7 @@ class _Host:
         ]
 
     def _find_ports(self) -> list[tuple[str, Fraction, str]]:
-        """Return the devices at which the host is joined to the network: id, rate and source of the
-        rate.
-        """
+        """Return the devices linked to the network: id, rate and the rate's source."""
         nics = [
             d
             for d in self.topology.devices
@@ -317,7 +302,7 @@ class _Host:
         ]
         up = [d for d in nics if "down" not in str(d.extra.get("state", "")).lower()]
         speeds = {d.id: speed for d in up if (speed := _read_speed_GBps(d)) is not None}
-        # a management port of 1 Gbit/s beside 200 Gbit/s is no way for data
+        # A management port of 1 Gbit/s beside one of 200 Gbit/s carries no training data.
         usable = {
             ident: speed
             for ident, speed in speeds.items()

@@ -1,4 +1,4 @@
-"""Take a machine of several hosts apart: each host as if it were alone, with the facts about it."""
+"""Split a machine of several hosts: each host as if it were alone, with its facts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .fabric import CLIQUE, CLUSTER
 
 @dataclass(frozen=True)
 class Part:
-    """One host of a machine: `id`, such as host0 (empty for a machine that is one host), and its
-    topology alone.
+    """One host of a machine: `id`, such as host0 (empty if it is the only one), and its
+    topology.
     """
 
     id: str
@@ -25,14 +25,13 @@ class Part:
 
 
 def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...]:
-    """Return the hosts of a topology, in the order of their first devices; the topology itself
-    where it is one host's.
+    """Return the hosts of a topology in the order of their first devices.
 
-    Hosts are told by the ids of devices, `host0/gpu3`. A device of no host, but for networks, is in
-    the part of each host that is linked to it: an NVSwitch of several hosts is each one's. GPUs
-    that are linked to such a one say so in the fields of their fabric, unless they say something
-    else already; where the switch itself names none, `label` (default: the topology's name) is the
-    cluster. What cannot be told apart (a GPU of no host) is not split.
+    A host is the part of a device id before the slash: `host0/gpu3`. A device of no host, except a
+    network, goes to every host linked to it, such as an NVSwitch of several hosts. GPUs linked to
+    such a switch get its fabric fields unless they have their own; if the switch names no cluster,
+    `label` (default: the topology's name) is the cluster. A machine of one host, or with a GPU of
+    no host, is returned whole.
     """
     hosts = list(dict.fromkeys(split_host(d.id)[0] for d in topology.devices if d.kind == "gpu"))
     if len(hosts) < 2 or "" in hosts:
@@ -95,9 +94,7 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
 
 
 def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the facts about each host, under the subjects that they have there; malformed ones are
-    every host's.
-    """
+    """Return the facts about each host under its own subjects; malformed ones go to every host."""
     facts = extra.get("facts")
     if facts is None:
         return {host: {} for host in hosts}
@@ -121,6 +118,5 @@ def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:
-    """Return a device as its host alone has it."""
     own = {key: value for key, value in device.extra.items() if key != "host"}
     return replace(device, id=ident, extra={**fabric, **own} if device.kind == "gpu" else own)

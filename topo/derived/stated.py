@@ -19,6 +19,7 @@ from ..names import join_first
 NIC, NETWORK = "nic", "network"
 # Kinds of links whose rate may be given, and NICs.
 RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
+# Kinds whose rate is given for one link and multiplied by the count.
 _BONDED = ("nvlink", "xgmi", "c2c")
 _GIVEN = "as given by the user"
 
@@ -46,7 +47,8 @@ def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
         kind, equals, rate = text.partition("=")
         if not equals or kind not in RATES:
             raise InputError(
-                f"rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as pcie=48",
+                f"rate {text!r:.40}: expected KIND=GBps with one of {', '.join(RATES)}, such as "
+                "pcie=48",
                 parameter="rate",
             )
         if kind in rates:
@@ -75,7 +77,8 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
                 NETWORK: f"the rates of all ways of {names} into a network are known",
             }.get(kind, f"{names}: no {kind} link has a rate that is only assumed")
             raise InputError(
-                f"{kind}={float(rate):g}: {what}; leave it out, or correct rates in topoplan's JSON",
+                f"{kind}={float(rate):g}: {what}; leave it out, or correct rates in topoplan's "
+                "JSON",
                 parameter=NETWORK if kind == NETWORK else "rate",
             )
     return stated

@@ -1,9 +1,9 @@
-"""Merge switches side by side. NVSwitches: GPUs spread every message over all of them, so for a
-planner they are one. Spines, for those who take a network's many flows to be spread over all of its
-equal ways.
+"""Merge switches that are side by side into one.
 
-A DGX-2 has six a board, and each GPU one link to each. A route names one way, though; through one
-of six switches it would have a sixth of what the hardware gives.
+GPUs spread every message over all NVSwitches of a board, so for planning they are one switch: a
+DGX-2 has six a board, and each GPU one link to each. A route names only one path, and through one
+of six switches it would have a sixth of the hardware's rate. The spines of a network are merged
+too, for callers who assume that its many flows spread over all equal paths.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..graph import Device, Link, Topology
 
 
 def merge_nvswitches(topology: Topology) -> Topology:
-    """Return the topology with NVSwitches that stand side by side made one, their links added up;
-    as it is where none do.
+    """Merge NVSwitches that are side by side and add up their links.
 
-    Side by side are switches with the same links to the same GPUs (and whatever else is no
-    NVSwitch), and as many of each sort to switches that are themselves side by side: the coarsest
-    such classes. Traffic that is spread evenly over a class loads all its links alike, so no plan
-    for the merged machine asks more of a link than it has.
+    Switches are side by side if they have the same links to the same GPUs (and anything else that
+    is no NVSwitch), and equally many to each class of switches that are themselves side by side:
+    the coarsest such classes. Traffic spread evenly over a class loads all its links equally, so no
+    plan for the merged machine asks more of a link than it has.
     """
     return _merge(topology, [d for d in topology.devices if d.family == "nvswitch"])
 
 
 def merge_spines(topology: Topology) -> Topology:
-    """Return the topology with switches of the network that stand side by side made one, of those
-    that only join other switches (leaves, and what hosts hang on, stay as they are).
+    """Merge network switches that are side by side and only connect other switches.
+
+    Leaf switches, which hosts are linked to, stay as they are.
     """
     joins_more = {
         end
@@ -46,7 +46,6 @@ def merge_spines(topology: Topology) -> Topology:
 
 
 def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
-    """Return the topology with those of the switches that stand side by side made one."""
     classes = _classify(topology, switches)
     members_of_head = {members[0]: members for members in classes.values() if len(members) > 1}
     if not members_of_head:
@@ -83,9 +82,7 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
 
 
 def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, list[str]]:
-    """Return switches by class: refined until all of a class have the same links to every device
-    and to every class.
-    """
+    """Return switches by class, refined until all of a class have equal links to all others."""
     label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)

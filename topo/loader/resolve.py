@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..formats.clusters import Box
 
 LOCAL = "local"
-MAX_FILE_BYTES = 16 * 2**20
+MAX_FILE_BYTES = 16 * 2**20  # MAX_LINKS links take less
 
 
 def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
@@ -89,7 +89,8 @@ def resolve(argument: str, box: str | None = None) -> Topology:
 
 def _unused_box(argument: str) -> InputError:
     return InputError(
-        f"{argument}: a box is only for files that say where hosts are, and this is none; leave it out",
+        f"{argument}: a box is only for files that say where hosts are, and this is none; leave "
+        "it out",
         parameter="box",
     )
 
