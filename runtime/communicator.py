@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,23 +12,14 @@ import torch.distributed as dist
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .cache.folder import find_cache_folder
+from .calls import CallCache
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
-from .reductions import (
-    ReduceOp,
-    borrow,
-    check_are_tensors,
-    check_reduction,
-    check_residual,
-    check_tensors,
-    copy_back,
-    flatten,
-)
-from .task import KeptTasks, Task
+from .reductions import check_are_tensors
 
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -109,7 +98,7 @@ class Communicator:
                 find_cache_folder(cache),
                 rounds_once=reduction == "once",
             )
-        self._kept = KeptTasks()
+        self.calls = CallCache(self.engine)
         self.rank, self.size = self.engine.rank, self.engine.size
 
     # -- collectives
@@ -128,12 +117,12 @@ class Communicator:
         as the tensor, zeros at first. It is added to the tensor and gets what rounding on this rank
         took away; over all ranks nothing is lost.
         """
-        again = None if residual is not None else self._kept.find_again(tensor, op)
-        if again is not None:
-            again()
+        play = None if residual is not None else self.calls.find_play(tensor, op)
+        if play is not None:
+            play()
             return tensor
         self._check_call("allreduce", tensor, tensor if residual is None else residual)
-        self.prepare(tensor, None, op, residual).run()
+        self.calls.prepare(tensor, None, op, residual).run()
         return tensor
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
@@ -141,19 +130,19 @@ class Communicator:
         partial results.
         """
         self._check_call("reduce", tensor)
-        self.prepare(tensor, None, op).run()
+        self.calls.prepare(tensor, None, op).run()
         return tensor
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy the tensor of the plan's root to every rank, in place."""
         self._check_call("broadcast", tensor)
-        self.prepare(tensor).run()
+        self.calls.prepare(tensor).run()
         return tensor
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the tensors of all ranks in `output` (ranks times as long)."""
         self._check_call("allgather", output, tensor)
-        self.prepare(output, tensor).run()
+        self.calls.prepare(output, tensor).run()
         return output
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -163,7 +152,7 @@ class Communicator:
         self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
             raise InputError("gather: give an output at the root, and None at the other ranks")
-        self.prepare(tensor.new_empty(0) if output is None else output, tensor).run()
+        self.calls.prepare(tensor.new_empty(0) if output is None else output, tensor).run()
         return output
 
     def reduce_scatter(
@@ -173,7 +162,7 @@ class Communicator:
         part to `output`.
         """
         self._check_call("reduce-scatter", output, tensor)
-        self.prepare(output, tensor, op).run()
+        self.calls.prepare(output, tensor, op).run()
         return output
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
@@ -183,65 +172,14 @@ class Communicator:
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
             raise InputError("scatter: give a tensor at the root, and None at the other ranks")
-        self.prepare(output, output.new_empty(0) if tensor is None else tensor).run()
+        self.calls.prepare(output, output.new_empty(0) if tensor is None else tensor).run()
         return output
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Send part j of `tensor` to rank j, and write what comes from it to part j of `output`."""
         self._check_call("alltoall", output, tensor)
-        self.prepare(output, tensor).run()
+        self.calls.prepare(output, tensor).run()
         return output
-
-    def prepare(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor | None = None,
-        op: object = None,
-        residual: torch.Tensor | None = None,
-        *,
-        is_scratch: bool = False,
-    ) -> Task:
-        """Return a call of the plan's collective, to be carried out later: from `tensor` to
-        `output`, or in place in `output`. Raises InputError where they do not fit the collective,
-        or each other.
-
-        Who makes the call holds `output` until it is through: a call that comes again holds no
-        memory. Where nobody does, `is_scratch` says so, and the call holds it.
-        """
-        is_simple = tensor is None and residual is None and output.device.type == "cpu"
-        is_simple = is_simple and output.layout is torch.strided and output.is_contiguous()
-        is_simple &= not is_scratch and (op is None or isinstance(op, (ReduceOp, dist.ReduceOp)))
-        key = (output.data_ptr(), output.numel(), output.dtype, op) if is_simple else None
-        kept = self._kept.find(key)
-        if kept is not None:
-            return kept
-        name, engine = self.plan.collective.name, self.engine
-        tensors = (output,) if tensor is None else (output, tensor)
-        check_tensors(name, tensors, engine.device.type, compressed=engine.codec is not None)
-        kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
-        if residual is not None:
-            if engine.codec is None:
-                raise InputError(
-                    "residual without compression: nothing is lost that could be fed back"
-                )
-            check_residual(output, kind, residual)
-            residual = residual.view(-1)
-        numel = output.numel() if tensor is None else self._count_elements(output, tensor)
-        target = flatten(output)
-        source = target if tensor is None else flatten(tensor)
-        then: list[Callable[[], None]] = (
-            [] if output.is_contiguous() else [partial(copy_back, output, target)]
-        )
-        if key is not None and self._kept.is_again(key):
-            target = source = borrow(target)
-            return self._kept.keep(key, Task(engine, numel, source, target, kind, residual, then))
-        return Task(engine, numel, source, target, kind, residual, then)
-
-    def find_again(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
-        """Return the shortest way to make a call again, in place on a tensor at the same address;
-        None where none is known.
-        """
-        return self._kept.find_again(tensor, op)
 
     # -- what is used, and the end
     # -------------------------------------------------------------------------------
@@ -283,27 +221,6 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
-
-    def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
-        """Return the elements of the whole buffer. Raises InputError where input and output do not
-        fit together.
-        """
-        name, size, at_root = self.plan.collective.name, self.size, self._is_root
-        of_input, of_output = tensor.numel(), output.numel()
-        if name == "allgather" or (name == "gather" and at_root):
-            numel, wanted = of_output, of_input * size
-        elif name == "reduce-scatter" or (name == "scatter" and at_root):
-            numel, wanted = of_input, of_output * size
-        elif name == "alltoall":
-            numel, wanted = of_input, of_output
-        else:
-            numel = wanted = (of_input if name == "gather" else of_output) * size
-        if numel != wanted or numel % size:
-            raise InputError(
-                f"{name} over {size} ranks: input of {of_input} and output of {of_output} "
-                "elements do not fit together"
-            )
-        return numel
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -1,14 +1,13 @@
-"""A program with its views: every instruction bound to memory, so that a call only posts, waits and
-adds.
-"""
+"""Compiled programs: every instruction bound to memory, so that a call only posts, waits and adds."""
 
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -17,24 +16,24 @@ from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
 from .codecs import Codec
+from .encoding import EncodingBuffers, EncodingSizes
 from .players.as_they_come import PlayerAsTheyCome
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
 from .players.in_waves import PlayerInWaves, can_play_in_waves
-from .players.local import Local, LocalOperations
+from .players.local import LocalOperations
 from .players.requests import Requests
 from .program.dependencies import find_dependencies
 from .program.instructions import (
     Await,
     Combine,
     Copy,
-    Decode,
     Divide,
     Encode,
     Exchange,
+    Instruction,
     Pack,
     Post,
-    Program,
     Span,
 )
 from .program.layout import IN_PLACE, Move
@@ -44,20 +43,33 @@ from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
 from .scratch import Slicer, allocate, count_aligned, find_arena
 
-# Most operations in one batch. NCCL takes 2048 in a group, but launches a large one as several
+# Operations in one batch, at most. NCCL takes 2048 in a group, but launches a large one as several
 # kernels, which each rank cuts for itself: sends and their receives can come to lie in kernels that
 # wait for each other (pytorch/pytorch#174288: 1000 hang, 256 do not).
 NCCL_BATCH = 256
-# Views on callers' tensors are kept for this many addresses; this many addresses are remembered
-# without views.
-_MOST_BORROWED, _MOST_SEEN = 4, 16
-# From this size on, slicing views of a tensor that may never come again takes less than copying it
-# (and its memory).
-_SLICED_AT_ONCE_BYTES = 1 << 20
-_MOST_MESSAGES = 1 << 16
-# Tags of plans' messages begin here: a number of 16 bits, below it a checksum of the call of 14,
-# and this bit.
+# A message's number has 16 bits of its tag.
+_MAX_MESSAGES = 1 << 16
+# Tags of plans' messages begin here: below this bit, 14 bits of a checksum of the call, then 16 of
+# the message's number. Users' tags, which share gloo's connections, must be smaller.
 FIRST_TAG = 1 << 30
+
+
+@dataclass(eq=False)
+class Buffers:
+    """The memory of one call: a collective on `numel` elements, from flat `source` to flat `target`
+    (the same tensor where it works in place).
+
+    `residual` (flat float32, in place) is error feedback: it is added to the input and gets what
+    rounding took away. With `bindings` programs run right on the target, whose address stays, and
+    are found here again; None: they run on work buffers of their own.
+    """
+
+    numel: int
+    source: torch.Tensor
+    target: torch.Tensor
+    op: ReduceOp = dist.ReduceOp.SUM
+    residual: torch.Tensor | None = None
+    bindings: WeakKeyDictionary[Compiled, Binding] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +88,10 @@ class Bound:
 
 
 class Binding:
-    """Where a program is played: on its own work buffer (None) or right on a caller's tensor. It
-    owns no memory.
+    """Where a program is played: on its own work buffer (None) or on a caller's tensor. Owns no
+    memory.
 
-    `bound` is there while the arena, of which the program has its scratch memory, stays where it
-    is.
+    `bound` is set while the arena that holds the program's scratch memory stays where it is.
     """
 
     __slots__ = ("__weakref__", "borrowed", "bound")
@@ -94,6 +105,13 @@ class Binding:
         self.bound = None
 
 
+def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] | None:
+    """Return room for the bindings of a target whose address stays; None on GPUs, where programs
+    run on work buffers of their own.
+    """
+    return WeakKeyDictionary() if target.device.type == "cpu" else None
+
+
 class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device; see `bind` for the
     memory that it works on.
@@ -104,21 +122,21 @@ class Compiled:
     def __init__(
         self,
         schedule: Schedule,
-        numel: int,
-        like: torch.Tensor,
-        op: ReduceOp,
+        buffers: Buffers,
         transport: Transport,
-        *,
         codec: Codec | None,
-        feedback: bool,
     ) -> None:
+        self.schedule = schedule  # held: executors know compiled programs by its id
         self.transport, self.group = transport, transport.group
-        self.op, self.codec = op, codec
+        like, numel = buffers.target, buffers.numel
+        self.op, self.codec = buffers.op, codec
         self.in_place = schedule.collective.name in IN_PLACE
         # An average is divided where sums are completed: elsewhere than in an allreduce that is the
         # end anyway, and encoded sums are rounded there.
         self.divides = (
-            op == dist.ReduceOp.AVG and schedule.collective.name == "allreduce" and codec is None
+            self.op == dist.ReduceOp.AVG
+            and schedule.collective.name == "allreduce"
+            and codec is None
         )
         self.ranks = schedule.collective.ranks
         self.program = program = lower(
@@ -129,72 +147,53 @@ class Compiled:
             codec=codec,
             averages=self.divides,
         )
-        if any(post.number >= _MOST_MESSAGES for post in program.posts):
+        if any(post.number >= _MAX_MESSAGES for post in program.posts):
             raise InputError(
-                f"{schedule.label} sends more than {_MOST_MESSAGES} messages between two ranks"
+                f"{schedule.label} sends more than {_MAX_MESSAGES} messages between two ranks"
             )
         self.dtype = like.dtype if codec is None else torch.float32
-        self.encoding = None if codec is None else EncodingSizes.of(program, feedback=feedback)
-        self.call = describe_call(schedule.collective, op, numel, like.dtype, schedule.label)
+        self.call = describe_call(schedule.collective, self.op, numel, like.dtype, schedule.label)
+        self.encoding: EncodingSizes | None = None
         if codec is not None:
+            self.encoding = EncodingSizes.of(program, feedback=buffers.residual is not None)
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
-        self._signature = (
-            zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode()) & 0x3FFF
-        )
+        checksum = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode())
+        self._signature = checksum & 0x3FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        # The work buffer can be the output itself where all of it is the result: the input is not
-        # to be written to.
+        # The work buffer can be the output itself where all of it is the result: the input must not
+        # be written to.
         whole = (Move(0, program.work_numel, 0),)
         self._fits_target = self.in_place or program.drains == whole
         self.arena = find_arena(transport, like.device)
         self.own = Binding()
-        self._borrowed: OrderedDict[int, Binding] = OrderedDict()
-        self._seen: deque[int] = deque(maxlen=_MOST_SEEN)
+        self._bindings = WeakSet([self.own])
 
     def count_objects(self) -> int:
         """Return how many instructions are cached, as such and bound to memory."""
-        bindings = (self.own, *self._borrowed.values())
-        return len(self.program.instructions) * (1 + sum(x.bound is not None for x in bindings))
+        bound = sum(binding.bound is not None for binding in self._bindings)
+        return len(self.program.instructions) * (1 + bound)
 
-    def find_binding(self, target: torch.Tensor) -> Binding:
-        """Return where to play a call whose result goes to `target`: right there, or on a work
-        buffer of the program's.
+    def find_binding(self, buffers: Buffers) -> Binding:
+        """Return where to play a call: right on its target, or on the program's own work buffer.
+
+        Views on the target own nothing: they are used only while the caller's tensor, at that
+        address, is in the call.
         """
-        on_target = (
-            self.on_callers_tensor(target)
-            if self._fits_target and target.dtype == self.dtype
-            else None
-        )
-        return on_target or self.own
-
-    def on_callers_tensor(self, tensor: torch.Tensor) -> Binding | None:
-        """Return where to play right on a CPU tensor of the caller: a large one, or one whose
-        address comes back. None for others, for which slicing costs more than copying.
-
-        The views own nothing and are used only while the caller's tensor, at that address, is in
-        the call.
-        """
-        if tensor.device.type != "cpu":
-            return None
-        address = tensor.data_ptr()
-        binding = self._borrowed.pop(address, None)
+        fits = self._fits_target and buffers.target.dtype == self.dtype
+        if buffers.bindings is None or not fits:
+            return self.own
+        binding = buffers.bindings.get(self)
         if binding is None:
-            if tensor.nbytes < _SLICED_AT_ONCE_BYTES and address not in self._seen:
-                self._seen.append(address)
-                return None
-            binding = Binding(borrow(tensor))
-        self._borrowed[address] = binding
-        if len(self._borrowed) > _MOST_BORROWED:
-            self._borrowed.popitem(last=False)
+            binding = buffers.bindings[self] = Binding(borrow(buffers.target))
+            self._bindings.add(binding)
         return binding
 
     def bind(self, binding: Binding) -> Bound:
-        """Return a binding's program bound to memory of the arena, and have it cached there while
-        the arena stays.
-        """
+        """Bind a binding's program to memory of the arena, where it stays while the arena does."""
         size = self._count_scratch(binding)
+        # One lock for all arenas: another transport's call may free this one while it is idle.
         with self.arena.budget.lock:
             block = self.arena.reserve(size, binding) if size else allocate(0, self.arena.device)
             bound = self._bind(block, binding.borrowed)
@@ -202,10 +201,9 @@ class Compiled:
         return bound
 
     def bind_apart(self) -> Bound:
-        """Return the program bound to memory of its own, for one call that a CUDA graph captures.
+        """Bind the program to memory of its own, for one call that a CUDA graph captures.
 
-        The graph plays the call in that memory for as long as it lives, which an arena is not to be
-        promised for.
+        The graph plays the call in that memory for as long as it lives; an arena may move.
         """
         return self._bind(allocate(self._count_scratch(self.own), self.arena.device), None)
 
@@ -254,63 +252,66 @@ class Compiled:
     ) -> list[Operation]:
         """Return the program's instructions with views in place of ranges."""
         width, local = work.element_size(), LocalOperations(on_stream=self.transport.batched)
+        buffers = {"work": work, "staging": staging}
+        if encoding is not None:
+            buffers["wire"] = encoding.wire
 
         def view(span: Span) -> torch.Tensor:
-            buffer = work if span.buffer == "work" else staging
-            if span.buffer == "wire" and encoding is not None:
-                buffer = encoding.wire
-            return buffer[span.start : span.start + span.length]
+            return buffers[span.buffer][span.start : span.start + span.length]
 
-        operations: list[Operation] = []
-        for x in self.program.instructions:
-            if isinstance(x, Post):
-                operations.append(
-                    (SEND if x.kind == "send" else RECEIVE, [view(x.span)], x.peer, self._tag(x))
-                )
-            elif isinstance(x, Await):
-                operations.append((AWAIT, None, None, x.post))
-            elif isinstance(x, Pack):
-                operations.append(
-                    _local(
-                        local.pack([view(part) for part in x.parts], view(x.into)),
-                        x.into.length * width,
+        def views(spans: Iterable[Span]) -> list[torch.Tensor]:
+            return [view(span) for span in spans]
+
+        def count_bytes(spans: Iterable[Span]) -> int:
+            return sum(span.length for span in spans) * width
+
+        def bind(x: Instruction) -> Operation:
+            match x:
+                case Post():
+                    code = SEND if x.kind == "send" else RECEIVE
+                    return code, [view(x.span)], x.peer, self._tag(x)
+                case Await():
+                    return AWAIT, None, None, x.post
+                case Exchange():
+                    return EXCHANGE, self.make_batches(x, view), x, 0
+                case Pack():
+                    action = local.pack(views(x.parts), view(x.into))
+                    return LOCAL, action, None, count_bytes([x.into])
+                case Divide():
+                    return (
+                        LOCAL,
+                        local.divide(views(x.spans), self.ranks),
+                        None,
+                        count_bytes(x.spans),
                     )
-                )
-            elif isinstance(x, (Combine, Copy)):
-                into, others = [view(a) for a, _ in x.pairs], [view(b) for _, b in x.pairs]
-                action = (
-                    local.combine(self.op, into, others)
-                    if isinstance(x, Combine)
-                    else local.copy(into, others)
-                )
-                operations.append(_local(action, sum(a.length for a, _ in x.pairs) * width))
-            elif isinstance(x, Divide):
-                action = local.divide([view(span) for span in x.spans], self.ranks)
-                operations.append(_local(action, sum(span.length for span in x.spans) * width))
-            elif isinstance(x, Encode) and encoding is not None:
-                operations.append(_local(encoding.make_encoder(x, work), x.padded * width))
-            elif isinstance(x, Decode) and encoding is not None:
-                operations.append(_local(encoding.make_decoder(x, staging), x.into.length * width))
-            elif isinstance(x, Exchange):
-                operations.append((EXCHANGE, self.make_batches(x, view), x, 0))
-        return operations
+                case Copy():
+                    into, others = zip(*x.pairs, strict=True)
+                    return LOCAL, local.copy(views(into), views(others)), None, count_bytes(into)
+                case Combine():
+                    into, others = zip(*x.pairs, strict=True)
+                    action = local.combine(self.op, views(into), views(others))
+                    return LOCAL, action, None, count_bytes(into)
+            assert encoding is not None  # lowering encodes only where there is a codec
+            if isinstance(x, Encode):
+                return LOCAL, encoding.make_encoder(x, work), None, x.padded * width
+            return LOCAL, encoding.make_decoder(x, staging), None, count_bytes([x.into])
+
+        return [bind(x) for x in self.program.instructions]
 
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
     ) -> list[list[dist.P2POp]]:
-        """Return a tick's operations in batches of at most NCCL_BATCH; there is one message a tick
-        and direction for a pair.
+        """Return a tick's operations in batches of at most NCCL_BATCH; a pair of ranks has one
+        message per tick and direction.
 
-        Both ends of a message must find the same batch for it: its number follows from the distance
+        Both ends of a message must put it into the same batch: its number follows from the distance
         between them, of which each stands for one send and one receive of a rank.
         """
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:
             sends = post.kind == "send"
             peer = dist.get_global_rank(self.group, post.peer)
-            distance = (
-                post.peer - self.program.rank if sends else self.program.rank - post.peer
-            ) % self.ranks
+            distance = (post.peer - self.program.rank) * (1 if sends else -1) % self.ranks
             # As bytes: NCCL has no type for all that can be sent (int16).
             data = view(post.span).view(torch.uint8)
             operation = dist.P2POp(
@@ -320,102 +321,18 @@ class Compiled:
         return [batches[number] for number in sorted(batches)]
 
     def _tag(self, post: Post) -> int:
-        """Return the tag of a message, alike at both its ends. NCCL takes no notice of it: there
-        the order alone counts.
+        """Return the tag of a message, alike at both its ends. NCCL ignores tags: there the order
+        alone counts.
         """
         return FIRST_TAG | self._signature << 16 | post.number
-
-
-def _local(action: Local, size_bytes: int) -> Operation:
-    return LOCAL, action, None, size_bytes
 
 
 def describe_call(
     collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str
 ) -> str:
-    """Return what a call is, alike on all ranks that make the same one: "allreduce (SUM) of 8
-    elements of float32 by ring".
+    """Describe a call, alike on all ranks that make the same one: "allreduce (SUM) of 8 elements of
+    float32 by ring".
     """
     reduction = f" ({op.name})" if collective.reduces else ""
     root = "" if collective.root is None else f" at {collective.root}"
     return f"{collective.name}{reduction}{root} of {numel} elements of {dtype_name(dtype)} by {how}"
-
-
-@dataclass(frozen=True)
-class EncodingSizes:
-    """What encoding takes: bytes on the wire, values to encode and decoded ones, and errors (none
-    without feedback).
-    """
-
-    wire_bytes: int
-    values: int
-    errors: int
-
-    @classmethod
-    def of(cls, program: Program, *, feedback: bool) -> EncodingSizes:
-        """Return what a program's encoding takes."""
-        most = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
-        return cls(program.wire_bytes, most, program.work_numel if feedback else 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the buffers take in an arena."""
-        width = torch.float32.itemsize
-        return (
-            count_aligned(self.wire_bytes)
-            + 2 * count_aligned(self.values * width)
-            + count_aligned(self.errors * width)
-        )
-
-
-class EncodingBuffers:
-    """The buffers that encoding takes, cut from scratch memory."""
-
-    def __init__(self, codec: Codec, sizes: EncodingSizes, slicer: Slicer) -> None:
-        self.codec = codec
-        self.wire = slicer.take(sizes.wire_bytes, torch.uint8)
-        self.values = slicer.take(sizes.values, torch.float32)
-        self.rounded = slicer.take(sizes.values, torch.float32)
-        self.errors = slicer.take(sizes.errors, torch.float32)
-
-    def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
-        """Return one Encode on a work buffer as a function, with all views sliced."""
-
-        def views(
-            of: torch.Tensor, rows: Sequence[tuple[Span, int]], *, laid: bool
-        ) -> list[torch.Tensor]:
-            starts = [start if laid else span.start for span, start in rows]
-            return [of[lo : lo + span.length] for lo, (span, _) in zip(starts, rows, strict=True)]
-
-        ends = [(start + span.length, following) for (span, start), following in zip(
-            x.parts, [*(start for _, start in x.parts[1:]), x.padded], strict=True)]  # fmt: skip
-        pads = [self.values[lo:hi] for lo, hi in ends if lo < hi]
-        given, laid = views(work, x.parts, laid=False), views(self.values, x.parts, laid=True)
-        values, rounded = self.values[: x.padded], self.rounded[: x.padded]
-        wire = self.wire[x.into.start : x.into.start + x.into.length]
-        kept, keeps = views(self.rounded, x.keeps, laid=True), views(work, x.keeps, laid=False)
-        felt = x.errors if len(self.errors) else ()
-        lost, before = views(self.errors, felt, laid=False), views(work, felt, laid=False)
-        after = views(self.rounded, felt, laid=True)
-        codec = self.codec
-
-        def encode() -> None:
-            torch._foreach_copy_(laid, given)
-            if pads:
-                torch._foreach_zero_(pads)
-            codec.encode(values, wire, rounded)
-            if keeps or lost:
-                codec.decode(wire, rounded)
-            if lost:
-                torch._foreach_add_(lost, before)
-                torch._foreach_sub_(lost, after)
-            if keeps:
-                torch._foreach_copy_(keeps, kept)
-
-        return encode
-
-    def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
-        """Return one Decode as a function, with its views sliced."""
-        wire = self.wire[x.message.start : x.message.start + x.message.length]
-        values = staging[x.into.start : x.into.start + x.into.length]
-        return lambda: self.codec.decode(wire, values)

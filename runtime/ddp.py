@@ -143,7 +143,7 @@ class DdpHook:
         # itself does.
         is_first = self.compress is not None or tensor.dtype == torch.float16
         op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
-        task = communicator.prepare(tensor, op=op, residual=residual)
+        task = communicator.calls.prepare(tensor, op=op, residual=residual)
         first = partial(tensor.div_, communicator.size) if is_first else None
         reads = [] if residual is None else [residual]
         return start(

@@ -1,5 +1,4 @@
-"""What carries out one plan's collective: it picks a schedule or the stock collective for each
-size, and runs it.
+"""Runs one plan's collective: picks a schedule or the stock collective for each size.
 
 `Communicator` is what users hold; the benchmark, the calibration, the backend and the DDP hook work
 with its engine.
@@ -24,7 +23,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .choose import Choice, ChooseMode, Chooser
 from .codecs import Codec
-from .compiled import describe_call
+from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
 from .players.local import is_numpys
@@ -34,7 +33,7 @@ from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
 from .ranks.trial import Trial
-from .reductions import ReduceOp, in_inference_mode, share_memory
+from .reductions import in_inference_mode, share_memory
 from .scratch import allocate_zeros_like
 
 
@@ -43,9 +42,9 @@ class Engine:
 
     Making it is collective over the transport's ranks. `codec` encodes what is sent; with
     `rounds_once` only schedules are used in which each contribution is rounded once, then their sum
-    once. What races find is cached in the folder `cache`; with None, nowhere. Raises InputError
-    where the plan has no schedule that keeps what compression promises, ExecutionError where a rank
-    does not answer.
+    once. Race results are cached in the folder `cache`; with None, nowhere. Raises InputError where
+    the plan has no schedule that keeps what compression promises, ExecutionError where a rank does
+    not answer.
     """
 
     def __init__(
@@ -59,12 +58,8 @@ class Engine:
         rounds_once: bool,
     ) -> None:
         self.plan, self.transport, self.codec = plan, transport, codec
-        self.group, self.device, self.rank, self.size = (
-            transport.group,
-            transport.device,
-            transport.rank,
-            transport.size,
-        )
+        self.group, self.device = transport.group, transport.device
+        self.rank, self.size = transport.rank, transport.size
         self._rounds_once = rounds_once
         self._check_compression(choose)
         lane = transport.lane
@@ -87,8 +82,7 @@ class Engine:
         """
         self._trials: dict[int, Trial] = {}
 
-    # -- compression
-    # ---------------------------------------------------------------------------------------------
+    # Compression
 
     def _is_usable(self, schedule: Schedule) -> bool:
         """Return whether a schedule keeps what compression promises."""
@@ -98,13 +92,10 @@ class Engine:
         return rounding.uniform and (rounding.once or not self._rounds_once)
 
     def _check_compression(self, choose: ChooseMode) -> None:
-        candidates = (
-            [entry.schedule for entry in self.plan.entries]
-            if choose == "plan"
-            else self.plan.schedules
-        )
+        plan, by_plan = self.plan, choose == "plan"
+        candidates = [x.schedule for x in plan.entries] if by_plan else plan.schedules
         unusable = [schedule for schedule in candidates if not self._is_usable(schedule)]
-        if not unusable or (choose != "plan" and len(unusable) < len(candidates)):
+        if not unusable or (not by_plan and len(unusable) < len(candidates)):
             return
         names = ", ".join(sorted({schedule.strategy for schedule in unusable}))
         if not self._rounds_once:
@@ -113,8 +104,8 @@ class Engine:
                 f"{names}; synthesize without it"
             )
         raise InputError(
-            f"reduction='once': {names} adds up partial sums, so they are rounded more than once; "
-            "synthesize with strategy 'direct', or use reduction='hops'"
+            f"reduction='once': {names} adds up partial sums, so they are rounded on their way; "
+            "use a plan of the strategy direct, or reduction='hops'"
         )
 
     @property
@@ -124,22 +115,15 @@ class Engine:
         """
         if self.codec is None:
             return 0
-        return max(
-            rounded(schedule.uncut).most
-            for schedule in self.plan.schedules
-            if self._is_usable(schedule)
-        )
+        return max(rounded(x.uncut).most for x in self.plan.schedules if self._is_usable(x))
 
-    # -- what is used
-    # --------------------------------------------------------------------------------------------
+    # What is used
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Return the bytes that a buffer of `numel` elements has on the wire."""
-        return (
-            numel * dtype.itemsize
-            if self.codec is None
-            else self.codec.nbytes(self.codec.padded(numel))
-        )
+        if self.codec is None:
+            return numel * dtype.itemsize
+        return self.codec.nbytes(self.codec.padded(numel))
 
     @property
     def wire_bytes(self) -> int:
@@ -159,289 +143,231 @@ class Engine:
         """
         return self._chooser.known(size_bytes)
 
-    def is_settled(self, numel: int, dtype: torch.dtype) -> bool:
-        """Return whether it is settled what is used for a buffer; if not, the next call settles it,
-        by a race.
-        """
-        return numel == 0 or self._chooser.known(self.wire_size(numel, dtype)) is not None
+    def _choice_for(self, buffers: Buffers) -> Choice | None:
+        return self._chooser.known(self.wire_size(buffers.numel, buffers.target.dtype))
 
-    def uses_stock(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> bool:
+    def is_settled(self, buffers: Buffers) -> bool:
+        """Return whether the choice for a buffer is made; if not, the next call races for it."""
+        return buffers.numel == 0 or self._choice_for(buffers) is not None
+
+    def uses_stock(self, buffers: Buffers) -> bool:
         """Return whether the stock collective is used for a buffer, and `start_stock` may be
         called.
 
         Collective the first time for a dtype and reduction.
         """
         if self.transport.lane is not None:
-            # MPI's own collectives are not started and left: they go on only while somebody waits
+            # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
             return False
-        choice = self._chooser.known(self.wire_size(numel, dtype))
-        return choice is not None and choice.schedule is None and self._has_stock(dtype, op)
+        choice = self._choice_for(buffers)
+        return choice is not None and choice.schedule is None and self._has_stock(buffers)
 
     def draw_number(self) -> int:
-        """Return the number of a call that is made now and carried out later; see
-        Faults.draw_number.
-        """
+        """Return the number of a call that is made now and run later; see Faults.draw_number."""
         return self._faults.draw_number()
 
     def set_host_costs(self, costs: HostCosts) -> None:
         """Predict with these host costs from now on. They must be the same on every rank."""
         self.machine = self._chooser.machine = replace(self.machine, host=costs)
 
-    # -- running
-    # -------------------------------------------------------------------------------------------------
+    # Running
 
-    def run(
-        self,
-        numel: int,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: ReduceOp = dist.ReduceOp.SUM,
-        residual: torch.Tensor | None = None,
-        number: int | None = None,
-    ) -> None:
-        """Carry out the collective on a buffer of `numel` elements, reading flat `source` and
-        writing flat `target`.
-
-        Where the collective works in place both are the same tensor; averages come divided.
-        `residual` is error feedback (see Executor.run), `number` the call's, where it was drawn
-        before.
+    def run(self, buffers: Buffers, number: int | None = None) -> None:
+        """Run the collective on buffers; averages come divided. `number` is the call's, if it was
+        drawn before.
         """
-        choice = self._chooser.known(self.wire_size(numel, target.dtype))
+        choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
             number = number or self.draw_number()
-            trial = self._find_trial(numel, target.dtype, op, number)
+            trial = self._find_trial(buffers, number)
             if trial is not None:
-                self._run_trial_call(trial, numel, source, target, op, residual, number)
+                self._run_trial_call(trial, buffers, number)
                 return
-            choice = self._chooser.known(self.wire_size(numel, target.dtype))
+            choice = self._choice_for(buffers)
         if choice is None:
-            choice = self._race(numel, source, target, op)
+            choice = self._race(buffers)
         schedule = choice.schedule
-        if schedule is None and not self._has_stock(target.dtype, op):
+        if schedule is None and not self._has_stock(buffers):
             schedule = choice.own  # the race was run with another dtype
-        self._run_by(schedule, numel, source, target, op, residual, number)
+        self._run_by(schedule, buffers, number)
 
-    def _run_by(
-        self,
-        schedule: Schedule | None,
-        numel: int,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: ReduceOp,
-        residual: torch.Tensor | None,
-        number: int | None,
-    ) -> None:
-        """Carry out a call by a schedule, or (None) by the stock collective."""
+    def _run_by(self, schedule: Schedule | None, buffers: Buffers, number: int | None) -> None:
+        """Run a call by a schedule, or (None) by the stock collective."""
         if schedule is None:
-            self._make_stock(numel, source, target, op)(number)
+            self._make_stock(buffers)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(f"topo: {schedule.label}"):
-                self._executor.run(schedule, numel, source, target, op, residual, number)
+                self._executor.run(schedule, buffers, number)
         else:
-            self._executor.run(schedule, numel, source, target, op, residual, number)
+            self._executor.run(schedule, buffers, number)
 
-    def _find_trial(
-        self, numel: int, dtype: torch.dtype, op: ReduceOp, number: int
-    ) -> Trial | None:
+    def _find_trial(self, buffers: Buffers, number: int) -> Trial | None:
         """Return the trial that a call of a size belongs to; None where it made the choice at once.
         Collective.
         """
-        size_bytes = self.wire_size(numel, dtype)
+        size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
         bits = size_bytes.bit_length()
         if bits not in self._trials:
-            has_stock = self.codec is None and self._has_stock(dtype, op)
+            has_stock = self.codec is None and self._has_stock(buffers)
             trial = self._chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
             if trial is None:
                 return None
             self._trials[bits] = trial
         return self._trials[bits]
 
-    def _run_trial_call(
-        self,
-        trial: Trial,
-        numel: int,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: ReduceOp,
-        residual: torch.Tensor | None,
-        number: int,
-    ) -> None:
-        """Carry out a call by the candidate whose turn it is, time it on all ranks, and choose
-        after the last one.
+    def _run_trial_call(self, trial: Trial, buffers: Buffers, number: int) -> None:
+        """Run a call by the candidate whose turn it is, time it on all ranks, and choose after the
+        last one.
         """
         schedule, is_timed = trial.entrant, True
-        if schedule is None and not self._has_stock(target.dtype, op):
+        if schedule is None and not self._has_stock(buffers):
             schedule, is_timed = trial.first_schedule, False
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.current_stream(self.device).synchronize()
+        # On a GPU a call has only been launched when it returns.
+        synchronize = (
+            torch.cuda.current_stream(self.device).synchronize
+            if self.device.type == "cuda"
+            else lambda: None
+        )
+        synchronize()
         began = time.monotonic()
-        self._run_by(schedule, numel, source, target, op, residual, number)
-        if on_gpu:
-            torch.cuda.current_stream(self.device).synchronize()
+        self._run_by(schedule, buffers, number)
+        synchronize()
         ended = time.monotonic()
         if not is_timed:
             return
-        size_bytes = self.wire_size(numel, target.dtype)
+        numel, dtype = buffers.numel, buffers.target.dtype
+        size_bytes = self.wire_size(numel, dtype)
+        bits = size_bytes.bit_length()
         with self._faults.stock(f"the times of a trial at {size_bytes} bytes", number):
             trial.record(self.transport.find_span_s(began, ended))
         if trial.is_over:
             another = self._chooser.end_trial(size_bytes, trial)
             if another is not None:
-                self._trials[size_bytes.bit_length()] = another
+                self._trials[bits] = another
             else:
-                del self._trials[size_bytes.bit_length()]
-                self._executor.forget(
-                    numel, target.dtype, self._chooser.choices[size_bytes.bit_length()].schedule
-                )
+                del self._trials[bits]
+                self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
 
-    def make_again(
-        self, numel: int, target: torch.Tensor, op: ReduceOp
-    ) -> Callable[..., None] | None:
-        """Return `run`, in place on a CPU tensor whose memory stays where it is, as a function of
-        the call's number, if it was drawn; None where that is not settled, or may change from call
-        to call.
+    def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
+        """Return `run`, in place on buffers with bindings, as a function of the call's number;
+        None where the choice is not made, or may change from call to call, or takes more than
+        playing.
         """
-        choice = (
-            None
-            if self._chooser.changes
-            else self._chooser.known(self.wire_size(numel, target.dtype))
-        )
+        choice = None if self._chooser.changes else self._choice_for(buffers)
         if choice is None:
             return None
-        schedule, lane = choice.schedule, self.transport.lane
-        if (
-            schedule is None
-            and lane is not None
-            and has_collective(lane, self.plan.collective, target.dtype, op)
-        ):
-            return self._make_stock(numel, target, target, op)
-        return None if schedule is None else self._make_again_by_plan(schedule, numel, target, op)
+        if choice.schedule is None:
+            is_mpis = self.transport.lane is not None and self._has_stock(buffers)
+            return self._make_stock(buffers) if is_mpis else None
+        return self._bind(choice.schedule, buffers)
 
-    def _make_again_by_plan(
-        self, schedule: Schedule, numel: int, target: torch.Tensor, op: ReduceOp
-    ) -> Callable[..., None] | None:
-        again = self._executor.make_again(schedule, numel, target, op)
-        uses_torch = self.transport.lane is None or not is_numpys(target.dtype)
-        return partial(in_inference_mode, again) if again is not None and uses_torch else again
+    def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
+        play = self._executor.bind(schedule, buffers)
+        uses_torch = self.transport.lane is None or not is_numpys(buffers.target.dtype)
+        return partial(in_inference_mode, play) if play is not None and uses_torch else play
 
-    def make_play(
-        self,
-        schedule: Schedule,
-        numel: int,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: ReduceOp = dist.ReduceOp.SUM,
-    ) -> Callable[..., None]:
-        """Return how one of `variants` is run again and again on flat tensors as `make_scratch`
-        returns them.
+    def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
+        """Return how one of `variants` is run again and again on buffers as `make_scratch` returns
+        them.
         """
-        again: Callable[..., None] | None = None
-        if source is target:
-            for _ in range(2):  # a small tensor's address must have come before
-                again = self._make_again_by_plan(schedule, numel, target, op)
-        return again or partial(self._executor.run, schedule, numel, source, target, op)
+        play = None if buffers.bindings is None else self._bind(schedule, buffers)
+        return play or partial(self._executor.run, schedule, buffers)
 
     def start_stock(
-        self,
-        numel: int,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: ReduceOp,
-        finish: Callable[[], None],
-        number: int | None = None,
+        self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the stock collective as `run` would carry it out; `finish` is called when it is
-        through.
+        """Start the stock collective as `run` would run it, and call `finish` when it is through.
 
         Several may be under way at once. All stock collectives and all calls that settle a size
         must be made in one order on all ranks.
         """
-        call = self._faults.begin(self._describe_stock_call(numel, target.dtype, op), number=number)
-        work = make_stock_call(self.plan.collective, self.group, source, target, op)(
-            asynchronous=True
-        )
+        call = self._faults.begin(self._describe_stock_call(buffers), number=number)
+        work = make_stock_call(
+            self.plan.collective, self.group, buffers.source, buffers.target, buffers.op
+        )(asynchronous=True)
         assert work is not None
 
         def end() -> None:
-            self._divide(target, op)
+            self._divide(buffers)
             finish()
 
         return StartedStock(self._faults, call, work, end)
 
-    def _make_stock(
-        self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
-    ) -> Callable[..., None]:
+    def _make_stock(self, buffers: Buffers) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if it was drawn."""
-        what, lane = self._describe_stock_call(numel, target.dtype, op), self.transport.lane
+        what, lane = self._describe_stock_call(buffers), self.transport.lane
+        collective, source, target, op = (
+            self.plan.collective,
+            buffers.source,
+            buffers.target,
+            buffers.op,
+        )
         if lane is not None and self._of_mpi is not None:
-            divides = op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank)
+            of_mpi = make_collective(lane, collective, source, target, op)
+            divides = op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
             finish = partial(in_inference_mode, target.div_, self.size) if divides else None
-            collective = make_collective(lane, self.plan.collective, source, target, op)
-            return partial(self._of_mpi.carry_out, collective, what, finish)
-        call = make_stock_call(self.plan.collective, self.group, source, target, op)
+            return partial(self._of_mpi.carry_out, of_mpi, what, finish)
+        call = make_stock_call(collective, self.group, source, target, op)
 
         def run(number: int | None = None) -> None:
             with self._faults.stock(what, number):
                 call()
-            self._divide(target, op)
+            self._divide(buffers)
 
         return run
 
-    def _divide(self, target: torch.Tensor, op: ReduceOp) -> None:
+    def _divide(self, buffers: Buffers) -> None:
         """Divide a stock sum, where this rank has it, if it is to be an average."""
-        if op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank):
-            target.div_(self.size)
+        if buffers.op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank):
+            buffers.target.div_(self.size)
 
-    def _describe_stock_call(self, numel: int, dtype: torch.dtype, op: ReduceOp) -> str:
-        return describe_call(
-            self.plan.collective, op, numel, dtype, f"the stock {self.plan.collective.name}"
-        )
+    def _describe_stock_call(self, buffers: Buffers) -> str:
+        collective, dtype = self.plan.collective, buffers.target.dtype
+        how = f"the stock {collective.name}"
+        return describe_call(collective, buffers.op, buffers.numel, dtype, how)
 
-    def _has_stock(self, dtype: torch.dtype, op: ReduceOp) -> bool:
+    def _has_stock(self, buffers: Buffers) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
 
-        It is alike on all ranks, and asks none of them.
+        The answer is alike on all ranks, and needs none of them.
         """
+        dtype = buffers.target.dtype
         if self.transport.lane is not None:
-            return has_collective(self.transport.lane, self.plan.collective, dtype, op)
+            return has_collective(self.transport.lane, self.plan.collective, dtype, buffers.op)
         return has_stock(dtype, is_nccl=self.transport.batched)
 
-    def _race(self, numel: int, source: torch.Tensor, target: torch.Tensor, op: ReduceOp) -> Choice:
+    def _race(self, buffers: Buffers) -> Choice:
         """Choose by running the candidates one after the other, in the same scratch memory, each as
-        it would again and again.
+        it would run again and again.
 
         They run on the caller's own tensors where the last of them leaves there what the first did,
         else on copies.
         """
-        repeats = self._can_repeat(source, target)
-        scratch_target = target if repeats else allocate_zeros_like(target)
-        scratch_source = (
-            source
-            if repeats
-            else scratch_target
-            if source is target
-            else allocate_zeros_like(source)
-        )
+        source, target = buffers.source, buffers.target
+        if not self._can_repeat(source, target):
+            target = allocate_zeros_like(target)
+            source = target if source is buffers.target else allocate_zeros_like(source)
+        scratch = Buffers(buffers.numel, source, target, buffers.op, None, make_bindings(target))
         calls: dict[int | None, Callable[..., None]] = {}
 
         def run(schedule: Schedule | None) -> None:
             key = None if schedule is None else id(schedule)
             if key not in calls:
                 make = self._make_stock if schedule is None else partial(self.make_play, schedule)
-                calls[key] = make(numel, scratch_source, scratch_target, op)
+                calls[key] = make(scratch)
             calls[key]()
 
+        dtype = target.dtype
         try:
             choice = self._chooser.choose(
-                self.wire_size(numel, target.dtype),
+                self.wire_size(buffers.numel, dtype),
                 run,
                 partial(run, None),
-                lambda: self.codec is None and self._has_stock(target.dtype, op),
+                lambda: self.codec is None and self._has_stock(buffers),
             )
         finally:
             self._executor.free_scratch()  # the winner may need much less
-        self._executor.forget(numel, target.dtype, choice.schedule)
+        self._executor.forget(buffers.numel, dtype, choice.schedule)
         return choice
 
     def _can_repeat(self, source: torch.Tensor, target: torch.Tensor) -> bool:
@@ -452,16 +378,15 @@ class Engine:
             return self.plan.collective.name == "broadcast"
         return not share_memory(source, target)
 
-    # -- for measurements
-    # ----------------------------------------------------------------------------------------
+    # Measurements
 
-    def make_scratch(self, numel: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a flat input and output of zeros for a buffer of `numel` elements."""
+    def make_scratch(self, numel: int, dtype: torch.dtype) -> Buffers:
+        """Return buffers of zeros for the collective on `numel` elements."""
         input_numel, output_numel = ends_numel(self.plan.collective, self.rank, numel)
-        output = torch.zeros(output_numel, dtype=dtype, device=self.device)
-        if self.plan.collective.name in IN_PLACE:
-            return output, output
-        return torch.zeros(input_numel, dtype=dtype, device=self.device), output
+        target = source = torch.zeros(output_numel, dtype=dtype, device=self.device)
+        if self.plan.collective.name not in IN_PLACE:
+            source = torch.zeros(input_numel, dtype=dtype, device=self.device)
+        return Buffers(numel, source, target, bindings=make_bindings(target))
 
     def guard(self, call: str) -> AbstractContextManager[None]:
         """Return a context for stock collectives that all ranks make over the group: a fault in

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from ..topo.errors import ExecutionError
+from .calls import PersistentCall
 from .reductions import in_inference_mode
-from .task import Task
 
 Call = Callable[[], object]
 # Seconds that a thread may take to come to its end: it may be in a call whose peers are gone.
@@ -451,7 +451,7 @@ def make_queue(device: torch.device) -> CallQueue:
 
 
 def start(
-    task: Task,
+    task: PersistentCall,
     calls: CallQueue,
     results: list[torch.Tensor],
     *,
@@ -486,7 +486,7 @@ def start(
         task.run(number)
 
     may_be_stock = not task.is_settled or (uses_stock and not calls.is_idle)
-    reads = [task.source, task.target, *reads]
+    reads = [task.buffers.source, task.buffers.target, *reads]
     return calls.carry_out(
         carry_out, results, waits=waits, reads=reads, name=name, may_be_stock=may_be_stock
     )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from ...topo.errors import ExecutionError, InputError
+from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..ranks.addresses import publish_in, read_published
 from ..ranks.attempts import agree_on_attempt
@@ -25,7 +26,6 @@ from ..ranks.plain_backends import find_engine
 from ..ranks.stock import StartedStock
 from ..ranks.store import find_client
 from ..reductions import kind_of_reduction, make_contiguous
-from ..task import Task
 from ..works import CpuWork, PlannedWork, get_done_work, start
 from . import NAME
 from .account import Account
@@ -193,11 +193,11 @@ class BaseGroup(PlainCalls):
         communicator = self.planned.by_key.get((name, None, "cpu"))
         if communicator is None or opts.asyncOp or torch._C._len_torch_dispatch_stack():
             return None
-        again = communicator.find_again(tensor, opts.reduceOp)
-        if again is None or not self.planned.is_idle("cpu"):
+        play = communicator.calls.find_play(tensor, opts.reduceOp)
+        if play is None or not self.planned.is_idle("cpu"):
             return None
         self._number += 1
-        again(self._number)
+        play(self._number)
         return get_done_work()
 
     def _call(
@@ -206,7 +206,7 @@ class BaseGroup(PlainCalls):
         tensor: torch.Tensor,
         results: list[torch.Tensor],
         opts: Any,
-        prepare: Callable[[Communicator], Task],
+        prepare: Callable[[Communicator], PersistentCall],
         stock: Callable[[], dist.Work],
         what: str,
         reads: Sequence[torch.Tensor] = (),
@@ -273,7 +273,7 @@ class BaseGroup(PlainCalls):
         tensors: Sequence[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,
-        prepare: Callable[[Communicator, int], Task],
+        prepare: Callable[[Communicator, int], PersistentCall],
         what: str,
         operator: str,
     ) -> dist.Work:

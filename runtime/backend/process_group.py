@@ -26,9 +26,9 @@ from torch._C._distributed_c10d import (
 )
 
 from ...topo.errors import InputError
+from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..reductions import dtype_name, kind_of_reduction
-from ..task import Task
 from .base_group import BaseGroup
 from .untraced import leave_untraced
 
@@ -67,7 +67,7 @@ class TopoGroup(BaseGroup):
         what = _describe("allreduce", tensor, opts.reduceOp)
         if size is None:
             return self._call_plain(what, tensor, stock)
-        prepare = lambda one: one.prepare(tensor, op=opts.reduceOp)  # noqa: E731
+        prepare = lambda one: one.calls.prepare(tensor, op=opts.reduceOp)  # noqa: E731
         return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="allreduce_")
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
@@ -77,7 +77,7 @@ class TopoGroup(BaseGroup):
         what = f"allreduce_coalesced of {len(tensors)} tensors"
         if sizes:
             return self._call_together(
-                sizes, list(tensors), list(tensors), opts, lambda one, i: one.prepare(tensors[i], op=op), what,
+                sizes, list(tensors), list(tensors), opts, lambda one, i: one.calls.prepare(tensors[i], op=op), what,
                 operator="allreduce_coalesced_",
             )  # fmt: skip
         stock = lambda: self._reduce_by_plain(  # noqa: E731
@@ -102,9 +102,9 @@ class TopoGroup(BaseGroup):
         if size is None:
             return self._call_plain(what, tensor, stock)
 
-        def prepare(communicator: Communicator) -> Task:
+        def prepare(communicator: Communicator) -> PersistentCall:
             own = tensor if at_root else tensor.detach().clone()
-            return communicator.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
+            return communicator.calls.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
 
         return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="reduce_")
 
@@ -120,7 +120,7 @@ class TopoGroup(BaseGroup):
         what = _describe("broadcast", tensor, root=opts.rootRank)
         if size is None:
             return self._call_plain(what, tensor, stock)
-        prepare = lambda one: one.prepare(tensor)  # noqa: E731
+        prepare = lambda one: one.calls.prepare(tensor)  # noqa: E731
         return self._call(size, tensor, [tensor], opts, prepare, stock, what, operator="broadcast_")
 
     def allgather(  # type: ignore[override]
@@ -138,9 +138,9 @@ class TopoGroup(BaseGroup):
         if size is None:
             return self._call_plain(what, tensor, stock)
 
-        def prepare(communicator: Communicator) -> Task:
+        def prepare(communicator: Communicator) -> PersistentCall:
             whole = tensor.new_empty(len(parts) * tensor.numel())
-            task = communicator.prepare(whole, tensor)
+            task = communicator.calls.prepare(whole, tensor)
 
             def hand_out() -> None:
                 for part, got in zip(parts, whole.chunk(len(parts)), strict=True):
@@ -162,7 +162,7 @@ class TopoGroup(BaseGroup):
         what = _describe("allgather", input)
         if size is None:
             return self._call_plain(what, input, stock)
-        prepare = lambda one: one.prepare(output, input)  # noqa: E731
+        prepare = lambda one: one.calls.prepare(output, input)  # noqa: E731
         return self._call(
             size, input, [output], opts, prepare, stock, what, [input], "_allgather_base_"
         )
@@ -204,9 +204,9 @@ class TopoGroup(BaseGroup):
         if size is None:
             return self._call_plain(what, output, stock)
 
-        def prepare(communicator: Communicator) -> Task:
+        def prepare(communicator: Communicator) -> PersistentCall:
             whole = torch.cat([part.detach().reshape(-1) for part in parts])
-            return communicator.prepare(output, whole, opts.reduceOp)
+            return communicator.calls.prepare(output, whole, opts.reduceOp)
 
         return self._call(
             size, output, [output], opts, prepare, stock, what, parts, "reduce_scatter_"
@@ -226,7 +226,7 @@ class TopoGroup(BaseGroup):
         what = _describe("reduce-scatter", output, opts.reduceOp)
         if size is None:
             return self._call_plain(what, output, stock)
-        prepare = lambda one: one.prepare(output, input, opts.reduceOp)  # noqa: E731
+        prepare = lambda one: one.calls.prepare(output, input, opts.reduceOp)  # noqa: E731
         return self._call(
             size, input, [output], opts, prepare, stock, what, [input], "_reduce_scatter_base_"
         )
@@ -244,7 +244,7 @@ class TopoGroup(BaseGroup):
         what = f"reduce_scatter_tensor_coalesced of {len(inputs)} tensors"
         if sizes:
             return self._call_together(
-                sizes, list(inputs), list(outputs), opts, lambda one, i: one.prepare(outputs[i], inputs[i], op), what,
+                sizes, list(inputs), list(outputs), opts, lambda one, i: one.calls.prepare(outputs[i], inputs[i], op), what,
                 operator="reduce_scatter_tensor_coalesced_",
             )  # fmt: skip
         stock = lambda: self._reduce_by_plain(  # noqa: E731
@@ -286,7 +286,7 @@ class TopoGroup(BaseGroup):
         stock = lambda: self.plain.alltoall_base(output, input, *splits, opts, **more)  # noqa: E731
         if size is None:
             return self._call_plain(f"alltoall of {dtype_name(input.dtype)}", input, stock)
-        prepare = lambda one: one.prepare(output, input)  # noqa: E731
+        prepare = lambda one: one.calls.prepare(output, input)  # noqa: E731
         what = _describe("alltoall", input)
         return self._call(
             size, input, [output], opts, prepare, stock, what, [input], "alltoall_base_"

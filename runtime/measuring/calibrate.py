@@ -105,7 +105,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
     buffers = communicator.engine.make_scratch(numel, torch.float32)
-    play = communicator.engine.make_play(schedule, numel, *buffers)
+    play = communicator.engine.make_play(schedule, buffers)
     unrelated = torch.zeros(1024, device=device)
 
     def call_another() -> None:

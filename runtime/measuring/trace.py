@@ -67,13 +67,13 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         )
     executor = Executor(engine.transport, plan.topology, engine.codec)
     stamps: list[Stamp] = []
-    source, target = engine.make_scratch(numel, dtype)
+    buffers = engine.make_scratch(numel, dtype)
     try:
         for _ in range(_WARMUP):
             engine.transport.meet()
             stamp_into(executor, stamps)
             began = time.perf_counter()
-            executor.run(schedule, numel, source, target)
+            executor.run(schedule, buffers)
             took_us = (time.perf_counter() - began) * 1e6
         everybody: list[Any] = [None] * communicator.size
         dist.all_gather_object(everybody, (stamps, took_us), group=engine.group)

@@ -24,7 +24,7 @@ from ..program.instructions import Post
 log = logging.getLogger("topoplan")
 
 # Calls that send less are not timed: it would cost them a part that can be measured.
-LEAST_WATCHED_BYTES = 1 << 16
+MIN_WATCHED_BYTES = 1 << 16
 # A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
 _SLOW = 3.0
 # And only if it took this much longer: on a host with ten times as many running processes as cores,

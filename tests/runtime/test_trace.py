@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from launch import run_joined, run_module
 from nccl_standin import NcclStandIn
 
+from topoplan.runtime.compiled import Buffers
 from topoplan.runtime.executor import Executor
 from topoplan.runtime.measuring.trace import Stamp, pair_stamps, stamp_into
 from topoplan.synth.cost.affine import costs_between_gpus
@@ -227,7 +228,7 @@ def test_batches_are_stamped_too() -> None:
         with standin.host_of(rank) as transport:
             executor, stamps = Executor(transport, None), list[Stamp]()
             stamp_into(executor, stamps)
-            executor.run(schedule, 120, tensor, tensor)
+            executor.run(schedule, Buffers(120, tensor, tensor))
             stamps_of.append(stamps)
     standin.play()
     assert all(torch.equal(tensor, torch.full((120,), 6.0)) for tensor in tensors)

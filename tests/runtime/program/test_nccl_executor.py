@@ -22,7 +22,7 @@ from random_graphs import graphs, on
 
 from topoplan.runtime import compiled
 from topoplan.runtime.codecs import find_codec
-from topoplan.runtime.compiled import NCCL_BATCH
+from topoplan.runtime.compiled import NCCL_BATCH, Buffers, make_bindings
 from topoplan.runtime.engine import Engine
 from topoplan.runtime.executor import Executor
 from topoplan.runtime.program.instructions import (
@@ -130,7 +130,7 @@ def play(
             outputs[number].append(target)
             with standin.host_of(rank) as transport:
                 executor = executor or Executor(transport, None)
-                executor.run(schedule, numel, source, target)
+                executor.run(schedule, Buffers(numel, source, target))
     standin.play(seed)
     for (schedule, numel), brought, ended in zip(calls, inputs, outputs, strict=True):
         check_outputs(schedule, numel, brought, ended)
@@ -203,14 +203,15 @@ def test_calls_of_several_programs_may_be_under_way_at_once() -> None:
 
 
 def test_a_tensor_that_comes_again_is_reduced_again() -> None:
-    """Its third call is on the tensor itself, the first two on the program's buffer."""
+    """All calls run on the tensor itself, each reduction by a program of its own."""
     standin, schedule = NcclStandIn(4), replace(ring(), segments=3)
     tensors = [torch.full((50,), float(rank)) for rank in range(4)]
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
             executor = Executor(transport, None)
+            bindings = make_bindings(tensor)
             for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.SUM):
-                executor.run(schedule, 50, tensor, tensor, op)
+                executor.run(schedule, Buffers(50, tensor, tensor, op, None, bindings))
     standin.play()
     assert all(torch.equal(tensor, torch.full((50,), 24.0)) for tensor in tensors)
 
@@ -227,7 +228,7 @@ def test_calls_on_two_streams_share_their_buffers_in_turn(seed: int) -> None:
         for call, tensor in enumerate(tensors[rank]):
             with standin.host_of(rank, stream=call % 2) as transport:
                 executor = executor or Executor(transport, None)
-                executor.run(schedule, 50, tensor, tensor)
+                executor.run(schedule, Buffers(50, tensor, tensor))
     standin.play(seed)
     for call in range(4):
         assert all(
@@ -243,7 +244,8 @@ def test_encoded_messages_keep_the_rules(codec: str) -> None:
     for rank in range(4):
         with standin.host_of(rank) as transport:
             executor = Executor(transport, None, find_codec(codec))
-            executor.run(schedule, 200, tensors[rank], tensors[rank], residual=residuals[rank])
+            buffers = Buffers(200, tensors[rank], tensors[rank], residual=residuals[rank])
+            executor.run(schedule, buffers)
     standin.play()
     assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
     torch.testing.assert_close(tensors[0] + sum(residuals), given.sum(0))
@@ -255,7 +257,7 @@ def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_
     for rank, tensor in enumerate(tensors):
         with standin.host_of(rank) as transport:
             engine = Engine(plan, transport, "plan", None, tmp_path, rounds_once=False)
-            engine.run(5000, tensor, tensor, dist.ReduceOp.AVG)
+            engine.run(Buffers(5000, tensor, tensor, dist.ReduceOp.AVG))
     standin.play()
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors)
 
@@ -396,7 +398,7 @@ def test_calls_in_another_order_at_one_rank_are_found() -> None:
         with standin.host_of(rank) as transport:
             executor = Executor(transport, None)
             for schedule in schedules if rank != 1 else reversed(schedules):
-                executor.run(schedule, 40, tensors[rank], tensors[rank])
+                executor.run(schedule, Buffers(40, tensors[rank], tensors[rank]))
     with pytest.raises(NcclError, match="matched by their order, and"):
         standin.play()
 

@@ -1,0 +1,213 @@
+"""Calls of a collective, checked and flattened: run now, later, or again and again.
+
+A tensor's walk through a collective: `Communicator` asks its `CallCache` for the `PersistentCall`
+of the tensor; the call asks the engine which schedule is used, has its program bound to the tensor
+(compiled.py), and from then on only plays it (players/).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from ..topo.errors import InputError
+from .compiled import Buffers, make_bindings
+from .engine import Engine
+from .ranks.stock import StartedStock
+from .reductions import (
+    ReduceOp,
+    borrow,
+    check_reduction,
+    check_residual,
+    check_tensors,
+    copy_back,
+    flatten,
+)
+
+# Buffers whose calls are cached, or that were seen once: a large model has some 100 DDP buckets.
+_MAX_BUFFERS = 128
+# From this size on, slicing views of a tensor that may never come again takes less than copying it
+# (and its memory).
+_BOUND_AT_ONCE_BYTES = 1 << 20
+_profiler = torch.autograd.profiler
+# A tensor's address, number of elements and dtype.
+Key = tuple[int, int, torch.dtype]
+
+
+class PersistentCall:
+    """A collective on `buffers`, which can be run as often as their memory stays.
+
+    `then` are called in turn once the result is in the target, as for tensors that are not
+    contiguous. A cached call owns no memory of the caller's: it borrows the target.
+    """
+
+    def __init__(self, engine: Engine, buffers: Buffers) -> None:
+        self.engine, self.buffers = engine, buffers
+        self.then: list[Callable[[], None]] = []
+        self.play: Callable[..., None] | None = None
+        """How the call is run once its schedule is settled: the program, bound to the target."""
+        self._has_run = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is settled what is used; if not, this call settles it, by a race."""
+        return self.engine.is_settled(self.buffers)
+
+    @property
+    def uses_stock(self) -> bool:
+        """Whether the stock collective is used. Collective the first time for a dtype and
+        reduction.
+        """
+        return bool(self.buffers.numel) and self.engine.uses_stock(self.buffers)
+
+    def run(self, number: int | None = None) -> None:
+        """Run the call; `number` is its number, if it was drawn before."""
+        if self.play is not None and not _profiler._is_profiler_enabled:
+            self.play(number)
+        elif self.buffers.numel:
+            self.engine.run(self.buffers, number)
+            # By the thread that runs calls, as compiling is: two threads must not compile at once.
+            if self._has_run and self.play is None:
+                self.play = self.engine.find_play(self.buffers)
+            self._has_run = True
+        self._finish()
+
+    def start_stock(self, number: int) -> StartedStock:
+        """Start the stock collective as the `number`-th call; see Engine.start_stock."""
+        return self.engine.start_stock(self.buffers, self._finish, number)
+
+    def _finish(self) -> None:
+        for step in self.then:
+            step()
+
+
+class CallCache:
+    """The calls of one engine that recur: in place, on CPU tensors at the same addresses.
+
+    Checking and flattening take longer than a small message. The oldest calls go first: noting each
+    use would take a part of a small call that can be measured.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._root_is_here = engine.plan.collective.root == engine.rank
+        # The calls on each buffer, one a reduction; none where the buffer was seen once.
+        self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
+
+    def find_play(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
+        """Return how to run a cached call on a tensor, as a function of the call's number (None:
+        the next); None where the call is not cached, or not settled.
+
+        The tensor is asked for as little as possible: each answer takes some hundredths of a small
+        call. Reductions are compared in turn: hashing one takes as long.
+        """
+        if _profiler._is_profiler_enabled:
+            return None
+        try:
+            call = self._find((tensor.data_ptr(), tensor.numel(), tensor.dtype), op)
+        # A sparse tensor, which has no address, or no tensor at all: the checks refuse it.
+        except (RuntimeError, AttributeError):
+            return None
+        return call.play if call is not None and tensor.is_contiguous() else None
+
+    def prepare(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor | None = None,
+        op: object = None,
+        residual: torch.Tensor | None = None,
+        *,
+        is_scratch: bool = False,
+    ) -> PersistentCall:
+        """Return a call of the plan's collective from `tensor` to `output`, or in place in
+        `output`, to be run later. Raises InputError where they do not fit the collective, or each
+        other.
+
+        The caller must keep `output` alive until the call has run: a cached call owns no memory.
+        `is_scratch=True` transfers ownership to the call.
+        """
+        engine, in_place = self.engine, tensor is None and residual is None
+        is_fixed = not is_scratch and output.device.type == "cpu"
+        is_fixed = is_fixed and output.layout is torch.strided and output.is_contiguous()
+        key = (output.data_ptr(), output.numel(), output.dtype) if is_fixed else None
+        cached = None if key is None else self._find(key, dist.ReduceOp.SUM if op is None else op)
+        if cached is not None and in_place:
+            return cached
+        name = engine.plan.collective.name
+        tensors = (output,) if tensor is None else (output, tensor)
+        check_tensors(name, tensors, engine.device.type, compressed=engine.codec is not None)
+        kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
+        if residual is not None:
+            if engine.codec is None:
+                raise InputError(
+                    "residual without compression: nothing is lost that could be fed back"
+                )
+            check_residual(output, kind, residual)
+            residual = residual.view(-1)
+        numel = output.numel() if tensor is None else self._count_elements(output, tensor)
+        target = flatten(output)
+        if cached is None and key is not None:
+            cached = self._add(key, numel, target, kind)
+        if cached is not None and in_place:
+            return cached
+        source = target if tensor is None else flatten(tensor)
+        bindings = None if cached is None else cached.buffers.bindings
+        if cached is None and _is_bound_at_once(target):
+            bindings = make_bindings(target)
+        call = PersistentCall(engine, Buffers(numel, source, target, kind, residual, bindings))
+        if not output.is_contiguous():
+            call.then.append(partial(copy_back, output, target))
+        return call
+
+    def _find(self, key: Key, op: object) -> PersistentCall | None:
+        calls = self._calls.get(key, ())
+        return next(
+            (call for call in calls if op is call.buffers.op or op == call.buffers.op), None
+        )
+
+    def _add(
+        self, key: Key, numel: int, target: torch.Tensor, op: ReduceOp
+    ) -> PersistentCall | None:
+        """Cache a call in place on a target that is large, or was seen before; else note that it
+        was seen.
+        """
+        if key not in self._calls and not _is_bound_at_once(target):
+            self._calls[key] = []
+            call = None
+        else:
+            target = borrow(target)
+            buffers = Buffers(numel, target, target, op, bindings=make_bindings(target))
+            call = PersistentCall(self.engine, buffers)
+            self._calls.setdefault(key, []).append(call)
+        if len(self._calls) > _MAX_BUFFERS:
+            self._calls.popitem(last=False)
+        return call
+
+    def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
+        """Return the elements of the whole buffer. Raises InputError where input and output do not
+        fit together.
+        """
+        name, size, at_root = self.engine.plan.collective.name, self.engine.size, self._root_is_here
+        of_input, of_output = tensor.numel(), output.numel()
+        if name == "allgather" or (name == "gather" and at_root):
+            numel, expected = of_output, of_input * size
+        elif name == "reduce-scatter" or (name == "scatter" and at_root):
+            numel, expected = of_input, of_output * size
+        elif name == "alltoall":
+            numel, expected = of_input, of_output
+        else:
+            numel = expected = (of_input if name == "gather" else of_output) * size
+        if numel != expected or numel % size:
+            raise InputError(
+                f"{name} over {size} ranks: input of {of_input} and output of {of_output} "
+                "elements do not fit together"
+            )
+        return numel
+
+
+def _is_bound_at_once(target: torch.Tensor) -> bool:
+    return target.device.type == "cpu" and target.nbytes >= _BOUND_AT_ONCE_BYTES
