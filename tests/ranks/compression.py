@@ -135,7 +135,7 @@ def rounded(x: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 def reduced_once(direct: str, ring: str) -> None:
     """The result is the rounded sum of rounded contributions, which can be computed beside it."""
-    with refused("adds up what was added up before"):
+    with refused("adds up partial sums"):
         Communicator(ring, compress="int8", reduction="once")
     communicator = Communicator(direct, choose="plan", compress="int8", reduction="once")
     world, codec, part = dist.get_world_size(), CODECS["int8"], 320
