@@ -101,8 +101,7 @@ class Communicator:
         self.calls = CallCache(self.engine)
         self.rank, self.size = self.engine.rank, self.engine.size
 
-    # -- collectives
-    # ---------------------------------------------------------------------------------------------
+    # Collectives
 
     def allreduce(
         self,
@@ -181,8 +180,7 @@ class Communicator:
         self.calls.prepare(output, tensor).run()
         return output
 
-    # -- what is used, and the end
-    # -------------------------------------------------------------------------------
+    # What is used, and the end
 
     def choice(self, size_bytes: int) -> Choice | None:
         """Return what is used at a size on the wire; None before the first call of that size (a
@@ -204,8 +202,7 @@ class Communicator:
         if not self._shares_transport:
             self._transport.close()
 
-    # -- how
-    # -----------------------------------------------------------------------------------------------------
+    # How
 
     @property
     def _is_root(self) -> bool:

@@ -1,4 +1,4 @@
-"""Compiled programs: every instruction bound to memory, so that a call only posts, waits and adds."""
+"""Compiled programs: instructions bound to memory, so that a call only posts, waits and adds."""
 
 from __future__ import annotations
 

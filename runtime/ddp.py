@@ -1,5 +1,4 @@
-"""The plug-in for DDP: model.register_comm_hook(None, topoplan.ddp_hook(plan)), or ddp_hook(plan,
-compress="int8", ...).
+"""The DDP hook: model.register_comm_hook(None, topoplan.ddp_hook(plan, compress="int8", ...)).
 
 No postponed annotations here: DDP compares the annotations of a hook with the types themselves.
 """
@@ -51,8 +50,7 @@ def ddp_hook(
 
 
 class DdpHook:
-    """What `ddp_hook` returns: for register_comm_hook(None, hook), and for frameworks that take
-    DDP's hooks.
+    """The hook for register_comm_hook(None, hook), and for frameworks that take DDP's hooks.
 
     It can be pickled, and a model with it saved: a copy has the plan and the options, no error
     feedback, and meets the ranks of the default group at its first bucket.
@@ -99,22 +97,20 @@ class DdpHook:
             )
         if self.compress is None:
             communicator.plan.check_same_bits()
-        communicator.engine.times_calls = True
-        calls = make_queue(communicator.engine.device)
+        engine = communicator.engine
+        engine.times_calls = True
+        calls = make_queue(engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
-        ranks, stock = (
-            dist.get_process_group_ranks(group),
-            communicator.engine.transport.stock_engine,
-        )
+        ranks, stock = dist.get_process_group_ranks(group), engine.transport.stock_engine
         account = Account("ddp_hook", ranks, is_first=communicator.rank == 0, stock=stock)
-        if account.is_kept:
-            weakref.finalize(self, account.tell, {"allreduce": communicator}, self.choose)
+        if account.is_wanted:
+            weakref.finalize(self, account.log_once, {"allreduce": communicator}, self.choose)
         self._met = communicator, calls
         return self._met
 
     @property
     def communicator(self) -> Communicator:
-        """What carries out the collectives. Collective where the ranks have not met yet."""
+        """What runs the collectives. Collective where the ranks have not met yet."""
         return (self._met or self._meet())[0]
 
     def __call__(
@@ -125,9 +121,8 @@ class DdpHook:
         """Return a future of the bucket's average over all ranks."""
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
-        in_backward = (
-            torch._C._current_graph_task_id() >= 0
-        )  # else it is a join() that has DDP call its hook
+        # Outside a backward pass it is a join() that has DDP call its hook.
+        in_backward = torch._C._current_graph_task_id() >= 0
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:
             work = show_as("allreduce_", lambda: self._start(tensor, residual))
@@ -141,30 +136,27 @@ class DdpHook:
         communicator, calls = self._met or self._meet()
         # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
         # itself does.
-        is_first = self.compress is not None or tensor.dtype == torch.float16
-        op = dist.ReduceOp.SUM if is_first else dist.ReduceOp.AVG
-        task = communicator.calls.prepare(tensor, op=op, residual=residual)
-        first = partial(tensor.div_, communicator.size) if is_first else None
-        reads = [] if residual is None else [residual]
+        divides_first = self.compress is not None or tensor.dtype == torch.float16
+        op = dist.ReduceOp.SUM if divides_first else dist.ReduceOp.AVG
         return start(
-            task, calls, [tensor], waits=False, name="topo:all_reduce", reads=reads, first=first
+            communicator.calls.prepare(tensor, op=op, residual=residual),
+            calls,
+            [tensor],
+            waits=False,
+            name="topo:all_reduce",
+            reads=[] if residual is None else [residual],
+            first=partial(tensor.div_, communicator.size) if divides_first else None,
         )
 
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan
-        what = (
-            f"{plan.collective.name} on {plan.topology.name}"
-            if isinstance(plan, Plan)
-            else str(plan)
-        )
-        options = [f"choose={self.choose!r}"]
-        options += (
-            [f"compress={self.compress!r}", f"reduction={self.reduction!r}"]
-            if self.compress
-            else []
-        )
-        options += ["error_feedback=True"] if self.error_feedback else []
-        return f"<topoplan.ddp_hook of {what}: {', '.join(options)}>"
+        what = str(plan)
+        if isinstance(plan, Plan):
+            what = f"{plan.collective.name} on {plan.topology.name}"
+        shown = ["choose", *(["compress", "reduction"] if self.compress else [])]
+        shown += ["error_feedback"] if self.error_feedback else []
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"<topoplan.ddp_hook of {what}: {options}>"
 
     def __getstate__(self) -> dict[str, object]:
         names = ("plan", "timeout", "choose", "compress", "error_feedback", "reduction")
@@ -176,8 +168,8 @@ class DdpHook:
 
 
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
-    """Return the only tensor. DDP puts a failure, which it cannot cast to a tensor, into words for
-    its own error.
+    """Return the only tensor. A failure, which DDP cannot cast to a tensor, ends up in the text of
+    DDP's own error.
     """
     result = future.value()
     return result if isinstance(result, Failed) else result[0]  # type: ignore[return-value]
@@ -190,7 +182,7 @@ def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Share:
-    """A parameter's part of a bucket's residual, from `start` on; `layout` are the ids of the
+    """A parameter's part of a bucket's residual, from `start` on; `layout` has the ids of the
     bucket's parameters.
     """
 
@@ -203,8 +195,8 @@ class Residuals:
     """The error feedback of a model: for each bucket a residual, flat float32, laid out as the
     bucket.
 
-    DDP puts parameters into other buckets after the first step; their residuals go with them. Those
-    of parameters that are gone are forgotten.
+    DDP moves parameters to other buckets after the first step; their residuals move with them, and
+    go with the parameters.
     """
 
     def __init__(self) -> None:

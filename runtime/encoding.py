@@ -1,4 +1,4 @@
-"""Buffers and operations for compression: values of the work buffer encoded for the wire, and back."""
+"""Buffers and operations for compression: values encoded for the wire, and decoded again."""
 
 from __future__ import annotations
 

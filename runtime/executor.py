@@ -147,7 +147,7 @@ class Executor:
             buffers.target[to].copy_(work[drain.lo : drain.hi])
 
     def free_scratch(self) -> None:
-        """Give back the scratch memory of the transport; calls allocate it again as they need it."""
+        """Free the scratch memory of the transport; calls allocate it again as they need it."""
         free_arenas(self.transport)
 
     def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:

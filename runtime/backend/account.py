@@ -1,6 +1,4 @@
-"""What the collectives of a group went by, and why: one line a group, where TOPOPLAN_LOG asks for
-it.
-"""
+"""What the collectives of a group ran by, and why: one log line per group (TOPOPLAN_LOG)."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ from ..communicator import Communicator
 log = logging.getLogger("topoplan")
 VARIABLE = "TOPOPLAN_LOG"
 LEVELS = ("debug", "info", "warning", "error")
-_MOST_BITS = 48
+# Choices are listed for buffers below 2**48 bytes: more than any host has.
+_MAX_BITS = 48
 _FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -38,7 +37,7 @@ def heed_log_level() -> None:
 
 class Account:
     """The account of the group called `name`, kept by its first rank alone, and only where it will
-    be read.
+    be read (`is_wanted`).
 
     `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ
     in speed.
@@ -47,57 +46,48 @@ class Account:
     def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool, stock: str = "") -> None:
         engine = f", stock by {stock}" if stock.startswith("nccl") else ""
         self._title = f"{name}, ranks {_shorten(list(ranks))}{engine}"
-        self.is_kept = is_first and log.isEnabledFor(logging.INFO)
+        self.is_wanted = is_first and log.isEnabledFor(logging.INFO)
         self._left: Counter[tuple[str, str]] = Counter()
 
     def leave(self, collective: str, why: str) -> None:
         """Note that a call was left to gloo or NCCL."""
-        if not self.is_kept:
+        if not self.is_wanted:
             return
         if (collective, why) not in self._left:
             log.debug("%s: %s stock: %s", self._title, collective, why)
         self._left[collective, why] += 1
 
-    def tell(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
+    def log_once(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
         """Log the line of a group whose communicators, by what they are for, chose by `mode`; only
         the first time.
         """
-        if not self.is_kept:
+        if not self.is_wanted:
             return
-        self.is_kept = False
-        said = [
-            f"{name} by {_describe(communicator, mode)}"
-            for name, communicator in communicators.items()
+        self.is_wanted = False
+        parts = [f"{name} by {_describe(one, mode)}" for name, one in communicators.items()]
+        parts += [
+            f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})"
+            for (collective, why), calls in self._left.items()
         ]
-        for (collective, why), calls in self._left.items():
-            said.append(f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})")
-        log.info("%s: %s", self._title, "; ".join(said) or "no collective that plans are for")
+        log.info("%s: %s", self._title, "; ".join(parts) or "no collective that plans are for")
 
 
 def _describe(communicator: Communicator, mode: ChooseMode) -> str:
     """Return which plan it is, and what is used at which size, as far as that is settled."""
     plan = communicator.plan
+    used = []
     if callable(mode):
         used = ["as the function says"]
     elif mode == "plan":
-        used = [
-            f"{entry.schedule.label} from {_format_size(entry.min_bytes)}" for entry in plan.entries
-        ]
+        used = [f"{x.schedule.label} from {_format_size(x.min_bytes)}" for x in plan.entries]
     else:
-        used = []
-        for bits in range(1, _MOST_BITS):
+        for bits in range(1, _MAX_BITS):
             choice = communicator.choice((1 << bits) - 1)
             if choice is not None:
-                others = [
-                    f"{label} {us:.0f} us"
-                    for label, us in choice.raced.items()
-                    if label != choice.label
-                ]
-                took = (
-                    f" ({', '.join([f'{choice.raced[choice.label]:.0f} us', *others])})"
-                    if choice.raced
-                    else ""
-                )
+                raced_us = dict(choice.raced)
+                own_us = raced_us.pop(choice.label, 0.0)
+                others = [f"{label} {us:.0f} us" for label, us in raced_us.items()]
+                took = f" ({', '.join([f'{own_us:.0f} us', *others])})" if choice.raced else ""
                 used.append(f"{choice.label} at {_format_size(1 << (bits - 1))}{took}")
     return f"plan {plan.hash[:16]} for {plan.topology.name}: {', '.join(used) or 'no size settled'}"
 

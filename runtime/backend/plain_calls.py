@@ -1,5 +1,4 @@
-"""The methods of a process group that the backend "topo" leaves to its plain group, each defined
-here in Python.
+"""Calls that the backend "topo" leaves to its plain group, each method defined here in Python.
 
 A method that a Python subclass of ProcessGroup does not define is looked up by torch's C++
 trampoline, which then calls the C++ base class *while it holds the GIL* (PyProcessGroup.hpp,
@@ -11,13 +10,27 @@ GIL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ...topo.errors import InputError
 from ..compiled import FIRST_TAG
+from ..ranks.stock import StartedStock
+from ..reductions import kind_of_reduction, make_contiguous
+from ..works import CpuWork, PlannedWork
+from .call_check import CallCheck
+from .communicators import Communicators
+
+# Calls of a group that are compared between its ranks, whatever they are: a mismatch is mostly
+# there from the start.
+_COMPARED_CALLS = 64
+# Starts a collective of the plain group on tensors.
+StartPlain = Callable[[list[torch.Tensor]], dist.Work]
 
 
 def _leave(name: str) -> Callable[..., Any]:
@@ -28,8 +41,6 @@ def _leave(name: str) -> Callable[..., Any]:
     def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
         return self._leave(name, *args, **kwargs)
 
-    method.__name__, method.__qualname__ = name, f"PlainCalls.{name}"
-    method.__doc__ = f"See torch.distributed.ProcessGroup.{name}."
     return method
 
 
@@ -39,47 +50,192 @@ def _forward(name: str) -> Callable[..., Any]:
     def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.plain, name)(*args, **kwargs)
 
-    method.__name__, method.__qualname__ = name, f"PlainCalls.{name}"
-    method.__doc__ = f"See torch.distributed.ProcessGroup.{name}."
     return method
 
 
 class PlainCalls(dist.ProcessGroup):
     """A process group whose collectives, point-to-point operations and settings are those of the
-    group `plain`.
+    group `plain`; `transports` says what moves the data of each type of device.
     """
 
     plain: dist.ProcessGroup
-
-    def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
-        """Call the collective `name` of the plain group, in the order of this group's calls."""
-        raise NotImplementedError
+    planned: Communicators
+    transports: Mapping[str, str]
+    ranks: Sequence[int]
+    check: CallCheck
+    _number = 0
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:
         """See torch.distributed.send."""
-        check_tag(tag)
-        return self.plain.send(tensors, dstRank, tag)
+        return self.plain.send(tensors, dstRank, _check_tag(tag))
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:
         """See torch.distributed.recv."""
-        check_tag(tag)
-        return self.plain.recv(tensors, srcRank, tag)
+        return self.plain.recv(tensors, srcRank, _check_tag(tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
         """See torch.distributed.recv."""
-        check_tag(tag)
-        return self.plain.recv_anysource(tensors, tag)
+        return self.plain.recv_anysource(tensors, _check_tag(tag))
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many collectives were called: it rises alike on all ranks."""
+        return self._number
+
+    def _is_compared(self) -> bool:
+        return len(self.ranks) > 1 and not self.planned.plans.off
+
+    def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
+        """Return the number of a collective that is called now. Raises ExecutionError where the
+        ranks are known to differ.
+
+        The first calls of a group, and those of a size that is not settled (`is_new`), are compared
+        on the side; `is_awaited` says that the call waits for the answer.
+        """
+        self._number += 1
+        if self.check.error is not None:
+            raise self.check.error
+        if (is_new or self._number <= _COMPARED_CALLS) and self._is_compared():
+            self.check.post(self._number, what, is_awaited=is_awaited)
+        return self._number
+
+    def _leave(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Call a collective of the plain group, in the order of this group's calls."""
+        tensor = next(_find_tensors(args), None)
+        start = partial(getattr(self.plain, name), *args, **kwargs)
+        if name == "monitored_barrier":  # it has no work: it is over when it returns
+            self._begin(name)
+            self.planned.queue(torch.empty(0)).carry_out(start, [], waits=True, may_be_stock=True)
+            return None  # type: ignore[return-value]
+        return self._call_plain(name, tensor, start, after_all=name == "barrier")
+
+    def _call_plain(
+        self,
+        what: str,
+        tensor: torch.Tensor | None,
+        start: Callable[[], dist.Work],
+        *,
+        after_all: bool = False,
+    ) -> dist.Work:
+        """Start a collective of the plain group, after all calls before it that may be collectives
+        of the plain group, or `after_all` calls, as gloo's barriers must be.
+        """
+        number = self._begin(what)
+        device = "cpu" if tensor is None else tensor.device.type
+        planned = self.planned
+        if not (not planned.is_idle(device) if after_all else planned.holds_stock(device)):
+            is_explained = number <= _COMPARED_CALLS and self._is_compared()
+            return self._explain(start(), number, what, None) if is_explained else start()
+        results: list[torch.Tensor] = []
+
+        def carry_out() -> None:
+            work = start()
+            work.wait()
+            with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
+                results.extend(_find_tensors([work.get_future().value()]))
+
+        queue = planned.queue(torch.empty(0) if tensor is None else tensor)
+        return queue.carry_out(carry_out, results, waits=False, may_be_stock=True)
+
+    def _explain(
+        self, work: dist.Work, number: int, what: str, results: list[torch.Tensor] | None
+    ) -> dist.Work:
+        """Return the work of a stock collective under way whose failure says which rank is to
+        blame.
+
+        `results` are its tensors; None: those that the backend's own work has. Without a future it
+        stays as it is.
+        """
+        if isinstance(work, PlannedWork) or any(tensor.is_cuda for tensor in results or []):
+            return work
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's reduce-scatter and barriers have none
+            return work
+        faults = self.planned.transport("cpu").faults
+        faults.find_mismatch = self.check.find_error
+        tensors: list[torch.Tensor] = [] if results is None else results
+        explained = CpuWork(tensors)
+
+        def fill() -> None:
+            if results is None:
+                tensors.extend(_find_tensors([future.value()]))
+
+        stock = StartedStock(faults, faults.begin(f"{what} by gloo", number=number), work, fill)
+        self.check.watch(explained)
+        stock.call_when_done(explained.finish)
+        return explained
+
+    def _copy_by_plain(
+        self, tensor: torch.Tensor, start: Callable[[torch.Tensor], dist.Work]
+    ) -> dist.Work:
+        """Start a broadcast by the plain group: gloo treats all tensors as contiguous."""
+        by_gloo = self.transports.get(tensor.device.type) == "gloo"
+        given = make_contiguous(tensor) if by_gloo else tensor
+        work = start(given)
+        if given is tensor:
+            return work
+
+        def finish() -> None:
+            work.wait()
+            tensor.detach().copy_(given)
+
+        return self.planned.queue(tensor).carry_out(finish, [tensor], waits=False)
+
+    def _reduce_by_plain(
+        self,
+        tensors: Sequence[torch.Tensor],
+        opts: Any,
+        start: StartPlain,
+        *,
+        has_result: bool = True,
+    ) -> dist.Work:
+        """Start a reduction by the plain group on `tensors`, which hold the result where this rank
+        `has_result`.
+
+        gloo has no AVG, so that is a sum, which is divided afterwards; and it treats all tensors as
+        contiguous.
+        """
+        op, first = opts.reduceOp, tensors[0]
+        self.planned.check_plain(first, op)
+        by_gloo = self.transports.get(first.device.type) == "gloo"
+        averages = by_gloo and kind_of_reduction(op) == dist.ReduceOp.AVG
+        averages = averages and first.is_floating_point()
+        given = [make_contiguous(tensor) if by_gloo else tensor for tensor in tensors]
+        if not averages and all(a is b for a, b in zip(given, tensors, strict=True)):
+            return start(given)
+        opts.reduceOp = dist.ReduceOp.SUM if averages else op
+        work = start(given)
+        opts.reduceOp = op
+
+        def finish() -> None:
+            work.wait()
+            for tensor, own in zip(tensors, given, strict=True):
+                if averages and has_result:
+                    own.detach().div_(self.size())
+                if own is not tensor:
+                    tensor.detach().copy_(own)
+
+        return self.planned.queue(first).carry_out(finish, list(tensors), waits=False)
 
 
-def check_tag(tag: int) -> None:
-    """Raise InputError for a tag of a user's message that a plan's message may have: they share
-    connections.
+def _check_tag(tag: int) -> int:
+    """Return the tag of a user's message. Raises InputError for one that a plan's message may have:
+    they share connections.
     """
     if tag >= FIRST_TAG:
         raise InputError(
-            f"tag {tag}: the backend topo has tags from {FIRST_TAG} on for itself; use a smaller "
-            "one"
+            f"tag {tag}: the backend topo reserves tags from {FIRST_TAG} on; use a smaller one"
         )
+    return tag
+
+
+def _find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments, also those in lists of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _find_tensors(value)
 
 
 # Names of the methods that all ranks must call in one order.
@@ -124,4 +280,7 @@ FORWARDED = (
 for _names, _make in ((COLLECTIVES, _leave), (FORWARDED, _forward)):
     for _name in _names:
         if hasattr(dist.ProcessGroup, _name):  # torch 2.13 has names that older ones lack
-            setattr(PlainCalls, _name, _make(_name))
+            _method = _make(_name)
+            _method.__name__, _method.__qualname__ = _name, f"PlainCalls.{_name}"
+            _method.__doc__ = f"See torch.distributed.ProcessGroup.{_name}."
+            setattr(PlainCalls, _name, _method)

@@ -65,7 +65,7 @@ def replicas_and_errors(path: str) -> None:
         raise topoplan.ExecutionError("rank 3 fell over")
 
     hook = topoplan.ddp_hook(path, choose="plan")  # a race may go to stock
-    hook.communicator.prepare = preparing(hook.communicator.prepare, fall)  # type: ignore[method-assign]
+    hook.communicator.calls.prepare = preparing(hook.communicator.calls.prepare, fall)  # type: ignore[method-assign]
     with refused("rank 3 fell over", topoplan.ExecutionError):
         train(wrapped(network, hook), 1)
 

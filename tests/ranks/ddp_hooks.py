@@ -83,18 +83,18 @@ def backward_goes_on(hook: Any) -> None:
     """The average of the first bucket waits until the gradient is there that backward computes
     last.
     """
-    last_gradient, prepare = threading.Event(), hook.communicator.prepare
+    last_gradient, prepare = threading.Event(), hook.communicator.calls.prepare
 
     def wait_for_gradient() -> None:
         assert last_gradient.wait(patience.seconds(60)), "backward waits for its first bucket"
 
     ddp = wrapped(network, hook, **MANY)
     backward(ddp, 0)
-    hook.communicator.prepare = preparing(prepare, wait_for_gradient)
+    hook.communicator.calls.prepare = preparing(prepare, wait_for_gradient)
     ddp.module[0].bias.register_hook(lambda gradient: last_gradient.set())
     backward(ddp, 1)
     assert last_gradient.is_set()
-    hook.communicator.prepare = prepare
+    hook.communicator.calls.prepare = prepare
 
 
 def wrong_uses(path: str, for_two: str) -> Errors:
@@ -124,7 +124,7 @@ def wrong_uses(path: str, for_two: str) -> Errors:
         def fall() -> None:
             raise ZeroDivisionError("fell over")
 
-        falling.communicator.prepare = preparing(falling.communicator.prepare, fall)
+        falling.communicator.calls.prepare = preparing(falling.communicator.calls.prepare, fall)
     note("fault", lambda: backward(ddp, 1))
     backward(wrapped(network, hook), 0)
     return errors

@@ -58,15 +58,14 @@ def distance(values: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def preparing(prepare: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
-    """Return a communicator's `prepare` whose calls, when they are carried out, do something
-    `first`.
-    """
+    """Return a `prepare` whose calls do something `first` when they run."""
 
     def prepare_call(*args: object, **kwargs: object) -> Any:
         task = prepare(*args, **kwargs)
         run = task.run
 
         def run_then(number: int | None = None) -> None:
+            task.run = run  # the call may be cached, and used again
             first()
             run(number)
 
