@@ -1,12 +1,11 @@
-"""Which of a plan's schedules to use at a size, segmented how, or the stock collective: predicted
-and raced.
+"""Chooses, for a size, one of a plan's schedules in some segmentation, or the stock collective.
 
-All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and tells the
-others which candidates are worth trying, of which the plan's own schedule for the size is always
-one; all of them run these, and the stock collective, a few times on scratch memory the first time
-that a size (a power of two) turns up; the slowest rank's median decides. While a coarser
-segmentation wins, a still coarser one races it. What won is cached for the next start, which tries
-it beside the stock collective, and races again only if it loses to that, or its time is far off.
+All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and sends the
+others the candidates that are worth trying, of which the plan's own schedule for the size is always
+one; all of them run these, and the stock collective, a few times on scratch memory at the first
+call of a size (a power of two); the slowest rank's median decides. While a coarser segmentation
+wins, a still coarser one races it. The winner is cached for the next start, which tries it beside
+the stock collective, and races again only if it loses to that, or its time is far off.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .cache.races import CachedRace, CachedRaces, today
 from .codecs import Codec
-from .program.footprint import find_staging
+from .program.lowering import lower
 from .ranks.machine import Machine
 from .ranks.transport import Transport
 from .ranks.trial import MOST_ENTRANTS, Trial
@@ -41,6 +40,7 @@ ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
 ChooseMode = str | ChooseFunction
 # Candidates that are predicted to take more than this many times the best one's time are not raced.
 _NEAR = 1.4
+# Schedules that race, beside the plan's own; each also in a coarser segmentation.
 _RACED = 4
 # A schedule must take less than this part of the stock collective's time: several stock ones can be
 # under way at once.
@@ -58,11 +58,15 @@ _TRIES = 3
 _LONG_TRY_S = 0.1
 # The stock collective's name among the times of a race.
 _STOCK = "stock"
-_LEAN_BYTES = 16 << 20
 # From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank
 # do not race: with the copy of the buffer that they race on, the first call takes 2.5 at most.
 # Smaller calls take little memory anyway.
-_MOST_STAGING = 1.5
+_LEAN_BYTES, _MAX_STAGING = 16 << 20, 1.5
+# Elements of the buffer for which staging is computed: shares of it come out to a thousandth.
+_SAMPLE_NUMEL = 1 << 20
+# Schedules of more messages are cut into so small segments that few of them wait in staging;
+# lowering this many takes about 50 ms.
+_MAX_LOWERED_MESSAGES = 4096
 
 
 def check_choose_mode(mode: object) -> None:
@@ -72,18 +76,17 @@ def check_choose_mode(mode: object) -> None:
 
 
 def check_lossless(choose: ChooseMode, compress: str | None) -> None:
-    """Raise InputError where the same bits are asked for of compressed values."""
+    """Raise InputError if the same bits are required of compressed values."""
     if choose == SAME_BITS and compress is not None:
         raise InputError(
             f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
-            "an element's bits depend on "
-            "its place in the buffer; leave one of them out"
+            "an element's bits depend on its place in the buffer; leave one of them out"
         )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is used at a size: `schedule`, or None for the stock collective.
+    """The choice for a size: `schedule`, or None for the stock collective.
 
     `own` is the best of the plan's schedules, used where the backend has no stock collective for a
     dtype. `raced` has the measured times in us, by label.
@@ -104,7 +107,7 @@ class Choice:
         return _label(self.schedule)
 
     def describe(self) -> str:
-        """Return what is used, and a row for each candidate that raced, the fastest first, as
+        """Format the choice, and a row for each candidate that raced, the fastest first, as
         text.
         """
         if not self.raced:
@@ -164,11 +167,8 @@ class Chooser:
 
     def known(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, if it was made; by a plan's ranges it always is."""
-        mode: Schedule | str | None
-        if not callable(self.mode):
-            mode = self.mode
-        else:
-            mode = self.mode(size_bytes, self.variants)
+        mode: Schedule | str | None = self._mode_for(size_bytes)
+        if callable(self.mode):
             if mode is None or isinstance(mode, Schedule):
                 self._check_answer(mode, size_bytes)
                 return self._choice_of(mode)
@@ -180,13 +180,15 @@ class Chooser:
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())
 
+    def _mode_for(self, size_bytes: int) -> Schedule | str | None:
+        return self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+
     def _check_answer(self, schedule: Schedule | None, size_bytes: int) -> None:
-        """Raise InputError where a user's function returned what cannot be used."""
+        """Raise InputError if a user's function returned a choice that cannot be used."""
         if schedule is not None and schedule not in self.variants:
             raise InputError(
                 f"choose: the function returned {schedule.label} for {size_bytes} bytes; expected "
-                "one of the schedules that "
-                "it was given, None, or the name of a mode"
+                "one of the schedules that it was given, None, or the name of a mode"
             )
         if schedule is None and self.codec is not None:
             raise InputError(
@@ -219,13 +221,13 @@ class Chooser:
         stock: Callable[[], None],
         has_stock: Callable[[], bool],
     ) -> Choice:
-        """Make the choice for a size, and remember it.
+        """Choose for a size, and remember the choice.
 
         `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether
         there is a stock collective. Collective; raises ExecutionError on every rank where one of
         them fails.
         """
-        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        mode = self._mode_for(size_bytes)
         entrant = stock if mode == "race" and has_stock() else None
         order, cached = self.rank_candidates(
             size_bytes, is_raced=mode in ("race", SAME_BITS), with_stock=entrant is not None
@@ -242,8 +244,8 @@ class Chooser:
         self, size_bytes: int, *, is_raced: bool, with_stock: bool, number: int | None = None
     ) -> tuple[list[int], CachedRace | None]:
         """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and
-        what won such a race (`with_stock` or without) before, if that is cached. Collective, as
-        part of the `number`-th call where that is given.
+        the result of such a race (`with_stock` or without), if it is cached. Collective, as part of
+        the `number`-th call where that is given.
         """
         answer: Any = None
         transport = self.transport
@@ -263,7 +265,7 @@ class Chooser:
         )
 
     def _fits(self, cached: CachedRace, size_bytes: int, *, with_stock: bool) -> bool:
-        """Return whether a cached race is one of these candidates."""
+        """Return whether a cached race is between the candidates of this plan."""
         if cached.winner is None and not with_stock:
             return False
         if max(cached.own, cached.winner or 0) >= len(self.variants):
@@ -281,7 +283,7 @@ class Chooser:
         run: Callable[[Schedule], None],
         stock: Callable[[], None] | None,
     ) -> Choice | None:
-        """Return what won before, if it still takes about as long and beats stock, which is tried
+        """Return the cached winner, if it still takes about as long and beats stock, which is tried
         beside it; None if a race must decide. Collective.
         """
         winner = None if cached.winner is None else self.variants[cached.winner]
@@ -313,21 +315,21 @@ class Chooser:
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
         """Return the best segmentation of each near schedule, and a coarser one, since the costs of
-        messages may be off; and last what the plan says.
+        messages may be off; and last the plan's own schedule.
         """
         machine = self.machine
         ranking = fastest(
             self.families, machine.topology, self.host, size_bytes, _NEAR, batched=machine.batched
         )
         candidates: dict[Schedule, None] = {}
-        seen: set[Schedule] = set()
+        uncut: set[Schedule] = set()
         for _, schedule in ranking:
-            if schedule.uncut not in seen and len(candidates) < _RACED:
-                seen.add(schedule.uncut)
+            if schedule.uncut not in uncut and len(candidates) < _RACED:
+                uncut.add(schedule.uncut)
                 candidates |= dict.fromkeys(
                     x for x in (schedule, _coarser(schedule)) if x is not None
                 )
-        # Predictions are off where ranks share cores: whatever they say, the plan's own choice gets
+        # Predictions are off where ranks share cores: whatever they are, the plan's own choice gets
         # a chance.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
@@ -338,9 +340,8 @@ class Chooser:
         """Return whether a schedule takes as little memory as a candidate for a size may; alike on
         all ranks.
         """
-        if size_bytes < _LEAN_BYTES:
-            return True
-        return find_staging(schedule, batched=self.transport.batched) <= _MOST_STAGING
+        batched = self.transport.batched
+        return size_bytes < _LEAN_BYTES or _find_staging(schedule, batched) <= _MAX_STAGING
 
     def _race(
         self,
@@ -361,7 +362,7 @@ class Chooser:
 
         entrants = [self.variants[number] for number in order]
         times_s = measure(*entrants, *([] if stock is None else [None]))
-        # While a coarser segmentation wins, a still coarser one races it: what a message costs may
+        # While a coarser segmentation wins, a still coarser one races it: the cost of a message may
         # not be known well.
         while True:
             winner = min(times_s, key=times_s.__getitem__)
@@ -378,7 +379,7 @@ class Chooser:
         Of a cached race only the winner is tried, beside the stock collective; all are where it
         loses.
         """
-        mode = self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
+        mode = self._mode_for(size_bytes)
         with_stock = mode == "race" and has_stock
         is_raced = mode in ("race", SAME_BITS)
         order, cached = self.rank_candidates(
@@ -390,17 +391,17 @@ class Chooser:
             self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
             return None
         # The plan's own choice comes last in the list, and must stay in it.
-        most = MOST_ENTRANTS - len(stock)
-        everybody = [*stock, *schedules[: most - 1], *schedules[most - 1 :][-1:]]
+        room = MOST_ENTRANTS - len(stock)
+        entrants = [*stock, *schedules[: room - 1], *schedules[room - 1 :][-1:]]
         if cached is None:
-            return Trial(everybody)
+            return Trial(entrants)
         own = self.variants[cached.own]
         expected = None if cached.winner is None else own
-        return Trial([*stock, own], expected=expected, others=everybody)
+        return Trial([*stock, own], expected=expected, others=entrants)
 
     def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
-        """Make the choice for a size from the times of a trial that is over. Returns another trial
-        where the winner of an earlier launch has lost, and nothing is chosen yet.
+        """Choose for a size by the times of a trial that is over. Returns another trial where the
+        winner of an earlier launch has lost, and nothing is chosen yet.
         """
         choice = self.decide(size_bytes, trial.best_s())
         if trial.others and choice.schedule != trial.expected:
@@ -443,3 +444,16 @@ def _coarser(schedule: Schedule) -> Schedule | None:
         return None
     parts = schedule.segments // _STEP
     return replace(schedule, segments=parts) if parts > 1 else schedule.uncut
+
+
+@lru_cache(maxsize=256)  # a plan's candidates, for a few plans
+def _find_staging(schedule: Schedule, batched: bool) -> float:
+    """Return the largest staging memory that any rank takes for a schedule, in multiples of the
+    buffer; 0 where the schedule has too many messages to lower, which take little.
+    """
+    if len(schedule.transfers) * schedule.segments > _MAX_LOWERED_MESSAGES:
+        return 0.0
+    ranks = schedule.collective.ranks
+    numel = _SAMPLE_NUMEL // ranks * ranks
+    programs = (lower(schedule, rank, numel, batched=batched) for rank in range(ranks))
+    return max(program.staging_numel for program in programs) / numel

@@ -1,9 +1,9 @@
-"""Codecs for compression on the wire: they encode float32 values in fewer bytes, alike on every
-rank, on CPUs and GPUs.
+"""Codecs for compression on the wire, and the buffers that encoding takes. Codecs encode float32
+values in fewer bytes, alike on every rank, on CPUs and GPUs.
 
 fp16 and bf16 round each value. int8 and the two fp8 kinds share a scale, a power of two, among
 blocks of 32, as the formats MXINT8 and MXFP8 do (OCP Microscaling Formats v1.0, section 5): 33
-bytes instead of 128. With powers of two, decoding what was encoded and encoding it again gives the
+bytes instead of 128. With powers of two, decoding encoded values and encoding them again gives the
 same values: what ranks hand on unchanged loses nothing more.
 
 Infinities and NaN stay non-finite, in whole blocks, so that a gradient scaler sees them; fp16
@@ -12,24 +12,29 @@ overflows from 65520 on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..synth.cost.host_costs import HostCosts
 from ..topo.errors import InputError, suggest
+from .program.instructions import Decode, Encode, Program, Span
+from .scratch import Slicer, count_aligned
 
+# Values that share a scale, as in MXINT8 and MXFP8.
 BLOCK = 32
-_ALIGN = 64
-_EXPONENT_OF_NONE = 255
+# Bytes to which encoded messages are aligned in the wire buffer: a cache line.
+_ALIGN_BYTES = 64
+# Float32: bits of the mantissa, the bias of the exponent, and the bits of infinity. A biased
+# exponent of 255 is infinity or NaN, as for a scale in the OCP formats.
 _MANTISSA_BITS, _BIAS = 23, 127
-_INFINITE = 0x7F800000
+_INFINITE, _NON_FINITE_EXPONENT = 0x7F800000, 255
 
 
 @dataclass(frozen=True)
 class Codec:
-    """One way to encode values: each takes `width` bytes, and `block` of them share a scale of one
+    """A format for values: each takes `width` bytes, and `block` of them share a scale of one
     byte (1: no scale).
 
     `relative_error` bounds |decoded - value| as a part of the block's largest |value| (of the value
@@ -61,7 +66,7 @@ class Codec:
         """Return the bytes to keep for `padded` values in a buffer, so that what follows is
         aligned.
         """
-        return -(-self.nbytes(padded) // _ALIGN) * _ALIGN
+        return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
         """Return the host costs with what encoding and decoding adds to each message and byte."""
@@ -113,23 +118,9 @@ class Codec:
         exponents = (
             ((bits + self.carry) >> _MANTISSA_BITS)
             .sub_(self.offset)
-            .clamp_(1, _EXPONENT_OF_NONE - 1)
+            .clamp_(1, _NON_FINITE_EXPONENT - 1)
         )
-        return exponents.masked_fill_(bits >= _INFINITE, _EXPONENT_OF_NONE)
-
-
-def _cast(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    def pack(values: torch.Tensor, payload: torch.Tensor) -> None:
-        payload.view(dtype).copy_(values)
-
-    return pack
-
-
-def _uncast(dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    def unpack(payload: torch.Tensor, values: torch.Tensor) -> None:
-        values.copy_(payload.view(dtype))
-
-    return unpack
+        return exponents.masked_fill_(bits >= _INFINITE, _NON_FINITE_EXPONENT)
 
 
 def _pack_int8(values: torch.Tensor, payload: torch.Tensor) -> None:
@@ -145,61 +136,46 @@ def _unpack_e4m3(payload: torch.Tensor, values: torch.Tensor) -> None:
     values.mul_(256.0)
 
 
-def _scaled(largest: float) -> dict[str, int]:
-    """Return `offset` and `carry` of a format whose largest value is `largest`: exponent = (bits +
-    carry >> 23) - offset.
-    """
-    bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
-    mantissa = bits & ((1 << _MANTISSA_BITS) - 1)
-    return {
-        "offset": (bits >> _MANTISSA_BITS) - _BIAS,
-        "carry": (1 << _MANTISSA_BITS) - 1 - mantissa,
-    }
+def _make_codec(
+    name: str,
+    dtype: torch.dtype,
+    relative_error: float,
+    call_us: tuple[float, float],
+    value_ns: tuple[float, float],
+    largest: float = 0.0,
+    pack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    unpack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> Codec:
+    """Return a codec to `dtype`; with the `largest` value of the format, in blocks with a scale."""
+
+    def cast(values: torch.Tensor, payload: torch.Tensor) -> None:
+        payload.view(dtype).copy_(values)
+
+    def uncast(payload: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(payload.view(dtype))
+
+    offset = carry = 0
+    if largest:  # exponent = (bits + carry >> 23) - offset, rounded up to hold the largest value
+        bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
+        offset = (bits >> _MANTISSA_BITS) - _BIAS
+        carry = ~bits & ((1 << _MANTISSA_BITS) - 1)
+    block = BLOCK if largest else 1
+    packs = pack or cast, unpack or uncast
+    width = dtype.itemsize
+    return Codec(name, width, block, relative_error, call_us, value_ns, *packs, offset, carry)
 
 
-_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Costs per message and per value, to encode and to decode (see Codec).
 CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
-        Codec(
-            "fp16", 2, 1, 2**-11, (5, 3), (0.2, 0.1), _cast(torch.float16), _uncast(torch.float16)
+        _make_codec("fp16", torch.float16, 2**-11, (5, 3), (0.2, 0.1)),
+        _make_codec("bf16", torch.bfloat16, 2**-8, (5, 3), (0.2, 0.1)),
+        _make_codec(
+            "fp8", torch.float8_e4m3fn, 2**-4, (48, 29), (1.2, 0.5), 448.0, unpack=_unpack_e4m3
         ),
-        Codec(
-            "bf16", 2, 1, 2**-8, (5, 3), (0.2, 0.1), _cast(torch.bfloat16), _uncast(torch.bfloat16)
-        ),
-        Codec(
-            "fp8",
-            1,
-            BLOCK,
-            2**-4,
-            (48, 29),
-            (1.2, 0.5),
-            _cast(_E4M3),
-            _unpack_e4m3,
-            **_scaled(448.0),
-        ),
-        Codec(
-            "fp8-e5m2",
-            1,
-            BLOCK,
-            2**-3,
-            (48, 16),
-            (1.1, 0.7),
-            _cast(_E5M2),
-            _uncast(_E5M2),
-            **_scaled(57344.0),
-        ),
-        Codec(
-            "int8",
-            1,
-            BLOCK,
-            1 / 127,
-            (48, 16),
-            (0.8, 0.2),
-            _pack_int8,
-            _uncast(torch.int8),
-            **_scaled(127.0),
-        ),
+        _make_codec("fp8-e5m2", torch.float8_e5m2, 2**-3, (48, 16), (1.1, 0.7), 57344.0),
+        _make_codec("int8", torch.int8, 1 / 127, (48, 16), (0.8, 0.2), 127.0, pack=_pack_int8),
     )
 }
 
@@ -211,3 +187,81 @@ def find_codec(name: str) -> Codec:
             f"compress={name!r}{suggest(name, CODECS)}: expected one of {', '.join(CODECS)}"
         )
     return CODECS[name]
+
+
+@dataclass(frozen=True)
+class EncodingSizes:
+    """Sizes of the encoding buffers: bytes on the wire, float32 values to encode and decode, and
+    errors (0 without feedback).
+    """
+
+    wire_bytes: int
+    values: int
+    errors: int
+
+    @classmethod
+    def of(cls, program: Program, *, feedback: bool) -> EncodingSizes:
+        """Return the sizes for a program."""
+        values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
+        return cls(program.wire_bytes, values, program.work_numel if feedback else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers in an arena."""
+        sizes = (self.wire_bytes, *(4 * x for x in (self.values, self.values, self.errors)))
+        return sum(map(count_aligned, sizes))
+
+
+class EncodingBuffers:
+    """The encoding buffers of one program, cut from scratch memory."""
+
+    def __init__(self, codec: Codec, sizes: EncodingSizes, slicer: Slicer) -> None:
+        self.codec = codec
+        self.wire = slicer.take(sizes.wire_bytes, torch.uint8)
+        self.values = slicer.take(sizes.values, torch.float32)
+        self.rounded = slicer.take(sizes.values, torch.float32)
+        self.errors = slicer.take(sizes.errors, torch.float32)
+
+    def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
+        """Return one Encode on a work buffer as a function, with all views sliced."""
+
+        def slice_parts(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
+            return [of[span.start : span.start + span.length] for span, _ in rows]
+
+        def slice_laid(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
+            return [of[start : start + span.length] for span, start in rows]
+
+        starts = [start for _, start in x.parts]
+        ends = [start + span.length for span, start in x.parts]
+        # Codecs take whole blocks: between parts, and after the last, the values are zeros.
+        gaps = zip(ends, [*starts[1:], x.padded], strict=True)
+        pads = [self.values[lo:hi] for lo, hi in gaps if lo < hi]
+        given, laid = slice_parts(work, x.parts), slice_laid(self.values, x.parts)
+        values, rounded = self.values[: x.padded], self.rounded[: x.padded]
+        wire = self.wire[x.into.start : x.into.start + x.into.length]
+        kept, keeps = slice_laid(self.rounded, x.keeps), slice_parts(work, x.keeps)
+        fed_back = x.errors if len(self.errors) else ()
+        lost, before = slice_parts(self.errors, fed_back), slice_parts(work, fed_back)
+        after = slice_laid(self.rounded, fed_back)
+        codec = self.codec
+
+        def encode() -> None:
+            torch._foreach_copy_(laid, given)
+            if pads:
+                torch._foreach_zero_(pads)
+            codec.encode(values, wire, rounded)
+            if keeps or lost:
+                codec.decode(wire, rounded)
+            if lost:
+                torch._foreach_add_(lost, before)
+                torch._foreach_sub_(lost, after)
+            if keeps:
+                torch._foreach_copy_(keeps, kept)
+
+        return encode
+
+    def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
+        """Return one Decode as a function, with its views sliced."""
+        wire = self.wire[x.message.start : x.message.start + x.message.length]
+        values = staging[x.into.start : x.into.start + x.into.length]
+        return lambda: self.codec.decode(wire, values)

@@ -15,15 +15,12 @@ import torch.distributed as dist
 from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
-from .codecs import Codec
-from .encoding import EncodingBuffers, EncodingSizes
-from .players.as_they_come import PlayerAsTheyCome
+from .codecs import Codec, EncodingBuffers, EncodingSizes
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
-from .players.in_waves import PlayerInWaves, can_play_in_waves
 from .players.local import LocalOperations
-from .players.requests import Requests
-from .program.dependencies import find_dependencies
+from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
+from .program.dependencies import Wave, find_dependencies, find_waves
 from .program.instructions import (
     Await,
     Combine,
@@ -38,7 +35,6 @@ from .program.instructions import (
 )
 from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
-from .program.waves import Wave, find_waves
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
 from .scratch import Slicer, allocate, count_aligned, find_arena
@@ -244,7 +240,7 @@ class Compiled:
 
     @cached_property
     def waves(self) -> list[Wave] | None:
-        """The program as waves (see program/waves.py), if it is small."""
+        """The program as waves (see program/dependencies.py), if it is small."""
         return find_waves(self.program, self.dependencies)
 
     def _slice(

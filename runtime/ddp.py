@@ -17,11 +17,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..synth.plan import Plan
 from ..topo.errors import InputError
 from .backend.account import Account, heed_log_level
-from .backend.seen import show_as
+from .backend.torch_tools import show_as
 from .choose import ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .works import CallQueue, Failed, PlannedWork, make_queue, start, tensors_or_raise
+from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 
 def ddp_hook(
@@ -81,10 +81,10 @@ class DdpHook:
         heed_log_level()
         # DDP logs the name of its hook, as a function has one.
         self.__name__ = self.__qualname__ = "ddp_hook"
-        self._met: tuple[Communicator, CallQueue] | None = None
+        self._met: tuple[Communicator, ThreadQueue] | None = None
         self._residuals = Residuals() if self.error_feedback else None
 
-    def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, CallQueue]:
+    def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group."""
         own_group = None if group is None else make_group_maker(group)
         communicator = Communicator(
@@ -145,7 +145,7 @@ class DdpHook:
             waits=False,
             name="topo:all_reduce",
             reads=[] if residual is None else [residual],
-            first=partial(tensor.div_, communicator.size) if divides_first else None,
+            first=partial(tensor.div_, communicator.size) if divides_first else lambda: None,
         )
 
     def __repr__(self) -> str:

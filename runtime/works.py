@@ -1,9 +1,8 @@
-"""Calls that go on while the caller does: carried out in the order in which they were made, with a
-Work for each.
+"""Calls that go on while the caller does: run in the order in which they were made, with Works.
 
-On CPUs a thread carries calls out; what the caller waits for anyway it does itself, if no call is
-before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the backend
-both make their calls here.
+On CPUs a thread runs calls; one that the caller waits for anyway runs in the caller's thread, if no
+call is before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the
+backend both make their calls here.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache, wraps
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,26 +22,27 @@ from ..topo.errors import ExecutionError
 from .calls import PersistentCall
 from .reductions import in_inference_mode
 
-Call = Callable[[], object]
-# Seconds that a thread may take to come to its end: it may be in a call whose peers are gone.
+Function = Callable[[], object]
+# Time for a thread to end: it may be in a call whose peers are gone.
 _END_S = 5.0
 
 
 class Failed:
-    """What stands in a future for the tensors of a call that failed.
+    """Stands in a future for the tensors of a call that failed.
 
     An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++
     trace in its message, and one stored in it as an object that is no tensor. Whatever C++ does
-    with this, to find tensors in it or to put into words what it is, raises the error as itself.
+    with this, to find tensors in it or to put it into words, raises the error as itself.
 
     Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") in the
     error's place. It looks for tensors at the end of a backward pass, so there it gets those of the
-    call, and the pass raises the error as its very last.
+    call, and the pass raises the error as its very last act.
     """
 
     def __init__(self, error: BaseException, tensors: Sequence[torch.Tensor] = ()) -> None:
         self.error, self._tensors = error, tensors
 
+    # C++ pickles an object to find the tensors in it.
     def __reduce__(self) -> tuple[type[list[torch.Tensor]], tuple[list[torch.Tensor]]]:
         engine: Any = torch.autograd.Variable._execution_engine
         if not self._tensors:
@@ -61,9 +61,7 @@ class Failed:
 
 
 class Progress:
-    """How far a call is. It knows nothing of the work, so that C++ may keep hold of it (see
-    CpuWork).
-    """
+    """How far a call is. It has no reference to the work, so that C++ may hold it (see CpuWork)."""
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "under_way")
 
@@ -75,7 +73,7 @@ class Progress:
         self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Mark the call as through, or as failed, and give the future its value; a call that ended
+        """Mark the call as ended, or as failed, and give the future its value; a call that ended
         before stays as it is.
         """
         with self._ending:
@@ -91,9 +89,7 @@ class Progress:
                 raise
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call is through. Raises what went wrong, or ExecutionError after
-        `timeout`.
-        """
+        """Return True once the call has ended. Raises its error, or ExecutionError at `timeout`."""
         self._wait_for_end(timeout)
         if self.error is not None:
             raise self.error
@@ -115,48 +111,47 @@ class Progress:
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """A call under way, or done. `wait` raises what went wrong, as itself."""
+    """A call under way, or ended. `wait` raises its error, as itself."""
 
     _tensors: list[torch.Tensor]
     progress: Progress
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the call as through, or as failed with an error."""
-        self.progress.finish(
-            self._tensors if error is None else Failed(error, self._tensors), error
-        )
+        """Mark the call as ended, or as failed with an error."""
+        value = self._tensors if error is None else Failed(error, self._tensors)
+        self.progress.finish(value, error)
 
-    def carry_out(self, call: Call) -> None:
-        """Carry out the call that this is the work of; what goes wrong is for whoever waits."""
+    def carry_out(self, function: Function) -> None:
+        """Run the call that this is the work of; whoever waits for the work gets its error."""
         try:
-            in_inference_mode(call)
+            in_inference_mode(function)
             error = None
-        except Exception as raised:  # handed to whoever waits
+        except Exception as raised:
             error = raised
         self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call is through; on GPUs the current stream waits. Raises ExecutionError
+        """Wait until the call has ended; on GPUs the current stream waits. Raises ExecutionError
         after `timeout`.
         """
         return self.progress.wait(timeout)
 
     def synchronize(self) -> None:
-        """Wait until the call is through."""
+        """Wait until the call has ended."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call is through, or has failed (on GPUs: whether all of it is on its
+        """Return whether the call has ended or failed (on GPUs: whether all of it is on its
         stream).
         """
         return not self.progress.under_way.locked()
 
     def is_success(self) -> bool:
-        """Return whether the call is through."""
+        """Return whether the call has ended without an error."""
         return self.is_completed() and self.progress.error is None
 
     def exception(self) -> BaseException | None:
-        """Return what went wrong, if anything has."""
+        """Return the call's error, if it has failed."""
         return self.progress.error
 
     def result(self) -> list[torch.Tensor]:
@@ -173,8 +168,8 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
 
 class _OlderWork(dist.Work):
-    """What stands in for torch's PythonCallbackWork where there is none: good for as long as Python
-    keeps hold of it.
+    """Stands in for torch's PythonCallbackWork where there is none: valid only while Python holds
+    it.
     """
 
     def __init__(self, wait: Callable[..., bool]) -> None:
@@ -193,8 +188,8 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """The work of a call on CPU tensors.
 
     Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors),
-    where Python's part of an object ends when Python lets go of it. So C++'s part, which has a
-    future and a function to wait with, serves alone.
+    where Python's part of an object ends when Python releases it. So C++'s part, which has a future
+    and a function to wait with, serves alone.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -205,7 +200,7 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
 
 @cache
 def get_done_work() -> CpuWork:
-    """Return the one finished work that every call gets whose caller waited for it. It has no
+    """Return the one finished work that every caller gets who waited for the call. It has no
     tensors: such a caller asks it for nothing (over NCCL it gets no work at all).
     """
     work = CpuWork([])
@@ -216,8 +211,7 @@ def get_done_work() -> CpuWork:
 class GpuWork(PlannedWork, dist.Work):
     """The work of a call on a GPU's tensors, which is on a stream.
 
-    Its future has streams wait, as that of a CpuWork would not: it is good for as long as Python
-    keeps hold of it.
+    Its future has streams wait, as that of a CpuWork would not: it is valid while Python holds it.
     """
 
     def __init__(
@@ -237,17 +231,18 @@ class GpuWork(PlannedWork, dist.Work):
         """
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
+            # Else the allocator would give freed memory away that the stream still uses.
             for tensor in self._used:
                 tensor.record_stream(self._stream)
             yield
         self._used = []
 
-    def carry_out(self, call: Call) -> None:
-        """Carry out the call on its stream: also its future must be completed there, which has
-        other streams wait.
+    def carry_out(self, function: Function) -> None:
+        """Run the call on its stream: its future, too, must be completed there, for other streams
+        to wait for that.
         """
         with self.on_stream():
-            super().carry_out(call)
+            super().carry_out(function)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Have the current stream wait."""
@@ -264,53 +259,29 @@ def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
     return result
 
 
-def _shown(carry_out: Callable[..., PlannedWork]) -> Callable[..., PlannedWork]:
-    """Let calls have a `name`, under which torch.profiler shows them for as long as the caller is
-    in them.
-    """
-
-    @wraps(carry_out)
-    def show(*args: Any, name: str = "", **kwargs: Any) -> PlannedWork:
-        if not name or not torch.autograd.profiler._is_profiler_enabled:
-            return carry_out(*args, **kwargs)
-        # Not until the work's future is there: a profile that ends before that crashes (torch
-        # 2.13).
-        with torch.profiler.record_function(name):
-            return carry_out(*args, **kwargs)
-
-    return show
-
-
 class _Line:
-    """Calls that wait for a thread: how many of them are not through, and how many of these may
-    start stock collectives.
+    """Calls that wait for a thread: how many have not ended, and how many of these may start stock
+    collectives.
 
-    Its owner may go while the thread is in a call.
+    A part of its own, since its owner may be destroyed while the thread is in a call.
     """
 
     def __init__(self) -> None:
-        # SimpleQueue, not Queue: that one's locks are Python's, and cost a call as much again.
-        self.calls: queue.SimpleQueue[tuple[Call, PlannedWork, bool] | None] = queue.SimpleQueue()
+        # SimpleQueue, not Queue: that one's locks are Python's, and cost as much as a call.
+        self.calls: queue.SimpleQueue[tuple[Function, PlannedWork, bool] | None]
+        self.calls = queue.SimpleQueue()
         self.pending = self.pending_stock = 0
         self._lock = threading.Lock()
 
-    def add(self, call: Call, work: PlannedWork, *, may_be_stock: bool) -> None:
-        """Have a call wait."""
+    def count(self, change: int, *, may_be_stock: bool) -> None:
+        """Count a call as added (1) or ended (-1)."""
         with self._lock:
-            self.pending += 1
-            self.pending_stock += may_be_stock
-        self.calls.put((call, work, may_be_stock))
-
-    def mark_done(self, *, may_be_stock: bool) -> None:
-        """Count a call as through."""
-        with self._lock:
-            self.pending -= 1
-            self.pending_stock -= may_be_stock
+            self.pending += change
+            self.pending_stock += change * may_be_stock
 
 
 class ThreadQueue:
-    """Calls of one group on CPU tensors, carried out in order by a thread that starts with the
-    first of them.
+    """Calls of one group on CPU tensors, run in order by a thread that starts with the first.
 
     Only calls that may start a stock collective need keep an order with others that do
     (`holds_stock`): stock collectives must start in one order on all ranks, and whether a call is
@@ -331,32 +302,49 @@ class ThreadQueue:
         """Whether a call waits or is under way that stock collectives must not overtake."""
         return bool(self._line.pending_stock)
 
-    @_shown
     def carry_out(
         self,
-        call: Call,
+        function: Function,
         tensors: list[torch.Tensor],
         *,
         waits: bool,
+        name: str = "",
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Carry out `call` after those before it; at once, in the caller's thread, where the caller
-        waits and none is before.
+        """Run a call, whose result will be in `tensors` and which also `reads` others, after those
+        before it: at once, in the caller's thread, where the caller `waits` and none is before.
 
-        A call that is made by the queue's own thread (in a future's callback) is carried out at
-        once too: nobody else could.
+        torch.profiler shows the call by its `name` for as long as the caller is in it.
         """
+        if not name or not torch.autograd.profiler._is_profiler_enabled:
+            return self._carry_out(function, tensors, reads, waits, may_be_stock)
+        # Around all of it: a profile that ends before the work's future is there crashes (torch
+        # 2.13).
+        with torch.profiler.record_function(name):
+            return self._carry_out(function, tensors, reads, waits, may_be_stock)
+
+    def _carry_out(
+        self,
+        function: Function,
+        tensors: list[torch.Tensor],
+        reads: Sequence[torch.Tensor],
+        waits: bool,
+        may_be_stock: bool,
+    ) -> PlannedWork:
         work = self._make_work(tensors, reads)
+        # A call made by the queue's own thread (in a future's callback) runs at once too: no other
+        # thread could run it.
         if (waits and not self._line.pending) or threading.current_thread() is self._thread:
-            self._carry_out_now(call, work)
+            self._run_now(function, work)
             return work
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._line,), name="topoplan", daemon=True
             )
             self._thread.start()
-        self._line.add(call, work, may_be_stock=may_be_stock)
+        self._line.count(1, may_be_stock=may_be_stock)
+        self._line.calls.put((function, work, may_be_stock))
         if waits:
             work.wait()
         return work
@@ -364,8 +352,8 @@ class ThreadQueue:
     def _make_work(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor]) -> PlannedWork:
         return CpuWork(tensors)
 
-    def _carry_out_now(self, call: Call, work: PlannedWork) -> None:
-        in_inference_mode(call)
+    def _run_now(self, function: Function, work: PlannedWork) -> None:
+        in_inference_mode(function)
         work.finish()
 
     def close(self) -> None:
@@ -378,15 +366,15 @@ class ThreadQueue:
 
 
 def _serve(line: _Line) -> None:
-    """Carry out one call after the other. Nothing is kept between them: groups must be free to be
+    """Run one call after the other. Nothing is held between them: groups must be free to be
     destroyed.
     """
     while (entry := line.calls.get()) is not None:
-        call, work, may_be_stock = entry
-        work.carry_out(call)
-        del entry, call, work
+        function, work, may_be_stock = entry
+        work.carry_out(function)
+        del entry, function, work
         # Only now is the queue idle: callbacks of the work may have made calls of their own.
-        line.mark_done(may_be_stock=may_be_stock)
+        line.count(-1, may_be_stock=may_be_stock)
 
 
 class StreamQueue(ThreadQueue):
@@ -394,7 +382,8 @@ class StreamQueue(ThreadQueue):
 
     The caller puts a call on the stream at once, unless it may have to wait for other ranks first
     (`may_be_stock`: what is used is not settled), or one before it does: that is left to the
-    thread.
+    thread. On the stream it comes after what the current stream is doing, which waits if the caller
+    does.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -402,28 +391,19 @@ class StreamQueue(ThreadQueue):
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    @_shown
-    def carry_out(
+    def _carry_out(
         self,
-        call: Call,
+        function: Function,
         tensors: list[torch.Tensor],
-        *,
+        reads: Sequence[torch.Tensor],
         waits: bool,
-        reads: Sequence[torch.Tensor] = (),
-        may_be_stock: bool = False,
+        may_be_stock: bool,
     ) -> PlannedWork:
-        """Put `call` on the stream, after what the current stream is doing; the latter waits if the
-        caller does.
-
-        The stream uses the memory of `tensors`, which get the result, and of what the call `reads`.
-        """
         if not may_be_stock and self.is_idle:
             work = self._make_work(tensors, reads)
-            self._carry_out_now(call, work)
+            self._run_now(function, work)
         else:
-            work = super().carry_out(
-                call, tensors, waits=False, reads=reads, may_be_stock=may_be_stock
-            )
+            work = super()._carry_out(function, tensors, reads, False, may_be_stock)
         if waits:
             work.wait()
         return work
@@ -431,10 +411,10 @@ class StreamQueue(ThreadQueue):
     def _make_work(self, tensors: list[torch.Tensor], reads: Sequence[torch.Tensor]) -> PlannedWork:
         return GpuWork(tensors, reads, self.stream)
 
-    def _carry_out_now(self, call: Call, work: PlannedWork) -> None:
+    def _run_now(self, function: Function, work: PlannedWork) -> None:
         assert isinstance(work, GpuWork)
         with work.on_stream():
-            super()._carry_out_now(call, work)
+            super()._run_now(function, work)
 
     def close(self) -> None:
         """Wait for what is on the stream."""
@@ -442,23 +422,20 @@ class StreamQueue(ThreadQueue):
         self.stream.synchronize()
 
 
-CallQueue = ThreadQueue
-
-
-def make_queue(device: torch.device) -> CallQueue:
+def make_queue(device: torch.device) -> ThreadQueue:
     """Return a queue for calls on tensors of a device."""
     return StreamQueue(device) if device.type == "cuda" else ThreadQueue()
 
 
 def start(
-    task: PersistentCall,
-    calls: CallQueue,
+    call: PersistentCall,
+    calls: ThreadQueue,
     results: list[torch.Tensor],
     *,
     waits: bool,
     name: str,
     reads: Sequence[torch.Tensor] = (),
-    first: Call | None = None,
+    first: Function = lambda: None,
     number: int | None = None,
 ) -> PlannedWork:
     """Start a collective whose result will be in `results`, and which also `reads` others; `first`
@@ -466,27 +443,28 @@ def start(
 
     On CPUs the stock collective, where it is settled that it is used, is started at once and goes
     on by itself, several at a time, unless a call that may be a stock one waits before it. All else
-    is the queue's: nothing here waits for other ranks. `number` is the call's, where it was drawn
+    is the queue's: nothing here waits for other ranks. `number` is the call's, if it was drawn
     before.
     """
-    number = number or task.engine.draw_number()
-    uses_stock = task.is_settled and task.uses_stock
-    if uses_stock and task.engine.device.type == "cpu" and not calls.holds_stock:
-        if first is not None:
-            first()
-        stock = task.start_stock(number)
+    number = number or call.engine.draw_number()
+    uses_stock = call.is_settled and call.uses_stock
+    if uses_stock and call.engine.device.type == "cpu" and not calls.holds_stock:
+        first()
+        stock = call.start_stock(number)
         work = CpuWork(results)
         if stock.call_when_done(work.finish):
             return work
         return calls.carry_out(stock.wait, results, waits=waits, name=name)
 
     def carry_out() -> None:
-        if first is not None:
-            first()
-        task.run(number)
+        first()
+        call.run(number)
 
-    may_be_stock = not task.is_settled or (uses_stock and not calls.is_idle)
-    reads = [task.buffers.source, task.buffers.target, *reads]
     return calls.carry_out(
-        carry_out, results, waits=waits, reads=reads, name=name, may_be_stock=may_be_stock
+        carry_out,
+        results,
+        waits=waits,
+        name=name,
+        reads=[call.buffers.source, call.buffers.target, *reads],
+        may_be_stock=not call.is_settled or (uses_stock and not calls.is_idle),
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from topoplan.runtime.program.dependencies import find_dependencies
+from topoplan.runtime.program.dependencies import find_dependencies, find_waves
 from topoplan.runtime.program.instructions import (
     Await,
     Combine,
@@ -22,7 +22,6 @@ from topoplan.runtime.program.instructions import (
     Program,
     Span,
 )
-from topoplan.runtime.program.waves import find_waves
 
 Array = np.ndarray
 PARTED = ("allgather", "reduce-scatter", "gather", "scatter", "alltoall")

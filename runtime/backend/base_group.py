@@ -30,11 +30,10 @@ from .account import Account
 from .call_check import CallCheck
 from .communicators import Communicators
 from .options import BackendOptions, backend_options
-from .plain import backend_type, make_plain_group
-from .plain_calls import PlainCalls
+from .plain_calls import PlainCalls, backend_type, make_plain_group
 from .plan_finder import PlanFinder
-from .seen import show_as
 from .sizes import Key, Size
+from .torch_tools import show_as
 
 # What torch's users call a collective, as profiles show it.
 _NAMES = {

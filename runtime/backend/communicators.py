@@ -22,11 +22,10 @@ from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import set_scratch
-from ..works import CallQueue, make_queue
+from ..works import ThreadQueue, make_queue
 from .call_check import CallCheck
 from .options import AUTO
-from .plan_finder import PlanFinder
-from .preparation import Preparation
+from .plan_finder import PlanFinder, Preparation
 from .sizes import Key, Passes, Size
 
 _COMPRESSED = ("allreduce", "reduce-scatter")
@@ -59,7 +58,7 @@ class Communicators:
         self._sizes: dict[tuple[Key, int, bool], Size] = {}
         self._passes = Passes()
         self._shared: dict[str, Transport] = {}
-        self._queues: dict[str, CallQueue] = {}
+        self._queues: dict[str, ThreadQueue] = {}
 
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
@@ -204,7 +203,7 @@ class Communicators:
                 )
         return self._shared[device]
 
-    def queue(self, tensor: torch.Tensor) -> CallQueue:
+    def queue(self, tensor: torch.Tensor) -> ThreadQueue:
         """Return the queue in which calls on tensors of this type of device wait for each other."""
         kind = tensor.device.type
         if kind not in self._queues:

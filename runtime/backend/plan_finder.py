@@ -1,9 +1,9 @@
-"""Which plan a process group uses for a collective: rank 0 finds or synthesizes it, and tells the
-others.
+"""Finds the plan that a process group uses for a collective: rank 0 loads or synthesizes it, and
+sends it to the others.
 
 Everything goes through the group's store, by a thread beside the calls, so only the ranks of the
-group take part, and all but rank 0 need neither files nor time. What reads, joins and changes
-machines is imported only where there is one: with plans from files there is none.
+group take part, and all but rank 0 need neither files nor time. Modules that read, join and change
+machines are imported only where there is one: with plans from files there is none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
 # never waits for a rank.
 _SYNTHESIZES = threading.Lock()
+# Polling interval for an error that makes waiting for a plan vain: shorter than people notice.
+_PREPARATION_POLL_S = 0.05
 
 
 class PlanFinder:
@@ -64,12 +66,12 @@ class PlanFinder:
         self.rank, self.ranks = rank, list(ranks)
         self.stop = threading.Event()
         self.addresses: Addresses | None = None
-        """Where the ranks hear of trouble, by their global numbers."""
+        """Where the ranks receive reports of trouble, by their global numbers."""
         self._finds_machine, self._reads_source = threading.Lock(), threading.Lock()
         self._machines: dict[str, Topology | TopoplanError | None] = {}
         self._source: PlanFiles | Topology | None = None
         self.whys: dict[str, str] = {}
-        """Why there is no plan for a collective, by its name; known to rank 0."""
+        """Why there is no plan for a collective, by its name; on rank 0 only."""
 
     @property
     def _auto(self) -> bool:
@@ -84,8 +86,8 @@ class PlanFinder:
         """Return the plan for a collective over the group, on tensors of a device; None where there
         is none.
 
-        Collective over the group. Raises the same error on every rank where what was named cannot
-        be used, and ExecutionError where a rank does not answer.
+        Collective over the group. Raises the same error on every rank where a named plan cannot be
+        used, and ExecutionError where a rank does not answer.
         """
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
@@ -98,13 +100,13 @@ class PlanFinder:
                     return plan
             else:
                 limit = self.timeout + timedelta(seconds=2 * self.options.time_limit_s)
-                answer = take(self.store, key, limit, self.stop, self._look_for_rank_0)
+                answer = take(self.store, key, limit, self.stop, self._check_rank_0)
         except TopoplanError:
             raise
         except RuntimeError as error:
             if self.stop.is_set():
                 raise ExecutionError(
-                    "the process group was shut down while a plan was looked for"
+                    "the process group was shut down during the search for a plan"
                 ) from error
             what = f"finding a plan for {name}"
             raise explain_set_up(self.ranks, what, error, self.timeout, self.addresses) from error
@@ -112,7 +114,7 @@ class PlanFinder:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
-    def _look_for_rank_0(self) -> None:
+    def _check_rank_0(self) -> None:
         """Raise RuntimeError if the process of rank 0, which gives the plan, has ended."""
         first = self.ranks[0]
         if self.addresses is not None and find_ended({first: self.addresses[first]}):
@@ -128,20 +130,18 @@ class PlanFinder:
 
                 store = PrefixStore(device.type, self.store)
                 index = device.index if device.type == "cuda" else None
-                found: Topology | TopoplanError | None
                 try:
-                    found = find_machine(
+                    self._machines[device.type] = find_machine(
                         store, self.rank, self.ranks, index, self.timeout, self.stop
                     )
                 except TopoplanError as error:
-                    found = error
-                self._machines[device.type] = found
+                    self._machines[device.type] = error
             return self._machines[device.type]
 
     def _make_answer(
         self, wanted: Collective, machine: Topology | TopoplanError | None
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Return rank 0's plan, and what it tells the other ranks."""
+        """Return rank 0's plan, and the answer that it gives the other ranks."""
         try:
             plan = self._synthesize(wanted, machine) if self._auto else self._pick_named(wanted)
             if plan is None:
@@ -197,6 +197,49 @@ class PlanFinder:
         from ..ranks.places import restrict
 
         return self._synthesize(wanted, restrict(machine, self.ranks))
+
+
+class Preparation:
+    """The search for one plan by `find` in a thread of its own, which begins at once: the calls that
+    the plan is for go on without it.
+    """
+
+    def __init__(self, find: Callable[[], Plan | None]) -> None:
+        self._find = find
+        self._plan: Plan | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
+        self._ended = threading.Event()
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the search has ended."""
+        return self._ended.is_set()
+
+    def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
+        """Return the plan, or None where there is none. Raises what the search has raised, or what
+        `find_error` finds.
+        """
+        while not self._ended.wait(_PREPARATION_POLL_S):
+            error = find_error()
+            if error is not None:
+                raise error
+        if self._error is not None:
+            raise self._error
+        return self._plan
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
+    def _search(self) -> None:
+        try:
+            self._plan = self._find()
+        except Exception as error:  # raised where the plan is waited for
+            self._error = error
+        finally:
+            self._ended.set()
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:

@@ -29,7 +29,7 @@ from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..reductions import dtype_name
 from .base_group import BaseGroup, GroupCall
-from .untraced import leave_untraced
+from .torch_tools import leave_untraced
 
 _DIFFERENT = "parts of different sizes"
 

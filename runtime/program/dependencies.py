@@ -1,14 +1,16 @@
 """Which of a program's instructions must be through before another may begin: those that touch the
-same elements.
+same elements; and small programs as waves.
 
-Programs have one order, which is right for all; whoever plays one as messages come in keeps to
+A program has one order, which is right for all; a player that goes on as messages come keeps to
 these pairs alone. A receive counts from where it is awaited: it may be posted before what it
 overwrites is sent, since the sender waits for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from .instructions import (
     Await,
@@ -17,6 +19,7 @@ from .instructions import (
     Decode,
     Divide,
     Encode,
+    Exchange,
     Instruction,
     Pack,
     Post,
@@ -26,15 +29,20 @@ from .instructions import (
 
 ERRORS = "errors"
 # Sends to one rank that are under way at once. MPI sends the parts of several messages in turn: of
-# many, none would be there before all of them nearly are, and what the first is needed for would
-# wait.
+# many, none would arrive before all of them nearly have, and what needs the first would wait.
 WINDOW = 4
+# Waves pay where messages are small: elements in all messages that a rank sends and receives, and
+# number of waves, at most.
+_MAX_ELEMENTS = 1 << 14
+_MAX_WAVES = 8
+# The wave of what needs no message.
+_FIRST = -1
 # A buffer, and elements of it from one number to another.
 _Region = tuple[str, int, int]
 
 
 class _Buffer:
-    """Who wrote each part of a buffer last, and who has read it since. `ends` are all places where
+    """The last writer of each part of a buffer, and its readers since. `ends` are all places where
     regions begin or end: between two of them, all elements are touched together.
     """
 
@@ -43,61 +51,59 @@ class _Buffer:
         self._writers: list[int | None] = [None] * len(self._parts)
         self._readers: list[list[int]] = [[] for _ in self._parts]
 
-    def read(self, lo: int, hi: int, number: int, before: set[int]) -> None:
-        """Add to `before` whom an instruction must wait for that reads elements from `lo` to
-        `hi`.
+    def touch(self, lo: int, hi: int, number: int, before: set[int], *, writes: bool) -> None:
+        """Add to `before` the instructions that the one with a `number` must wait for, which reads
+        or writes elements from `lo` to `hi`.
         """
         for part in range(self._parts[lo], self._parts[hi]):
             writer = self._writers[part]
             if writer is not None:
                 before.add(writer)
-            self._readers[part].append(number)
-
-    def write(self, lo: int, hi: int, number: int, before: set[int]) -> None:
-        """The same for one that writes: also those that read what was there. They are forgotten:
-        later ones wait for this.
-        """
-        for part in range(self._parts[lo], self._parts[hi]):
-            writer = self._writers[part]
-            if writer is not None:
-                before.add(writer)
+            if not writes:
+                self._readers[part].append(number)
+                continue
             before.update(self._readers[part])
             self._writers[part] = number
-            self._readers[part].clear()
+            self._readers[
+                part
+            ].clear()  # later instructions wait for this one, which waits for them
 
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     """Return, for each instruction of a program that is not batched, the numbers of those that must
-    be through before it begins: a message when it has been sent or has come. Awaits have none, and
-    nothing depends on them. A send also waits for the one WINDOW before it to the same rank. Those
-    that others of them wait for themselves are left out.
+    be through before it begins: a message when it has been sent or has come.
+
+    Awaits have none, and nothing depends on them. A send also waits for the one WINDOW before it to
+    the same rank. Those that others of them wait for themselves are left out.
     """
-    order = list(_order_by_effect(program))
-    reads = {number: list(_list_reads(program.instructions[number])) for number in order}
-    writes = {number: list(_list_writes(program.instructions[number])) for number in order}
-    ends: dict[str, set[int]] = {}
-    for regions in (*reads.values(), *writes.values()):
-        for name, lo, hi in regions:
-            ends.setdefault(name, set()).update((lo, hi))
+    touched = {
+        number: [
+            *((region, False) for region in _list_reads(program.instructions[number])),
+            *((region, True) for region in _list_writes(program.instructions[number])),
+        ]
+        for number in _order_by_effect(program)
+    }
+    ends: dict[str, set[int]] = defaultdict(set)
+    for regions in touched.values():
+        for (name, lo, hi), _ in regions:
+            ends[name].update((lo, hi))
     buffers = {name: _Buffer(places) for name, places in ends.items()}
-    sends: dict[int, list[int]] = {}
-    found: list[set[int]] = [set() for _ in program.instructions]
-    least: list[tuple[int, ...]] = [()] * len(program.instructions)
-    for number in order:
-        before = found[number]
-        for name, lo, hi in reads[number]:
-            buffers[name].read(lo, hi, number, before)
-        for name, lo, hi in writes[number]:
-            buffers[name].write(lo, hi, number, before)
+    sends: dict[int, list[int]] = defaultdict(list)
+    all_before: list[set[int]] = [set() for _ in program.instructions]
+    nearest: list[tuple[int, ...]] = [()] * len(program.instructions)
+    for number, regions in touched.items():
+        before = all_before[number]
+        for (name, lo, hi), writes in regions:
+            buffers[name].touch(lo, hi, number, before, writes=writes)
         before.discard(number)
         instruction = program.instructions[number]
         if isinstance(instruction, Post) and instruction.kind == "send":
-            sent = sends.setdefault(instruction.peer, [])
+            sent = sends[instruction.peer]
             if len(sent) >= WINDOW:
                 before.add(sent[-WINDOW])
             sent.append(number)
-        least[number] = tuple(sorted(before.difference(*(found[other] for other in before))))
-    return least
+        nearest[number] = tuple(sorted(before.difference(*(all_before[x] for x in before))))
+    return nearest
 
 
 def _order_by_effect(program: Program) -> Iterator[int]:
@@ -138,12 +144,52 @@ def _list_writes(x: Instruction) -> Iterator[_Region]:
     if isinstance(x, (Pack, Decode)):
         return _regions([x.into])
     if isinstance(x, Encode):
-        kept = _regions([x.into, *(span for span, _ in x.keeps)])
+        encoded = _regions([x.into, *(span for span, _ in x.keeps)])
         # The errors of elements that are rounded twice add up, in one order.
         errors = ((ERRORS, span.start, span.start + span.length) for span, _ in x.errors)
-        return iter([*kept, *errors])
+        return iter([*encoded, *errors])
     if isinstance(x, (Combine, Copy)):
         return _regions(into for into, _ in x.pairs)
     if isinstance(x, Divide):
         return _regions(x.spans)
     return iter(())
+
+
+@dataclass
+class Wave:
+    """Numbers of instructions: messages that go together, and local operations, in order, once all
+    of these are through.
+
+    Where messages are small, what a host does for each counts, and waiting for all costs little.
+    """
+
+    posts: list[int] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)
+
+
+def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[Wave] | None:
+    """Return the waves of a program that is not batched, the first without messages; None where it
+    is not small, or where an instruction would have to wait for another of its own wave.
+
+    Ticks have one order on all ranks, and what is sent in one depends on earlier ones alone: no
+    rank waits for a message that waits for it.
+    """
+    ticks = sorted({post.tick for post in program.posts})
+    if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:
+        return None
+    wave_of_tick = {tick: number for number, tick in enumerate(ticks)}
+    waves = [Wave() for _ in range(1 + len(ticks))]
+    place: dict[int, int] = {}
+    posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
+    for number in posts:
+        post = program.instructions[number]
+        assert isinstance(post, Post)
+        place[number] = wave_of_tick[post.tick]
+        waves[1 + place[number]].posts.append(number)
+    for number, x in enumerate(program.instructions):
+        if not isinstance(x, (Post, Await, Exchange)):
+            place[number] = max((place[before] for before in dependencies[number]), default=_FIRST)
+            waves[1 + place[number]].local.append(number)
+    if any(place[before] >= place[number] for number in posts for before in dependencies[number]):
+        return None
+    return waves

@@ -77,7 +77,7 @@ def test_one_line_a_group_says_what_was_used_and_why(
 def test_backends_are_named_for_types_of_devices() -> None:
     for said in run_ranks(drop_in.groups_for_some_devices, 2):
         assert said == [
-            "backend 'cuda:topo,cpu:nccl': tensors on cpu go by gloo beside topo, not by nccl; "
+            "backend 'cuda:topo,cpu:nccl': beside topo, tensors on cpu go by gloo, not by nccl; "
             "name gloo or topo for cpu"
         ]
 

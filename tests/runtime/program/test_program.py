@@ -14,10 +14,9 @@ from played import PARTED, expected, play
 from sample_schedules import ALLREDUCES, SCHEDULES
 from thorough import count_examples
 
-from topoplan.runtime.program.dependencies import find_dependencies
+from topoplan.runtime.program.dependencies import find_dependencies, find_waves
 from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
 from topoplan.runtime.program.lowering import lower
-from topoplan.runtime.program.waves import find_waves
 from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule, Transfer

@@ -1,0 +1,84 @@
+"""What torch's own tools see of a group: one call where the user made one, and no traced methods.
+
+Calls that go through plans bypass torch's operators (c10d.allreduce_ and so on), so modes that
+count these are notified here; setting up and inner calls, which do pass by them, are hidden.
+
+Dynamo inlines the Python methods of a process group, which it knows as an opaque object, and fails
+at the first attribute (torch 2.13: "Member '_find' is not registered for this opaque object type").
+`torch.compiler.disable` would import the whole compiler, which takes a second, and wrap each call;
+what it marks and skips can be marked and skipped directly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+class _Called:
+    """An operator as a mode sees it; the call itself is run by other means."""
+
+    def __init__(self, name: str) -> None:
+        self._overloadpacket = getattr(torch.ops.c10d, name)
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def __str__(self) -> str:
+        return f"{self._overloadpacket}.default"
+
+
+def show_as(name: str, start: Callable[[], T]) -> T:
+    """Return what `start` returns; modes that count see one call of c10d's operator `name`,
+    whatever `start` calls.
+    """
+    modes = _find_counting_modes()
+    if not modes:
+        return start()
+    for mode in modes:
+        mode.__torch_dispatch__(_Called(name), ())
+    with _disable_current_modes():
+        return start()
+
+
+def _find_counting_modes() -> list[Any]:
+    """Return those that are on in this thread, innermost first."""
+    if not torch._C._len_torch_dispatch_stack():
+        return []
+    debug = sys.modules.get("torch.distributed.tensor.debug")  # where it is not imported none is on
+    if debug is None:
+        return []
+    modes = reversed(_get_current_dispatch_mode_stack())
+    return [mode for mode in modes if isinstance(mode, debug.CommDebugMode)]
+
+
+def leave_untraced(cls: C) -> C:
+    """Have torch.compile run the methods of `cls`, inherited ones of ours included, as they are;
+    return `cls`.
+    """
+    for owner in cls.__mro__:
+        if owner.__module__.startswith(__package__ or ""):
+            for value in vars(owner).values():
+                if isinstance(value, FunctionType):
+                    _leave_untraced(value)
+    return cls
+
+
+def _leave_untraced(function: FunctionType) -> None:
+    marked: Any = function
+    marked._torchdynamo_disable = True  # calls from compiled code break the graph
+    marked._torchdynamo_disable_msg = "it talks to other ranks"
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:  # a torch that was built without the compiler
+        return
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

@@ -1,0 +1,357 @@
+"""Plays a program over MPI: small ones in waves, others as their messages come.
+
+In waves (program/dependencies.py) all messages of a tick start at once and are awaited at once,
+with one wait a wave, which another thread ends at the deadline: that takes the host less than going
+on with each message as it comes.
+
+Otherwise every instruction runs as soon as what it needs is there, in no fixed order.
+program/dependencies.py says which needs which: those that touch the same elements keep their order,
+so the result has the same bits as in the program's own order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ...topo.errors import TopoplanError
+from ..mpi.alarm import Alarm
+from ..mpi.lane import Lane
+from ..program.dependencies import Wave
+from ..program.instructions import Post, Program
+from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
+
+# After adding or copying at least this much, messages are tested for before the next operation: MPI
+# moves them only when it is called.
+_LARGE_BYTES = 32 << 10
+# Ended requests that may stay among those that are waited for: MPI passes them over; taking each
+# out costs more.
+_MAX_ENDED = 64
+# Polling interval while cancelling an overdue call: it may go on to another wave, to be cancelled
+# there.
+_CANCEL_POLL_S = 0.01
+# In place of a message's node: the wake-up request, and a message that has ended.
+_WAKE_UP, _ENDED = -1, -2
+_LATE = "it did not complete"
+
+
+class Requests:
+    """A program's messages as MPI's persistent requests, and its other operations, made once for
+    one set of buffers.
+
+    Its nodes are the operations without the waits, numbered anew: a message, with a post and a
+    request, or an action of this rank alone. `node_of` has their numbers by those of the
+    operations, `sizes` the bytes that actions work on. `device` is the GPU whose memory is sent, if
+    it is one.
+    """
+
+    def __init__(self, lane: Lane, program: Program, operations: Sequence[Operation]) -> None:
+        self.lane = lane
+        numbers = [number for number, x in enumerate(operations) if x[0] != AWAIT]
+        self.node_of = {number: node for node, number in enumerate(numbers)}
+        self.posts: list[Post | None] = []
+        self.requests: list[Any] = []
+        self.actions: list[Any] = []
+        self.sizes: list[int] = []
+        self.device: torch.device | None = None
+        # MPI knows addresses alone: what lies there must stay for as long as the requests do.
+        self._views = [x[1] for x in operations if x[0] not in (AWAIT, LOCAL)]
+        posts = iter(program.posts)
+        for number in numbers:
+            code, a, b, tag = operations[number]
+            is_local = code == LOCAL
+            self.posts.append(None if is_local else next(posts))
+            self.requests.append(None if is_local else _make_request(lane, code, a[0], b, tag))
+            self.actions.append(a if is_local else None)
+            self.sizes.append(tag if is_local else 0)
+            if not is_local and a[0].device.type == "cuda":
+                self.device = a[0].device
+
+    def is_post(self, node: int, kind: str) -> bool:
+        """Return whether a node is a message of a kind, "send" or "receive"."""
+        post = self.posts[node]
+        return post is not None and post.kind == kind
+
+    def put_receives_first(self, nodes: Iterable[int]) -> list[int]:
+        """Return messages in the order in which they are best started."""
+        return sorted(nodes, key=lambda node: self.is_post(node, "send"))
+
+    def cancel(self, nodes: Iterable[int]) -> None:
+        """Cancel the receives among messages: nothing may arrive in freed memory."""
+        for node in nodes:
+            if self.is_post(node, "receive"):
+                with suppress(RuntimeError):
+                    self.requests[node].Cancel()
+                    self.requests[node].Wait()
+
+    def explain(self, stuck: Iterable[int], begun: set[int], reason: str) -> PlayError:
+        """Return the error for messages that are stuck: it names the earliest of them."""
+        posts = [post for node, post in enumerate(self.posts) if post is not None and node in begun]
+        first = [post for node in sorted(stuck) if (post := self.posts[node]) is not None]
+        return PlayError((first or posts)[0], posts, reason)
+
+    def __del__(self) -> None:
+        mpi = self.lane.mpi
+        if not mpi.Is_finalized():
+            for request in self.requests:
+                if request is not None:
+                    with suppress(mpi.Exception):
+                        request.Free()
+
+
+def _make_request(lane: Lane, code: int, view: torch.Tensor, peer: int, tag: int) -> Any:
+    mpi, memory = lane.mpi, lane.mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
+    make = lane.comm.Send_init if code == SEND else lane.comm.Recv_init
+    return make([memory, view.nbytes, mpi.BYTE], peer, lane.tag(tag))
+
+
+def _renew_wake_up(lane: Lane, active: list[Any], deadline: float) -> None:
+    """Re-post the wake-up request (`active[0]`), which has ended.
+
+    Raises RuntimeError if it was sent for this call, and not late for an earlier one.
+    """
+    lane.hang_bell()
+    active[0] = lane.bell
+    if time.monotonic() > deadline:
+        raise RuntimeError(_LATE)
+
+
+class PlayerAsTheyCome:
+    """Plays `requests` as messages come; `dependencies` are those of the program's instructions."""
+
+    def __init__(self, requests: Requests, dependencies: Sequence[Sequence[int]]) -> None:
+        self.lane, self._requests = requests.lane, requests
+        self._alarm = Alarm(self.lane.ring)
+        node_of = requests.node_of
+        self._needs = [len(dependencies[number]) for number in node_of]
+        self._followers: list[list[int]] = [[] for _ in node_of]
+        for number, node in node_of.items():
+            for before in dependencies[number]:
+                self._followers[node_of[before]].append(node)
+        self._is_large = [size >= _LARGE_BYTES for size in requests.sizes]
+        first = [node for node, needs in enumerate(self._needs) if not needs]
+        self._first_posts = requests.put_receives_first(
+            node for node in first if requests.actions[node] is None
+        )
+        self._first_local = [node for node in first if requests.actions[node] is not None]
+
+    def play(self, deadline: float, stamp: Stamp | None = None) -> None:
+        """See Player. Raises PlayError with the earliest message of the program that did not
+        end.
+        """
+        active: list[Any] = [self.lane.bell]
+        whose: list[int] = [_WAKE_UP]
+        needs = self._needs.copy()
+        self._alarm.deadline = deadline if self.lane.can_wait else 0.0
+        try:
+            self._play(needs, active, whose, deadline, stamp)
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            stuck = [node for node in whose if node >= 0]
+            self._requests.cancel(stuck)
+            begun = {node for node, count in enumerate(needs) if not count}
+            raise self._requests.explain(stuck, begun, str(error)) from error
+        finally:
+            self._alarm.stop(deadline)
+
+    def _play(
+        self,
+        needs: list[int],
+        active: list[Any],
+        whose: list[int],
+        deadline: float,
+        stamp: Stamp | None,
+    ) -> None:
+        requests, actions = self._requests.requests, self._requests.actions
+        followers, is_large, device = self._followers, self._is_large, self._requests.device
+        start, test = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Testsome
+        wait = (
+            self.lane.mpi.Prequest.Waitsome
+            if self.lane.can_wait
+            else lambda some: self._poll(some, deadline)
+        )
+        posts, ready, at, under_way = self._first_posts.copy(), self._first_local.copy(), 0, 0
+        while True:
+            # What is ready, in the order in which it became so. Messages start before long actions.
+            while at < len(ready):
+                node = ready[at]
+                if is_large[node] and posts:
+                    break
+                at += 1
+                actions[node]()
+                for after in followers[node]:
+                    needs[after] -= 1
+                    if not needs[after]:
+                        (ready if actions[after] else posts).append(after)
+                if is_large[node]:
+                    break
+            if posts:
+                if stamp is not None:
+                    self._stamp(stamp, posts, "send")
+                if device is not None:  # MPI knows nothing of streams
+                    torch.cuda.current_stream(device).synchronize()
+                starting = [requests[node] for node in posts]
+                start(starting)
+                active += starting
+                whose += posts
+                under_way += len(posts)
+                posts = []
+            if not under_way:
+                if at == len(ready):
+                    return
+                continue
+            ended = (wait if at == len(ready) else test)(active)
+            if not ended:
+                continue
+            if stamp is not None:
+                self._stamp(stamp, [whose[place] for place in ended], "receive")
+            for place in ended:
+                node = whose[place]
+                if node == _WAKE_UP:  # sent late, for an earlier call
+                    _renew_wake_up(self.lane, active, deadline)
+                    continue
+                under_way -= 1
+                whose[place] = _ENDED
+                for after in followers[node]:
+                    needs[after] -= 1
+                    if not needs[after]:
+                        (ready if actions[after] else posts).append(after)
+            if len(active) > under_way + _MAX_ENDED:
+                left = [place for place, node in enumerate(whose) if node != _ENDED]
+                active[:], whose[:] = [active[x] for x in left], [whose[x] for x in left]
+
+    def _poll(self, active: list[Any], deadline: float) -> list[int]:
+        """Test for messages until one has ended, where no other thread may send a wake-up."""
+        while not (ended := self.lane.mpi.Prequest.Testsome(active)):
+            if time.monotonic() > deadline:
+                raise RuntimeError(_LATE)
+            if self.lane.yields:
+                os.sched_yield()
+        return list(ended)
+
+    def _stamp(self, stamp: Stamp, nodes: Sequence[int], kind: str) -> None:
+        for node in nodes:
+            post = self._requests.posts[node] if node >= 0 else None
+            if post is not None and post.kind == kind:
+                stamp(post)
+
+
+# Requests that start together, receives first; the receives among them, and a status for each; the
+# sends; the actions once all have ended; and the nodes of the requests.
+_BoundWave = tuple[list[Any], list[Any], list[Any], list[Any], list[Any], list[int]]
+
+
+def can_play_in_waves(requests: Requests) -> bool:
+    """Return whether waits can be ended by another thread, and nothing has to wait for a GPU's
+    stream.
+    """
+    return requests.lane.can_wait and requests.device is None
+
+
+class PlayerInWaves:
+    """Plays the waves of a program; a call whose messages are to be stamped is left to `other`."""
+
+    def __init__(self, requests: Requests, waves: Sequence[Wave], other: Player) -> None:
+        self._requests, self._other = requests, other
+        self._alarm = Alarm(self._interrupt)
+        self._waves = [self._bind(wave) for wave in waves]
+        self._wave: _BoundWave | None = None
+        prequest = requests.lane.mpi.Prequest
+        self._calls = prequest.Startall, prequest.Waitall, prequest.Testall
+
+    def _bind(self, wave: Wave) -> _BoundWave:
+        all_of, node_of = self._requests, self._requests.node_of
+        nodes = all_of.put_receives_first(node_of[number] for number in wave.posts)
+        requests = [all_of.requests[node] for node in nodes]
+        receives = sum(all_of.is_post(node, "receive") for node in nodes)
+        statuses = [all_of.lane.mpi.Status() for _ in range(receives)]
+        actions = [all_of.actions[node_of[number]] for number in wave.local]
+        return requests, requests[:receives], statuses, requests[receives:], actions, nodes
+
+    def play(self, deadline: float, stamp: Stamp | None = None) -> None:
+        """See Player. Raises PlayError with the earliest message of the program that did not
+        end.
+        """
+        if stamp is not None:
+            self._other.play(deadline, stamp)
+            return
+        (start, wait, test), alarm = self._calls, self._alarm
+        stuck: list[int] = []
+        self._wave = None
+        alarm.deadline = deadline
+        try:
+            for wave in self._waves:
+                requests, receives, statuses, sends, actions, nodes = wave
+                if requests:
+                    start(requests)
+                    self._wave = wave
+                    wait(receives, statuses)
+                    if alarm.struck == deadline:
+                        stuck = [
+                            nodes[place]
+                            for place, status in enumerate(statuses)
+                            if status.Is_cancelled()
+                        ]
+                        if stuck:
+                            raise RuntimeError(_LATE)
+                    if not test(sends):
+                        self._await_sends(sends, nodes[len(receives) :], stuck, deadline)
+                for action in actions:
+                    action()
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            alarm.stop(deadline)
+            # Open MPI breaks where a request is cancelled twice.
+            if self._wave is not None and alarm.struck != deadline:
+                self._requests.cancel(self._wave[-1])
+            raise self._requests.explain(stuck, self._list_begun(), str(error)) from error
+        finally:
+            alarm.stop(deadline)
+
+    def _interrupt(self) -> None:
+        """From another thread, end whatever the call waits for: receives by cancelling them, sends
+        by the wake-up request.
+        """
+        self._requests.lane.ring()
+        cancelled: _BoundWave | None = None
+        while self._alarm.deadline:
+            wave = self._wave
+            if wave is not None and wave is not cancelled:
+                cancelled = wave
+                for request in wave[1]:
+                    with suppress(RuntimeError):  # it has ended
+                        request.Cancel()
+            time.sleep(_CANCEL_POLL_S)
+
+    def _await_sends(
+        self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float
+    ) -> None:
+        """Wait for sends, which MPI does not cancel: the wake-up request ends the wait, and `stuck`
+        has those that did not end.
+        """
+        lane = self._requests.lane
+        active = [lane.bell, *sends]
+        left = dict(enumerate(nodes, 1))
+        while left:
+            for place in lane.mpi.Prequest.Waitsome(active) or ():
+                if place:
+                    del left[place]
+                else:
+                    stuck[:] = left.values()
+                    _renew_wake_up(lane, active, deadline)
+        stuck.clear()
+
+    def _list_begun(self) -> set[int]:
+        begun: set[int] = set()
+        for wave in self._waves:
+            begun.update(wave[-1])
+            if wave is self._wave:
+                break
+        return begun
