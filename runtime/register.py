@@ -1,4 +1,4 @@
-"""Makes the backend "topo" known to torch: `import topoplan.runtime.register`, or nothing at all.
+"""Registers the backend "topo" with torch: `import topoplan.runtime.register`, or nothing at all.
 
 Where topoplan is installed, an unmodified script need only say init_process_group("topo"). From
 torch 2.15 on, torch loads this module when it meets that name for the first time (entry point in

@@ -1,9 +1,9 @@
-"""Whether all ranks of a group make the same calls, compared beside the calls themselves.
+"""Compares whether all ranks of a group make the same calls, beside the calls themselves.
 
-Each rank posts what it calls in the group's store, and waits for nothing. The first rank compares,
-and posts who differs; then calls that wait fail with that, on all ranks, even where gloo would have
-gone on with wrong numbers, or waited. Only the first calls of a group and of each size are posted:
-later ones have tags that differ where the calls do.
+Each rank posts its calls in the group's store, and waits for nothing. The first rank compares, and
+posts which ranks differ; then waiting calls fail with that, on all ranks, even where gloo would
+have gone on with wrong numbers, or waited. Only the first calls of a group and of each size are
+posted: later ones have tags that differ where the calls do.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from ...topo.errors import ExecutionError
 from ..works import Failed, PlannedWork, Progress
 
 log = logging.getLogger("topoplan")
-# The key under which the first rank says who differs.
+# The key under which the first rank posts which ranks differ.
 _MISMATCH = "mismatch"
-# Between two questions to the store: shorter than people notice, and less than a hundredth of a
-# core for a rank.
-_PAUSE_S = 0.02
-# The same where a call waits for the answer: a few of these are what the first call of a size takes
-# longer.
-_HURRY_S = 0.002
-# Seconds for which a call waits for other ranks to make it too: who comes later compares before it
-# starts anything.
+# Polling interval of the store: shorter than people notice, and less than a hundredth of a core for
+# a rank.
+_POLL_S = 0.02
+# The same where a call waits for the answer: a few of these delay the first call of a size.
+_AWAITED_POLL_S = 0.002
+# Time for which a call waits for other ranks to make it too: a later rank compares before it starts
+# anything.
 _AWAITED_S = 2.0
-# Calls that are looked for at a time, and that are remembered: some are never posted by all ranks.
-_COMPARED_AT_ONCE, _MOST_NUMBERS = 16, 256
-# Seconds within which calls are compared once all ranks have posted them, also on a busy machine.
+# Calls that are checked at a time, and that are remembered: some are never posted by all ranks.
+_COMPARED_AT_ONCE, _MAX_NUMBERS = 16, 256
+# Time within which calls are compared once all ranks have posted them, also on a busy machine.
 _COMPARED_WITHIN_S = 0.5
-# Seconds for which a thread stays after the last call, so that a training loop does not start one a
+# Time for which a thread stays after the last call, so that a training loop does not start one per
 # call.
 _LINGER_S = 2.0
 
 
 class CallCheck:
-    """The calls of one rank of a group of the global `ranks`; `break_off` ends what is under way.
+    """The calls of one rank of a group of the global `ranks`; `break_off` ends calls under way.
 
-    `error` says which ranks differ, once that is known.
+    `error` says which ranks differ, once they do.
     """
 
     def __init__(
@@ -67,8 +66,8 @@ class CallCheck:
         self._stop = threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """Tell the other ranks that this one makes its `number`-th call, and compare it on the
-        side. Where it `is_awaited`, `wait_until_same` is called for it on all ranks.
+        """Post this rank's `number`-th call, and have it compared in the background. Where it
+        `is_awaited`, `wait_until_same` is called for it on all ranks.
         """
         self._store.set(f"call/{number}/{self._rank}", what)
         with self._guard:
@@ -79,16 +78,16 @@ class CallCheck:
             self._last_post_s = time.monotonic()
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
-                    target=self._look, name="topoplan-check", daemon=True
+                    target=self._serve, name="topoplan-check", daemon=True
                 )
                 self._thread.start()
 
     def wait_until_same(self, number: int) -> None:
-        """Wait until all ranks are known to make the `number`-th call, which this one has posted,
-        for a short while.
+        """Wait for a short while until all ranks have made the `number`-th call, which this one has
+        posted.
 
-        gloo ends the process where two ranks' calls of a size differ. Who comes later than that
-        finds the difference before it starts anything. Raises ExecutionError where the ranks
+        gloo ends the process where two ranks' calls of a size differ. A rank that is later than the
+        wait finds the difference before it starts anything. Raises ExecutionError where the ranks
         differ.
         """
         deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
@@ -98,7 +97,7 @@ class CallCheck:
                 raise self.error
             if is_same:
                 break
-            time.sleep(_HURRY_S)
+            time.sleep(_AWAITED_POLL_S)
         with self._guard:
             self._awaited.discard(number)
 
@@ -107,12 +106,12 @@ class CallCheck:
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return who differs, after a call has failed: what has been posted may not have been
-        compared yet.
+        """Return the error of ranks that differ, after a call has failed: the posted calls may not
+        have been compared yet.
         """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_S)
         return self.error
 
     def close(self) -> None:
@@ -122,17 +121,14 @@ class CallCheck:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _look(self) -> None:
-        """Compare calls, or wait for the first rank to have done so, for as long as there is
-        something to wait for.
-        """
+    def _serve(self) -> None:
+        """Compare calls, or wait for the first rank to do so, while any call waits."""
         while not self._stop.is_set():
             try:
-                text = self._compare() if self._rank == 0 else self._hear()
-            except (
-                RuntimeError
-            ) as error:  # calls fail by themselves then, and are explained without the store
-                log.debug("calls are not compared any more, the store is gone: %s", error)
+                text = self._compare() if self._rank == 0 else self._read_mismatch()
+            # Calls fail by themselves then, and are explained without the store.
+            except RuntimeError as error:
+                log.debug("calls are no longer compared, the store is gone: %s", error)
                 self._stop.set()
                 break
             if text:
@@ -143,14 +139,14 @@ class CallCheck:
                 if not waits and time.monotonic() > self._last_post_s + _LINGER_S:
                     self._thread = None
                     return
-            self._stop.wait(_HURRY_S if self._awaited else _PAUSE_S)
+            self._stop.wait(_AWAITED_POLL_S if self._awaited else _POLL_S)
         self._thread = None
 
     def _compare(self) -> str:
-        """Compare the oldest calls that all ranks have posted; return who differs, if anybody does.
+        """Compare the oldest calls that all ranks have posted; return which ranks differ, or "".
 
-        Ranks learn at different calls that a size is settled, so that some calls are not posted by
-        all of them.
+        Ranks learn at different calls that a size is settled, so some calls are not posted by all
+        of them.
         """
         for number in list(islice(self._numbers, _COMPARED_AT_ONCE)):
             keys = [f"call/{number}/{rank}" for rank in range(len(self._ranks))]
@@ -167,26 +163,24 @@ class CallCheck:
                 for key in keys:
                     self._store.delete_key(key)
                 self._numbers.remove(number)
-        while len(self._numbers) > _MOST_NUMBERS:
+        while len(self._numbers) > _MAX_NUMBERS:
             self._store.delete_key(f"call/{self._numbers.popleft()}/0")
         return ""
 
-    def _hear(self) -> str:
-        """Return what the first rank has found, if it has found anything."""
+    def _read_mismatch(self) -> str:
         return self._store.get(_MISMATCH).decode() if self._store.check([_MISMATCH]) else ""
 
     def _fail(self, error: ExecutionError) -> None:
         self.error = error
         for progress in list(self._waiting):
             progress.finish(Failed(error), error)
-        self._break_off(
-            error
-        )  # gloo's own works would go on waiting, and the process with them at its end
+        # Else gloo's own works would go on waiting, and the process with them at its end.
+        self._break_off(error)
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
-    """Return which ranks make another call than most as the `number`-th of their group; nothing
-    where all make the same.
+    """Return which ranks make another call than most as the `number`-th of their group; "" where
+    all make the same.
     """
     counts = Counter(calls)
     if len(counts) == 1:
@@ -197,10 +191,9 @@ def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) 
         for rank, call in zip(ranks, calls, strict=True)
         if call != usual or most == next_most
     ]
-    said = ", ".join(f"rank {rank} calls {call}" for rank, call in others)
+    differing = ", ".join(f"rank {rank} calls {call}" for rank, call in others)
     rest = "" if most == next_most else f", where the other ranks call {usual}"
     return (
-        f"call {number} of the process group differs between ranks: {said}{rest}; all ranks must "
-        "make the same calls in the "
-        "same order"
+        f"call {number} of the process group differs between ranks: {differing}{rest}; all ranks "
+        "must make the same calls in the same order"
     )

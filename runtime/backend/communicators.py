@@ -1,7 +1,8 @@
-"""The plans and communicators of one process group, and the queues that its calls wait in.
+"""The plans and communicators of one process group, and the queues of its calls.
 
-What a collective needs is made when it is used: the search for a plan begins at its first call,
-beside the calls; the communicator is made by the queue, at the first call that uses the plan.
+All of them are made when they are used: the search for a plan begins at the first call of its
+collective, beside the calls; the communicator is made by the queue, at the first call that uses the
+plan.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .sizes import Key, Passes, Size
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
-_LEAST_INTEGER_BYTES = 1 << 20
+_MIN_INTEGER_BYTES = 1 << 20
 
 
 class Communicators:
@@ -63,8 +64,8 @@ class Communicators:
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> Size | None:
-        """Return the calls on `parts` such tensors, of their size; None where the plain group is to
-        do them.
+        """Return the calls of a collective at the size of `parts` such tensors; None where they are
+        left to the plain group.
         """
         if self.why_plain(name, tensor, parts, op):
             return None
@@ -84,24 +85,20 @@ class Communicators:
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
         """Return the calls on each of several tensors that must not be left to the plain group;
-        nothing where they may be, or plans are not for one of them.
+        nothing where they may be, or no plan can be for one of them.
         """
         if not self.must_plan(tensors[0], op):
             return []
-        found = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
-        return [one for one in found if one is not None] if None not in found else []
+        sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
+        return [size for size in sizes if size is not None] if None not in sizes else []
 
     def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
         """Return whether the first call must go through a plan: one was named, or the stock
         collective is no choice.
         """
         options = self.options
-        stock_first = (
-            options.plans == AUTO
-            and options.choose in ("race", "model")
-            and self._codec(name) is None
-        )
-        return not stock_first or self.must_plan(tensor, op)
+        is_auto = options.plans == AUTO and options.choose in ("race", "model")
+        return not is_auto or self._codec(name) is not None or self.must_plan(tensor, op)
 
     @property
     def without_plan(self) -> set[Key]:
@@ -110,7 +107,7 @@ class Communicators:
 
     def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
         """Return the communicator for a collective, waiting for its plan; None where there is no
-        plan. The queue's.
+        plan. Only the queue may call this.
 
         Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and
         Communicator.
@@ -121,29 +118,29 @@ class Communicators:
         return self.by_key[key]
 
     def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether a reduction must not be left to the plain group: values that are rounded,
-        where bits shall be the same. `op` is None for collectives that add nothing.
+        """Return whether a reduction must not be left to the plain group: of rounded values, where
+        bits shall be the same. `op` is None for collectives that add nothing.
         """
         rounds = tensor.is_floating_point() or tensor.is_complex()
-        is_ordered = op is not None and kind_of_reduction(op) not in (
+        # Of MIN and MAX the order does not matter.
+        orders = op is not None and kind_of_reduction(op) not in (
             dist.ReduceOp.MIN,
             dist.ReduceOp.MAX,
         )
-        return self.options.keeps_bits and is_ordered and rounds and len(self.plans.ranks) > 1
+        return self.options.keeps_bits and orders and rounds and len(self.plans.ranks) > 1
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
         """Raise InputError where the plain group must not carry out a reduction."""
         if self.must_plan(tensor, op):
             raise InputError(
                 "choose='same-bits': there is no reproducible plan to reduce such tensors "
-                f"({tensor.layout}, {tensor.dtype}, "
-                f"{tensor.device.type}), and gloo and NCCL promise no bits; leave choose out, or "
-                "name such a plan"
+                f"({tensor.layout}, {tensor.dtype}, {tensor.device.type}), and gloo and NCCL "
+                "promise no bits; leave choose out, or name such a plan"
             )
 
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
-        """Return why plans are not for such buffers, or nothing: decided alike on all ranks, by
-        what all of them know.
+        """Return why no plan can be for such buffers, or nothing: alike on all ranks, from what all
+        of them know.
         """
         device = tensor.device.type
         if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
@@ -154,9 +151,9 @@ class Communicators:
         if self.plans.off:
             return "no plans"
         is_integer = not tensor.dtype.is_floating_point
-        least_bytes = _LEAST_INTEGER_BYTES if is_integer else self.options.least_bytes
-        if tensor.nbytes * parts < least_bytes and not self.must_plan(tensor, op):
-            return f"{dtype_name(tensor.dtype)} below {least_bytes} bytes"
+        min_bytes = _MIN_INTEGER_BYTES if is_integer else self.options.least_bytes
+        if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
+            return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
         kind = kind_of_reduction(op)
         if self._codec(name) is not None:
             is_served = not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
@@ -165,7 +162,9 @@ class Communicators:
         return "" if is_served else f"{getattr(kind, 'name', kind)} of {dtype_name(tensor.dtype)}"
 
     def _codec(self, name: str) -> str | None:
-        """Return the codec of a collective's values; what is not added up travels as it is."""
+        """Return the codec of a collective's values; those that are not added up are sent as they
+        are.
+        """
         return self.options.compress if name in _COMPRESSED else None
 
     def _make(self, key: Key, plan: Plan, number: int) -> Communicator:
@@ -182,15 +181,12 @@ class Communicators:
         return communicator
 
     def transport(self, device: str) -> Transport:
-        """Return what all communicators for a type of device share. Collective the first time for
-        GPUs.
+        """Return the transport of all communicators for a type of device. Collective the first time
+        for GPUs.
         """
         if device not in self._shared:
-            name, transport, timeout = (
-                f"topoplan/{self.name}/{device}",
-                self.transports.get(device, "gloo"),
-                self.plans.timeout,
-            )
+            name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
+            transport = self.transports.get(device, "gloo")
             if transport == "gloo":
                 self._shared[device] = SharedTransport(
                     self.plain, timeout, self._store, self._addresses, name
@@ -216,14 +212,12 @@ class Communicators:
         return queue is None or queue.is_idle
 
     def holds_stock(self, device: str) -> bool:
-        """Return whether stock collectives on tensors of a type of device must wait for calls
-        before them.
-        """
+        """Return whether stock collectives on a type of device must wait for calls before them."""
         queue = self._queues.get(device)
         return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
-        """Wait for all calls; nothing goes on in the background afterwards."""
+        """Wait for all calls; no thread of the group runs afterwards."""
         self.plans.stop.set()
         for preparation in self._preparations.values():
             preparation.join()

@@ -21,8 +21,10 @@ from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
+# Time for one synthesis, during which calls go on by the stock collectives (sizes.py).
 _TIME_LIMIT_S = 20.0
-_LEAST_BYTES = 1024
+# Smaller floating-point buffers are left to gloo or NCCL.
+_MIN_BYTES = 1024
 _YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
 
 
@@ -42,7 +44,7 @@ class BackendOptions:
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether an element's bits shall be the same whatever buffer it is in."""
+        """Whether an element's bits must be the same whatever buffer it is in."""
         return self.choose == SAME_BITS
 
     @property
@@ -62,33 +64,37 @@ def backend_options(
     transport: str | None = None,
     scratch: str | int | None = None,
 ) -> BackendOptions:
-    """Options of the backend "topo": `init_process_group("topo",
-    pg_options=topoplan.backend_options(...))`.
+    """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
     An option that is not given is taken from the environment variable named here, else from its
     default.
 
-    `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a topology
-    (file or preset), for which plans are synthesized when they are first needed; `auto` (default):
-    the same for the machine that the ranks are on; `off`: none, gloo or NCCL do everything.
-    `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible plans are
-    synthesized, floating-point sums of all sizes go through them, and what cannot is refused.
-    `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): for one synthesis, which rank 0 does while the others
-    wait. `cache` (TOPOPLAN_CACHE): the folder where synthesized plans, and what races found, are
-    cached (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or ~/.cache); if
-    it cannot be used, nothing is, and a warning says so. `least_bytes` (TOPOPLAN_LEAST_BYTES,
-    1024): floating-point buffers smaller than that are left to gloo or NCCL. `compress`
-    (TOPOPLAN_COMPRESS, none): the codec in which sums and averages travel (allreduce,
-    reduce-scatter), as for Communicator. `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise
-    that all_to_all_single always has equal parts on all ranks, which no rank can know of the
-    others; only then it goes through plans, whether or not the sizes are spelled out. `transport`
-    (TOPOPLAN_TRANSPORT, auto): what plans are played over: auto (gloo on CPUs, NCCL on GPUs) or
-    mpi, for ranks that mpirun has started; MPI's own collectives race beside the plan then.
-    `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
-    such as "512M", that this process may hold between calls; a call that needs more gets it and
-    gives it back.
+    - `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a
+      topology (file or preset), for which plans are synthesized when they are first needed; `auto`
+      (default): the same for the machine that the ranks are on; `off`: none, gloo or NCCL run
+      everything.
+    - `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible plans are
+      synthesized, floating-point sums of all sizes go through them, and sums that cannot are
+      refused.
+    - `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): seconds for one synthesis, which rank 0 does while
+      the others wait.
+    - `cache` (TOPOPLAN_CACHE): the folder where synthesized plans and race results are cached
+      (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or ~/.cache); if it
+      cannot be used, nothing is cached, and a warning says so.
+    - `least_bytes` (TOPOPLAN_LEAST_BYTES, 1024): smaller floating-point buffers are left to gloo or
+      NCCL.
+    - `compress` (TOPOPLAN_COMPRESS, none): the codec in which sums and averages are sent
+      (allreduce, reduce-scatter), as for Communicator.
+    - `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has
+      equal parts on all ranks, which no rank can check for the others; only then it goes through
+      plans, whether or not the sizes are spelled out.
+    - `transport` (TOPOPLAN_TRANSPORT, auto): how plans are sent: auto (gloo on CPUs, NCCL on GPUs)
+      or mpi, for ranks that mpirun has started; then MPI's own collectives race beside the plan.
+    - `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
+      such as "512M", that this process may hold between calls; a call that needs more allocates it
+      and gives it back.
 
-    Raises InputError. Rank 0's plans are everybody's; the rest must be the same on all ranks.
+    Raises InputError. Rank 0's plans hold for all ranks; the rest must be the same on all ranks.
     """
     heed_log_level()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
@@ -96,30 +102,26 @@ def backend_options(
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
     if codec is not None:
         find_codec(codec)
-    limit = (
-        time_limit_s if time_limit_s is not None else _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
-    )
-    least = (
-        least_bytes
-        if least_bytes is not None
-        else int(_number("TOPOPLAN_LEAST_BYTES", _LEAST_BYTES))
-    )
+    if time_limit_s is None:
+        time_limit_s = _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
+    if least_bytes is None:
+        least_bytes = int(_number("TOPOPLAN_LEAST_BYTES", _MIN_BYTES))
     check_lossless(mode, codec)
     if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
         raise InputError(
             f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not promise that; name "
             "plans, or auto"
         )
-    if not limit > 0:
-        raise InputError(f"time_limit_s={limit:g}: expected seconds above 0")
-    if least < 0:
-        raise InputError(f"least_bytes={least}: expected 0 or more")
+    if not time_limit_s > 0:
+        raise InputError(f"time_limit_s={time_limit_s:g}: expected seconds above 0")
+    if least_bytes < 0:
+        raise InputError(f"least_bytes={least_bytes}: expected 0 or more")
     return BackendOptions(
         plans=plans if plans is not None else os.environ.get("TOPOPLAN_PLANS") or AUTO,
         choose=mode,
-        time_limit_s=limit,
+        time_limit_s=time_limit_s,
         cache=find_cache_folder(cache),
-        least_bytes=least,
+        least_bytes=least_bytes,
         compress=codec,
         even_alltoall=even_alltoall
         if even_alltoall is not None

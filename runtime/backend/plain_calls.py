@@ -2,8 +2,8 @@
 that are left to it.
 
 Each method that may wait is defined here in Python. A method that a Python subclass of ProcessGroup
-does not define is looked up by torch's C++ trampoline, which then calls the C++ base class *while it
-holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
+does not define is looked up by torch's C++ trampoline, which then calls the C++ base class *while
+it holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
 `workMutex_`, which gloo's worker thread holds while it destroys a finished work; and destroying a
 tensor that has a Python object needs the GIL: both wait for ever. The bindings of the plain group,
 which is a C++ ProcessGroup, release the GIL.

@@ -61,15 +61,18 @@ def load_or_synthesize(
         log.warning(
             "%s: search cut short by the time limit of %g s (%s); plan %s is not cached, the next "
             "start searches again",
-            _describe(collective), time_limit_s, ", ".join(result.cut_short), result.plan.hash[:16],
-        )  # fmt: skip
+            _describe(collective),
+            time_limit_s,
+            ", ".join(result.cut_short),
+            result.plan.hash[:16],
+        )
         return result.plan
     _save(result.plan, folder, name)
     return result.plan
 
 
 def _save(plan: Plan, folder: Path | None, name: str) -> None:
-    """Save a plan in the folder; warn, once a folder, where that fails."""
+    """Save a plan in the folder; warn, once per folder, where that fails."""
     if folder is None:
         warn_of_no_home()
         return
@@ -103,13 +106,14 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
 
 
 def _make_file_name(collective: Collective, topology: Topology, *, reproducible: bool) -> str:
-    """Return a file name made of all that a plan depends on: also names and the order of ranks,
-    which fingerprints ignore.
+    """Return a file name made of all inputs of a plan: also names and the order of ranks, which
+    fingerprints ignore.
     """
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
     kind = "-same-bits" if reproducible else ""
-    return f"{collective.name}-{collective.ranks}{root}{kind}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
+    of_plan = f"{collective.name}-{collective.ranks}{root}{kind}"
+    return f"{of_plan}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
 def _encode(topology: Topology) -> str:

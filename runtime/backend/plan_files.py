@@ -14,6 +14,7 @@ from ...synth.plan_file import FORMAT, MAX_PLAN_BYTES, PlanHead
 from ...topo.errors import InputError, PlanMismatchError
 from ...topo.schema import CONVERTING
 
+# A plan names its format at its beginning; a topology beside it may be large.
 _HEAD_BYTES = 4096
 
 

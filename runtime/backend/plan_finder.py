@@ -200,8 +200,8 @@ class PlanFinder:
 
 
 class Preparation:
-    """The search for one plan by `find` in a thread of its own, which begins at once: the calls that
-    the plan is for go on without it.
+    """The search for one plan by `find`, which begins at once in a thread of its own: the calls go
+    on without the plan.
     """
 
     def __init__(self, find: Callable[[], Plan | None]) -> None:

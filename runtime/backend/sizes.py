@@ -1,10 +1,10 @@
-"""From which call on a collective of one size goes through its plan, alike on all ranks.
+"""Decides, alike on all ranks, from which call on a collective of one size goes through its plan.
 
 The first calls of a size are left to the stock collective, which starts at once, while a thread of
-its own finds or makes the plan. Again and again the ranks ask each other whether all of them have
-it, by a small reduction of gloo's that nobody waits for; two calls later the answer, which is the
-same on all ranks, says whether the plan is used from there on. After some training steps it is used
-all the same: then the queue waits for the plan, so that a short script gets to it as well.
+its own finds or makes the plan. At intervals the ranks ask each other whether all of them have it,
+by a small reduction of gloo's that no call waits for; two calls later the answer, which is the same
+on all ranks, says whether the plan is used from there on. After some training steps it is used in
+any case: then the queue waits for the plan, so that a short script gets to it as well.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..ranks.trial import MOST_CALLS
 Key = tuple[str, int | None, str]
 # Calls from a question to its answer: by then it has come, where ranks are not far apart.
 _ANSWERED_AFTER = 2
-# Calls from one question to the next, up to a call and after it: a question costs about as much as
-# a small call.
+# Calls from one question to the next, before the call _OFTEN_UNTIL and after it: a question costs
+# about as much as a small call.
 _OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
 # Collectives that end on no rank before all ranks have called them.
 _ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
@@ -33,8 +33,8 @@ _WAITED_AFTER = 6
 
 
 class Passes:
-    """How many backward passes have made collectives of a group: its training steps, as far as a
-    group can know.
+    """Counts the backward passes that call collectives of a group: the best estimate that it has of
+    training steps.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Passes:
         self._last = -1
 
     def note(self) -> None:
-        """Note that a collective is called, maybe in a backward pass."""
+        """Note a call, which may be in a backward pass."""
         current = torch._C._current_graph_task_id()
         if current >= 0 and current != self._last:
             self._last = current
@@ -73,11 +73,11 @@ class Size:
         return self._calls - 1
 
     def is_new(self, call: int) -> bool:
-        """Return whether what a call uses may not be settled yet."""
+        """Return whether the choice for a call may not be settled yet."""
         return not self.begun or call <= self._first_planned + MOST_CALLS
 
     def is_first(self, call: int) -> bool:
-        """Return whether a call is the first of this size, and may wait until all ranks make it."""
+        """Return whether a call is the first of this size, and may wait for all ranks."""
         return call == 0 and (self.begun or self.key[0] in _ALL_WAIT)
 
     def is_known(self, call: int) -> bool:
@@ -98,8 +98,8 @@ class Size:
         return self.begun
 
     def _ask(self, call: int) -> None:
-        # The least of both is of interest: one rank that has no plan, and the rank that has come
-        # furthest.
+        # The minimum of both: whether a rank has no plan, and how many steps the furthest rank has
+        # made.
         answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)

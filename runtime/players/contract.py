@@ -1,6 +1,4 @@
-"""What plays a compiled program: one contract for gloo, NCCL and MPI, and the operations that a
-program is compiled to.
-"""
+"""The contract of players, one for gloo, NCCL and MPI, and the operations that they play."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 Operation = tuple[int, Any, Any, int]
 
 
-# Is told of each send when it is about to be posted, and of each receive once its message is there.
+# Called for each send when it is about to be posted, and for each receive when its message is
+# there.
 Stamp = Callable[[Post], object]
 
 
@@ -36,7 +35,7 @@ class Player(Protocol):
     """A program on one set of buffers, ready to be played again and again."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Play it once; on CPUs it is through when this returns. Raises PlayError, after `deadline`
-        (time.monotonic) at the latest. With `stamp` the host waits for the device around each
-        batch.
+        """Play the program once; on CPUs it has ended when this returns. Raises PlayError, at
+        `deadline` (time.monotonic) at the latest. With `stamp` the host waits for the device around
+        each batch.
         """

@@ -32,9 +32,8 @@ class PlayerInOrder:
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
-        before_wait = getattr(
-            stamp, "before_wait", None
-        )  # of a stamp that tells waiting from being elsewhere
+        # Of a stamp that tells waiting from being elsewhere.
+        before_wait = getattr(stamp, "before_wait", None)
         current = 0  # the post that is being posted or awaited, for the error
         try:
             for code, a, b, tag in self.operations:
@@ -66,8 +65,8 @@ class PlayerInOrder:
                 posts[min(current, len(posts) - 1)], posts[: len(works)], str(error)
             ) from error
         finally:
-            # A gloo Work let go right after its wait costs about as much again as the transfer
-            # (measured, 8 ranks on 2 cores): they are kept until the next call is through.
+            # Freeing a gloo Work right after its wait costs about as much again as the transfer
+            # (measured, 8 ranks on 2 cores): they are held until the next call has ended.
             self._spent = works
 
 
@@ -79,8 +78,8 @@ def exchange(batches: list[list[dist.P2POp]]) -> None:
 
 
 def _exchange_stamped(batches: list[list[dist.P2POp]], posted: Exchange, stamp: Stamp) -> None:
-    """Exchange batches for which the host waits: what was launched before is not part of them, and
-    they are over when the device has done all.
+    """Exchange batches for which the host waits: earlier launches are not part of them, and they
+    are over when the device has done all.
     """
     device = batches[0][0].tensor.device
     for kind in ("send", "receive"):

@@ -1,4 +1,4 @@
-"""The operations of a program that no other rank takes part in, bound to their views: by numpy
+"""A program's local operations (adding, copying, packing, dividing) bound to their views: by numpy
 where it has the dtype.
 
 torch's dispatcher costs several times as much as numpy's for a few kilobytes, most where ranks
@@ -21,7 +21,7 @@ from ..reductions import IN_PLACE_REDUCTIONS, REDUCTIONS_BY_NUMPY, ReduceOp
 
 # An operation with its views bound.
 Local = Callable[[], object]
-# What numpy adds as fast as torch: half precision is not among it.
+# Dtypes that numpy adds as fast as torch: half precision is not among them.
 _DTYPES = frozenset(
     {torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 )
@@ -34,10 +34,8 @@ def is_numpys(dtype: torch.dtype) -> bool:
 
 
 def make_quiet() -> Callable[..., Any]:
-    """Return a function that calls another one with numpy's floating-point warnings off: overflow
-    is the user's, as in torch.
-
-    It is for one thread at a time.
+    """Return a function that calls another one with numpy's floating-point warnings off, as in
+    torch: overflow is the user's business. It is for one thread at a time.
     """
     if int(np.__version__.partition(".")[0]) < 2:  # the setting is the thread's there
         return np.errstate(all="ignore")(_call)

@@ -1,6 +1,4 @@
-"""Carries out collectives of MPI's own, which cannot be interrupted: an overdue one would wait for
-ever.
-"""
+"""Runs MPI's own collectives, which cannot be interrupted: an overdue one would wait for ever."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from ...topo.errors import TopoplanError
 from ..mpi.alarm import Alarm
 from ..ranks.faults import Call, Faults
 
-# Seconds before this process ends, so that others can say what they are stuck in: mpirun ends them
+# Time before this process ends, so that others can report what they are stuck in: mpirun ends them
 # with the first.
 _LAST_WORDS_S = 1.0
 
 
 class CollectivePlayer:
-    """Carries out MPI's own collectives over one group, one at a time."""
+    """Runs MPI's own collectives over one group, one at a time."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -36,8 +34,8 @@ class CollectivePlayer:
         """Call `collective`, then `finish`; `what` names it, `number` is the call's, if it was
         drawn.
 
-        Raises ExecutionError where it fails; where it is overdue, this process prints who is to
-        blame, and ends with exit code 1.
+        Raises ExecutionError where it fails; where it is overdue, this process prints which rank is
+        to blame, and ends with exit code 1.
         """
         alarm = self._alarm
         number, deadline = self._faults.admit(number)
@@ -55,7 +53,7 @@ class CollectivePlayer:
             finish()
 
     def _end(self) -> None:
-        """End the process, with a line that says who is to blame."""
+        """End the process, with a line that says which rank is to blame."""
         if self._call is not None:
             call = Call(*self._call, self._alarm.struck)
             error = self._faults.stuck_in_stock(call, RuntimeError("it did not end"))

@@ -1,9 +1,9 @@
-"""Warn of a link that has become slow: it fails no call, but all ranks wait for it.
+"""Warns of a link that has become slow: it fails no call, but all ranks wait for it.
 
-A call of a program that takes several times as long as its fastest, which is what the race found,
-is suspicious. Where that happens a few times in a row, the messages of the next calls are stamped,
-and ranks compare in the background when one was sent with how long its receiver was blocked on it.
-So a rank that is late itself, or waits for another, blames no link.
+A call of a program that takes several times as long as its fastest, which is the race's time, is
+suspicious. If that happens a few times in a row, the messages of the next calls are stamped, and
+ranks compare in the background when one was sent with how long its receiver was blocked on it. So a
+rank that is late itself, or waits for another, blames no link.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from torch._C._distributed_c10d import Store
@@ -23,13 +24,14 @@ from ..program.instructions import Post
 
 log = logging.getLogger("topoplan")
 
-# Calls that send less are not timed: it would cost them a part that can be measured.
+# Calls that send less are not timed: that would cost them a part that can be measured.
 MIN_WATCHED_BYTES = 1 << 16
 # A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
 _SLOW = 3.0
 # And only if it took this much longer: on a host with ten times as many running processes as cores,
 # ranks were blocked for 20 ms on messages that were sent long ago.
-_LEAST_EXTRA_S = 0.025
+_MIN_EXTRA_S = 0.025
+# Suspicious calls in a row from which on messages are stamped: a single one is mostly the host's.
 _IN_A_ROW = 3
 # Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those that
 # they share.
@@ -41,12 +43,11 @@ _BLAMED = 2.0
 # processes all ranks are blocked on messages that were sent long ago.
 _STANDS_OUT = 3.0
 # Ranks whose worst links are read for that median.
-_MOST_ASKED = 64
+_MAX_ASKED = 64
 # After a comparison nothing is stamped for this long, and so no link warned of.
 _PAUSE_S = 60.0
-# Time for the other ranks' stamps to come.
-_COMPARE_S = 5.0
-_POLL_S = 0.1
+# Time for the other ranks' stamps to come, and the polling interval: nothing waits for the result.
+_COMPARE_S, _POLL_S = 5.0, 0.1
 
 # Names the link from one rank to another.
 Describe = Callable[[int, int], str]
@@ -54,8 +55,8 @@ Describe = Callable[[int, int], str]
 
 @dataclass
 class _Pace:
-    """How fast the calls of one program are: the fastest in seconds, and how many slow ones there
-    were in a row.
+    """The pace of one program's calls: the fastest in seconds, and the number of slow ones in a
+    row.
     """
 
     best_s: float = float("inf")
@@ -108,21 +109,19 @@ class SlowLinks:
         self._begun = 0.0
 
     def begin(self, program: object) -> Record | None:
-        """Note that a call of a program begins; return what is to stamp its messages, if they are
-        to be stamped.
-        """
+        """Note that a call of a program begins; return its record, if messages are to be stamped."""
         self._begun = time.monotonic()
         return Record() if self._stamps is program else None
 
     def end(self, program: object, what: str, number: int, record: Record | None) -> None:
-        """Note that the call is through; `what` it is, and its number."""
+        """Note that the call has ended; `what` describes it."""
         seconds = time.monotonic() - self._begun
         pace = self._paces.setdefault(program, _Pace())
         if record is not None:
             self._records[number] = record
             if len(self._records) == _STAMPED:
                 self._compare(what, pace.best_s, seconds)
-        elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _LEAST_EXTRA_S:
+        elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _MIN_EXTRA_S:
             pace.slow += 1
             if (
                 pace.slow >= _IN_A_ROW
@@ -138,10 +137,8 @@ class SlowLinks:
         """Have the records compared with those of other ranks, in the background."""
         records, self._records, self._stamps = self._records, {}, None
         self._pause_until = time.monotonic() + _PAUSE_S
-        arguments = (what, best_s, seconds, records)
-        threading.Thread(
-            target=self._warn, args=arguments, name="topoplan-slow", daemon=True
-        ).start()
+        warn = partial(self._warn, what, best_s, seconds, records)
+        threading.Thread(target=warn, name="topoplan-slow", daemon=True).start()
 
     def _warn(
         self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]
@@ -161,7 +158,7 @@ class SlowLinks:
             log.info("rank %d: slow calls, but no other rank's stamps: %s", self._rank, error)
             return
         for peer, blocked_s in blocked:
-            if blocked_s > max(_BLAMED * best_s, best_s + _LEAST_EXTRA_S, _STANDS_OUT * usual_s):
+            if blocked_s > max(_BLAMED * best_s, best_s + _MIN_EXTRA_S, _STANDS_OUT * usual_s):
                 log.warning(
                     "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
                     "and %.0f ms of it this rank was blocked on what rank %d had sent",
@@ -177,7 +174,7 @@ class SlowLinks:
     def _find_median_worst_s(self, records: Mapping[int, Record]) -> float:
         """Return the median over the other ranks of how long each was blocked on its worst link."""
         ends, worst = time.monotonic() + _COMPARE_S, dict[int, float]()
-        others = [rank for rank in range(min(self._ranks, _MOST_ASKED)) if rank != self._rank]
+        others = [rank for rank in range(min(self._ranks, _MAX_ASKED)) if rank != self._rank]
         while len(worst) < len(others) and time.monotonic() < ends:
             for rank in others:
                 if rank not in worst and self._store.check([f"blocked/{rank}"]):
@@ -193,7 +190,7 @@ class SlowLinks:
         """Return the peers, and for how long a call was blocked on them, by the calls that both
         stamped.
         """
-        found: list[tuple[int, float]] = []
+        blocked: list[tuple[int, float]] = []
         waiting, ends = list(peers), time.monotonic() + _COMPARE_S
         while waiting and time.monotonic() < ends:
             for peer in list(waiting):
@@ -203,16 +200,15 @@ class SlowLinks:
                     totals = [
                         records[x].sum_blocked_s(self._rank, peer, sent[str(x)]) for x in shared
                     ]
-                    found.append((peer, sum(totals) / len(totals)))
+                    blocked.append((peer, sum(totals) / len(totals)))
                     waiting.remove(peer)
             time.sleep(_POLL_S)
-        return found
+        return blocked
 
     def _read_sent(self, peer: int) -> dict[str, dict[str, float]]:
-        """Return when a peer sent its messages, by the number of the call; nothing where it has
-        reported none.
+        """Return when a peer sent its messages, by the number of the call; nothing before it has
+        reported them.
         """
-        if not self._store.check([f"sent/{peer}"]):
-            return {}
-        sent: dict[str, dict[str, float]] = json.loads(self._store.get(f"sent/{peer}"))
-        return sent
+        key = f"sent/{peer}"
+        sent: dict[str, dict[str, float]] = {}
+        return json.loads(self._store.get(key)) if self._store.check([key]) else sent

@@ -1,5 +1,5 @@
-"""The encoding of messages in a rank's program: which pieces are encoded where, and what their
-rounding means to the rank.
+"""The encoding of messages in a rank's program: which pieces are encoded where, and which values of
+the rank their rounding changes.
 
 The rules are those of synth/ir/lossy.py. A message's pieces are encoded side by side, each in whole
 blocks of the codec.
@@ -16,7 +16,7 @@ from .messages import Message, Piece, Reads, Slots, Writes
 
 
 class Blocks(Protocol):
-    """What lowering must know of a codec: see codecs.Codec."""
+    """The sizes of a codec, which lowering needs: see codecs.Codec."""
 
     def padded(self, numel: int) -> int:
         """Return the values that are encoded for `numel` of them."""
@@ -31,19 +31,14 @@ class Blocks(Protocol):
 class MessageEncoder:
     """Writes the Encode instructions of one rank.
 
-    `reads` and `writes` say what else is done with pieces; `slots` is room in the wire buffer.
+    `reads` and `writes` list all uses of pieces; `slots` is room in the wire buffer.
     """
 
     def __init__(
         self, layout: Layout, rank: int, codec: Blocks, reads: Reads, writes: Writes
     ) -> None:
-        self.layout, self.rank, self.codec, self.reads, self.writes = (
-            layout,
-            rank,
-            codec,
-            reads,
-            writes,
-        )
+        self.layout, self.rank, self.codec = layout, rank, codec
+        self.reads, self.writes = reads, writes
         self.slots = Slots()
         self._rounded = rounded(layout.schedule.uncut)
         self._fed_back: set[tuple[int, int, int]] = set()
@@ -67,14 +62,13 @@ class MessageEncoder:
         """Return the instruction that encodes a message's pieces."""
         keeps, errors = [], []
         for piece in message.pieces:
-            (chunk, _), step = piece.key, piece.step
-            if self._goes_on_with(piece.key, step):
+            use = *piece.key, piece.step
+            if self._goes_on_with(piece.key, piece.step):
                 keeps.append(piece)
-            if (self.rank, chunk, step) not in self._rounded.echoes and (
-                *piece.key,
-                step,
-            ) not in self._fed_back:
-                self._fed_back.add((*piece.key, step))
+            is_echo = (self.rank, piece.chunk, piece.step) in self._rounded.echoes
+            # Once, also where several sends of a step round the same values.
+            if not is_echo and use not in self._fed_back:
+                self._fed_back.add(use)
                 errors.append(piece)
         return self._encode(message, keeps, errors)
 
@@ -128,7 +122,7 @@ class MessageEncoder:
         return after is None or after.messages[0][1].adds
 
     def _is_unrounded(self, key: tuple[int, int]) -> bool:
-        last = self.writes[key][-1] if self.writes[key] else None
-        if last is not None and not last.messages[0][1].adds:
-            return False
-        return all(step <= (END if last is None else last.step) for step, _ in self.reads[key])
+        if not self.writes[key]:
+            return all(step <= END for step, _ in self.reads[key])
+        last = self.writes[key][-1]
+        return last.messages[0][1].adds and all(step <= last.step for step, _ in self.reads[key])

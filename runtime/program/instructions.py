@@ -1,5 +1,5 @@
-"""One rank's program: what it posts, awaits, adds and copies, in one fixed order (`lowering.py`
-makes it from a schedule).
+"""One rank's program: what it posts, awaits, adds and copies, in one fixed order. `lowering.py`
+makes it from a schedule.
 
 All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the
 tensor itself; for allgather, gather, reduce-scatter and scatter it has a block for every rank; for
@@ -10,9 +10,10 @@ is skipped on both sides.
 A piece is a segment of a chunk. What goes from one rank to another in one tick is one message, its
 pieces packed side by side where they do not lie so already. There are two orders:
 
-- flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead, and a send waits for
-  just those that bring or change what it carries (over gloo).
-- batched: a tick's messages are posted as one batch, and all of them are awaited before the next tick (over NCCL).
+- flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead,
+  and a send waits for just those that bring or change its pieces (over gloo).
+- batched: a tick's messages are posted as one batch, and all of them are awaited before the next
+  tick (over NCCL).
 
 Sums are taken from the lowest source rank to the highest, the rank's own value in its place (see
 synth/ir/addition_order.py).
@@ -98,8 +99,8 @@ class Decode:
 
 @dataclass(frozen=True)
 class Combine:
-    """Add (or whatever the reduction is) each `other` to its `into`; none of them overlap, in any
-    order.
+    """Add each `other` to its `into` (or combine them by another reduction); none of them overlap,
+    in any order.
     """
 
     pairs: tuple[tuple[Span, Span], ...]
@@ -133,8 +134,8 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does. `fills` copy input to the work buffer before, `drains` copy work to the
-    output after.
+    """The instructions of one rank. `fills` copy input to the work buffer before them, `drains`
+    copy from it to the output after them.
     """
 
     rank: int
@@ -148,10 +149,9 @@ class Program:
     @property
     def posts(self) -> list[Post]:
         """Every message, in the order in which they are posted."""
-        posts: list[Post] = []
-        for instruction in self.instructions:
-            if isinstance(instruction, Post):
-                posts.append(instruction)
-            elif isinstance(instruction, Exchange):
-                posts += instruction.posts
-        return posts
+        lists = [
+            x.posts if isinstance(x, Exchange) else (x,)
+            for x in self.instructions
+            if isinstance(x, (Post, Exchange))
+        ]
+        return [post for posts in lists for post in posts]

@@ -1,4 +1,4 @@
-"""Where chunks lie: element ranges in each rank's work buffer, and what goes in and out of it."""
+"""Where chunks lie: element ranges in each rank's work buffer, and the copies in and out of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
     """Return the elements of the input and of the output of `rank` for a buffer of `numel`
     elements; 0 where it has none.
     """
-    part, name, at_root = (
-        numel // collective.ranks,
-        collective.name,
-        numel if rank == collective.root else 0,
-    )
+    part, name = numel // collective.ranks, collective.name
+    at_root = numel if rank == collective.root else 0
     input_numel = {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel)
     output_numel = {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel)
     return input_numel, output_numel
@@ -79,12 +76,8 @@ class Layout:
 
     def _lay_out(self, rank: int) -> None:
         """Lay out the chunks that a rank ever holds in an alltoall, one after the other."""
-        held = {
-            c
-            for c, chunk in enumerate(self.schedule.chunks)
-            if rank in (chunk.source, chunk.target)
-        }
-        t = self.schedule.transfers
+        chunks, t = self.schedule.chunks, self.schedule.transfers
+        held = {c for c, chunk in enumerate(chunks) if rank in (chunk.source, chunk.target)}
         held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
         starts, at = {}, 0
         for c in sorted(held):

@@ -37,8 +37,8 @@ from .messages import (
     merge_pairs,
 )
 
-# Receives are posted this many ticks before they are needed, and sends are awaited this many ticks
-# after.
+# Receives are posted this many ticks before they are needed, so that no message waits for its
+# receiver; sends are awaited this many ticks after, so that their staging can be used again.
 AHEAD = 3
 
 # A piece and the message that it came in; None: the rank's own value.
@@ -78,7 +78,7 @@ def lower(
 
 
 class _Writer:
-    """Writes a rank's instructions, and keeps track of what has been posted, awaited and added."""
+    """Writes a rank's instructions, and tracks which messages are posted, awaited and added."""
 
     def __init__(
         self,
@@ -117,41 +117,41 @@ class _Writer:
             None if codec is None else MessageEncoder(layout, rank, codec, self.reads, self.writes)
         )
 
-    # -- the two orders
-    # ------------------------------------------------------------------------------------------
+    # The two orders
 
     def write_flow(self) -> list[Instruction]:
         """Return the instructions in which each send waits for its own pieces only."""
-        receives = iter(self.receives)
-        following = next(receives, None)
+        posted = 0
+
+        def receive_until(tick: int) -> None:
+            nonlocal posted
+            while posted < len(self.receives) and self.receives[posted].tick <= tick:
+                self._receive(self.receives[posted])
+                posted += 1
+
         open_sends: list[Message] = []
         ticks = sorted({m.tick for m in [*self.sends, *self.receives]})
         by_tick: dict[int, list[Message]] = defaultdict(list)
         for message in self.sends:
             by_tick[message.tick].append(message)
         for number, tick in enumerate(ticks):
-            horizon = ticks[min(number + AHEAD, len(ticks) - 1)]
             late = ticks[max(number - AHEAD, 0)]
             # Old sends are awaited, so that their staging can be used again.
             for message in [m for m in open_sends if m.tick < late]:
                 self._await(message)
             open_sends = [m for m in open_sends if not m.awaited]
-            # Peers send at once in the first tick: what comes then is posted before anything else.
+            # Peers send at once in the first tick: receives of it are posted before anything else.
             if number == 0:
-                while following is not None and following.tick <= tick:
-                    self._receive(following)
-                    following = next(receives, None)
+                receive_until(tick)
             # All inputs of the tick first: awaiting one send's inputs must not hold up another that
             # is ready.
             for message in by_tick[tick]:
                 self._settle_inputs(message)
             for message in by_tick[tick]:
-                self._send(message)
+                self.out.append(self._post_of(message, self._pack(message)))
             open_sends += by_tick[tick]
             # Receives are posted ahead, so that a message never waits for its receiver to be ready.
-            while following is not None and following.tick <= horizon:
-                self._receive(following)
-                following = next(receives, None)
+            receive_until(ticks[min(number + AHEAD, len(ticks) - 1)])
         for message in self.receives:
             self._settle(message)
         for message in open_sends:
@@ -161,20 +161,22 @@ class _Writer:
 
     def write_batches(self) -> list[Instruction]:
         """Return the instructions in which each tick is one batch."""
-        by_tick: dict[int, tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
-        for message in self.receives:
-            by_tick[message.tick][0].append(message)
-        for message in self.sends:
-            by_tick[message.tick][1].append(message)
+        by_tick: dict[int, list[Message]] = defaultdict(list)
+        for message in [*self.receives, *self.sends]:
+            by_tick[message.tick].append(message)
         for tick in sorted(by_tick):
-            receives, sends = by_tick[tick]
-            posts = [self._post_of(m, self._landing_span(m)) for m in receives]
-            posts += [self._post_of(m, self._pack(m)) for m in sends]
+            messages = by_tick[tick]
+            posts = [
+                self._post_of(m, self._pack(m) if m.sent else self._landing_span(m))
+                for m in messages
+            ]
             self.out.append(Exchange(tuple(posts)))
-            for message in [*receives, *sends]:
+            # Only now: the staging of a tick's sends must not be used again within the tick.
+            for message in messages:
                 message.awaited = True
-            for message in sends:
-                self._free(message)
+                if message.sent:
+                    self._free(message)
+            receives = [message for message in messages if not message.sent]
             for message in receives:
                 self._decode(message)
             for message in receives:
@@ -182,26 +184,18 @@ class _Writer:
         self._round_unsent_sums()
         return self.out
 
-    # -- posting
-    # -------------------------------------------------------------------------------------------------
+    # Posting
 
     def _settle_inputs(self, message: Message) -> None:
-        """Settle every receive that brings or changes what a send carries."""
+        """Settle every receive that brings or changes the pieces of a send."""
         for piece in message.pieces:
             for group in self.writes.get(piece.key, [])[self.first.get(piece.key, 0) :]:
                 if group.step < piece.step:
                     for other, _ in group.messages:
                         self._settle(other)
 
-    def _send(self, message: Message) -> None:
-        span = self._pack(message)
-        self._post(message, span)
-
     def _receive(self, message: Message) -> None:
-        self._post(message, self._landing_span(message))
-
-    def _post(self, message: Message, span: Span) -> None:
-        self.out.append(self._post_of(message, span))
+        self.out.append(self._post_of(message, self._landing_span(message)))
 
     def _post_of(self, message: Message, span: Span) -> Post:
         message.post, self.posted = self.posted, self.posted + 1
@@ -209,9 +203,7 @@ class _Writer:
         return Post(kind, message.peer, message.number, message.tick, message.step, span)
 
     def _pack(self, message: Message) -> Span:
-        """Return where a message to send lies: in place, or where it is packed or encoded to
-        first.
-        """
+        """Return where a message to send lies: in place, or where it is packed or encoded first."""
         if self.encoder is not None:
             encode = self.encoder.encode(message)
             self.out.append(encode)
@@ -236,7 +228,6 @@ class _Writer:
         return Span("staging", start, length)
 
     def _decode(self, message: Message) -> None:
-        """Decode a received message from the wire buffer to staging."""
         if self.encoder is not None:
             encoded = self.encoder.span_of(message)
             self._free(message)
@@ -253,36 +244,30 @@ class _Writer:
         """Return whether a message may be received where it belongs, overwriting nothing that is
         still to be read or added.
 
-        In batches nothing is under way from one tick to the next. In a flow, what arrives must come
-        after all that was done with the pieces before. That is sure where nothing was, and where
-        the rank gave its value away in one send, after all additions, and the copy has the final
-        sum: a sum that includes what was sent cannot come earlier.
+        In batches nothing is under way from one tick to the next. In a flow, a message must arrive
+        after all uses of the pieces' old values. That is sure where there were none, and where the
+        rank gave its value away in one send, after all additions, and the copy has the final sum: a
+        sum that includes the value that was sent cannot come earlier.
         """
-        if (
-            any(p.adds for p in message.pieces)
-            or len(join_ranges([(p.lo, p.hi) for p in message.pieces])) > 1
-        ):
+        ranges = join_ranges([(p.lo, p.hi) for p in message.pieces])
+        if any(p.adds for p in message.pieces) or len(ranges) > 1:
             return False
         for piece in message.pieces:
-            earlier = [step for step, m in self.reads[piece.key] if step <= piece.step]
+            readers = [(step, m) for step, m in self.reads[piece.key] if step <= piece.step]
             if batched:
-                if any(
-                    step <= piece.step and m.tick == message.tick
-                    for step, m in self.reads[piece.key]
-                ):
+                if any(m.tick == message.tick for _, m in readers):
                     return False
                 continue
             written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
-            if not earlier and not written:
+            if not readers and not written:
                 continue
-            given_away = len(earlier) == 1 and all(step < earlier[0] for step in written)
+            given_away = len(readers) == 1 and all(step < readers[0][0] for step in written)
             once = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages) == 1
             if not (given_away and once and self.last_sum[piece.chunk] < piece.step):
                 return False
         return True
 
-    # -- awaiting
-    # ------------------------------------------------------------------------------------------------
+    # Awaiting
 
     def _await(self, message: Message) -> None:
         if not message.awaited:
@@ -293,7 +278,7 @@ class _Writer:
                 self._free(message)
 
     def _settle(self, message: Message) -> None:
-        """Await a received message, and add up or copy what is complete with it."""
+        """Await a received message, and add up or copy the pieces that it completes."""
         if message.awaited:
             return
         if message.post is None:
@@ -303,15 +288,12 @@ class _Writer:
         self._operate(message)
 
     def _operate(self, message: Message) -> None:
-        """Add up and copy what a message completes, in waves: within one, no two operations touch
-        the same elements.
+        """Add up and copy the pieces that a message completes, in waves: within one, no two
+        operations touch the same elements.
         """
         keys = [p.key for p in message.pieces]
         whole: list[Span] = []
-        while True:
-            wave = [operation for key in keys for operation in self._next(key, whole)]
-            if not wave:
-                break
+        while wave := [operation for key in keys for operation in self._next(key, whole)]:
             for kind in (Combine, Copy):
                 pairs = merge_pairs([(into, other) for k, into, other in wave if k is kind])
                 if pairs:
@@ -322,7 +304,7 @@ class _Writer:
             )
 
     def _next(self, key: tuple[int, int], whole: list[Span]) -> Iterator[tuple[type, Span, Span]]:
-        """Yield the next operation on a piece, if what it needs has arrived; add to `whole` where
+        """Yield the next operation on a piece, if its messages have arrived; add to `whole` where
         it completes a sum.
         """
         groups = self.writes[key]
@@ -361,19 +343,14 @@ class _Writer:
         self, group: Group
     ) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
         """Return the next operation that turns a group's messages and the rank's own value into the
-        piece's new value.
-
-        It is what must have arrived, the kind of instruction, and its two operands. None when all
-        is done.
+        piece's new value: the arrivals that it needs, the kind of instruction, and its two
+        operands. None when all is done.
         """
         message, piece = group.messages[0]
         own: _Arrival = None, piece
         if not piece.adds:
-            return (
-                None
-                if self.lands[id(message)] or group.done
-                else ([(message, piece)], Copy, (own, (message, piece)))
-            )
+            is_done = self.lands[id(message)] or group.done
+            return None if is_done else ([(message, piece)], Copy, (own, (message, piece)))
         if group.done == len(group.messages):
             return None
         terms: list[_Arrival] = sorted(
@@ -407,23 +384,17 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     does.
     """
     t, ranks = schedule.transfers, schedule.collective.ranks
-    everybody = (1 << ranks) - 1
+    all_ranks = (1 << ranks) - 1  # sets of ranks as bits
     holds = {(chunk, r): 1 << r for chunk in range(len(schedule.chunks)) for r in range(ranks)}
     completing: dict[int, int] = {}
-    rows = zip(
-        t.step.tolist(),
-        t.chunk.tolist(),
-        t.src.tolist(),
-        t.dst.tolist(),
-        (t.op == REDUCE).tolist(),
-        strict=True,
-    )
+    columns = t.step, t.chunk, t.src, t.dst, t.op == REDUCE
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     for step, group in groupby(sorted(rows), key=itemgetter(0)):
         sent = [(chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group]
         for chunk, dst, contributions, adds in sent:
             before = holds[chunk, dst]
             holds[chunk, dst] = before | contributions if adds else contributions
-            if dst == rank and adds and before != everybody == holds[chunk, dst]:
+            if dst == rank and adds and before != all_ranks == holds[chunk, dst]:
                 completing[chunk] = step
     return completing
 

@@ -1,12 +1,11 @@
-"""A rank's messages: which pieces go to and come from whom, tick by tick, and where each is
-staged.
-"""
+"""A rank's messages: their pieces and peers, tick by tick, and where each is staged."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .instructions import Span
 from .layout import Layout, Range
@@ -38,19 +37,13 @@ class Slots:
 
     def give_back(self, start: int, length: int) -> None:
         """Free what `take` returned."""
-        free: list[tuple[int, int]] = []
-        for lo, hi in sorted([*self._free, (start, start + length)]):
-            if free and free[-1][1] == lo:
-                free[-1] = free[-1][0], hi
-            else:
-                free.append((lo, hi))
-        self._free = free
+        self._free = join_ranges(sorted([*self._free, (start, start + length)]))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment `part` of chunk `chunk` in a message: what is done with it, and where it lies in this
-    rank's work buffer.
+    """Segment `part` of chunk `chunk` in a message: whether it `adds` to the rank's own, and where
+    it lies in this rank's work buffer.
     """
 
     step: int
@@ -99,12 +92,9 @@ class Message:
         """Return the elements laid before a piece (None: the elements of all), each piece taking
         `padded` of its length.
         """
-        total = 0
-        for other in self.pieces:
-            if other is piece:
-                break
-            total += other.hi - other.lo if padded is None else padded(other.hi - other.lo)
-        return total
+        before = takewhile(lambda other: other is not piece, self.pieces)
+        lengths = (other.hi - other.lo for other in before)
+        return sum(lengths if padded is None else map(padded, lengths))
 
     @property
     def step(self) -> int:
@@ -114,7 +104,7 @@ class Message:
 
 @dataclass
 class Group:
-    """The messages that land on a piece in one step, by source, and how many operations of their
+    """The messages that arrive for a piece in one step, by source, and how many operations of their
     sum are done.
     """
 
@@ -125,7 +115,7 @@ class Group:
 
 # For each piece (chunk and segment) the steps in which it is sent, and with which message.
 Reads = dict[tuple[int, int], list[tuple[int, Message]]]
-# For each piece what lands on it, by step.
+# For each piece the messages that arrive for it, by step.
 Writes = dict[tuple[int, int], list[Group]]
 
 
