@@ -251,6 +251,11 @@ def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
             f"the ranks do not hold the same plan: rank{'s' if len(others) > 1 else ''} "
             f"{', '.join(others)} and rank 0 differ; give all of them the same file"
         )
+    if not plan.collective.has_all_gpus:
+        raise PlanMismatchError(
+            f"the plan is for {plan.collective} of {len(plan.topology.ranks)} GPUs; plans for a "
+            "part of the GPUs cannot be run yet"
+        )
     if size != plan.collective.ranks:
         raise PlanMismatchError(
             f"the plan is for {plan.collective.ranks} ranks, the group has {size}; "

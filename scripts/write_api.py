@@ -76,7 +76,7 @@ failed, 2 bad input, 3 infeasible, 4 out of time, 5 a plan or schedule that does
 # Members that only topoplan itself needs, and for which nothing is promised.
 INSIDE = {
     "Bound": ("from_fields",),
-    "Collective": ("problem_with", "contributors"),
+    "Collective": ("problem_with",),
     "Limits": ("allows",),
     "Schedule": ("from_fields", "tick"),
     "Topology": ("for_plans",),

@@ -1,14 +1,14 @@
-"""A plan: for each range of sizes the schedule to use, with the topology it is for, its bounds, and
+"""A plan: the schedule to use for each range of sizes, with the topology it is for, its bounds, and
 a hash.
 
-It has two bounds: `bound` for any use of the links, and `bound_one_way` for schedules that keep to
-the system's own route between two GPUs, as whatever is sent does. Times and gaps are of schedules
-as they are sent. A file that was written before there was `bound_one_way` is read as if it were the
-same as `bound`, which holds for one way as well.
+`bound` holds for any use of the links, `bound_one_way` for schedules that take the system's own
+route between two GPUs, as all data sent does. Times and gaps are of schedules as they are sent. In
+files written before `bound_one_way` existed, `bound` stands for both, since it holds for single
+paths as well.
 
-A plan file is self-contained: it carries its topology, so that it can be replayed by whoever reads
-it. Every schedule is verified before a plan is saved and again after one is loaded, and so are the
-bounds' certificates.
+A plan file is self-contained: it includes its topology, so that any reader can replay it. Every
+schedule, and the certificate of each bound, is verified before a plan is saved and again after one
+is loaded.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from .cost.segmentation import on_own_routes, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
-from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSION, PlanFile, check_counts
+from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_counts
 from .verify import verify
 
-_SPELLED_ONE_WAY = frozenset({int, str, bool, type(None)})
+# JSON values that have one spelling; only fractions have several.
+_CANONICAL_TYPES = frozenset({int, str, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """For each range of sizes the schedule to use for one collective on one topology, with the
-    bounds, and a hash.
+    """The schedules for one collective on one topology, by ranges of sizes, with bounds and a hash.
 
     Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without
-    gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that keep to the
-    system's own route between two GPUs, as whatever is sent does. `alternatives` are other
-    schedules that may win where sending costs the hosts more than the topology says: the runtime
-    chooses among all. `bracketing` is that of a reproducible plan, in which all its schedules add
-    every element up; None where nothing is promised. `router` gives the routes on which its schedules are sent.
+    gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that take the
+    system's own route between two GPUs, as all data sent does. `alternatives` are other schedules
+    that may win where sending costs the hosts more than the topology says: the runtime chooses
+    among all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
+    otherwise it is None. `router` gives the routes on which its schedules are sent.
     """
 
     topology: Topology
@@ -93,26 +93,19 @@ class Plan:
         object.__setattr__(self, "router", self.router.on(self.topology))
         edge: int | None = 0
         for entry in self.entries:
-            if (
-                edge is None
-                or entry.min_bytes != edge
-                or not (entry.max_bytes is None or entry.max_bytes > edge)
-            ):
+            is_empty = entry.max_bytes is not None and entry.max_bytes <= entry.min_bytes
+            if entry.min_bytes != edge or is_empty:
                 raise InputError(
                     f"plan: the ranges of sizes have a gap or overlap at {entry.min_bytes} bytes"
                 )
-            if entry.schedule.collective != self.collective:
-                raise InputError(
-                    f"plan: for {self.collective}, but holds a schedule for "
-                    f"{entry.schedule.collective}"
-                )
             edge = entry.max_bytes
-        if any(schedule.collective != self.collective for schedule in self.alternatives):
-            raise InputError(
-                f"plan: for {self.collective}, but an alternative is for another collective"
-            )
         if edge is not None:
             raise InputError(f"plan: no schedule for buffers of {edge} bytes and more")
+        for schedule in self.schedules:
+            if schedule.collective != self.collective:
+                raise InputError(
+                    f"plan: for {self.collective}, but holds a schedule for {schedule.collective}"
+                )
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -125,54 +118,48 @@ class Plan:
 
     @cached_property
     def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
-        """Cost, and seconds for each GB if only bandwidth counted, of every entry."""
+        """The cost of every entry, and its seconds for each GB if only bandwidth counted."""
         # Schedules that differ in segments alone load links alike: their loads are summed up once.
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
-        out: dict[Entry, tuple[Cost, Fraction]] = {}
+        figures: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
             base = on_own_routes(given, self.router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
-            by_segments = costs_between_gpus(
-                base, self.topology, [e.schedule.segments for e in entries]
-            )
-            for entry, cost in zip(entries, by_segments, strict=True):
-                out[entry] = (
-                    cost,
-                    piped if entry.schedule.segments > 1 and not base.stepwise else alone,
-                )
-        return out
+            segments = [entry.schedule.segments for entry in entries]
+            costs = costs_between_gpus(base, self.topology, segments)
+            for entry, m, cost in zip(entries, segments, costs, strict=True):
+                figures[entry] = cost, piped if m > 1 and not base.stepwise else alone
+        return figures
 
     def cost_of(self, entry: Entry) -> Cost:
         """Return the alpha and beta that the cost model predicts for an entry."""
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return predicted seconds: simulated with the hosts' costs where the topology has them,
-        else alpha-beta.
-        """
+        """Return the predicted seconds: simulated if the topology has host costs, else alpha-beta."""
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
     def limit_GBps(self, entry: Entry) -> Fraction | None:
-        """Return the algbw that an entry comes near at large sizes: bandwidth-only, in many
-        segments; None without links.
+        """Return the algbw that an entry approaches at large sizes, in many segments; None without
+        links.
         """
         needed = self._figures[entry][1]
         return 1 / needed if needed else None
 
     def gap_of(self, entry: Entry) -> Fraction:
-        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / bound for
-        one way a pair; 0 is at the bound.
+        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / single-path
+        bound; 0 is at the bound.
         """
         return self._gap_to(self.bound_one_way, entry)
 
     def gap_any_way_of(self, entry: Entry) -> Fraction:
-        """Return what `gap_of` does, but against the bound for any use of the links."""
+        """Return the same as `gap_of`, but against the bound for any use of the links."""
         return self._gap_to(self.bound, entry)
 
     def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
@@ -182,19 +169,20 @@ class Plan:
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
         at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
-        return f"<Plan {self.collective.name} on {self.topology.name}: {self.collective.ranks} ranks, {labels}, {at_most}>"
+        return f"<Plan of {self.collective} on {self.topology.name}: {labels}, {at_most}>"
 
     def verify(self) -> None:
-        """Replay every schedule on the topology and redo the bounds' arithmetic; VerificationError
-        if any fails.
+        """Replay every schedule on the topology and redo the bounds' arithmetic.
+
+        Raises VerificationError if any of them fails.
         """
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
             if self.bracketing is not None and find_bracketing(schedule) != self.bracketing:
                 raise VerificationError(
                     f"the plan says that it is reproducible, but its {schedule.label} schedule "
-                    "does not add in the bracketing "
-                    f"{shorten_bracketing(self.bracketing)} everywhere"
+                    f"does not add in the bracketing {shorten_bracketing(self.bracketing)} "
+                    "everywhere"
                 )
         check_bound(self.bound, self.collective, self.topology)
         if self.bound_one_way != self.bound:
@@ -205,84 +193,78 @@ class Plan:
         if topology.fingerprint != self.topology.fingerprint:
             raise PlanMismatchError(
                 f"the plan is for topology {self.topology.name!r} (fingerprint "
-                f"{self.topology.fingerprint}), "
-                f"not for {topology.name!r} (fingerprint {topology.fingerprint}); synthesize one "
-                "for it"
+                f"{self.topology.fingerprint}), not for {topology.name!r} (fingerprint "
+                f"{topology.fingerprint}); synthesize one for it"
             )
         try:
             replace(self, topology=topology).verify()
         except VerificationError as error:
             raise PlanMismatchError(
                 f"the plan is for a machine like {topology.name!r}, but with its GPUs or devices "
-                "in another order or "
-                f"under other names ({error}); synthesize one for it"
+                f"in another order or under other names ({error}); synthesize one for it"
             ) from None
 
     def check_same_bits(self) -> None:
-        """Raise InputError unless all ranks end with the same bits: unless every schedule adds in
-        one order everywhere.
+        """Raise InputError unless all ranks end with the same bits: every schedule must add in one
+        order everywhere.
         """
         for schedule in self.schedules:
             if not is_uniform(schedule):
                 raise InputError(
                     f"the plan's {schedule.label} schedule adds in different orders on different "
-                    "ranks, so replicas would "
-                    "drift apart; synthesize without it"
+                    "ranks, so replicas would drift apart; synthesize without it"
                 )
 
     def check_one_bracketing(self) -> None:
-        """Raise InputError unless an element's bits are the same in buffers of all sizes, at every
-        place in them.
+        """Raise InputError unless an element's bits depend neither on its place in the buffer nor
+        on the buffer's size.
         """
         if self.collective.reduces and self.bracketing is None:
             raise InputError(
                 f"the plan for {self.collective.name} is not reproducible: its schedules add in "
-                "different bracketings; "
-                "synthesize one that is"
+                "different bracketings; synthesize one with topo-synth or "
+                "synthesize(reproducible=True)"
             )
-
-    # -- files
-    # ---------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with `hash` over all the rest."""
         schedules: dict[Schedule, int] = {}
-        entries = []
-        for entry in self.entries:
-            base = entry.schedule.uncut
-            number = schedules.setdefault(base, len(schedules))
-            entries.append(
-                {
-                    "min_bytes": entry.min_bytes,
-                    "max_bytes": entry.max_bytes,
-                    "schedule": number,
-                    "segments": entry.schedule.segments,
-                    **({"stepwise": True} if entry.schedule.stepwise else {}),
-                }
-            )
-        alternatives = [
-            schedules.setdefault(schedule, len(schedules)) for schedule in self.alternatives
+        entries = [
+            {
+                "min_bytes": entry.min_bytes,
+                "max_bytes": entry.max_bytes,
+                "schedule": schedules.setdefault(entry.schedule.uncut, len(schedules)),
+                "segments": entry.schedule.segments,
+                **({"stepwise": True} if entry.schedule.stepwise else {}),
+            }
+            for entry in self.entries
         ]
+        alternatives = [schedules.setdefault(s, len(schedules)) for s in self.alternatives]
+        collective, bracketing = self.collective, self.bracketing
         body = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self._version,
             "fingerprint": self.topology.fingerprint,
-            "collective": self.collective.name,
-            "ranks": self.collective.ranks,
-            "root": self.collective.root,
+            "collective": collective.name,
+            "ranks": collective.ranks,
+            **({} if collective.has_all_gpus else {"members": list(collective.members)}),
+            "root": collective.root,
             "reduction_order": "step by step, within a step as listed",
             "dtypes": "any that the backend can move and add",
             "bound": self.bound.to_json(),
             "bound_one_way": self.bound_one_way.to_json(),
             "entries": entries,
             "alternatives": alternatives,
-            **(
-                {} if self.bracketing is None else {"reproducible": {"bracketing": self.bracketing}}
-            ),
+            **({} if bracketing is None else {"reproducible": {"bracketing": bracketing}}),
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
         }
         return {**body, "hash": _hash(body)}
+
+    @property
+    def _version(self) -> int:
+        """The lowest version of plan files that can hold this plan."""
+        return VERSIONS[not self.collective.has_all_gpus]
 
     @cached_property
     def hash(self) -> str:
@@ -290,10 +272,10 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify, then write the file whole. Raises InputError where it exists and `overwrite` is
-        off.
+        """Verify, then write the file whole.
 
-        With `follow_links=False`, for cached plans, it is also raised where a link is there.
+        Raises InputError if it exists and `overwrite` is off; with `follow_links=False`, for cached
+        plans, also if `path` is a symbolic link.
         """
         self.verify()
         text = _dumps(self.to_json())
@@ -301,8 +283,10 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read and verify a plan file. InputError: no such file, or not a plan; VerificationError:
-        it does not hold.
+        """Read and verify a plan file.
+
+        Raises InputError if there is no such file or it is not a plan, VerificationError if its
+        schedules or bounds do not hold.
         """
         return cls.loads(_read_text(Path(path)), str(path))
 
@@ -319,11 +303,11 @@ class Plan:
         except ValueError as error:
             raise InputError(f"{where}: not usable JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise InputError(f"{where}: not a plan; expected a file written by topo-synth -o")
-        if data.get("version") != VERSION:
+            raise InputError(f"{where}: not a plan; expected a file written by topo-synth")
+        if data.get("version") not in VERSIONS:
             raise InputError(
-                f"{where}: plan version {data.get('version')!r}; this topoplan reads version "
-                f"{VERSION}"
+                f"{where}: plan version {data.get('version')!r}; this topoplan reads versions "
+                f"{' and '.join(map(str, VERSIONS))}"
             )
         check_counts(data, where)
         try:
@@ -367,9 +351,9 @@ class Plan:
                 raise VerificationError(
                     f"{where}: an entry names schedule {number}; {len(schedules)} are listed"
                 )
-        return cls(
+        plan = cls(
             topology=topology,
-            collective=Collective(file.collective, file.ranks, file.root),
+            collective=Collective(file.collective, file.ranks, file.root, file.members),
             entries=tuple(
                 Entry(
                     entry.min_bytes,
@@ -387,12 +371,18 @@ class Plan:
             alternatives=tuple(schedules[number] for number in file.alternatives),
             bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
         )
+        if file.version != plan._version:
+            raise VerificationError(
+                f"{where}: plan version {file.version} for {plan.collective}; expected version "
+                f"{plan._version}"
+            )
+        return plan
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a plan file. Raises InputError where there is none, or it is too large."""
+    """Return the text of a plan file; InputError if it cannot be read, or is too large."""
     try:
-        with path.open("rb") as file:  # bounded here, since a device's stat says nothing of size
+        with path.open("rb") as file:  # bounded here, since a device's stat has no size
             raw = file.read(MAX_PLAN_BYTES + 1)
         if len(raw) > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
@@ -400,21 +390,18 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(
-            f"{path}: cannot be read: {reason}; expected a plan written by topo-synth -o"
+            f"{path}: cannot be read: {reason}; expected a plan written by topo-synth"
         ) from None
 
 
 def _canonical(value: Any) -> Any:
-    """Return JSON values with every number in one spelling, whether it comes from Python or from a
-    file.
-    """
+    """Return JSON values with one spelling for every number, from Python or from a file."""
     if isinstance(value, dict):
         return {k: _canonical(v) for k, v in value.items()}
-    if isinstance(
-        value, (list, tuple)
-    ):  # most of a large plan: rows of indices, which are left as they are
-        return [v if type(v) in _SPELLED_ONE_WAY else _canonical(v) for v in value]
-    if isinstance(value, bool) or value is None or isinstance(value, (int, str)):
+    if isinstance(value, (list, tuple)):
+        # Most of a large plan is rows of indices, which need no call each.
+        return [v if type(v) in _CANONICAL_TYPES else _canonical(v) for v in value]
+    if isinstance(value, (int, str)) or value is None:
         return value
     return fraction_to_json(parse_fraction(value))
 
@@ -425,12 +412,10 @@ def _hash(body: dict[str, Any]) -> str:
 
 
 def _dumps(data: dict[str, Any]) -> str:
-    """Return a plan's JSON object as text, a line for each field, schedule and entry."""
+    """Return a plan's JSON object as text, with a line for each field, schedule and entry."""
     lines = []
     for key, value in data.items():
-        if isinstance(value, list):
-            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
-            lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
-        else:
-            lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+        rows = [f"  {json.dumps(row)}" for row in value] if isinstance(value, list) else []
+        text = "[\n" + ",\n".join(rows) + "\n]" if isinstance(value, list) else json.dumps(value)
+        lines.append(f"{json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,5 +1,7 @@
-"""The JSON of a plan: its declared fields. Chunks and transfers are rows, so that large plans stay
-short.
+"""The declared fields of a plan's JSON.
+
+Chunks and transfers are rows, so that large plans stay short. The reader refuses fields that are
+not declared: they would change what a plan means. docs/files.md lists those reserved for later.
 """
 
 from __future__ import annotations
@@ -13,21 +15,22 @@ from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
 from .ir.collective import CollectiveName
-from .ir.schedule import MAX_STEPS, ScheduleFields, Segments
+from .ir.schedule import MAX_STEPS, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
-VERSION = 1
+# Version 2 has what version 1 cannot express: members that are not all GPUs, and helpers. A plan is
+# written in the lowest version that can hold it.
+VERSIONS = (1, 2)
+# 512 MiB: bounds the memory that a file can demand; the largest plans that are written have tens.
 MAX_PLAN_BYTES = 512 << 20
 # Sizes double from one entry to the next where they change most often, so 64 would do.
 MAX_ENTRIES = 256
-
 # Each is a candidate of a race; the synthesizer lists some 10.
 MAX_ALTERNATIVES = 256
-
 MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
 
 
-class EntryFields(Struct):
+class EntryFields(Struct, forbid_unknown_fields=True):
     """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no upper
     end).
     """
@@ -39,10 +42,8 @@ class EntryFields(Struct):
     stepwise: bool = False
 
 
-class ReproducibleFields(Struct):
-    """What a reproducible plan promises: all its schedules add every element up in one bracketing
-    of ranks.
-    """
+class ReproducibleFields(Struct, forbid_unknown_fields=True):
+    """The promise of a reproducible plan: all its schedules add every element in one bracketing."""
 
     bracketing: Annotated[
         Label,
@@ -53,13 +54,11 @@ class ReproducibleFields(Struct):
     ]
 
 
-class PlanFile(Struct):
-    """For each range of sizes a schedule, with the topology and the bound; `hash` is over all the
-    rest.
-    """
+class PlanFile(Struct, forbid_unknown_fields=True):
+    """For each range of sizes a schedule, with the topology and the bound; `hash` covers the rest."""
 
     format: Literal["topoplan-plan"]
-    version: Literal[1]
+    version: Literal[1, 2]
     fingerprint: Label
     collective: CollectiveName
     ranks: Count
@@ -82,13 +81,14 @@ class PlanFile(Struct):
         ReproducibleFields | UnsetType,
         Meta(description="absent where an element's bits depend on its place in the buffer"),
     ] = UNSET
+    members: Ranks = []
     reduction_order: Label = ""
     dtypes: Label = ""
     hash: Annotated[Label, Meta(description="SHA-256 of the rest in canonical form, in hex")] = ""
 
 
 class PlanHead(Struct):
-    """What a plan says that it is for."""
+    """The fields that say which collective a plan is for."""
 
     collective: CollectiveName
     ranks: Count
@@ -96,20 +96,18 @@ class PlanHead(Struct):
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:
-    """Raise InputError where a plan's JSON lists more than a plan may hold.
+    """Raise InputError if a plan's JSON lists more than a plan may hold.
 
-    This needs no time, so it comes before the hash and the verification, which need much of it.
+    This takes no time, so it precedes the hash and the verification, which take long.
     """
-    listed = [
-        ("entries", data.get("entries"), MAX_ENTRIES),
-        ("alternatives", data.get("alternatives"), MAX_ALTERNATIVES),
-        ("schedules", data.get("schedules"), MAX_SCHEDULES),
-    ]
+    limits = {"entries": MAX_ENTRIES, "alternatives": MAX_ALTERNATIVES, "schedules": MAX_SCHEDULES}
+    listed = [(name, data.get(name), most) for name, most in limits.items()]
     schedules = data.get("schedules")
-    for number, row in enumerate(schedules if isinstance(schedules, list) else ()):
-        if isinstance(row, dict):
-            steps = row.get("step_s_per_GB")
-            listed.append((f"schedules[{number}].step_s_per_GB", steps, MAX_STEPS))
+    listed += [
+        (f"schedules[{number}].step_s_per_GB", row.get("step_s_per_GB"), MAX_STEPS)
+        for number, row in enumerate(schedules if isinstance(schedules, list) else ())
+        if isinstance(row, dict)
+    ]
     for name, rows, most in listed:
         if isinstance(rows, list) and len(rows) > most:
             raise InputError(

@@ -1,6 +1,4 @@
-"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as nccl-tests reads
-them).
-"""
+"""Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as in nccl-tests)."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a text stands for. InputError where it is not a size."""
+    """Return the number of bytes that a text stands for; InputError if it is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InputError(f"{text!r} is not a size; expected bytes such as 4096, 64K, 1MiB or 2G")
@@ -22,7 +20,7 @@ def parse_size(text: str) -> int:
 
 def show_size(size_bytes: int) -> str:
     """Return a size in the largest binary unit that is not above it, to four significant digits."""
-    for unit in ("T", "G", "M", "K"):
+    for unit in "TGMK":
         if size_bytes >= _FACTORS[unit]:
             return f"{size_bytes / _FACTORS[unit]:.4g} {unit}iB"
     return f"{size_bytes} B"

@@ -46,6 +46,7 @@ _LABEL = re.compile(_PRINTABLE)
 _PLACE = re.compile(r" - at `\$?(.*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`")
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING: Any = object()
 _Path = tuple["str | int", ...]
 
@@ -108,6 +109,12 @@ def _explain(problem: str, data: object, declared: Any, where: str) -> str:
     missing = _MISSING_FIELD.match(problem)
     if missing:
         path += (missing[1],)
+    unknown = _UNKNOWN_FIELD.match(_PLACE.sub("", problem))
+    if unknown:
+        return (
+            f"{where}{_spell(path)}: unknown field {unknown[1]!r:.40}; it may be of a later version "
+            "of topoplan"
+        )
     value, info = data, inspect.type_info(declared)
     for part in path:
         value, info = _value_at(value, part), _type_at(info, part)

@@ -102,7 +102,7 @@ class Job:
     def switch_lines(self) -> list[str]:
         """Return the assumptions about switches that the bound rests on, if there are any."""
         from ...synth.bounds.in_network import describe_assumption, describe_possible
-        from ...synth.cost.innetwork import computes_in_network
+        from ...synth.cost.loads import computes_in_network
 
         assumption = describe_assumption(self.topology)
         if self.in_network is not None:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ...synth.cost.segmentation import as_sent
-from ...synth.cost.transfer_times import MOST_TIMES, TransferTime, predict_times
+from ...synth.cost.transfer_times import MAX_TIMES, TransferTime, predict_times
 from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
 from ...synth.pictures.plan_trace import describe_run
@@ -60,9 +60,9 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     choice = communicator.choice(size)
     schedule = None if choice is None else choice.schedule or choice.own
     schedule = schedule if schedule is not None else plan.entry_for(size).schedule
-    if len(schedule.transfers) * schedule.segments > MOST_TIMES:
+    if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
-            f"--trace: {schedule.label} at {size} bytes has more than {MOST_TIMES:,} transfers "
+            f"--trace: {schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers "
             "and segments; give a smaller -e"
         )
     executor = Executor(engine.transport, plan.topology, engine.codec)

@@ -75,7 +75,7 @@ from .prices import (
 Prices = dict[tuple[str, str], Fraction]
 
 
-class CertificateFields(Struct):
+class CertificateFields(Struct, forbid_unknown_fields=True):
     """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined`
     where switches compute.
     """
@@ -91,7 +91,7 @@ class CertificateFields(Struct):
     ] = UNSET
 
 
-class BoundFields(Struct):
+class BoundFields(Struct, forbid_unknown_fields=True):
     """The JSON of a bound: no schedule takes less than `s_per_GB` seconds for each GB of buffer."""
 
     s_per_GB: Fraction
@@ -99,7 +99,7 @@ class BoundFields(Struct):
     certificate: CertificateFields
 
 
-class SinglePathBoundFields(Struct):
+class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
     """The JSON of a bound on schedules that keep to the system's own routes."""
 
     s_per_GB: Fraction
@@ -207,6 +207,10 @@ def proved_s_per_GB(
         )
     if kind == "cut":
         return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
+    if not collective.has_all_gpus:  # prices are proved for trees and paths between all GPUs
+        raise VerificationError(
+            f"bound: a certificate of kind {kind!r} proves nothing for {collective}; expected a cut"
+        )
     # Prices over routes are of the router; all other kinds hold for any use of the links.
     own = router if kind.startswith(SINGLE_PATH) else None
     kind = kind.removeprefix(SINGLE_PATH)
@@ -324,7 +328,7 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
     # What must cross, as a share of the buffer: a sum of contributions counts once, parts that stay
     # apart one by one.
     n = collective.ranks
-    within = sum(gpu in inside for gpu in topology.ranks)
+    within = sum(topology.ranks[member] in inside for member in collective.members)
     outside = n - within
     root_inside = collective.root is not None and topology.ranks[collective.root] in inside
     crossing = {

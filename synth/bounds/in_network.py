@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...topo.graph import Device, Topology
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..effort import Effort
 from ..ir.collective import Collective
 from .certificate import Bound

@@ -17,7 +17,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..effort import Effort
 from ..forest.generate import Columns, exact_prices
 from ..forest.machine.symmetry import shifts

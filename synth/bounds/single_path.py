@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..effort import Effort
 from ..forest.machine.own_routes import OwnRoutes
 from ..forest.one_way import PAIRS, PATHS, TREES, OneWayPacking

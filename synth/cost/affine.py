@@ -2,8 +2,7 @@
 
 Time is affine in the buffer's size: T(L) = alpha + beta L. A step takes the greatest latency among
 its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/C) L beta). A
-pipelined schedule is costed tick by tick, the loads of the steps that are under way at once adding
-up.
+pipelined schedule is costed tick by tick: the loads of all steps of a tick add up.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Cost:
 
 
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
-    """Return the schedule with each step's duration set to what its most loaded link needs."""
+    """Return the schedule with each step's duration set to the time of its most loaded link."""
     steps = int(schedule.transfers.step.max(initial=-1)) + 1
     loads = step_loads(schedule.chunks, schedule.transfers, steps, topology)
     longest = loads.seconds.max(axis=1, initial=0) if steps else []
@@ -51,8 +50,7 @@ def cost(schedule: Schedule, topology: Topology) -> Cost:
 def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
     """Return the costs of a schedule in each of several numbers of segments."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # Steps that come one after the other last as long as is declared, which may be longer than the
-    # loads need.
+    # Steps that do not overlap take their declared durations, which may exceed what the loads need.
     alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
     sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
     windows = _Windows(loads)
@@ -62,31 +60,25 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
 def costs_between_gpus(
     schedule: Schedule, topology: Topology, segments: Sequence[int]
 ) -> list[Cost]:
-    """Return the costs of a schedule in each of several numbers of segments, with what each tick
-    costs the hosts (see host_costs.step_us); the same as `costs` for abstract graphs.
+    """Return the costs of a schedule in each of several numbers of segments, including what each
+    tick costs the hosts (host_costs.step_us; nothing for abstract graphs).
     """
-    each = step_us(topology)
-    plain = costs(schedule, topology, segments)
-    if not each:
-        return plain
-    ticks = (replace(schedule, segments=m).ticks for m in segments)
+    each_us = step_us(topology)
     return [
-        replace(cost, alpha_us=cost.alpha_us + each * n)
-        for cost, n in zip(plain, ticks, strict=True)
+        replace(cost, alpha_us=cost.alpha_us + each_us * replace(schedule, segments=m).ticks)
+        for m, cost in zip(segments, costs(schedule, topology, segments), strict=True)
     ]
 
 
 class _Windows:
-    """Greatest latency and load of windows of consecutive steps: a tick of a pipeline carries out
-    one window at once.
+    """Greatest latency and load of windows of consecutive steps; a tick of a pipeline carries out
+    one window.
     """
 
     def __init__(self, loads: Loads) -> None:
         self.loads, self.steps = loads, len(loads.latency)
-        zero = np.zeros((1, len(loads.links)), dtype=loads.seconds.dtype)
-        self.load_before = np.concatenate(
-            [zero, np.cumsum(loads.seconds, axis=0, dtype=loads.seconds.dtype)]
-        )
+        self.load_before = np.zeros((self.steps + 1, len(loads.links)), dtype=loads.seconds.dtype)
+        np.cumsum(loads.seconds, axis=0, out=self.load_before[1:])
         self.cache: dict[tuple[int, int], tuple[int, int]] = {}
 
     def window(self, low: int, high: int) -> tuple[int, int]:
@@ -99,48 +91,35 @@ class _Windows:
         return self.cache[low, high]
 
     def cost(self, segments: int) -> Cost:
-        """Return the cost of a pipeline of so many segments, without visiting ticks that are alike
-        one by one.
-        """
-        steps, alpha, beta = self.steps, 0, 0
-        full_ticks = max(0, segments - steps + 1)  # ticks at which all steps are under way
-        # The pipeline fills and drains through windows that grow and shrink: each differs.
-        for tick in [
-            *range(min(segments, steps) - 1),
-            *range(max(segments, steps) - 1, steps + segments - 1),
-        ]:
-            latency, seconds = self.window(max(0, tick - segments + 1), min(steps, tick + 1))
-            alpha, beta = alpha + latency, beta + seconds
-        # In between, either all steps are under way at every tick, or, with fewer segments than
-        # steps, a window of constant width moves over the steps.
-        if full_ticks:
-            latency, seconds = self.window(0, steps)
-            repeats = full_ticks - 1  # the last of them is among the ticks above
-            alpha, beta = alpha + repeats * latency, beta + repeats * seconds
-        else:
-            for low in range(steps - segments):
-                latency, seconds = self.window(low, low + segments)
-                alpha, beta = alpha + latency, beta + seconds
+        """Return the cost of a pipeline of `segments` segments."""
+        steps = self.steps
+        # The pipeline fills and drains through windows that grow and shrink: each differs. In
+        # between, either all steps are active at every tick, so that one window repeats, or, with
+        # fewer segments than steps, a window of constant width moves over the steps.
+        ticks = [*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)]
+        windows = [self.window(max(0, tick - segments + 1), min(steps, tick + 1)) for tick in ticks]
+        windows += [self.window(low, low + segments) for low in range(1, steps - segments + 1)]
+        repeats, (latency, seconds) = max(0, segments - steps), self.window(0, steps)
+        alpha = repeats * latency + sum(latency for latency, _ in windows)
+        beta = repeats * seconds + sum(seconds for _, seconds in windows)
         return Cost(
             Fraction(alpha, self.loads.latency_scale), Fraction(beta, self.loads.scale * segments)
         )
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
-    """Return how long each link that a schedule uses is busy in all steps together, in s for each
-    GB of buffer.
-    """
+    """Return how long each used link is busy in all steps together, in s for each GB of buffer."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     total: NDArray[Any] = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype)
     return {link: Fraction(int(x), loads.scale) for link, x in zip(loads.links, total, strict=True)}
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the seconds for each GB with all latencies 0; the inverse is the bandwidth-only algbw
+    """Return the seconds for each GB with all latencies 0; its inverse is the bandwidth-only algbw
     in GB/s.
 
-    It is the sum of the steps' durations, or for a pipeline, in the limit of many segments, the
-    busiest link's whole load.
+    This is the sum of the steps' durations, or for a pipeline, in the limit of many segments, the
+    whole load of the busiest link.
     """
     if schedule.segments == 1 or schedule.stepwise:
         return sum(schedule.step_s_per_GB, Fraction(0))

@@ -1,8 +1,8 @@
-"""What sending costs the hosts themselves: core time a message and a byte, and how long a message
-takes to be noticed.
+"""The hosts' own costs of sending: core time per message and per byte, and the delay until a message
+is noticed.
 
-Fitted on the machine at hand by `topo-run --calibrate` (runtime/measuring/calibrate.py), and kept
-with the topology, in the field "host" of its JSON. LogP's o and L (Culler et al. 1993) and LogGP's
+They are fitted on the machine at hand by calibration (runtime/measuring/calibrate.py) and stored
+with the topology, in the field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and LogGP's
 G (Alexandrov et al. 1995), with cores that all ranks of a host share.
 """
 
@@ -18,32 +18,32 @@ from ...topo.graph import Topology
 from ...topo.schema import Count, Index, read_as
 
 FIELD = "host"
-# Microseconds that a step between GPUs costs over NCCL beside the latencies of its links, if
-# nothing was measured.
+# Microseconds that a step between GPUs costs over NCCL beyond the latencies of its links, if nothing
+# was measured.
 #
 # A step is one group of ncclSend and ncclRecv, which is one kernel: it must be launched, find its
 # connections, and end before the next. NCCL's tuner counts 6.6 us of this for any ring
-# (src/graph/tuning.cc, baseLatencies, LL: what small messages go by; 8.4 for Simple, which large
-# ones go by), and adds the links' latencies, hwLatencies, to it, which are those of
-# topo/hardware.py. Measured by nccl-tests' sendrecv_perf: 3.7 us on 4 H800 inside a CUDA graph,
-# which saves the launch (NCCL issue 1984), about 3 us on 2 H100 (issue 1487), 31 to 34 us on A40s
-# of two hosts (nccl-tests issue 214).
+# (src/graph/tuning.cc, baseLatencies, LL, which small messages use; 8.4 for Simple, which large
+# ones use), and adds the links' latencies, hwLatencies, which are those of topo/hardware.py.
+# Measured by nccl-tests' sendrecv_perf: 3.7 us on 4 H800 inside a CUDA graph, which saves the
+# launch (NCCL issue 1984), about 3 us on 2 H100 (issue 1487), 31 to 34 us on A40s of two hosts
+# (nccl-tests issue 214).
 NCCL_STEP_us = Fraction(33, 5)
-# Kinds of links by which GPUs of real machines send; the links of abstract graphs have none of
-# them.
+# Kinds of links between GPUs of real machines; the links of abstract graphs have none of them.
 _MEDIA = frozenset({"nvlink", "xgmi", "c2c", "pcie", "network"})
 _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Times in microseconds, or nanoseconds a byte; `cores` are those that all ranks together have.
+    """Times in microseconds, or in nanoseconds per byte; `cores` is the number that all ranks share.
 
-    `send_us` and `receive_us` are a rank's own time to post, and to post, await and take in a
-    message; `io_us` what the transport's thread needs for one that arrives; `wake_us` from there
-    until the rank goes on, if cores are idle. `byte_ns` is core time a byte at each end, `add_ns` a
-    byte of reduction or packing. `call_us` is there once a call. Links carry `wire` of their
-    bandwidth, and `burst_bytes` at once after a pause. `source` says where this is from.
+    `send_us` is a rank's own time to post a message, `receive_us` its time to post, await and
+    unpack one; `io_us` is the time of the transport's thread for an arriving message; `wake_us`
+    passes from there until the rank continues, if cores are idle. `byte_ns` is core time per byte
+    at each end, `add_ns` per byte of reduction or packing. `call_us` is paid once per call. Links
+    carry the fraction `wire` of their bandwidth, and `burst_bytes` at once after a pause. `source`
+    is the origin of these numbers.
     """
 
     send_us: _Cost = 20.0
@@ -64,14 +64,14 @@ class HostCosts:
 
     @classmethod
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
-        """Read `to_json`'s object; missing fields have defaults, unknown ones are left out.
-        InputError otherwise.
+        """Read the object that `to_json` returns; missing fields have defaults, unknown ones are
+        ignored. Raises InputError if it is malformed.
         """
         return read_as(data, cls, where)
 
 
 def host_of(topology: Topology) -> HostCosts | None:
-    """Return the host costs that come with a topology, None where it was not calibrated."""
+    """Return the host costs stored with a topology, None if it was not calibrated."""
     data = topology.extra.get(FIELD)
     return None if data is None else HostCosts.from_json(data, f"{topology.name}: {FIELD}")
 
@@ -81,8 +81,7 @@ def with_host(topology: Topology, host: HostCosts) -> Topology:
     return replace(topology, extra={**topology.extra, FIELD: host.to_json()})
 
 
-# What playing messages takes for GPUs over NCCL where nothing was measured: a kernel a step, and
-# nothing of the CPUs'.
+# The costs of GPUs over NCCL if nothing was measured: a kernel per step, and no CPU time.
 OVER_NCCL = HostCosts(
     send_us=0.0,
     receive_us=0.0,
@@ -93,10 +92,9 @@ OVER_NCCL = HostCosts(
     call_us=0.0,
     source="not measured; typical of NCCL",
 )
-# What playing messages takes over MPI where nothing was measured: no thread of the transport's, who
-# waits looks himself.
+# The costs over MPI if nothing was measured: the transport has no thread, the waiting rank polls.
 #
-# Fitted by topo-run --calibrate on 2 ranks with a core each (Open MPI 4.1.4, through memory).
+# Fitted by calibration on 2 ranks with a core each (Open MPI 4.1.4, through memory).
 OVER_MPI = HostCosts(
     send_us=2.7,
     receive_us=4.1,
@@ -110,8 +108,8 @@ OVER_MPI = HostCosts(
 
 
 def runs_over_nccl(topology: Topology) -> bool:
-    """Return whether the ranks of a topology are GPUs of a real machine, which would send over NCCL
-    (or RCCL).
+    """Return whether the ranks of a topology are GPUs of a real machine, which send over NCCL or
+    RCCL.
     """
     if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
         return False
@@ -120,14 +118,14 @@ def runs_over_nccl(topology: Topology) -> bool:
 
 
 def step_us(topology: Topology) -> Fraction:
-    """Return what a step costs beside the latencies of its links: nothing for abstract graphs, and
-    where `host_of` says what messages cost.
+    """Return the microseconds of a step beyond the latencies of its links: 0 for abstract graphs,
+    and for calibrated topologies, whose `host_of` has the cost of messages.
     """
     return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
 
 
 def describe_host(topology: Topology) -> str:
-    """Return what the predictions for a topology take a message to cost the hosts."""
+    """Return the origin of the host costs that predictions for a topology use."""
     host = host_of(topology)
     if host is not None:
         return host.source

@@ -1,8 +1,18 @@
-"""The load of every link in every step of a schedule, in exact whole numbers, as one array."""
+"""The load of every link in every step of a schedule, in exact whole numbers, as one array.
+
+Switches may compute (NVLink SHARP, SHARP): a device that can copy sends one stream on to several,
+and one that can reduce adds the streams that meet in it and sends one on. Within a step, copies of
+one chunk from one rank are one stream until their routes part, at a device that can copy; additions
+of one chunk to one rank are one stream from the device on where their routes meet, if it can
+reduce. Everything else is one stream per transfer.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -13,18 +23,20 @@ from numpy.typing import NDArray
 from ...topo.graph import Topology
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
-from .innetwork import computes_in_network, stream_loads
 
 DirectedLink = tuple[str, str]
+Path = tuple[str, ...]
 # Sums below this fit into 64-bit integers.
 _SAFE = 1 << 61
 
 
 @dataclass(frozen=True)
 class Loads:
-    """`seconds[step, i]` / `scale` is how long link `links[i]` needs for its load of `step`, in s
-    for each GB of buffer; `latency[step]` / `latency_scale` the greatest latency of a route in the
-    step, in us. Whole numbers: int64 where they fit, Python's otherwise.
+    """Link loads and route latencies by step, as whole numbers: int64 if they fit, else Python's.
+
+    `seconds[step, i]` / `scale` is the time that link `links[i]` needs for its load of `step`, in s
+    for each GB of buffer; `latency[step]` / `latency_scale` is the greatest latency of a route in
+    the step, in us.
     """
 
     links: tuple[DirectedLink, ...]
@@ -34,50 +46,47 @@ class Loads:
     latency_scale: int
 
 
-# What step_loads was asked for last, and its answer: planning, costing and verifying ask for the
-# same in turn.
-_latest: list[tuple[tuple[Chunk, ...], Transfers, int, Topology, Loads]] = []
+# The latest arguments of `step_loads`, and its result: planning, costing and tightening ask for the
+# same in turn. Comparing by identity is quick where hashing a million chunks is not.
+_latest: list[tuple[tuple[Any, ...], Loads]] = []
 
 
 def step_loads(
     chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
 ) -> Loads:
-    """Return the loads of transfers in `steps` steps, of those links that carry something."""
-    for same_chunks, same_transfers, same_steps, same_topology, loads in _latest:
-        if (
-            same_chunks is chunks
-            and same_transfers is transfers
-            and same_topology is topology
-            and same_steps == steps
-        ):
+    """Return the loads of transfers in `steps` steps, for the links that carry something."""
+    asked = (chunks, transfers, topology)
+    for same, loads in _latest:
+        if all(a is b for a, b in zip(asked, same, strict=True)) and len(loads.latency) == steps:
             return loads
     loads = _compute_loads(chunks, transfers, steps, topology)
-    _latest[:] = [(chunks, transfers, steps, topology, loads)]
+    _latest[:] = [(asked, loads)]
     return loads
 
 
 def _compute_loads(
     chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
 ) -> Loads:
-    """Return what step_loads does."""
-    ways, way = transfers.ways()
+    listed, path_of = transfers.paths()
     ranks = topology.ranks
-    paths = [tuple(pairwise((ranks[src], *route, ranks[dst]))) for src, dst, route in ways]
+    paths = [tuple(pairwise((ranks[src], *route, ranks[dst]))) for src, dst, route in listed]
     links = tuple(sorted({link for path in paths for link in path}))
     number = {link: i for i, link in enumerate(links)}
-    latency, latency_scale = _latencies(paths, way, transfers, steps, topology)
-    # Fractions become whole numbers: shares over their common denominator, and 1 / capacity =
-    # weight / rates.
+    # Fractions become whole numbers: shares and latencies over their common denominators, and
+    # 1 / capacity = weight / rates.
     share_scale = lcm(*{c.share.denominator for c in chunks})
+    shares = [c.share.numerator * (share_scale // c.share.denominator) for c in chunks]
     capacity = [topology.capacity_GBps[link] for link in links]
     rates = lcm(*(c.numerator for c in capacity))
     weights = [c.denominator * (rates // c.numerator) for c in capacity]
-    shares = [c.share.numerator * (share_scale // c.share.denominator) for c in chunks]
-    # 64-bit integers wherever no sum can overflow them; Python's own are a hundred times slower.
-    length = max(map(len, paths), default=0)
-    top = len(transfers) * length * max(shares, default=0) * max(weights, default=0)
-    exact: Any = np.int64 if top < _SAFE else object
-    load = np.zeros((steps, len(links)), dtype=exact)
+    latency_scale = lcm(*{x.denominator for x in topology.latency_us.values()})
+    of_link = {link: int(x * latency_scale) for link, x in topology.latency_us.items()}
+    latencies = [sum(of_link[link] for link in path) for path in paths]
+    latency = np.zeros(steps, dtype=_exact(max(latencies, default=0) * max(steps, 1)))
+    np.maximum.at(latency, transfers.step, np.array(latencies, dtype=latency.dtype)[path_of])
+    hops = max(map(len, paths), default=0)
+    heaviest = len(transfers) * hops * max(shares, default=0) * max(weights, default=0)
+    load = np.zeros((steps, len(links)), dtype=_exact(heaviest))
     if computes_in_network(topology):
         # Switches merge and spread streams, so a link's load is not the sum over the transfers that
         # cross it.
@@ -87,31 +96,76 @@ def _compute_loads(
                 load[step, number[link]] = int(share * share_scale)
     else:
         # Otherwise it is: hop by hop, all transfers at once, over a table of the links that each
-        # route crosses.
-        share_of = np.array(shares, dtype=exact)[transfers.chunk]
-        crossed = np.full((len(paths), length), -1, dtype=np.int64)
+        # route crosses; -1 where a shorter route has ended.
+        share_of = np.array(shares, dtype=load.dtype)[transfers.chunk]
+        crossed = np.full((len(paths), hops), -1, dtype=np.int64)
         for row, path in enumerate(paths):
             crossed[row, : len(path)] = [number[link] for link in path]
-        for hop in range(length):
-            link_of = crossed[way, hop]
-            crosses = link_of >= 0  # shorter routes have ended
+        for hop in range(hops):
+            link_of = crossed[path_of, hop]
+            crosses = link_of >= 0
             np.add.at(load, (transfers.step[crosses], link_of[crosses]), share_of[crosses])
-    load *= np.array(weights, dtype=exact)
+    load *= np.array(weights, dtype=load.dtype)
     return Loads(links, load, share_scale * rates, latency, latency_scale)
 
 
-def _latencies(
-    paths: list[tuple[DirectedLink, ...]],
-    way: NDArray[np.int64],
-    transfers: Transfers,
-    steps: int,
-    topology: Topology,
-) -> tuple[NDArray[Any], int]:
-    """Return the greatest latency of a route in each step, as whole numbers, and their scale."""
-    scale = lcm(*{x.denominator for x in topology.latency_us.values()})
-    of_link = {link: int(x * scale) for link, x in topology.latency_us.items()}
-    whole = [sum(of_link[link] for link in path) for path in paths]
-    exact: Any = np.int64 if max(whole, default=0) * max(steps, 1) < _SAFE else object
-    out = np.zeros(steps, dtype=exact)
-    np.maximum.at(out, transfers.step, np.array(whole, dtype=exact)[way])
-    return out, scale
+def _exact(largest: int) -> Any:
+    """Return the type for whole numbers up to `largest`; Python's are a hundred times slower."""
+    return np.int64 if largest < _SAFE else object
+
+
+def computes_in_network(topology: Topology) -> bool:
+    """Return whether any device other than a GPU copies or adds."""
+    return any(d.kind != "gpu" and (d.can_copy or d.can_reduce) for d in topology.devices)
+
+
+def stream_loads(
+    chunks: Sequence[Chunk], step: Transfers, topology: Topology
+) -> dict[DirectedLink, Fraction]:
+    """Return the share of the buffer that each directed link carries in one step."""
+    switches = [d for d in topology.devices if d.kind != "gpu"]
+    copying = {d.id for d in switches if d.can_copy}
+    adding = {d.id for d in switches if d.can_reduce}
+    spread: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    gathered: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    for t in step:
+        path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
+        if t.op == "copy":
+            spread[t.src, t.chunk].append(path)
+        else:
+            gathered[t.dst, t.chunk].append(path[::-1])
+    load: dict[DirectedLink, Fraction] = defaultdict(Fraction)
+    for (_, chunk), paths in spread.items():
+        for link, streams in _count_streams(paths, copying).items():
+            load[link] += streams * chunks[chunk].share
+    # Streams that are added up form the same tree as streams that are copied, seen from the
+    # destination.
+    for (_, chunk), paths in gathered.items():
+        for (b, a), streams in _count_streams(paths, adding).items():
+            load[a, b] += streams * chunks[chunk].share
+    return dict(load)
+
+
+def _count_streams(paths: list[Path], joining: set[str]) -> dict[DirectedLink, int]:
+    """Return the number of streams on each link of paths that begin at one device; devices in
+    `joining` need only one stream for all paths through them.
+    """
+    total: dict[DirectedLink, int] = defaultdict(int)
+
+    def walk(hop: int, members: list[Path]) -> int:
+        """Count the streams into device `hop` of paths that are the same up to there."""
+        device = members[0][hop]
+        ending = sum(len(path) == hop + 1 for path in members)
+        onward: dict[str, list[Path]] = defaultdict(list)
+        for path in members:
+            if len(path) > hop + 1:
+                onward[path[hop + 1]].append(path)
+        needed = ending
+        for neighbour, group in onward.items():
+            streams = walk(hop + 1, group)
+            total[device, neighbour] += streams
+            needed += streams
+        return 1 if device in joining and not ending else needed
+
+    walk(0, paths)
+    return dict(total)

@@ -1,9 +1,9 @@
-"""Segmentation: how finely schedules are divided, and which is fastest at a size, given what
-sending costs the hosts.
+"""Segmentation: how finely schedules are divided, and which is fastest at a size, given the hosts'
+costs of sending.
 
 A base is a schedule in one segment. Every base is also tried stepwise, so that a rank hands on the
-first part of a step while the rest is coming. Where single steps load the links unevenly, and only
-all steps together evenly, it is tried as a pipeline as well.
+first part of a step while the rest is still arriving. Where single steps load the links unevenly,
+and only all steps together evenly, it is tried as a pipeline as well.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
-from .affine import bandwidth_s_per_GB, costs, tighten
+from .affine import bandwidth_s_per_GB, cost, tighten
 from .host_costs import HostCosts
-from .innetwork import computes_in_network
+from .loads import computes_in_network
 from .simulate import predict_us, shape_of
 
+# Numbers of segments that are tried, each twice the last; `fastest` stops at the first that is
+# clearly slower. Strategies may give pipelines of up to MAX_SEGMENTS.
 _STEPWISE = (2, 4, 8)
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
-# Pipelines are tried where a schedule's steps, one after the other, need the links this many times
-# as long.
+# Pipelines are tried if the links need this many times as long for a schedule's steps one after the
+# other as for all of them at once.
 _STEPWISE_LOSS = 1.02
-# More segments are not tried once the prediction is this many times that of the best number so far.
+# More segments are not tried once the prediction is this many times the best so far.
 _WORSE = 1.1
 
 
@@ -33,8 +35,8 @@ _WORSE = 1.1
 class Family:
     """A base and its segmentations, each list from the fewest segments to the most.
 
-    `stepwise_s_per_GB` and `piped_s_per_GB` are what the links need for each GB; `messages` is the
-    number of messages that the base sends.
+    `stepwise_s_per_GB` and `piped_s_per_GB` are the times that the links need for each GB;
+    `messages` is the number of messages that the base sends.
     """
 
     base: Schedule
@@ -46,24 +48,22 @@ class Family:
 
 
 def as_sent(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule with every transfer on the route that the system takes from its source to
-    its destination.
+    """Return the schedule with every transfer on the system's route from its source to its
+    destination.
     """
-    ways, way = schedule.transfers.ways()
-    routes = [router.route(src, dst) for src, dst, _ in ways]
-    if all(r is None or r[1:-1] == given for r, (_, _, given) in zip(routes, ways, strict=True)):
+    paths, path_of = schedule.transfers.paths()
+    asked = ((router.route(src, dst), given) for src, dst, given in paths)
+    routes = [given if route is None else route[1:-1] for route, given in asked]
+    if routes == [given for _, _, given in paths]:
         return schedule
-    listed = [
-        given if r is None else r[1:-1] for r, (_, _, given) in zip(routes, ways, strict=True)
-    ]
     t = schedule.transfers
-    moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, way, listed)
+    moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, path_of, routes)
     return tighten(replace(schedule, transfers=moved), router.topology)
 
 
 def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule as it is sent; where switches add or copy, as it is: there routes are
-    asked of the network.
+    """Return the schedule as it is sent; unchanged where switches add or copy, since there the
+    network is asked for the routes.
     """
     return schedule if computes_in_network(router.topology) else as_sent(schedule, router)
 
@@ -81,12 +81,9 @@ def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
     for base, given in by_base.items():
         stepwise_s = float(bandwidth_s_per_GB(base, topology))
         piped_s = float(bandwidth_s_per_GB(replace(base, segments=2), topology))
-        piped = (
-            {replace(base, segments=m) for m in _PIPED}
-            if stepwise_s > piped_s * _STEPWISE_LOSS
-            else set()
-        )
-        piped |= {s for s in given if s.segments > 1 and not s.stepwise}
+        piped = {s for s in given if s.segments > 1 and not s.stepwise}
+        if stepwise_s > piped_s * _STEPWISE_LOSS:
+            piped |= {replace(base, segments=m) for m in _PIPED}
         shape = shape_of(base, topology)
         out.append(
             Family(
@@ -109,17 +106,13 @@ def time_us(
     *,
     batched: bool = False,
 ) -> float:
-    """Return the predicted microseconds: played, or by the affine model where there is too much to
-    play (0 without links).
+    """Return the predicted microseconds, by playing the messages; by the affine model where there
+    are too many of them (0 without links).
     """
     played = predict_us(schedule, topology, host, size_bytes, batched=batched)
     if played is not None:
         return played
-    return (
-        0.0
-        if topology is None
-        else costs(schedule, topology, [schedule.segments])[0].time_s(size_bytes) * 1e6
-    )
+    return 0.0 if topology is None else cost(schedule, topology).time_s(size_bytes) * 1e6
 
 
 def fastest(
@@ -134,29 +127,27 @@ def fastest(
     """Return schedules with their predicted microseconds at a size, best first: those within `near`
     times the best.
 
-    Not all are predicted: what cannot be among them is passed over. `topology` is that of the
-    machine at hand; without one, only the hosts' own costs count.
+    Candidates that cannot be among them are not predicted. `topology` is that of the machine at
+    hand; without one, only the hosts' own costs count.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
     lists: list[tuple[float, tuple[Schedule, ...]]] = []
     scale: float | None = None
-    # No segmentation takes less than its messages cost the hosts, or its bytes the links: that is
-    # known without playing.
+    # No segmentation is faster than its messages at the hosts, or its bytes on the links. These
+    # floors need no playing.
     for family in candidates:
         if scale is None:
             scale = _link_time_ratio(family, topology)
-        for schedules, seconds in (
+        for schedules, s_per_GB in (
             (family.stepwise, family.stepwise_s_per_GB),
             (family.piped, family.piped_s_per_GB),
         ):
             if schedules:
-                lists.append(
-                    (max(family.messages * host_us, seconds * scale * size_bytes * 1e-3), schedules)
-                )
+                link_us = s_per_GB * scale * size_bytes * 1e-3
+                lists.append((max(family.messages * host_us, link_us), schedules))
     best = float("inf")
     predictions: list[tuple[float, Schedule]] = []
-    # From the least such floor up, playing can stop as soon as a floor is above what counts as
-    # near.
+    # In ascending order of floors, playing can stop once a floor exceeds what counts as near.
     for floor, schedules in sorted(lists, key=lambda entry: entry[0]):
         if floor > best * max(near, 1.0):
             break
@@ -172,12 +163,8 @@ def fastest(
 
 
 def _link_time_ratio(family: Family, topology: Topology | None) -> float:
-    """Return how many times as long the links of the machine at hand take as the family's own
-    figures say.
-    """
+    """Return the time of the links of the machine at hand, over the family's own figure."""
     if topology is None:
         return 0.0
-    return (
-        float(bandwidth_s_per_GB(replace(family.base, segments=2), topology))
-        / family.piped_s_per_GB
-    )
+    piped = replace(family.base, segments=2)
+    return float(bandwidth_s_per_GB(piped, topology)) / family.piped_s_per_GB

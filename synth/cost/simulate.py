@@ -1,11 +1,11 @@
-"""Predict how long a schedule takes by playing its messages: sender, links, receiver, and cores
-that ranks share.
+"""Predict how long a schedule takes by playing its messages: sender, links, receiver, and the
+cores that ranks share.
 
 The affine cost (affine.py) adds up latencies and bytes, tick by tick. This plays the messages as
-the runtime sends them: one for each tick and pair of ranks, which goes as soon as its own pieces
-have arrived (or, in batches, when all messages of earlier ticks have). Links serve one message
-after the other, and the ranks of a host compete for its cores. Of a long pipeline only the first
-segments are played; the rest is assumed to go on at the pace reached by then.
+the runtime sends them: one for each tick and pair of ranks, sent as soon as its own pieces have
+arrived (or, in batches, once all messages of earlier ticks have). Links serve one message after the
+other, and the ranks of a host compete for its cores. Of a long pipeline only the first segments are
+played; the rest is assumed to continue at the pace reached by then.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
 from .host_costs import HostCosts
 
-# Schedules with more messages than this (before they are cut into segments) are not played; the
-# affine cost stands in.
-MOST_GROUPS = 6000
+# Schedules with more messages than this (before segmentation) are not played, since the time of
+# playing grows with them; the affine cost stands in.
+MAX_GROUPS = 6000
 # Longer pipelines are played for this many segments only.
 _PLAYED_SEGMENTS = 16
-# Segments, the last ones played, from which the pace of the rest is taken.
+# The pace of the rest is that of the last segments played: by then the pipeline is full.
 _PACE_SEGMENTS = 4
 
-# A message's tick, sender and receiver, and the microseconds after which it was posted and noticed.
+# A message's tick, sender and receiver, and the times in us at which it was posted and noticed.
 MessageTime = tuple[int, int, int, float, float]
 
 # Kinds of events. The first concerns a rank: its call begins. The others concern a message: all of
-# it has reached the receiver's host; the receiver's call has noticed; its first bytes have reached
-# the host. Simultaneous events are handled in this order.
+# it has reached the receiver's host; the receiver's call has noticed it; its first bytes have
+# reached the host. Simultaneous events are handled in this order.
 _CALL_BEGINS, _ARRIVED, _NOTICED, _FIRST_BYTES = range(4)
 
 
@@ -45,9 +45,9 @@ _CALL_BEGINS, _ARRIVED, _NOTICED, _FIRST_BYTES = range(4)
 class _Group:
     """The transfers from `src` to `dst` in one step, which travel as one message.
 
-    `share`, `added` and `packed` are shares of the buffer: all that is sent, what the receiver adds
-    to its own, and what is copied into one piece first because it does not lie side by side.
-    `needs` are the groups that bring what this one sends.
+    `share`, `added` and `packed` are shares of the buffer: all data sent, the part that the
+    receiver adds to its own, and the part that is first packed because it is not contiguous.
+    `needs` are the groups that deliver what this one sends.
     """
 
     step: int
@@ -63,9 +63,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class Shape:
-    """A schedule's groups of transfers, to be played at any size and in any number of segments; see
-    `shape_of`.
-    """
+    """A schedule's groups of transfers, to be played at any size and in any number of segments."""
 
     ranks: int
     groups: tuple[_Group, ...]
@@ -73,7 +71,7 @@ class Shape:
 
     @cached_property
     def busiest_us_per_byte(self) -> float:
-        """Microseconds that the busiest link needs for each byte of the buffer."""
+        """The time of the busiest link for each byte of the buffer."""
         load = [0.0] * len(self.us_per_byte)
         for group in self.groups:
             for link in group.links:
@@ -83,22 +81,21 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
-    """Return the groups of a schedule in one segment on a topology, or None where there are too
-    many of them to play.
+    """Return the groups of a schedule in one segment on a topology, or None if there are too many
+    to play.
 
     Without a topology there are no links: ranks share a host and send through its memory.
     """
-    transfers = schedule.transfers
-    n = schedule.collective.ranks
-    shares = np.array([float(c.share) for c in schedule.chunks])
+    transfers, n = schedule.transfers, schedule.rank_limit
     # All transfers between two ranks in a step are one group: the runtime sends them as one
     # message.
     key = (transfers.step * n + transfers.src) * n + transfers.dst
     keys, group_of = np.unique(key, return_inverse=True)
-    if len(keys) > MOST_GROUPS:
+    if len(keys) > MAX_GROUPS:
         return None
-    total = np.bincount(group_of, shares[transfers.chunk], len(keys))
-    added = np.bincount(group_of, shares[transfers.chunk] * (transfers.op == REDUCE), len(keys))
+    shares = np.array([float(c.share) for c in schedule.chunks])[transfers.chunk]
+    total = np.bincount(group_of, shares, len(keys))
+    added = np.bincount(group_of, shares * (transfers.op == REDUCE), len(keys))
     pieces = np.bincount(group_of, minlength=len(keys))
     # A group must wait for all groups of earlier steps that wrote a chunk it sends; the steps of a
     # schedule read what was there when they began, so groups of the same step do not count.
@@ -112,14 +109,10 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
     ):
         needs[group].update(g for g in writers[src, chunk] if step_of[g] < step)
         writers[dst, chunk].append(group)
-    # A message goes one way, even where a schedule divides its pieces over several: the runtime
-    # cannot choose routes.
-    first_route = {
-        int(g): int(r)
-        for g, r in zip(
-            reversed(group_of.tolist()), reversed(transfers.route.tolist()), strict=True
-        )
-    }
+    # A message takes one route, even where a schedule divides its pieces over several: the runtime
+    # cannot choose routes. The first one listed wins.
+    backwards = reversed([*zip(group_of.tolist(), transfers.route.tolist(), strict=True)])
+    route_of = dict(backwards)
     number: dict[tuple[str, str], int] = {}
     us_per_byte: list[float] = []
     routes: list[tuple[tuple[int, ...], float]] = []
@@ -128,7 +121,7 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
         latency = 0.0
         if topology is not None:
             src, dst = k // n % n, k % n
-            path = (topology.ranks[src], *transfers.routes[first_route[group]], topology.ranks[dst])
+            path = (topology.ranks[src], *transfers.routes[route_of[group]], topology.ranks[dst])
             for link in pairwise(path):
                 if link not in number:
                     number[link] = len(us_per_byte)
@@ -157,8 +150,8 @@ def predict_us(
     *,
     batched: bool = False,
 ) -> float | None:
-    """Return the microseconds that a schedule takes at a size, or None where it has too many
-    messages to play.
+    """Return the microseconds that a schedule takes at a size, or None if it has too many messages
+    to play.
 
     `batched`: all messages of a tick are posted at once and awaited before the next tick, as over
     NCCL.
@@ -166,66 +159,59 @@ def predict_us(
     shape = shape_of(schedule.uncut, topology)
     if shape is None:
         return None
-    # The extrapolation of a long pipeline must not promise what no link can do: beyond its burst, a
-    # link needs its time.
-    burst_us = host.burst_bytes * max(shape.us_per_byte, default=0.0)
-    least_us = shape.busiest_us_per_byte * (size_bytes / host.wire) - burst_us
-    return max(least_us, _played_us(shape, schedule, host, size_bytes, batched))
-
-
-def _played_us(
-    shape: Shape, schedule: Schedule, host: HostCosts, size_bytes: int, batched: bool
-) -> float:
-    """Return the microseconds of all segments; the last ones of a long pipeline are
-    extrapolated.
-    """
     m = schedule.segments
     if schedule.stepwise or m <= _PLAYED_SEGMENTS:
-        return _play(shape, host, size_bytes / m, m, schedule.tick, batched)
-    less, more = (
-        _play(shape, host, size_bytes / m, played, lambda s, j: s + j, batched)
-        for played in (_PLAYED_SEGMENTS - _PACE_SEGMENTS, _PLAYED_SEGMENTS)
-    )
-    return more + max(0.0, more - less) / _PACE_SEGMENTS * (m - _PLAYED_SEGMENTS)
+        played_us = _play(shape, host, size_bytes / m, m, schedule.tick, batched)
+    else:
+        less, more = (
+            _play(shape, host, size_bytes / m, played, lambda s, j: s + j, batched)
+            for played in (_PLAYED_SEGMENTS - _PACE_SEGMENTS, _PLAYED_SEGMENTS)
+        )
+        played_us = more + max(0.0, more - less) / _PACE_SEGMENTS * (m - _PLAYED_SEGMENTS)
+    # The extrapolation must not promise what no link can do: beyond its burst, a link needs its
+    # time.
+    burst_us = host.burst_bytes * max(shape.us_per_byte, default=0.0)
+    return max(shape.busiest_us_per_byte * (size_bytes / host.wire) - burst_us, played_us)
 
 
 def play_messages(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
 ) -> list[MessageTime] | None:
-    """Return the times of all messages, long pipelines played to their end; None where there are
-    too many to play.
+    """Return the times of all messages, long pipelines played to their end; None if there are too
+    many to play.
     """
-    shape = shape_of(schedule.uncut, topology)
+    shape, m = shape_of(schedule.uncut, topology), schedule.segments
     if shape is None:
         return None
-    seen: list[MessageTime] = []
-    _play(
-        shape, host, size_bytes / schedule.segments, schedule.segments, schedule.tick, False, seen
-    )
-    return seen
+    times: list[MessageTime] = []
+    _play(shape, host, size_bytes / m, m, schedule.tick, False, times)
+    return times
 
 
 @dataclass
 class _Message:
-    """What goes from `src` to `dst` at one tick, in bytes; `needs` are numbers of the messages that
-    it must wait for.
+    """The data of one tick for one pair of ranks, in bytes; `needs` numbers the messages that must
+    arrive before.
+
+    Sender, receiver and route are those of `group`, the first of the groups in it.
     """
 
-    src: int
-    dst: int
+    group: _Group
     tick: int
     bytes: float
     added: float
     packed: float
-    links: tuple[int, ...]
-    latency_us: float
     needs: set[int]
 
 
-def _messages(
-    shape: Shape, segment_bytes: float, segments: int, tick_of: Callable[[int, int], int]
+def _list_messages(
+    shape: Shape,
+    segment_bytes: float,
+    segments: int,
+    tick_of: Callable[[int, int], int],
+    batched: bool,
 ) -> list[_Message]:
-    """Return the messages of all segments, sorted by tick; segments that meet at a tick and pair of
+    """Return the messages of all segments, sorted by tick; groups that meet at a tick and pair of
     ranks share one.
     """
     number_of: dict[tuple[int, int, int], int] = {}
@@ -237,13 +223,9 @@ def _messages(
         for j in range(segments)
     )
     for tick, src, dst, i, j in keyed:
-        group = shape.groups[i]
-        number = number_of.get((tick, src, dst))
-        if number is None:
-            number = number_of[tick, src, dst] = len(messages)
-            messages.append(
-                _Message(src, dst, tick, 0.0, 0.0, 0.0, group.links, group.latency_us, set())
-            )
+        group, number = shape.groups[i], number_of.setdefault((tick, src, dst), len(messages))
+        if number == len(messages):
+            messages.append(_Message(group, tick, 0.0, 0.0, 0.0, set()))
         message = messages[number]
         message.bytes += group.share * segment_bytes
         message.added += group.added * segment_bytes
@@ -251,6 +233,13 @@ def _messages(
         carrier[i, j] = number
     for (i, j), number in carrier.items():
         messages[number].needs.update(carrier[need, j] for need in shape.groups[i].needs)
+    if batched:  # then a message waits for all that its sender receives at earlier ticks
+        into: dict[int, list[int]] = defaultdict(list)
+        for number, message in enumerate(messages):
+            into[message.group.dst].append(number)
+        for message in messages:
+            earlier = into[message.group.src]
+            message.needs.update(n for n in earlier if messages[n].tick < message.tick)
     return messages
 
 
@@ -261,26 +250,22 @@ def _play(
     segments: int,
     tick_of: Callable[[int, int], int],
     batched: bool,
-    seen: list[MessageTime] | None = None,
+    times: list[MessageTime] | None = None,
 ) -> float:
-    """Return when the last rank is done, in us after the call began, by a simulation of events; add
-    each message's times to `seen`.
+    """Return when the last rank is done, in us after the call began, by a simulation of events.
+
+    Append each message's times to `times`.
     """
-    messages = _messages(shape, segment_bytes, segments, tick_of)
-    if batched:
-        _wait_for_earlier_ticks(messages)
+    messages = _list_messages(shape, segment_bytes, segments, tick_of, batched)
     # A rank posts its sends tick by tick, and those of one tick together: one that waits holds up
-    # all after it.
-    sends: list[list[list[int]]] = [[] for _ in range(shape.ranks)]
-    last_tick = [-1] * shape.ranks
+    # all later ones.
+    ticks: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(shape.ranks)]
     for number, message in enumerate(messages):
-        if message.tick != last_tick[message.src]:
-            sends[message.src].append([])
-            last_tick[message.src] = message.tick
-        sends[message.src][-1].append(number)
-    # Whatever takes time is a resource that is free from a moment on: cores of the host (a heap,
-    # the earliest first), the thread in which each rank's call runs, its transport's thread, and
-    # links (idle for long enough for any burst).
+        ticks[message.group.src][message.tick].append(number)
+    sends = [[*of_rank.values()] for of_rank in ticks]
+    # Every resource is free from some time on: the host's cores (a heap, the earliest first), the
+    # thread in which each rank's call runs, its transport's thread, and the links (idle for long
+    # enough for any burst).
     cores = [0.0] * max(1, host.cores)
     call_free = [host.call_us] * shape.ranks
     transport_free = [0.0] * shape.ranks
@@ -292,104 +277,84 @@ def _play(
     arrival = [0.0] * len(messages)
     posted = [0.0] * len(messages)
     end = 0.0
-    events = [
-        (0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)
-    ]  # a heap: when, kind, rank or message
+    # A heap: time, kind, rank or message.
+    events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
 
     def work(free: list[float], rank: int, ready: float, length: float) -> float:
-        """Occupy a thread of a rank, and whichever core is free first, from `ready` at the
-        earliest; return the end.
-        """
-        start = max(ready, free[rank], cores[0])
-        heapq.heapreplace(cores, start + length)
-        free[rank] = start + length
-        return start + length
+        """Occupy a thread of a rank and the first free core, from `ready` on; return the end."""
+        end = max(ready, free[rank], cores[0]) + length
+        heapq.heapreplace(cores, end)
+        free[rank] = end
+        return end
 
     def post_sends(rank: int, now: float) -> None:
-        """Post the sends of as many ticks as can go now; note what the next one waits for."""
+        """Post the sends of as many ticks as possible; set the messages that the next one awaits."""
         while tick[rank] < len(sends[rank]):
             batch = sends[rank][tick[rank]]
             needed = set().union(*(messages[number].needs for number in batch))
             awaited[rank] = {number for number in needed if not noticed[number]}
             if awaited[rank]:
                 return
-            # What is sent on has to be taken in and added up first; anything else that arrived can
-            # wait until the end.
+            # Data that is forwarded must be received and added up first; other messages can wait
+            # until the end.
             for number in sorted(needed):
                 now = receive(number, now)
             for number in batch:
                 message = messages[number]
                 now = work(call_free, rank, now, host.send_us + message.packed * add_us)
                 # Bytes stream through all links of the route at once: the slowest or busiest
-                # decides when the last is through, and a link that was idle lets a burst pass
-                # without taking time for it.
+                # decides when the last byte is through, and an idle link lets a burst pass in no
+                # time.
                 posted[number] = first_us = last_us = now
-                for link in message.links:
+                for link in message.group.links:
                     need = message.bytes * shape.us_per_byte[link] / host.wire
                     free = max(link_free[link], now - host.burst_bytes * shape.us_per_byte[link])
                     link_free[link] = free + need
                     first_us, last_us = max(first_us, free), max(last_us, link_free[link])
-                arrival[number] = last_us + message.latency_us
-                heapq.heappush(events, (first_us + message.latency_us, _FIRST_BYTES, number))
+                latency_us = message.group.latency_us
+                arrival[number] = last_us + latency_us
+                heapq.heappush(events, (first_us + latency_us, _FIRST_BYTES, number))
             tick[rank] += 1
 
     def receive(number: int, now: float) -> float:
-        """Let the receiver's call take a message in, once: unpack and add. Return when that is
-        done.
-        """
+        """Receive a message in the receiver's call, once: unpack and add. Return the end."""
         if received[number]:
             return now
-        received[number] = True
-        message = messages[number]
-        return work(
-            call_free, message.dst, now, host.receive_us + (message.added + message.packed) * add_us
-        )
+        received[number], message = True, messages[number]
+        length_us = host.receive_us + (message.added + message.packed) * add_us
+        return work(call_free, message.group.dst, now, length_us)
 
     while events:
         now, kind, number = heapq.heappop(events)
         if kind == _CALL_BEGINS:
             post_sends(number, now)
         elif kind == _FIRST_BYTES:
-            # Both transports copy every byte, while the rest is still coming: where they are slower
-            # than the link, the message arrives when they are through, else when its last byte
-            # does.
-            message = messages[number]
-            work(transport_free, message.src, now, message.bytes * byte_us)
-            read = work(transport_free, message.dst, now, message.bytes * byte_us)
+            # Both transports copy every byte while the rest is still arriving: if they are slower
+            # than the link, the message arrives when they are done, else with its last byte.
+            group, length_us = messages[number].group, messages[number].bytes * byte_us
+            work(transport_free, group.src, now, length_us)
+            read = work(transport_free, group.dst, now, length_us)
             heapq.heappush(events, (max(read, arrival[number]), _ARRIVED, number))
         elif kind == _ARRIVED:
-            # The transport completes the operation, and the thread that waits in the call has to
-            # wake up.
-            read = work(transport_free, messages[number].dst, now, host.io_us)
+            # The transport completes the operation, and the thread waiting in the call wakes up.
+            read = work(transport_free, messages[number].group.dst, now, host.io_us)
             heapq.heappush(events, (read + host.wake_us, _NOTICED, number))
         else:
-            # A rank with sends left first gets these out, as the runtime does; one without takes
-            # messages in as they come.
-            noticed[number] = True
-            rank = messages[number].dst
-            if seen is not None:
-                seen.append(
-                    (messages[number].tick, messages[number].src, rank, posted[number], now)
-                )
-            if tick[rank] < len(sends[rank]):
-                if number in awaited[rank]:
-                    awaited[rank].discard(number)
-                    if not awaited[rank]:
-                        post_sends(rank, now)
-            else:
+            # A rank with sends left first gets these out, as the runtime does; one without receives
+            # messages as they come.
+            noticed[number], group = True, messages[number].group
+            rank = group.dst
+            if times is not None:
+                times.append((messages[number].tick, group.src, rank, posted[number], now))
+            if tick[rank] == len(sends[rank]):
                 now = receive(number, now)
+            elif number in awaited[rank]:
+                awaited[rank].discard(number)
+                if not awaited[rank]:
+                    post_sends(rank, now)
             end = max(end, now)
-    # What no send needed was left for the end.
+    # Messages that no send needed are received at the end.
     for number in range(len(messages)):
         end = max(end, receive(number, end))
     return max([end, *call_free])
-
-
-def _wait_for_earlier_ticks(messages: list[_Message]) -> None:
-    """Let each message wait for all that its sender receives at earlier ticks, as batches do."""
-    into: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, message in enumerate(messages):
-        into[message.dst].append((message.tick, number))
-    for message in messages:
-        message.needs.update(number for tick, number in into[message.src] if tick < message.tick)

@@ -1,10 +1,9 @@
-"""When each transfer of a schedule is predicted to begin and to end, segment by segment, under the
-plan's own cost model.
+"""Predict when each transfer of a schedule begins and ends, segment by segment, with the plan's own
+cost model.
 
-Without host costs that is the affine cost: ticks come one after the other; within a tick a transfer
-takes its route's latency and as long as the most loaded link of its route. With host costs the
-messages are played (simulate.py), and the transfers of a message follow each other in it by their
-bytes.
+Without host costs this is the affine cost: ticks follow each other; within a tick a transfer takes
+its route's latency plus the time of the most loaded link of its route. With host costs the messages
+are played (simulate.py), and the transfers of a message follow each other by their bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -24,15 +24,13 @@ from .host_costs import HostCosts, step_us
 from .loads import step_loads
 from .simulate import MessageTime, play_messages
 
-# Transfers times segments that are listed one by one; a trace of more is of no use to anybody.
-MOST_TIMES = 400_000
+# Transfers times segments that are listed one by one; viewers cannot show a trace of more.
+MAX_TIMES = 400_000
 
 
 @dataclass(frozen=True)
 class TransferTime:
-    """One segment of one transfer: `chunk` is a place in the schedule's chunks, `route` the devices
-    between the ranks.
-    """
+    """The times of one segment of a transfer; `chunk` is a place in the schedule's chunks."""
 
     tick: int
     step: int
@@ -52,16 +50,15 @@ def predict_times(
 ) -> list[TransferTime]:
     """Return the predicted times of all transfers, in every segment, by tick.
 
-    With `host` messages are played with these costs. Without a topology there are no links (ranks
-    share a host's memory); then nothing is returned where there are too many messages to play.
-    Raises InputError where there are more than MOST_TIMES.
+    With `host`, messages are played with these costs. Without a topology there are no links (ranks
+    share a host's memory), and the list is empty if there are too many messages to play. Raises
+    InputError if there are more than MAX_TIMES.
     """
     count = len(schedule.transfers) * schedule.segments
-    if count > MOST_TIMES:
+    if count > MAX_TIMES:
         raise InputError(
             f"{schedule.label} at {size_bytes} bytes has {count:,} transfers and segments; at "
-            f"most {MOST_TIMES:,} are "
-            "listed one by one; name a smaller size"
+            f"most {MAX_TIMES:,} are listed one by one; name a smaller size"
         )
     played = None if host is None else play_messages(schedule, topology, host, size_bytes)
     if played is None:
@@ -73,55 +70,46 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
     """Return the times of messages by the affine cost, one tick after the other."""
     m = schedule.segments
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # Microseconds that each link is busy in each step, all segments together; 1e-3 us a byte are 1
-    # s for each GB.
-    busy = loads.seconds.astype(float) / loads.scale * size_bytes * 1e-3
-    latency = loads.latency.astype(float) / loads.latency_scale
-    declared = np.array([float(x) for x in schedule.step_s_per_GB]) * size_bytes * 1e-3
+    # 1 s for each GB is 1e-3 us a byte; of each link in each step, all segments together.
+    busy_us = loads.seconds.astype(float) / loads.scale * size_bytes * 1e-3
+    latency_us = loads.latency.astype(float) / loads.latency_scale
+    declared_us = np.array([float(x) for x in schedule.step_s_per_GB]) * size_bytes * 1e-3
     number = {link: i for i, link in enumerate(loads.links)}
-    ways, way = schedule.transfers.ways()
-    paths = [(topology.ranks[src], *route, topology.ranks[dst]) for src, dst, route in ways]
-    crossed = [[number[link] for link in route_links(path)] for path in paths]
-    latency_of = [
-        sum(float(topology.latency_us[link]) for link in route_links(path)) for path in paths
+    paths, path_of = schedule.transfers.paths()
+    links_of = [
+        route_links((topology.ranks[src], *route, topology.ranks[dst])) for src, dst, route in paths
     ]
-    ways_of_step: dict[int, set[int]] = defaultdict(set)
-    for step, of in zip(schedule.transfers.step.tolist(), way.tolist(), strict=True):
-        ways_of_step[step].add(of)
-    each = float(step_us(topology))
-    out: list[MessageTime] = []
+    crossed = [[number[link] for link in links] for links in links_of]
+    latency_of = [sum(float(topology.latency_us[link]) for link in links) for links in links_of]
+    paths_of_step: dict[int, set[int]] = defaultdict(set)
+    for step, path in zip(schedule.transfers.step.tolist(), path_of.tolist(), strict=True):
+        paths_of_step[step].add(path)
+    times: list[MessageTime] = []
     now = 0.0
     for tick in range(schedule.ticks):
-        steps = (
-            [tick // m]
-            if schedule.stepwise
-            else range(max(0, tick - m + 1), min(schedule.steps, tick + 1))
-        )
-        low, high = steps[0], steps[-1] + 1
-        load = busy[low:high].sum(axis=0) / m
+        low, high = max(0, tick - m + 1), min(schedule.steps, tick + 1)
+        if schedule.stepwise:
+            low, high = tick // m, tick // m + 1
+        load_us = busy_us[low:high].sum(axis=0) / m
         # A step that is cut stepwise pays its latency once, as its cost does.
         pays = not schedule.stepwise or tick % m == 0
-        slowest = float(latency[low:high].max(initial=0.0)) if pays else 0.0
-        # Steps that come one after the other last as long as is declared.
-        length = (
-            float(declared[low]) / m
-            if m == 1 or schedule.stepwise
-            else float(load.max(initial=0.0))
-        )
-        begin = now + each
-        now = begin + slowest + length
-        for of in set().union(*(ways_of_step[step] for step in steps)):
-            took = (latency_of[of] if pays else 0.0) + max(
-                (float(load[link]) for link in crossed[of]), default=0.0
-            )
-            out.append((tick, ways[of][0], ways[of][1], begin, min(now, begin + took)))
-    return out
+        slowest_us = float(latency_us[low:high].max(initial=0.0)) if pays else 0.0
+        # Steps that do not overlap take their declared durations.
+        is_apart = m == 1 or schedule.stepwise
+        length_us = float(declared_us[low]) / m if is_apart else float(load_us.max(initial=0.0))
+        begin = now + float(step_us(topology))
+        now = begin + slowest_us + length_us
+        for path in set().union(*(paths_of_step[step] for step in range(low, high))):
+            took_us = max((float(load_us[link]) for link in crossed[path]), default=0.0)
+            took_us += latency_of[path] if pays else 0.0
+            times.append((tick, *paths[path][:2], begin, min(now, begin + took_us)))
+    return times
 
 
 def _share_out(
     schedule: Schedule, size_bytes: int, played: Iterable[MessageTime]
 ) -> Iterable[TransferTime]:
-    """Yield the times of transfers, those of a message one after the other by their bytes."""
+    """Yield the times of transfers; those of one message follow each other by their bytes."""
     times = {(tick, src, dst): (begin, end) for tick, src, dst, begin, end in played}
     members: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
     rows = list(schedule.transfers)
@@ -129,18 +117,15 @@ def _share_out(
         for segment in range(schedule.segments):
             members[schedule.tick(t.step, segment), t.src, t.dst].append((place, segment))
     for key in sorted(members):
-        tick, src, dst = key
         begin, end = times[key]
         sizes = [
-            float(schedule.chunks[rows[p].chunk].share) * size_bytes / schedule.segments
-            for p, _ in members[key]
+            float(schedule.chunks[rows[place].chunk].share) * size_bytes / schedule.segments
+            for place, _ in members[key]
         ]
-        whole, before = sum(sizes) or 1.0, 0.0
-        for (place, segment), size in zip(members[key], sizes, strict=True):
+        whole = sum(sizes) or 1.0
+        edges_us = [begin + (end - begin) * x / whole for x in accumulate(sizes, initial=0.0)]
+        spans = zip(members[key], sizes, pairwise(edges_us), strict=True)
+        for (place, segment), size, span in spans:
             t = rows[place]
-            from_us = begin + (end - begin) * before / whole
-            before += size
-            until_us = begin + (end - begin) * before / whole
-            yield TransferTime(
-                tick, t.step, segment, src, dst, t.chunk, t.op, t.route, size, from_us, until_us
-            )
+            route = t.chunk, t.op, t.route
+            yield TransferTime(key[0], t.step, segment, t.src, t.dst, *route, size, *span)

@@ -2,7 +2,7 @@
 
 A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to
 the nearest GPU above it; those that meet in a switch send in the same step, so that the switch adds
-them up (see synth/cost/innetwork.py for what that costs). Which switches take part is searched (all
+them up (see synth/cost/loads.py for what that costs). Which switches take part is searched (all
 subsets of a few, else one more or fewer at a time): the problem is Steiner's, so unlike elsewhere
 nothing is proved here; the bound is a cut's.
 """

@@ -67,7 +67,7 @@ class RoutedPairs(PairGraph):
 def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
     """Return whether every transfer takes the route that the system would choose."""
     return all(router.route(src, dst) == (router.topology.ranks[src], *way, router.topology.ranks[dst])
-               for src, dst, way in transfers.ways()[0])  # fmt: skip
+               for src, dst, way in transfers.paths()[0])  # fmt: skip
 
 
 def routed_forest(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...topo.graph import Topology
 from ...topo.routes import Route
 from ..cost.affine import tighten
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, REDUCE, Transfers

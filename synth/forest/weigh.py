@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.graph import Topology
-from ..cost.innetwork import computes_in_network, stream_loads
-from ..cost.loads import DirectedLink
+from ..cost.loads import DirectedLink, computes_in_network, stream_loads
 from ..effort import Effort
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers

@@ -1,22 +1,21 @@
-"""Collectives: which rank holds what before, and which must have it after.
+"""Collectives: which ranks hold what data before a call, and which must hold it after.
 
-The buffer of which chunks are shares is: the vector itself for allreduce, broadcast and reduce; the
-gathered result for allgather and gather; the vector before it is scattered for reduce-scatter and
-scatter; what one rank sends to all (its own part included) for alltoall. `size` always means the
-bytes of that buffer, as nccl-tests counts them.
+Chunks are shares of one buffer per collective: the vector itself for allreduce, broadcast and
+reduce; the gathered result for allgather and gather; the vector before it is scattered for
+reduce-scatter and scatter; what one rank sends to all ranks, itself included, for alltoall. `size`
+always means the bytes of that buffer, as nccl-tests counts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from typing import Literal, get_args
 
 from ...topo.errors import InputError, suggest
 
-# The names of the collectives.
 CollectiveName = Literal[
     "allreduce",
     "allgather",
@@ -28,7 +27,7 @@ CollectiveName = Literal[
     "alltoall",
 ]
 COLLECTIVES: tuple[str, ...] = get_args(CollectiveName)
-# The collectives as torch, nccl-tests and MPI write them, without blanks, lines and capitals.
+# Spellings of torch, nccl-tests and MPI, reduced to letters and digits in lower case.
 _SPELLINGS = {
     **{name.replace("-", ""): name for name in COLLECTIVES},
     "bcast": "broadcast",
@@ -36,19 +35,26 @@ _SPELLINGS = {
     "reducescattertensor": "reduce-scatter",
     "alltoallsingle": "alltoall",
 }
+_OPPOSITES = {"allgather": "reduce-scatter", "broadcast": "reduce", "gather": "scatter"}
+_REVERSED = (
+    {"allreduce": "allreduce", "alltoall": "alltoall"}
+    | _OPPOSITES
+    | {after: before for before, after in _OPPOSITES.items()}
+)
 _REDUCING = {"allreduce", "reduce-scatter", "reduce"}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 _FROM_EACH = {"allgather", "gather", "alltoall"}
 _TO_EACH = {"reduce-scatter", "scatter", "alltoall"}
+_TO_ALL = {"allreduce", "allgather", "broadcast"}
 
 
 @dataclass(frozen=True)
 class Chunk:
     """An exact share of the buffer.
 
-    `source` is the rank it belongs to where each rank brings its own part (allgather, gather,
-    alltoall), `target` the rank it is for where each gets its own part (reduce-scatter, scatter,
-    alltoall); None where there is no such rank.
+    `source` is the rank that owns the chunk where each rank brings a part of its own (allgather,
+    gather, alltoall), `target` the rank that receives it where each rank gets a part of its own
+    (reduce-scatter, scatter, alltoall); otherwise they are None.
     """
 
     share: Fraction
@@ -58,11 +64,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over `ranks` ranks, with its `root` where it has one."""
+    """A collective over `ranks` members, with its `root` where it has one.
+
+    `members` are the ranks that bring or receive data, ascending and numbered as in the whole
+    topology. By default every GPU of the topology is a member, and `members` is `range(ranks)`.
+    """
 
     name: str
     ranks: int
     root: int | None = None
+    members: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
@@ -72,120 +83,143 @@ class Collective:
             )
         if self.ranks < 1:
             raise InputError(f"{self.name} over {self.ranks} ranks; expected at least 1")
-        if self.name in _ROOTED:
-            if self.root is None or not 0 <= self.root < self.ranks:
-                raise InputError(
-                    f"{self.name} needs a root between 0 and {self.ranks - 1}, got {self.root}"
-                )
-        elif self.root is not None:
-            raise InputError(f"{self.name} has no root, got {self.root}")
+        # A range marks "all GPUs": it equals no tuple, so members 0 and 1 of four GPUs stay apart
+        # from all of two.
+        listed = () if isinstance(self.members, range) else tuple(self.members)
+        object.__setattr__(self, "members", listed or range(self.ranks))
+        if listed and (
+            len(listed) != self.ranks or any(a >= b for a, b in pairwise((-1, *listed)))
+        ):
+            raise InputError(
+                f"{self.name} over {self.ranks} ranks has the members {spell_ranks(listed)}; "
+                f"expected {self.ranks} different ranks, ascending"
+            )
+        if self.name not in _ROOTED:
+            if self.root is not None:
+                raise InputError(f"{self.name} has no root, got {self.root}")
+        elif self.root not in self.members:
+            expected = (
+                f"between 0 and {self.ranks - 1}"
+                if self.has_all_gpus
+                else f"among {spell_ranks(self.members)}"
+            )
+            raise InputError(f"{self.name} needs a root {expected}, got {self.root}")
+
+    def __str__(self) -> str:
+        which = f"rank{'s' if self.ranks > 1 else ''}"
+        over = (
+            f"{self.ranks:,} {which}"
+            if self.has_all_gpus
+            else f"{which} {spell_ranks(self.members)}"
+        )
+        return f"{self.name} over {over}{'' if self.root is None else f', root {self.root}'}"
 
     @classmethod
-    def with_default_root(cls, name: str, ranks: int, root: int | None = None) -> Collective:
-        """Return a collective whose root, where it has one and none is given, is rank 0; any
-        spelling of its name will do.
+    def with_default_root(
+        cls, name: str, ranks: int, root: int | None = None, members: Sequence[int] = ()
+    ) -> Collective:
+        """Return the collective of any spelling; its root, where it needs one and none is given, is
+        the first member.
         """
         name = spell_collective(name)
-        return cls(name, ranks, 0 if root is None and name in _ROOTED else root)
+        first = members[0] if members else 0
+        return cls(name, ranks, first if root is None and name in _ROOTED else root, members)
+
+    @property
+    def has_all_gpus(self) -> bool:
+        """Whether every GPU of the topology is a member; otherwise `members` lists them."""
+        return isinstance(self.members, range)
 
     @property
     def reduces(self) -> bool:
         """Whether contributions are added up; otherwise data is only copied."""
         return self.name in _REDUCING
 
-    def holders(self, chunk: Chunk) -> Iterable[int]:
+    def holders(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that hold the chunk, or their contribution to it, at the start."""
-        if self.reduces:
-            return range(self.ranks)
-        if chunk.source is not None:
-            return (chunk.source,)
-        assert self.root is not None
-        return (self.root,)
+        return self.members if self.reduces else self._owner(chunk.source)
 
-    def receivers(self, chunk: Chunk) -> Iterable[int]:
+    def receivers(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that must have the whole chunk at the end."""
-        if self.name in ("allreduce", "allgather", "broadcast"):
-            return range(self.ranks)
-        if chunk.target is not None:
-            return (chunk.target,)
-        assert self.root is not None
-        return (self.root,)
+        return self.members if self.name in _TO_ALL else self._owner(chunk.target)
 
-    def contributors(self, chunk: Chunk) -> Iterable[int]:
-        """Return the ranks whose contribution the finished chunk must hold, each exactly once."""
-        return self.holders(chunk)
+    def _owner(self, rank: int | None) -> tuple[int]:
+        owner = self.root if rank is None else rank
+        assert owner is not None
+        return (owner,)
 
     def bus_factor(self) -> Fraction:
         """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
-        n = self.ranks
         if self.name in ("broadcast", "reduce"):
             return Fraction(1)
-        return Fraction((2 if self.name == "allreduce" else 1) * (n - 1), n)
+        return Fraction((2 if self.name == "allreduce" else 1) * (self.ranks - 1), self.ranks)
 
     def reversed(self) -> Collective:
-        """Return the collective that this one becomes when every transfer is reversed, the last
-        first.
-        """
-        pairs = {
-            "allgather": "reduce-scatter",
-            "broadcast": "reduce",
-            "gather": "scatter",
-            "alltoall": "alltoall",
-        }
-        pairs |= {after: before for before, after in pairs.items()} | {"allreduce": "allreduce"}
-        return Collective(pairs[self.name], self.ranks, self.root)
+        """Return the collective that results from reversing every transfer, the last step first."""
+        return replace(self, name=_REVERSED[self.name])
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
         """Return equal chunks, `count` in SCCL's units: in the whole buffer for allreduce,
         broadcast and reduce; for each rank in allgather, reduce-scatter, gather and scatter; for
         each pair of ranks in alltoall.
         """
-        parts = self.ranks if self.name in _FROM_EACH | _TO_EACH else 1
-        share = Fraction(1, parts * count)
-        return tuple(Chunk(share, s, t) for s, t in self._blocks() for _ in range(count))
+        share = Fraction(1, self._parts * count)
+        return tuple(Chunk(share, s, t) for s, t in product(*self._ends) for _ in range(count))
 
-    def _blocks(self) -> Iterable[tuple[int | None, int | None]]:
-        """Return the (source, target) of every part of the buffer."""
-        sources: Sequence[int | None] = range(self.ranks) if self.name in _FROM_EACH else (None,)
-        targets: Sequence[int | None] = range(self.ranks) if self.name in _TO_EACH else (None,)
-        return product(sources, targets)
+    @property
+    def _parts(self) -> int:
+        """The number of equal parts that the members divide the buffer into."""
+        return self.ranks if self.name in _FROM_EACH | _TO_EACH else 1
+
+    @property
+    def _ends(self) -> tuple[Sequence[int | None], Sequence[int | None]]:
+        """The sources and the targets that chunks may have; each pair of them is a block."""
+        return (
+            self.members if self.name in _FROM_EACH else (None,),
+            self.members if self.name in _TO_EACH else (None,),
+        )
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
-        """Return why `chunks` do not make up this collective's buffer, or None where they do."""
+        """Return why `chunks` do not make up this collective's buffer, or None if they do."""
         totals: dict[tuple[int | None, int | None], Fraction] = {}
-        from_each, to_each = self.name in _FROM_EACH, self.name in _TO_EACH
+        sources, targets = map(frozenset, self._ends)
         for i, chunk in enumerate(chunks):
             if chunk.share.numerator <= 0:
                 return f"chunk {i} has share {chunk.share}; expected more than 0"
-            for what, rank, wanted in (
-                ("source", chunk.source, from_each),
-                ("target", chunk.target, to_each),
+            for what, rank, allowed in (
+                ("source", chunk.source, sources),
+                ("target", chunk.target, targets),
             ):
-                if (rank is not None) != wanted or (
-                    rank is not None and not 0 <= rank < self.ranks
-                ):
+                if rank not in allowed:
                     return f"chunk {i} has {what} {rank}; {self.name} over {self.ranks} ranks " + (
-                        f"needs one from 0 to {self.ranks - 1}" if wanted else f"has no {what}s"
+                        f"has no {what}s"
+                        if None in allowed
+                        else f"needs one from 0 to {self.ranks - 1}"
+                        if self.has_all_gpus
+                        else f"needs one of {spell_ranks(self.members)}"
                     )
             key = chunk.source, chunk.target
             totals[key] = totals[key] + chunk.share if key in totals else chunk.share
-        share = Fraction(1, self.ranks if from_each or to_each else 1)
+        share = Fraction(1, self._parts)
         parts = share.numerator, share.denominator
-        for key in self._blocks():
+        for key in product(*self._ends):
             total = totals.get(key)
-            # Numerators and denominators are compared a few times as fast as fractions, of which
-            # there may be a million.
+            # A million chunks are possible, and comparing numerators and denominators is several
+            # times as fast as comparing fractions.
             if total is None or (total.numerator, total.denominator) != parts:
                 what = f"chunks with source {key[0]} and target {key[1]}"
-                return f"{what} make up {totals.get(key, 0)} of the buffer; expected {share}"
+                return f"{what} make up {total or 0} of the buffer; expected {share}"
         return None
 
 
 def spell_collective(name: str) -> str:
-    """Return our name for a collective as others write it: all_reduce, all-reduce, AllReduce,
-    all_reduce_perf; else `name`.
+    """Return our name for any spelling of a collective (all_reduce, AllReduce, all_reduce_perf), or
+    `name` itself if it is none.
     """
-    plain = "".join(character for character in name.lower() if character.isalnum()).removesuffix(
-        "perf"
-    )
-    return _SPELLINGS.get(plain, name)
+    plain = "".join(character for character in name.lower() if character.isalnum())
+    return _SPELLINGS.get(plain.removesuffix("perf"), name)
+
+
+def spell_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as messages list them: "0, 2"."""
+    return ", ".join(map(str, ranks))

@@ -2,11 +2,15 @@
 
 Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when
 the step began. Within a step several contributions may be added to one chunk at one rank (in
-listing order); a copy must be alone. With `segments` = m > 1 each chunk is cut into m equal parts
-that follow each other through the steps, part j doing step s at tick s + j: a pipeline. If it is
-`stepwise`, part j does step s at tick s m + j: steps stay apart, and the parts let a rank hand on
-the first of a step while the rest is still coming. A schedule is plain data: hashable, comparable,
-versioned in JSON.
+listing order), but a copy must be its only write. With `segments` = m > 1 each chunk is cut into m
+equal parts that follow each other through the steps, part j doing step s at tick s + j: a pipeline.
+If the schedule is `stepwise`, part j does step s at tick s m + j: steps do not overlap, and a rank
+hands on the first parts of a step while the rest is still arriving. A schedule is plain data:
+hashable, comparable, versioned in JSON.
+
+Ranks are numbered as in the whole topology. The participants are the collective's members and the
+schedule's helpers: GPUs that bring and receive no data of their own, but relay or add. A helper
+begins with nothing; what is added to nothing is what arrives.
 """
 
 from __future__ import annotations
@@ -28,19 +32,20 @@ from .transfers import OPS, Op, Transfer, Transfers
 
 __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 
-# The most segments that a chunk is cut into.
+# Limits on what a file may hold: the largest number of segments that planning tries, and the steps
+# of a ring over 8,192 ranks (16,382).
 MAX_SEGMENTS = 2048
-
-# The most steps that a file may hold: a ring over 8,192 ranks has 16,382.
 MAX_STEPS = 16_384
 
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
+# Where a file lists no members, all GPUs are; where it lists no helpers, there are none.
+Ranks = Annotated[
+    list[Index],
+    Meta(min_length=1, description="rank numbers of the whole topology, ascending"),
+]
 
 
-_OP_NUMBER = {name: number for number, name in enumerate(OPS)}
-
-
-class ScheduleFields(Struct):
+class ScheduleFields(Struct, forbid_unknown_fields=True):
     """The JSON of a schedule."""
 
     collective: CollectiveName
@@ -70,6 +75,8 @@ class ScheduleFields(Struct):
     ]
     depth: Count | None = None
     stepwise: bool = False
+    members: Ranks = []
+    helpers: Ranks = []
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,8 @@ class Schedule:
     step s at tick s + j (a pipeline), or, `stepwise`, at tick s m + j. `step_s_per_GB[s]` is how
     long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more in it
     than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None;
-    `depth` is the number of hops from the root of the deepest tree. `transfers` may be given as any
-    sequence of Transfer.
+    `depth` is the number of hops from the root of the deepest tree. `transfers` accepts any
+    sequence of Transfer. `helpers` are ranks, ascending, that relay or add without being members.
     """
 
     collective: Collective
@@ -95,13 +102,13 @@ class Schedule:
     trees: int | None = None
     depth: int | None = None
     stepwise: bool = False
+    helpers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        rows: Sequence[Transfer] = self.transfers
-        if not isinstance(rows, Transfers):
-            object.__setattr__(self, "transfers", Transfers.of(rows))
+        object.__setattr__(self, "transfers", Transfers.of(self.transfers))
 
     def __hash__(self) -> int:
+        # Chunks are only counted: hashing a million fractions would take seconds.
         return hash(
             (
                 self.collective,
@@ -115,6 +122,17 @@ class Schedule:
         )
 
     @property
+    def participants(self) -> Sequence[int]:
+        """The members and the helpers, ascending."""
+        members = self.collective.members
+        return sorted((*members, *self.helpers)) if self.helpers else members
+
+    @property
+    def rank_limit(self) -> int:
+        """One more than the highest participant: the length of arrays that ranks index."""
+        return max(self.participants) + 1
+
+    @property
     def steps(self) -> int:
         """The number of steps."""
         return len(self.step_s_per_GB)
@@ -122,11 +140,8 @@ class Schedule:
     @property
     def uncut(self) -> Schedule:
         """The same schedule in one segment."""
-        return (
-            self
-            if self.segments == 1 and not self.stepwise
-            else replace(self, segments=1, stepwise=False)
-        )
+        is_uncut = self.segments == 1 and not self.stepwise
+        return self if is_uncut else replace(self, segments=1, stepwise=False)
 
     @property
     def ticks(self) -> int:
@@ -152,24 +167,23 @@ class Schedule:
         return tuple(tuple(rows[s]) for s in range(self.steps))
 
     def __repr__(self) -> str:
-        collective = self.collective
         sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
-        return f"<Schedule {self.label}: {collective.name} over {collective.ranks} ranks, {sizes}>"
+        return f"<Schedule {self.label}: {self.collective}, {sizes}>"
 
     def offsets(self) -> tuple[Fraction, ...]:
-        """Return where each chunk begins, as a share of the block that it lies in.
+        """Return where each chunk begins in its block, as a share of the buffer.
 
-        Blocks are laid end to end. The block of a chunk is the whole buffer for collectives without
-        sources and targets, else the part of one rank (for alltoall, of one pair of ranks). Chunks
-        of a block lie in listing order.
+        The block of a chunk is the whole buffer for collectives without sources and targets, else
+        the part of one rank (for alltoall, of one pair of ranks). Chunks of a block lie end to end
+        in listing order.
         """
         filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
-        out = []
+        offsets = []
         for chunk in self.chunks:
             key = chunk.source, chunk.target
-            out.append(filled[key])
+            offsets.append(filled[key])
             filled[key] += chunk.share
-        return tuple(out)
+        return tuple(offsets)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; transfers are rows [step, src, dst, chunk, op, route], routes
@@ -180,6 +194,8 @@ class Schedule:
         return {
             "collective": self.collective.name,
             "ranks": self.collective.ranks,
+            **({} if self.collective.has_all_gpus else {"members": list(self.collective.members)}),
+            **({"helpers": list(self.helpers)} if self.helpers else {}),
             "root": self.collective.root,
             "strategy": self.strategy,
             "segments": self.segments,
@@ -194,15 +210,17 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: object, where: str = "schedule") -> Schedule:
-        """Read `to_json`'s object. InputError where it is not one; whether it is right is for the
-        verifier to say.
+        """Read the object that `to_json` returns; the verifier says whether it is correct.
+
+        Raises InputError where it is malformed.
         """
         return cls.from_fields(read_as(data, ScheduleFields, where), where)
 
     @classmethod
     def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
-        """Return the schedule that a file declares. InputError where a transfer names a route that
-        is not listed.
+        """Return the schedule that a file declares.
+
+        Raises InputError where a transfer names a route that is not listed.
         """
         step, src, dst, chunk, op, route = (
             zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6
@@ -213,15 +231,16 @@ class Schedule:
                 f"{where}: a transfer names route {max(route)}; {len(routes)} are listed"
             )
         return cls(
-            collective=Collective(fields.collective, fields.ranks, fields.root),
+            collective=Collective(fields.collective, fields.ranks, fields.root, fields.members),
             strategy=fields.strategy,
             chunks=tuple(Chunk(*row) for row in fields.chunks),
             transfers=Transfers(
-                step, src, dst, chunk, [_OP_NUMBER[name] for name in op], route, routes
+                step, src, dst, chunk, [OPS.index(name) for name in op], route, routes
             ),
             step_s_per_GB=tuple(fields.step_s_per_GB),
             segments=fields.segments,
             trees=fields.trees,
             depth=fields.depth,
             stepwise=fields.stepwise,
+            helpers=tuple(fields.helpers),
         )

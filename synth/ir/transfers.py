@@ -1,5 +1,5 @@
-"""Transfers kept as columns: a few arrays hold a million of them, and they read as a sequence of
-`Transfer`s.
+"""Transfers stored as columns, so that a few arrays hold a million of them; a `Transfers` is also a
+sequence of `Transfer`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ COPY, REDUCE = 0, 1
 
 @dataclass(frozen=True, order=True)
 class Transfer:
-    """One chunk sent from rank `src` to rank `dst` in `step`; the receiver takes it over (copy) or
-    adds it (reduce).
+    """One chunk sent from rank `src` to rank `dst` in `step`.
 
-    `route` lists the devices between the two (switches, sockets, NICs); empty for a direct link.
+    The receiver overwrites its value (copy) or adds to it (reduce). `route` lists the devices
+    between the two (switches, sockets, NICs); it is empty for a direct link.
     """
 
     step: int
@@ -35,9 +35,10 @@ class Transfer:
 
 
 class Transfers(Sequence[Transfer]):
-    """Transfers in listing order. Columns `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and
-    `route`, an index into `routes` (sorted, each used). Equal where the transfers are; hashable.
-    The arrays must not be written to.
+    """Transfers in listing order, comparable and hashable.
+
+    Columns are `step`, `src`, `dst`, `chunk`, `op` (COPY or REDUCE) and `route`, an index into
+    `routes` (sorted, each used). The arrays are read-only.
     """
 
     __slots__ = ("_hash", "chunk", "dst", "op", "route", "routes", "src", "step")
@@ -56,10 +57,10 @@ class Transfers(Sequence[Transfer]):
             np.asarray(x, dtype=np.int64).reshape(-1) for x in (step, src, dst, chunk, op, route)
         )
         self.step, self.src, self.dst, self.chunk, self.op, number = columns
+        # Equal transfers have equal columns only if routes are listed in one order, each used once.
         used, number = np.unique(number, return_inverse=True)
-        distinct = sorted({routes[i] for i in used})
-        place = {r: i for i, r in enumerate(distinct)}
-        self.routes = tuple(distinct)
+        self.routes = tuple(sorted({routes[i] for i in used}))
+        place = {route: i for i, route in enumerate(self.routes)}
         self.route: Ints = np.array([place[routes[i]] for i in used], dtype=np.int64)[
             number.reshape(-1)
         ]
@@ -69,40 +70,44 @@ class Transfers(Sequence[Transfer]):
 
     @classmethod
     def of(cls, rows: Iterable[Transfer]) -> Transfers:
-        """Make columns of single transfers, in their order."""
+        """Return `rows` as columns, in their order."""
         if isinstance(rows, Transfers):
             return rows
-        listed = list(rows)
         numbers: dict[tuple[str, ...], int] = {}
-        for t in listed:
-            numbers.setdefault(t.route, len(numbers))
-        return cls(
-            [t.step for t in listed],
-            [t.src for t in listed],
-            [t.dst for t in listed],
-            [t.chunk for t in listed],
-            [OPS.index(t.op) for t in listed],
-            [numbers[t.route] for t in listed],
-            list(numbers),
+        columns = zip(
+            *(
+                (
+                    t.step,
+                    t.src,
+                    t.dst,
+                    t.chunk,
+                    OPS.index(t.op),
+                    numbers.setdefault(t.route, len(numbers)),
+                )
+                for t in rows
+            ),
+            strict=True,
         )
+        return cls.from_columns(tuple(columns) or [()] * 6, list(numbers))
 
     @classmethod
     def joined(cls, parts: Sequence[Transfers]) -> Transfers:
         """Concatenate several Transfers."""
-        routes = [route for part in parts for route in part.routes]
-        starts = np.cumsum([0, *(len(part.routes) for part in parts)])
-        columns = zip(*(part.columns for part in parts), strict=True)
-        step, src, dst, chunk, op, _ = (np.concatenate(column) for column in columns)
-        route = np.concatenate(
-            [part.route + start for part, start in zip(parts, starts, strict=False)]
+        starts = np.cumsum([0, *(len(part.routes) for part in parts)]).tolist()
+        rows = (
+            (*part.columns[:-1], part.route + start)
+            for part, start in zip(parts, starts, strict=False)
         )
-        return cls(step, src, dst, chunk, op, route, routes)
+        return cls.from_columns(
+            map(np.concatenate, zip(*rows, strict=True)),
+            [route for part in parts for route in part.routes],
+        )
 
     @classmethod
     def from_columns(
         cls, columns: Iterable[ArrayLike], routes: Sequence[tuple[str, ...]]
     ) -> Transfers:
-        """Make Transfers of the six columns in their order (see `columns`)."""
+        """Return transfers made of the six columns in their order (see `columns`)."""
         step, src, dst, chunk, op, route = columns
         return cls(step, src, dst, chunk, op, route, routes)
 
@@ -121,18 +126,12 @@ class Transfers(Sequence[Transfer]):
             np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step))
         )
 
-    def ways(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
+    def paths(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
         """Return the distinct (src, dst, route), and for each transfer the index of its own."""
-        top = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
-        key = (self.src * top + self.dst) * (len(self.routes) + 1) + self.route
-        _, first, way = np.unique(key, return_index=True, return_inverse=True)
-        rows = zip(
-            self.src[first].tolist(),
-            self.dst[first].tolist(),
-            self.route[first].tolist(),
-            strict=True,
-        )
-        return [(src, dst, self.routes[route]) for src, dst, route in rows], way.reshape(-1)
+        ranks = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
+        key = (self.src * ranks + self.dst) * (len(self.routes) + 1) + self.route
+        _, first, path_of = np.unique(key, return_index=True, return_inverse=True)
+        return [(t.src, t.dst, t.route) for t in self.taken(first)], path_of.reshape(-1)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -148,11 +147,9 @@ class Transfers(Sequence[Transfer]):
         return Transfer(step, src, dst, chunk, OPS[op], self.routes[route])
 
     def __iter__(self) -> Iterator[Transfer]:
-        routes = self.routes
-        for step, src, dst, chunk, op, route in zip(
-            *(column.tolist() for column in self.columns), strict=True
-        ):
-            yield Transfer(step, src, dst, chunk, OPS[op], routes[route])
+        columns = (column.tolist() for column in self.columns)
+        for step, src, dst, chunk, op, route in zip(*columns, strict=True):
+            yield Transfer(step, src, dst, chunk, OPS[op], self.routes[route])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Transfers):

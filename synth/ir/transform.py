@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from .collective import Chunk, Collective
+from .collective import Chunk
 from .schedule import Schedule
 from .transfers import COPY, REDUCE, Transfers
 
@@ -16,20 +16,20 @@ def reverse(schedule: Schedule) -> Schedule:
     """Return the schedule of the opposite collective: every transfer reversed, the last step first,
     copies as additions.
 
-    Allgather becomes reduce-scatter, broadcast becomes reduce, gather scatter and scatter gather;
-    alltoall stays alltoall. The result is for the reversed topology (SCCL, section 3.5). Each rank
-    must get each chunk at most once.
+    Allgather becomes reduce-scatter, broadcast becomes reduce, gather becomes scatter, and each the
+    other way round; alltoall stays alltoall. The result is for the reversed topology (SCCL, section
+    3.5). Each rank must get each chunk at most once.
     """
-    last = schedule.steps - 1
     opposite = schedule.collective.reversed()
     t = schedule.transfers
+    step = schedule.steps - 1 - t.step
     op = np.full(len(t), REDUCE if opposite.reduces else COPY)
     routes = [route[::-1] for route in t.routes]
     return replace(
         schedule,
         collective=opposite,
         chunks=tuple(Chunk(c.share, source=c.target, target=c.source) for c in schedule.chunks),
-        transfers=Transfers(last - t.step, t.dst, t.src, t.chunk, op, t.route, routes).sorted(),
+        transfers=Transfers(step, t.dst, t.src, t.chunk, op, t.route, routes).sorted(),
         step_s_per_GB=schedule.step_s_per_GB[::-1],
     )
 
@@ -37,7 +37,7 @@ def reverse(schedule: Schedule) -> Schedule:
 def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     """Return an allreduce: the reduce-scatter, then the allgather.
 
-    InfeasibleError unless the chunks of both are the same shares, belonging to the same ranks.
+    Raises InfeasibleError unless both have the same chunks, owned by the same ranks.
     """
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:
@@ -47,11 +47,12 @@ def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     step, *rest = allgather.transfers.columns
     later = Transfers.from_columns((step + reduce_scatter.steps, *rest), allgather.transfers.routes)
     return Schedule(
-        collective=Collective("allreduce", allgather.collective.ranks),
+        collective=replace(allgather.collective, name="allreduce"),
         strategy=allgather.strategy,
         chunks=tuple(Chunk(c.share) for c in allgather.chunks),
         transfers=Transfers.joined([reduce_scatter.transfers, later]),
         step_s_per_GB=reduce_scatter.step_s_per_GB + allgather.step_s_per_GB,
         trees=allgather.trees,
         depth=allgather.depth,
+        helpers=tuple(sorted({*reduce_scatter.helpers, *allgather.helpers})),
     )

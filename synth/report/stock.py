@@ -15,7 +15,7 @@ from ...topo.routes import Router
 from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import HostCosts, host_of
 from ..cost.segmentation import time_us
-from ..cost.simulate import MOST_GROUPS
+from ..cost.simulate import MAX_GROUPS
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
@@ -75,7 +75,7 @@ class StockRing:
         step = build_schedule(request, "stock ring", chunks, sends)
         cost = costs_between_gpus(step, self._topology, [1])[0]
         steps = times * (n - 1)
-        if self._host is not None and steps * n <= MOST_GROUPS:
+        if self._host is not None and steps * n <= MAX_GROUPS:
             self._schedule = build_ring(self._collective, self._router, order)
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
 

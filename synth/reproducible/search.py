@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..forest.machine.own_routes import OwnRoutes
 from ..ir.schedule import Schedule
 from ..request import Request, build_schedule, segment_counts, whole

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...topo.errors import InfeasibleError
 from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_paths
 from ..cost.affine import bandwidth_s_per_GB
-from ..cost.innetwork import computes_in_network
+from ..cost.loads import computes_in_network
 from ..cost.segmentation import on_own_routes
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests

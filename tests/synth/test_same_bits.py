@@ -208,7 +208,7 @@ def test_a_plan_that_promises_what_its_schedules_do_not_keep_is_refused(
     assert "reproducible" not in usual.to_json()
     with pytest.raises(VerificationError, match="says that it is reproducible"):
         replace(usual, bracketing="(((0+1)+2)+3)").verify()
-    with pytest.raises(InputError, match="topo-synth --reproducible"):
+    with pytest.raises(InputError, match=r"synthesize\(reproducible=True\)"):
         usual.check_one_bracketing()
 
 

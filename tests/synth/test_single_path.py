@@ -317,8 +317,8 @@ def test_topo_synth_prints_one_line_or_two(tmp_path: Path) -> None:
         return str(done.stdout)
 
     lines = synth(str(path), "--bound-only").splitlines()
-    assert "at most 832 GB/s" in lines[0] and "over all ways" in lines[0]
-    assert "at most 384 GB/s" in lines[1] and "one way a pair" in lines[1]
+    assert "at most 832 GB/s" in lines[0] and "over all routes" in lines[0]
+    assert "at most 384 GB/s" in lines[1] and "one route per pair" in lines[1]
     assert len(synth("pcie-2socket", "--bound-only").splitlines()) == 1
     out = json.loads(synth(str(path), "--bound-only", "--json"))
     assert (out["bound"]["algbw_GBps"], out["bound_one_way"]["algbw_GBps"]) == (832, 384)

@@ -93,7 +93,7 @@ def play(schedule: Schedule) -> list[list[Counter[int] | None]] | None:
 def is_right(schedule: Schedule) -> bool:
     held = play(schedule)
     return held is not None and all(
-        held[r][c] == Counter(schedule.collective.contributors(chunk))
+        held[r][c] == Counter(schedule.collective.holders(chunk))
         for c, chunk in enumerate(schedule.chunks)
         for r in schedule.collective.receivers(chunk)
     )
