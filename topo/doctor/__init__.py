@@ -99,18 +99,24 @@ def _examine_host(topology: Topology) -> Examination:
         facts = load_facts(topology.extra, topology.name)
     except InputError as error:
         facts = Facts()
-        advice = "correct the facts in the file, or take them out; all else is judged without them"
-        message = "the facts that the topology keeps cannot be read"
-        findings.append(Finding("warning", "unreadable-facts", (), message, (str(error),), advice))
+        findings.append(
+            Finding(
+                "warning",
+                "unreadable-facts",
+                (),
+                "the facts that the topology keeps cannot be read",
+                (str(error),),
+                "correct the facts in the file, or take them out; all else is judged without them",
+            )
+        )
     view = DoctorView(topology, facts)
-    missing = {check.name: check.require(view) for check in CHECKS}
-    for check in CHECKS:
-        if missing[check.name] is None:
-            findings += check.check(view)
+    asked = [check for check in CHECKS if check.can_ask(view)]
+    for check in asked:
+        findings += check.check(view)
     return Examination(
         _sort(findings),
-        tuple(name for name, lack in missing.items() if lack is None),
-        tuple((name, lack) for name, lack in missing.items() if lack is not None),
+        tuple(check.name for check in asked),
+        tuple((check.name, check.lack) for check in CHECKS if check not in asked),
     )
 
 

@@ -32,24 +32,39 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
         return
     evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),) if reason is not None else tuple(notes)
     if "mismatch" in evidence[0].lower():
-        message = "the driver's library and its kernel module are of unlike versions, so that no GPU is listed"
-        advice = "reboot, or reload the kernel module, after an update of the driver; in a container use the host's library"
+        message = (
+            "the driver's library and its kernel module are of unlike versions, so that no GPU is "
+            "listed"
+        )
+        advice = (
+            "reboot, or reload the kernel module, after an update of the driver; in a container "
+            "use the host's library"
+        )
         yield Finding("error", "driver-mismatch", (), message, evidence, advice)
         return
     addresses = tuple(_list_nvidia_gpus(view))
     if addresses:
         ids = {gpu.bus_id: gpu.id for gpu in view.gpus}
         about = tuple(ids.get(bus_id, bus_id) for bus_id in addresses)
-        message = f"NVML, the driver's library, does not answer, though {join_names(about)} are NVIDIA GPUs"
+        message = (
+            f"NVML, the driver's library, does not answer, though {join_names(about)} are NVIDIA "
+            "GPUs"
+        )
         evidence += tuple(
             view.format_fact(pci_subject(bus_id), keys.PCI_CLASS)
             for bus_id in addresses
             if view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)
         )
-        advice = "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has to work"
+        advice = (
+            "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has to "
+            "work"
+        )
         yield Finding("error", "no-driver", about, message, evidence, advice)
     else:
-        message = "NVML, the driver's library, does not answer; if this machine has NVIDIA GPUs, they are not known"
+        message = (
+            "NVML, the driver's library, does not answer; if this machine has NVIDIA GPUs, they "
+            "are not known"
+        )
         yield Finding(
             "note",
             "no-driver",
@@ -77,12 +92,15 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
     ):
         if bus_id not in listed:
             bound = view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)
-            lines = [
-                view.format_fact(pci_subject(bus_id), key)
-                for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
-                if view.facts.get_source(pci_subject(bus_id), key)
-            ]
-            groups.add("" if bound in (None, "nvidia") else bound, (bus_id,), lines)
+            groups.add(
+                "" if bound in (None, "nvidia") else bound,
+                (bus_id,),
+                [
+                    view.format_fact(pci_subject(bus_id), key)
+                    for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
+                    if view.facts.get_source(pci_subject(bus_id), key)
+                ],
+            )
     if not listed - {None}:
         for note in _list_unlisted(view):
             groups.add("", note.about, (f"{note} (the topology's notes)",))
@@ -90,9 +108,14 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         message = f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
         if bound:
             message += f": bound to {bound}"
-        advice = "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in the kernel log"
         yield Finding(
-            "note" if bound else "warning", "gpu-not-listed", about, message, evidence, advice
+            "note" if bound else "warning",
+            "gpu-not-listed",
+            about,
+            message,
+            evidence,
+            "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in "
+            "the kernel log",
         )
 
 
@@ -117,11 +140,15 @@ def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
         if view.facts.get_source(gpu_subject(index), keys.GPU_LOST) is not None:
             groups.add("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_LOST),))
     for _, about, evidence in groups:
-        message = (
-            f"{join_names(about)}: no longer answers the driver; whatever uses it hangs or fails"
+        yield Finding(
+            "error",
+            "gpu-lost",
+            about,
+            f"{join_names(about)}: no longer answers the driver; whatever uses it hangs or fails",
+            evidence,
+            "take its work off the machine, look for Xid errors in the kernel log, then reset the "
+            "GPU or reboot",
         )
-        advice = "take its work off the machine, look for Xid errors in the kernel log, then reset the GPU or reboot"
-        yield Finding("error", "gpu-lost", about, message, evidence, advice)
 
 
 def check_mig(view: DoctorView) -> Iterator[Finding]:
@@ -133,12 +160,12 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
         if view.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
             groups.add("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
     for _, about, evidence in groups:
-        message = f"{join_names(about)}: MIG is on, and its instances have neither P2P nor NVLink for NCCL"
         yield Finding(
             "error",
             "mig-on",
             about,
-            message,
+            f"{join_names(about)}: MIG is on, and its instances have neither P2P nor NVLink for "
+            "NCCL",
             evidence,
             "switch it off to train on several GPUs (nvidia-smi -mig 0)",
         )
@@ -166,8 +193,14 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
                 if view.facts.get_source(subject, key)
             ]
     for state, about, evidence in pending:
-        message = f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches does not work"
-        advice = "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch trays; then reset the GPUs"
+        message = (
+            f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches "
+            "does not work"
+        )
+        advice = (
+            "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch "
+            "trays; then reset the GPUs"
+        )
         yield Finding("error", "fabric-not-completed", about, message, evidence, advice)
     if len(parts) > 1:
         about = tuple(ident for part in parts.values() for ident in part)
@@ -177,46 +210,41 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
         yield Finding("warning", "fabric-split", about, message, tuple(evidence_of), advice)
 
 
-def _require_driver(view: DoctorView) -> str | None:
-    asked = any(fact.subject == "nvml" for fact in view.facts.items)
-    return None if asked or view.list_notes("no-driver") else "no word of the driver"
-
-
-def _require_lists(view: DoctorView) -> str | None:
-    known = view.facts.list_names(PCI) and (
-        view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT)
-    )
-    return None if known or _list_unlisted(view) else "no lists of GPUs to compare"
-
-
-def _require_answers(view: DoctorView) -> str | None:
-    known = view.facts.get_source(NVML, keys.NVML_COUNT) or any(
-        view.facts.get_source(gpu_subject(i), keys.GPU_LOST) for i in view.gpu_of
-    )
-    return None if known else "no word of the driver"
-
-
-def _require_mig(view: DoctorView) -> str | None:
-    return (
-        None
-        if any(view.facts.get_source(gpu_subject(i), keys.GPU_MIG) for i in view.gpu_of)
-        else "no MIG modes"
-    )
-
-
-def _require_fabric(view: DoctorView) -> str | None:
-    return (
-        None
-        if any(view.facts.get_source(gpu_subject(i), keys.GPU_FABRIC_STATE) for i in view.gpu_of)
-        else "no states of a fabric"
-    )
-
-
 # The checks of this file.
 CHECKS = (
-    Check("driver", check_driver, _require_driver),
-    Check("GPUs that the driver does not list", check_unlisted_gpus, _require_lists),
-    Check("lost GPUs", check_lost_gpus, _require_answers),
-    Check("MIG", check_mig, _require_mig),
-    Check("fabric", check_fabric, _require_fabric),
+    Check(
+        "driver",
+        check_driver,
+        lambda view: (
+            any(fact.subject == NVML for fact in view.facts.items) or view.list_notes("no-driver")
+        ),
+        "no answer of the driver",
+    ),
+    Check(
+        "GPUs that the driver does not list",
+        check_unlisted_gpus,
+        lambda view: (
+            (
+                view.facts.list_names(PCI)
+                and (view.facts.list_names(GPU) or view.facts.get_source(NVML, keys.NVML_COUNT))
+            )
+            or _list_unlisted(view)
+        ),
+        "no lists of GPUs to compare",
+    ),
+    Check(
+        "lost GPUs",
+        check_lost_gpus,
+        lambda view: (
+            view.facts.get_source(NVML, keys.NVML_COUNT) or view.knows_of_gpus(keys.GPU_LOST)
+        ),
+        "no answer of the driver",
+    ),
+    Check("MIG", check_mig, lambda view: view.knows_of_gpus(keys.GPU_MIG), "no MIG modes"),
+    Check(
+        "fabric",
+        check_fabric,
+        lambda view: view.knows_of_gpus(keys.GPU_FABRIC_STATE),
+        "no states of a fabric",
+    ),
 )

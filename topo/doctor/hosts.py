@@ -29,7 +29,6 @@ def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -
     merged: list[Finding] = []
     for of_hosts in hosts_with.values():
         hosts, first = list(of_hosts), next(iter(of_hosts.values()))
-        about = tuple(qualify(host, ident) for host in hosts for ident in first.about)
         evidence = tuple(
             f"{host}: {line}" for host, finding in of_hosts.items() for line in finding.evidence
         )
@@ -42,7 +41,7 @@ def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -
             Finding(
                 first.severity,
                 first.what,
-                about,
+                tuple(qualify(host, ident) for host in hosts for ident in first.about),
                 f"{named}: {first.message}",
                 evidence,
                 first.advice,
@@ -93,9 +92,12 @@ def check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
             listed = " | ".join(
                 f"{join_names(hosts)} (clique {clique})" for clique, hosts in hosts_of.items()
             )
-            message = f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink joins: {listed}"
-            advice = (
-                "have the fabric manager put them into one partition if one job is to use them all"
+            yield Finding(
+                "warning",
+                "fabric-split",
+                about,
+                f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink "
+                f"joins: {listed}",
+                (f"fabric_cluster = {cluster} (NVML)",),
+                "have the fabric manager put them into one partition if one job is to use them all",
             )
-            evidence = (f"fabric_cluster = {cluster} (NVML)",)
-            yield Finding("warning", "fabric-split", about, message, evidence, advice)

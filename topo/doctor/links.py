@@ -13,7 +13,7 @@ from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from .finding import Finding, Groups, format_GBps, join_names
-from .view import Check, DoctorView
+from .view import Check, DoctorView, has_two_gpus
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
 LEAST_FOR_PEERS = 3
@@ -71,12 +71,18 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             ]
             counts.add((many, few), (a, b), lines)
     for (fast, slow), about, evidence in rates:
-        message = f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} back"
+        message = (
+            f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} "
+            "back"
+        )
         advice = "measure both directions; a healthy cable carries the same in each"
         yield Finding("warning", "asymmetric-link", about, message, evidence, advice)
     for (many, few), about, evidence in counts:
         message = f"{_join_pairs(evidence[::2])}: one end counts {many} links, the other {few}"
-        advice = "look at each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge or reset the GPU"
+        advice = (
+            "look at each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge "
+            "or reset the GPU"
+        )
         yield Finding("warning", "link-count-mismatch", about, message, evidence, advice)
 
 
@@ -159,16 +165,13 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
     }
     bare = tuple(ident for ident, attached in has_parent.items() if not attached and near[ident])
     if bare and 2 * len(bare) < len(has_parent):
-        evidence = tuple(
-            f"{ident} links = {join_names(near[ident])} (the topology)" for ident in bare
-        )
-        message = f"{join_names(bare)}: linked to other GPUs only, so the rest of the machine is reached by forwarding"
         yield Finding(
             "note",
             "no-way-but-gpus",
             bare,
-            message,
-            evidence,
+            f"{join_names(bare)}: linked to other GPUs only, so the rest of the machine is reached "
+            "by forwarding",
+            tuple(f"{ident} links = {join_names(near[ident])} (the topology)" for ident in bare),
             "check that the file lists the PCIe link too",
         )
 
@@ -196,9 +199,15 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
                 if x.kind in WIRES
             ]
             word = "in pairs" if size == 2 else f"by {size}"
-            message = f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are bridged {word}"
-            advice = "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)"
-            yield Finding("warning", "missing-bridge", bare, message, tuple(evidence), advice)
+            yield Finding(
+                "warning",
+                "missing-bridge",
+                bare,
+                f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are "
+                f"bridged {word}",
+                tuple(evidence),
+                "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)",
+            )
 
 
 def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Finding]:
@@ -208,9 +217,15 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
         if have < most:
             evidence = [f"{ident} NVLink or xGMI lanes = {have} (the topology)" for ident in about]
             evidence += [line for ident in about for line in _list_inactive(view, ident)]
-            message = f"{join_names(about)}: bridged by {have} links, where {join_names(by_lanes[most])} are by {most}"
-            advice = "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)"
-            yield Finding("warning", "missing-bridge", about, message, tuple(evidence), advice)
+            yield Finding(
+                "warning",
+                "missing-bridge",
+                about,
+                f"{join_names(about)}: bridged by {have} links, where {join_names(by_lanes[most])} "
+                f"are by {most}",
+                tuple(evidence),
+                "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)",
+            )
 
 
 def _group_by_lanes(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
@@ -275,10 +290,15 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
                 )
         agreed = sum(have == most for have in lanes.values())
         for have, about, evidence in groups:
-            message = f"{join_names(about)}: {have or 'none'} of the {most} links that {agreed} like GPUs have"
-            advice = "look for inactive links and link errors (nvidia-smi nvlink -s, -e); reset or replace the GPU"
             yield Finding(
-                "warning" if have else "error", "fewer-links", about, message, evidence, advice
+                "warning" if have else "error",
+                "fewer-links",
+                about,
+                f"{join_names(about)}: {have or 'none'} of the {most} links that {agreed} like "
+                "GPUs have",
+                evidence,
+                "look for inactive links and link errors (nvidia-smi nvlink -s, -e); reset or "
+                "replace the GPU",
             )
 
 
@@ -313,48 +333,49 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """
     for note in view.list_notes("link-without-peer"):
         about = tuple(ident for ident in note.about if ident in view.topology.by_id)
-        message = f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing in the topology"
-        advice = "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo -m)"
+        message = (
+            f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing "
+            "in the topology"
+        )
+        advice = (
+            "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
+            "-m)"
+        )
         evidence = (f"{note} (the topology's notes)",)
         yield Finding("warning", "link-without-peer", about, message, evidence, advice)
     about = view.topology.ranks
     for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
         evidence = (f"{note} (the topology's notes)",)
         if note.kind == "nvlinks-left-out":
-            message = f"{join_names(about)}: NVLinks are left out of the text, so all is judged and planned without them"
+            message = (
+                f"{join_names(about)}: NVLinks are left out of the text, so all is judged and "
+                "planned without them"
+            )
             advice = "give the output of nvidia-smi topo -m"
             yield Finding("warning", "no-nvlink-told", about, message, evidence, advice)
         else:
             message = (
                 f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
             )
-            advice = "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it is counted"
+            advice = (
+                "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it "
+                "is counted"
+            )
             yield Finding("note", "no-nvlink-told", about, message, evidence, advice)
-
-
-def _require_links(view: DoctorView) -> str | None:
-    return None if view.topology.links else "no links"
-
-
-def _require_two_gpus(view: DoctorView) -> str | None:
-    return None if len(view.gpus) > 1 else "fewer than two GPUs"
-
-
-def _require_wires(view: DoctorView) -> str | None:
-    return None if view.lanes else "no NVLink or xGMI"
 
 
 # The checks of this file.
 CHECKS = (
-    Check("one-way links", check_one_way_links, _require_links),
-    Check("equal directions", check_directions, _require_links),
-    Check("connection", check_connection, _require_two_gpus),
-    Check("links besides those to GPUs", check_forwarding, _require_two_gpus),
-    Check("bridges", check_bridges, _require_wires),
-    Check("links of like GPUs", check_link_counts, _require_wires),
+    Check("one-way links", check_one_way_links, lambda view: view.topology.links, "no links"),
+    Check("equal directions", check_directions, lambda view: view.topology.links, "no links"),
+    Check("connection", check_connection, has_two_gpus, "fewer than two GPUs"),
+    Check("links besides those to GPUs", check_forwarding, has_two_gpus, "fewer than two GPUs"),
+    Check("bridges", check_bridges, lambda view: view.lanes, "no NVLink or xGMI"),
+    Check("links of like GPUs", check_link_counts, lambda view: view.lanes, "no NVLink or xGMI"),
     Check(
         "links without a peer",
         check_link_peers,
-        lambda view: None if view.topology.notes or view.lanes else "no NVLink or xGMI",
+        lambda view: view.topology.notes or view.lanes,
+        "no NVLink or xGMI",
     ),
 )

@@ -37,9 +37,14 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
             )
             groups.add((plain, state.split(":")[-1].strip()), (nic.id,), (line,))
     for (plain, state), about, evidence in groups:
-        message = f"{join_names(about)}: the port is {state}, so it carries nothing"
-        advice = "look at cable, switch port and subnet manager (ibstat, ethtool)"
-        yield Finding("note" if plain else "warning", "nic-down", about, message, evidence, advice)
+        yield Finding(
+            "note" if plain else "warning",
+            "nic-down",
+            about,
+            f"{join_names(about)}: the port is {state}, so it carries nothing",
+            evidence,
+            "look at cable, switch port and subnet manager (ibstat, ethtool)",
+        )
 
 
 def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
@@ -80,12 +85,18 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
         slow = tuple(ident for ident, rate in rates.items() if rate < best)
         if slow:
             fast = tuple(ident for ident in rates if ident not in slow)
-            evidence = tuple(
-                view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s") for nic in nics
+            yield Finding(
+                "warning",
+                "uneven-nics",
+                slow,
+                f"{join_names(slow)}: slower than {join_names(fast)}, which are of the same sort "
+                f"({format_GBps(best)})",
+                tuple(
+                    view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
+                    for nic in nics
+                ),
+                "look at the cable, the switch port and the negotiated speed (ibstat, ethtool)",
             )
-            message = f"{join_names(slow)}: slower than {join_names(fast)}, which are of the same sort ({format_GBps(best)})"
-            advice = "look at the cable, the switch port and the negotiated speed (ibstat, ethtool)"
-            yield Finding("warning", "uneven-nics", slow, message, evidence, advice)
 
 
 def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
@@ -102,11 +113,14 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
                 (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),),
             )
     for speed, about, evidence in groups:
-        message = (
-            f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)"
+        yield Finding(
+            "warning",
+            "impossible-nic-rate",
+            about,
+            f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)",
+            evidence,
+            "correct the speed, which is in Mb/s (400 Gb/s are 400000), or measure it",
         )
-        advice = "correct the speed, which is in Mb/s (400 Gb/s are 400000), or measure it"
-        yield Finding("warning", "impossible-nic-rate", about, message, evidence, advice)
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
@@ -133,39 +147,41 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
             )
     for (rate, slot, raw), about, evidence in groups:
         port, most = format_GBps(rate), format_GBps(raw)
-        message = f"{join_names(about)}: a port of {port} behind PCIe {slot}, which carries {most} at most"
-        advice = "move the NIC to a wider or newer slot, or count on the slot's rate"
-        yield Finding("warning", "nic-above-pcie", about, message, evidence, advice)
-
-
-def _require_port_states(view: DoctorView) -> str | None:
-    return None if any(_find_state(view, nic)[0] for nic in view.nics) else "no states of NIC ports"
-
-
-def _require_speeds(view: DoctorView) -> str | None:
-    return None if any(find_nic_GBps(nic) for nic in view.nics) else "no speeds of NICs"
-
-
-def _require_any_speed(view: DoctorView) -> str | None:
-    return (
-        None
-        if any(parse_whole(nic.extra.get("speed")) for nic in view.nics)
-        else "no speeds of NICs"
-    )
-
-
-def _require_slots(view: DoctorView) -> str | None:
-    return (
-        None
-        if any(find_nic_GBps(nic) and find_pcie_state(view, nic) for nic in view.nics)
-        else "no speeds and slots of NICs"
-    )
+        yield Finding(
+            "warning",
+            "nic-above-pcie",
+            about,
+            f"{join_names(about)}: a port of {port} behind PCIe {slot}, which carries {most} at "
+            "most",
+            evidence,
+            "move the NIC to a wider or newer slot, or count on the slot's rate",
+        )
 
 
 # The checks of this file.
 CHECKS = (
-    Check("NIC ports", check_ports, _require_port_states),
-    Check("NIC speeds", check_nic_speeds, _require_speeds),
-    Check("possible speeds of NICs", check_possible_speeds, _require_any_speed),
-    Check("NICs and their slots", check_nic_slots, _require_slots),
+    Check(
+        "NIC ports",
+        check_ports,
+        lambda view: any(_find_state(view, nic)[0] for nic in view.nics),
+        "no states of NIC ports",
+    ),
+    Check(
+        "NIC speeds",
+        check_nic_speeds,
+        lambda view: any(find_nic_GBps(nic) for nic in view.nics),
+        "no speeds of NICs",
+    ),
+    Check(
+        "possible speeds of NICs",
+        check_possible_speeds,
+        lambda view: any(parse_whole(nic.extra.get("speed")) for nic in view.nics),
+        "no speeds of NICs",
+    ),
+    Check(
+        "NICs and their slots",
+        check_nic_slots,
+        lambda view: any(find_nic_GBps(nic) and find_pcie_state(view, nic) for nic in view.nics),
+        "no speeds and slots of NICs",
+    ),
 )

@@ -36,14 +36,18 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
         links = view.nvlink_subjects.get(view.index_of[ident], ())
         evidence += [view.format_fact(link, keys.NVLINK_STATE) for link in links[:1]]
         evidence += [] if links else [view.format_fact(subject, keys.GPU_NVLINK_COUNT)]
-    message = f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over PCIe"
-    advice = (
+    yield Finding(
+        "error",
+        "no-active-nvlink",
+        about,
+        f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over "
+        "PCIe",
+        tuple(evidence),
         "look at nvidia-smi nvlink -s and the kernel log (Xid, SXid), at nvidia-fabricmanager "
         "where there are NVSwitches, and "
         "whether the hypervisor passed all GPUs and NVSwitches on; leave NCCL_P2P_LEVEL until "
-        "NVLink works"
+        "NVLink works",
     )
-    yield Finding("error", "no-active-nvlink", about, message, tuple(evidence), advice)
 
 
 def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
@@ -58,9 +62,15 @@ def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
                 health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),)
             )
     for health, about, evidence in groups:
-        message = f"{join_names(about)}: the NVLink fabric is not well: {health}"
-        advice = "look at nvidia-smi -q (Fabric, Health), at the fabric manager's log and for SXid errors on the switches"
-        yield Finding("warning", "fabric-unhealthy", about, message, evidence, advice)
+        yield Finding(
+            "warning",
+            "fabric-unhealthy",
+            about,
+            f"{join_names(about)}: the NVLink fabric is not well: {health}",
+            evidence,
+            "look at nvidia-smi -q (Fabric, Health), at the fabric manager's log and for SXid "
+            "errors on the switches",
+        )
 
 
 def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
@@ -94,9 +104,16 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
                     [view.format_fact(nvlink_subject(index, n), keys.NVLINK_STATE) for n in dead],
                 )
         for dead_links, about, evidence in groups:
-            message = f"{join_names(about)}: {dead_links} inactive NVLink{'s' * (dead_links > 1)}, active on most like GPUs"
-            advice = "look for link errors (nvidia-smi nvlink -e) and in the kernel log; reset the GPU or reseat its bridge"
-            yield Finding("warning", "inactive-links", about, message, evidence, advice)
+            yield Finding(
+                "warning",
+                "inactive-links",
+                about,
+                f"{join_names(about)}: {dead_links} inactive NVLink{'s' * (dead_links > 1)}, "
+                "active on most like GPUs",
+                evidence,
+                "look for link errors (nvidia-smi nvlink -e) and in the kernel log; reset the GPU "
+                "or reseat its bridge",
+            )
 
 
 def _list_states(view: DoctorView, ident: str) -> Iterator[tuple[str, str | None]]:
@@ -104,18 +121,24 @@ def _list_states(view: DoctorView, ident: str) -> Iterator[tuple[str, str | None
         yield subject.rpartition("/")[2], view.facts.get_text(subject, keys.NVLINK_STATE)
 
 
-def _require_states(view: DoctorView) -> str | None:
-    return None if view.nvlink_subjects else "no states of NVLinks"
-
-
-def _require_health(view: DoctorView) -> str | None:
-    known = any(view.facts.get_source(gpu_subject(i), keys.GPU_FABRIC_HEALTH) for i in view.gpu_of)
-    return None if known else "no health of a fabric"
-
-
 # The checks of this file.
 CHECKS = (
-    Check("any active NVLink", check_any_active, _require_states),
-    Check("inactive links", check_inactive_links, _require_states),
-    Check("health of the fabric", check_fabric_health, _require_health),
+    Check(
+        "any active NVLink",
+        check_any_active,
+        lambda view: view.nvlink_subjects,
+        "no states of NVLinks",
+    ),
+    Check(
+        "inactive links",
+        check_inactive_links,
+        lambda view: view.nvlink_subjects,
+        "no states of NVLinks",
+    ),
+    Check(
+        "health of the fabric",
+        check_fabric_health,
+        lambda view: view.knows_of_gpus(keys.GPU_FABRIC_HEALTH),
+        "no health of a fabric",
+    ),
 )

@@ -50,7 +50,10 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
         )
         message = f"{join_names(about)}: P2P refused ({status}){way}"
         severity: Severity = "error"
-        advice = "look at IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its version"
+        advice = (
+            "look at IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its "
+            "version"
+        )
         if status == _BY_DESIGN:
             severity, advice = (
                 "warning",
@@ -78,10 +81,14 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
                     joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key))
                 )
     for joined, about, evidence in groups:
-        message = f"{join_names(about)}: P2P granted in one direction and refused in the other"
-        advice = "look at the driver's version and at virtualisation; take P2P as refused until both directions have it"
         yield Finding(
-            "error" if joined else "warning", "p2p-one-sided", about, message, evidence, advice
+            "error" if joined else "warning",
+            "p2p-one-sided",
+            about,
+            f"{join_names(about)}: P2P granted in one direction and refused in the other",
+            evidence,
+            "look at the driver's version and at virtualisation; take P2P as refused until both "
+            "directions have it",
         )
 
 
@@ -135,11 +142,15 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
         if "redirect" in controls and len(below[parent]) > len(below[bridge]):
             groups.add("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
     for _, about, evidence in groups:
-        message = (
-            f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU"
+        yield Finding(
+            "warning",
+            "acs-redirect",
+            about,
+            f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU",
+            evidence,
+            "switch ACS off in the BIOS or with setpci on these bridges, unless a hypervisor needs "
+            "it",
         )
-        advice = "switch ACS off in the BIOS or with setpci on these bridges, unless a hypervisor needs it"
-        yield Finding("warning", "acs-redirect", about, message, evidence, advice)
 
 
 def check_iommu(view: DoctorView) -> Iterator[Finding]:
@@ -152,43 +163,45 @@ def check_iommu(view: DoctorView) -> Iterator[Finding]:
         and view.facts.get_text(HOST, keys.HOST_VIRTUAL) == "no"
         and not alone
     ):
-        evidence = (
-            view.format_fact(HOST, keys.HOST_IOMMU),
-            view.format_fact(HOST, keys.HOST_VIRTUAL),
+        yield Finding(
+            "warning",
+            "iommu-translating",
+            (),
+            "the IOMMU translates addresses on bare metal, which slows or breaks P2P and GPUDirect",
+            (
+                view.format_fact(HOST, keys.HOST_IOMMU),
+                view.format_fact(HOST, keys.HOST_VIRTUAL),
+            ),
+            "boot with iommu=pt, or switch the IOMMU off in the BIOS",
         )
-        message = (
-            "the IOMMU translates addresses on bare metal, which slows or breaks P2P and GPUDirect"
-        )
-        advice = "boot with iommu=pt, or switch the IOMMU off in the BIOS"
-        yield Finding("warning", "iommu-translating", (), message, evidence, advice)
 
 
-def _require_p2p(view: DoctorView) -> str | None:
-    known = any(
+def _knows_p2p(view: DoctorView) -> bool:
+    return any(
         view.facts.get_text(s, key) for _, _, s in _list_pairs(view) for key in _READ_AND_WRITE
     )
-    return None if known else "no P2P status"
-
-
-def _require_acs(view: DoctorView) -> str | None:
-    known = any(
-        view.facts.get_source(pci_subject(bus_id), keys.PCI_ACS)
-        for bus_id in view.facts.list_names(PCI)
-    )
-    return None if known else "no ACS state of bridges"
-
-
-def _require_iommu(view: DoctorView) -> str | None:
-    known = view.facts.get_text(HOST, keys.HOST_IOMMU) and view.facts.get_text(
-        HOST, keys.HOST_VIRTUAL
-    )
-    return None if known else "no word of IOMMU and hypervisor"
 
 
 # The checks of this file.
 CHECKS = (
-    Check("P2P", check_p2p, _require_p2p),
-    Check("P2P both ways", check_p2p_directions, _require_p2p),
-    Check("ACS", check_acs, _require_acs),
-    Check("IOMMU", check_iommu, _require_iommu),
+    Check("P2P", check_p2p, _knows_p2p, "no P2P status"),
+    Check("P2P both ways", check_p2p_directions, _knows_p2p, "no P2P status"),
+    Check(
+        "ACS",
+        check_acs,
+        lambda view: any(
+            view.facts.get_source(pci_subject(bus_id), keys.PCI_ACS)
+            for bus_id in view.facts.list_names(PCI)
+        ),
+        "no ACS state of bridges",
+    ),
+    Check(
+        "IOMMU",
+        check_iommu,
+        lambda view: (
+            view.facts.get_text(HOST, keys.HOST_IOMMU)
+            and view.facts.get_text(HOST, keys.HOST_VIRTUAL)
+        ),
+        "no answer about IOMMU and hypervisor",
+    ),
 )

@@ -18,7 +18,7 @@ from ..facts.view import read_pci_details
 from ..graph import Device
 from ..hardware import PCIE_GTps, pcie_GBps, pcie_generation
 from .finding import Finding, Groups, format_GBps, join_names
-from .view import Check, DoctorView, parse_whole
+from .view import Check, DoctorView, has_two_gpus, parse_whole
 
 _STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
 _WIDTHS = range(1, 33)
@@ -177,9 +177,16 @@ def check_placeholders(view: DoctorView) -> Iterator[Finding]:
             groups.add(device.kind, (device.id,), state.evidence)
     for _, about, evidence in groups:
         cap = format_GBps(pcie_GBps(1, 1))
-        message = f"{join_names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at {cap}"
-        advice = "measure, or write the true speed and width into the file that NCCL is given (NCCL_TOPO_FILE)"
-        yield Finding("warning", "placeholder-pcie", about, message, evidence, advice)
+        yield Finding(
+            "warning",
+            "placeholder-pcie",
+            about,
+            f"{join_names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at "
+            f"{cap}",
+            evidence,
+            "measure, or write the true speed and width into the file that NCCL is given "
+            "(NCCL_TOPO_FILE)",
+        )
 
 
 def is_placeholder(device: Device, state: PcieState) -> bool:
@@ -207,9 +214,16 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
             groups.add(tuple(line.split(" ")[1] for line in lines), (device.id,), lines)
     for attributes, about, evidence in groups:
         invalid = " and ".join(key.replace("link_", "") for key in attributes)
-        message = f"{join_names(about)}: PCIe {invalid} given as an invalid value; NCCL takes Gen3 x16 in its place"
-        advice = "measure, or write the true speed and width into the file that NCCL is given (NCCL_TOPO_FILE)"
-        yield Finding("warning", "unknown-pcie", about, message, evidence, advice)
+        yield Finding(
+            "warning",
+            "unknown-pcie",
+            about,
+            f"{join_names(about)}: PCIe {invalid} given as an invalid value; NCCL takes Gen3 x16 "
+            "in its place",
+            evidence,
+            "measure, or write the true speed and width into the file that NCCL is given "
+            "(NCCL_TOPO_FILE)",
+        )
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
@@ -234,9 +248,15 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
     for (rate, width, made_for), about, evidence in groups:
         lanes = f" x{width}" if width else ""
         uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
-        message = f"{join_names(about)}: {uplink}; NCCL counts it as it stands"
-        advice = "if it is a virtual machine, correct the file that NCCL is given; else look at the bridge with lspci -vv"
-        yield Finding("warning", "slow-uplink", about, message, evidence, advice)
+        yield Finding(
+            "warning",
+            "slow-uplink",
+            about,
+            f"{join_names(about)}: {uplink}; NCCL counts it as it stands",
+            evidence,
+            "if it is a virtual machine, correct the file that NCCL is given; else look at the "
+            "bridge with lspci -vv",
+        )
 
 
 def _list_cards_below(
@@ -275,10 +295,14 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
         costs = (
             "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
         )
-        message = f"{join_names(about)}: {now} of {full} PCIe lanes at work, {costs}"
-        advice = "reseat the card or riser; check that the slot has all lanes wired and how the BIOS splits it"
         yield Finding(
-            "note" if served else "warning", "narrow-pcie", about, message, evidence, advice
+            "note" if served else "warning",
+            "narrow-pcie",
+            about,
+            f"{join_names(about)}: {now} of {full} PCIe lanes at work, {costs}",
+            evidence,
+            "reseat the card or riser; check that the slot has all lanes wired and how the BIOS "
+            "splits it",
         )
 
 
@@ -291,8 +315,15 @@ def check_generations(view: DoctorView) -> Iterator[Finding]:
         if state.generation and state.now_generation and state.now_generation < state.generation:
             groups.add((state.now_generation, state.generation), (device.id,), state.evidence)
     for (now, full), about, evidence in groups:
-        message = f"{join_names(about)}: PCIe at Gen{now} now, made for Gen{full}; devices clock down while idle"
-        yield Finding("note", "slow-pcie-now", about, message, evidence, "look again under load")
+        yield Finding(
+            "note",
+            "slow-pcie-now",
+            about,
+            f"{join_names(about)}: PCIe at Gen{now} now, made for Gen{full}; devices clock down "
+            "while idle",
+            evidence,
+            "look again under load",
+        )
 
 
 def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
@@ -328,9 +359,16 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
                 )
         for rate_text, about, evidence in groups:
             better = _format_rate(known[fast], best, by_state)
-            message = f"{join_names(about)}: PCIe at {rate_text}, where like GPUs such as {fast} have {better}"
-            advice = "move it to a slot like those of its peers, or give it the smaller share of the traffic"
-            yield Finding("warning", "uneven-pcie", about, message, evidence, advice)
+            yield Finding(
+                "warning",
+                "uneven-pcie",
+                about,
+                f"{join_names(about)}: PCIe at {rate_text}, where like GPUs such as {fast} have "
+                f"{better}",
+                evidence,
+                "move it to a slot like those of its peers, or give it the smaller share of the "
+                "traffic",
+            )
 
 
 def _find_state_rate(state: PcieState | None) -> Fraction:
@@ -352,29 +390,42 @@ def _list_link_lines(view: DoctorView, ident: str) -> list[str]:
     return [view.format_link(x) for x in view.links_from.get(ident, ()) if x.kind == "pcie"]
 
 
-def _require_states(view: DoctorView) -> str | None:
-    declared = any(
+def _knows_states(view: DoctorView) -> bool:
+    return any(list_pcie_states(view)) or any(
         read_pci_details(d).keys() & {"link_speed", "link_width"} for d in view.topology.devices
     )
-    return None if declared or next(list_pcie_states(view), None) else "no PCIe speeds and widths"
 
 
-def _require_current(view: DoctorView) -> str | None:
-    known = any(state.now_width or state.now_generation for _, state in list_pcie_states(view))
-    return None if known else "no current PCIe speeds and widths"
-
-
-def _require_peers(view: DoctorView) -> str | None:
-    has_pcie = any(link.kind == "pcie" for link in view.topology.links)
-    return None if has_pcie and len(view.gpus) > 1 else "no GPUs to compare over PCIe"
+def _knows_current_states(view: DoctorView) -> bool:
+    return any(state.now_width or state.now_generation for _, state in list_pcie_states(view))
 
 
 # The checks of this file.
 CHECKS = (
-    Check("PCIe placeholders", check_placeholders, _require_states),
-    Check("invalid PCIe speeds and widths", check_unknown_links, _require_states),
-    Check("PCIe uplinks", check_uplinks, _require_states),
-    Check("PCIe lanes at work", check_widths, _require_current),
-    Check("PCIe generation at work", check_generations, _require_current),
-    Check("PCIe of like GPUs", check_like_gpus, _require_peers),
+    Check("PCIe placeholders", check_placeholders, _knows_states, "no PCIe speeds and widths"),
+    Check(
+        "invalid PCIe speeds and widths",
+        check_unknown_links,
+        _knows_states,
+        "no PCIe speeds and widths",
+    ),
+    Check("PCIe uplinks", check_uplinks, _knows_states, "no PCIe speeds and widths"),
+    Check(
+        "PCIe lanes at work",
+        check_widths,
+        _knows_current_states,
+        "no current PCIe speeds and widths",
+    ),
+    Check(
+        "PCIe generation at work",
+        check_generations,
+        _knows_current_states,
+        "no current PCIe speeds and widths",
+    ),
+    Check(
+        "PCIe of like GPUs",
+        check_like_gpus,
+        lambda view: has_two_gpus(view) and any(x.kind == "pcie" for x in view.topology.links),
+        "no GPUs to compare over PCIe",
+    ),
 )

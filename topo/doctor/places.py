@@ -50,7 +50,10 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
             (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus),
         )
         if len(gpus) == len(machine.gpus):
-            message = f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between {link}"
+            message = (
+                f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between "
+                f"{link}"
+            )
             advice = f"move the NICs to slots of the GPUs' {place}"
             severity: Severity = "note" if guessed else "warning"
             yield Finding(
@@ -58,8 +61,14 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
             )
             continue
         if gpus:
-            message = f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other GPUs have one near"
-            advice = f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC send for the others"
+            message = (
+                f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other "
+                "GPUs have one near"
+            )
+            advice = (
+                f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC "
+                "send for the others"
+            )
             several = (
                 len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1
                 and not guessed
@@ -108,10 +117,15 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
             f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)"
             for nic in spare
         ]
-        message = f"{join_names(lacking)}: no NIC below the same PCIe switch, where like GPUs such as {peer} have one"
-        advice = f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it goes through the CPU"
         yield Finding(
-            "warning", "nic-not-at-switch", (*lacking, *spare), message, tuple(evidence), advice
+            "warning",
+            "nic-not-at-switch",
+            (*lacking, *spare),
+            f"{join_names(lacking)}: no NIC below the same PCIe switch, where like GPUs such as "
+            f"{peer} have one",
+            tuple(evidence),
+            f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it "
+            "goes through the CPU",
         )
 
 
@@ -258,24 +272,27 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
         ):
             groups.add("", (device.id,), (view.format_fact(subject, keys.PCI_NUMA_NODE),))
     for _, about, evidence in groups:
-        message = f"{join_names(about)}: NUMA node unknown, so the place on one of {len(view.cpus)} CPUs is a guess"
-        advice = (
-            "look whether the BIOS or the hypervisor tells it; else pin by measuring from each node"
+        yield Finding(
+            "warning",
+            "numa-unknown",
+            about,
+            f"{join_names(about)}: NUMA node unknown, so the place on one of {len(view.cpus)} CPUs "
+            "is a guess",
+            evidence,
+            "look whether the BIOS or the hypervisor tells it; else pin by measuring from each "
+            "node",
         )
-        yield Finding("warning", "numa-unknown", about, message, evidence, advice)
 
 
-def _require_both(view: DoctorView) -> str | None:
-    return None if view.gpus and view.nics else "no GPUs" if view.nics else "no NICs"
-
-
-def _require_nodes(view: DoctorView) -> str | None:
-    return None if len(view.cpus) > 1 else "no second CPU"
+def _has_gpus_and_nics(view: DoctorView) -> bool:
+    return bool(view.gpus and view.nics)
 
 
 # The checks of this file.
 CHECKS = (
-    Check("NICs near GPUs", check_nic_places, _require_both),
-    Check("NICs at the switches of GPUs", check_nic_switches, _require_both),
-    Check("NUMA nodes", check_numa_nodes, _require_nodes),
+    Check("NICs near GPUs", check_nic_places, _has_gpus_and_nics, "no GPUs or no NICs"),
+    Check(
+        "NICs at the switches of GPUs", check_nic_switches, _has_gpus_and_nics, "no GPUs or no NICs"
+    ),
+    Check("NUMA nodes", check_numa_nodes, lambda view: len(view.cpus) > 1, "no second CPU"),
 )

@@ -66,12 +66,20 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
     for broken, about, evidence in slow:
         share = "two fifths" if broken else "seven tenths"
         message = f"{join_names(about)}: measured below {share} of what is declared for their links"
-        advice = "measure again with the machine idle; then look at link errors, lanes at work and the route that is taken"
         yield Finding(
-            "error" if broken else "warning", "slow-link", about, message, evidence, advice
+            "error" if broken else "warning",
+            "slow-link",
+            about,
+            message,
+            evidence,
+            "measure again with the machine idle; then look at link errors, lanes at work and the "
+            "route that is taken",
         )
     for _, about, evidence in fast:
-        message = f"{join_names(about)}: measured well above what is declared for their links, so the declaration is doubtful"
+        message = (
+            f"{join_names(about)}: measured well above what is declared for their links, so the "
+            "declaration is doubtful"
+        )
         yield Finding("note", "fast-link", about, message, evidence, "plan with the measured value")
 
 
@@ -110,9 +118,16 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
         if most is not None and link.bandwidth_GBps > most and not _is_unlimited(link):
             groups.add((link.kind, most), (link.src, link.dst), (view.format_link(link),))
     for (kind, most), about, evidence in groups:
-        message = f"{join_names(about)}: more than a {kind} link of this size can carry ({format_GBps(most)})"
-        advice = "correct the bandwidth, or its unit: GB/s are 1e9 bytes a second in one direction, not bits"
-        yield Finding("error", "impossible-rate", about, message, evidence, advice)
+        yield Finding(
+            "error",
+            "impossible-rate",
+            about,
+            f"{join_names(about)}: more than a {kind} link of this size can carry "
+            f"({format_GBps(most)})",
+            evidence,
+            "correct the bandwidth, or its unit: GB/s are 1e9 bytes a second in one direction, not "
+            "bits",
+        )
 
 
 def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
@@ -142,12 +157,11 @@ def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
             groups.add(link.kind, (link.src, link.dst), (view.format_link(link),))
     for kind, about, evidence in groups:
         links = f"{kind} links of {format_GBps(LOCAL_GBps)}"
-        message = f"{join_names(about)}: {links}, NCCL's placeholder for what it does not know"
         yield Finding(
             "note",
             "unlimited-rate",
             about,
-            message,
+            f"{join_names(about)}: {links}, NCCL's placeholder for what it does not know",
             evidence,
             "write a measured bandwidth into the file",
         )
@@ -172,9 +186,19 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
         ):
             slow.add((link.kind, lane), (link.src, link.dst), (view.format_link(link),))
     for _, about, evidence in direct:
-        message = f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a switch or a CPU between"
-        advice = "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that they share"
-        yield Finding("warning", "pcie-between-gpus", about, message, evidence, advice)
+        message = (
+            f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a "
+            "switch or a CPU between"
+        )
+        yield Finding(
+            "warning",
+            "pcie-between-gpus",
+            about,
+            message,
+            evidence,
+            "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that "
+            "they share",
+        )
     for (kind, lane), about, evidence in slow:
         links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
         message = f"{join_names(about)}: {links}, rather like PCIe"
@@ -233,11 +257,20 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
             view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about
         )
         if all(_is_locality_part(view.topology.by_id[ident]) for ident in about):
-            message = f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with its links between them"
-            advice = "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the GPU once"
+            message = (
+                f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with "
+                "its links between them"
+            )
+            advice = (
+                "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the "
+                "GPU once"
+            )
             yield Finding("note", "mlopart", tuple(about), message, evidence, advice)
             continue
-        message = f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and refuses"
+        message = (
+            f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and "
+            "refuses"
+        )
         advice = (
             "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
         )
@@ -255,27 +288,25 @@ def _get_family(view: DoctorView, ident: str) -> str | None:
     return view.topology.by_id[ident].family
 
 
-def _require_measured(view: DoctorView) -> str | None:
-    return (
-        None
-        if any("measured" in link.extra for link in view.topology.links)
-        else "no measured bandwidths"
-    )
-
-
-def _require_links(view: DoctorView) -> str | None:
-    return None if view.topology.links else "no links"
-
-
 # The checks of this file.
 CHECKS = (
-    Check("measured against declared", check_measured_rates, _require_measured),
-    Check("possible bandwidths", check_possible_rates, _require_links),
-    Check("unlimited bandwidths", check_unlimited_rates, _require_links),
-    Check("kinds of links", check_link_kinds, _require_links),
+    Check(
+        "measured against declared",
+        check_measured_rates,
+        lambda view: any("measured" in link.extra for link in view.topology.links),
+        "no measured bandwidths",
+    ),
+    Check(
+        "possible bandwidths", check_possible_rates, lambda view: view.topology.links, "no links"
+    ),
+    Check(
+        "unlimited bandwidths", check_unlimited_rates, lambda view: view.topology.links, "no links"
+    ),
+    Check("kinds of links", check_link_kinds, lambda view: view.topology.links, "no links"),
     Check(
         "PCI addresses",
         check_addresses,
-        lambda view: None if any(g.bus_id for g in view.gpus) else "no PCI addresses",
+        lambda view: any(gpu.bus_id for gpu in view.gpus),
+        "no PCI addresses",
     ),
 )

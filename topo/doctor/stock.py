@@ -17,7 +17,7 @@ from ..facts.view import read_pci_details
 from ..graph import Device
 from ..matrix import ConnectionFinder
 from .finding import Finding, format_GBps, join_names
-from .view import Check, DisjointSets, DoctorView, parse_whole
+from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
 
 _GRAPH_FILE = "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph -o graph.xml"
 _LEAST_RING_GBps = Fraction(18)
@@ -47,9 +47,15 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
         return
     about = tuple(ident for members in bridged for ident in members)
     listed = " | ".join(join_names(members) for members in bridged)
-    message = f"NVLink joins {listed} only, so stock NCCL's rings run at the rate of their hop over PCIe everywhere"
-    evidence = [view.format_link(x) for x in of_nvlink if x.src in about and x.dst in about]
-    yield Finding("note", "nccl-bridged-groups", about, message, tuple(evidence), _GRAPH_FILE)
+    yield Finding(
+        "note",
+        "nccl-bridged-groups",
+        about,
+        f"NVLink joins {listed} only, so stock NCCL's rings run at the rate of their hop over PCIe "
+        "everywhere",
+        tuple([view.format_link(x) for x in of_nvlink if x.src in about and x.dst in about]),
+        _GRAPH_FILE,
+    )
 
 
 def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
@@ -82,15 +88,17 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     if slow:
         about = tuple(gpu for gpu in gpus if gpu in slow)
         rate, wanted = format_GBps(min(least)), format_GBps(_LEAST_RING_GBps)
-        what = f"{rate} of PCIe between them, less than the {wanted} that NCCL 2.25.1 and later asks of such GPUs"
-        message = f"{join_names(about)}: {what}; it finds no ring and uses one channel, without a NIC it does not start"
-        evidence = tuple(dict.fromkeys(slow[gpu] for gpu in about))
+        what = (
+            f"{rate} of PCIe between them, less than the {wanted} that NCCL 2.25.1 and later asks "
+            "of such GPUs"
+        )
         yield Finding(
             "warning",
             "nccl-no-ring",
             about,
-            message,
-            evidence,
+            f"{join_names(about)}: {what}; it finds no ring and uses one channel, without a NIC it "
+            "does not start",
+            tuple(dict.fromkeys(slow[gpu] for gpu in about)),
             f"look at slots and BIOS; else {_GRAPH_FILE}",
         )
 
@@ -116,13 +124,14 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
     if len(of_maker) < 2:
         return
     listed = " | ".join(f"{maker}: {join_names(ids)}" for maker, ids in of_maker.items())
-    about = tuple(ident for ids in of_maker.values() for ident in ids)
-    evidence = tuple(f"{ids[0]} maker = {maker} (the topology)" for maker, ids in of_maker.items())
-    message = (
-        f"GPUs of different makers ({listed}): neither NCCL nor RCCL makes one collective of them"
+    yield Finding(
+        "warning",
+        "mixed-makers",
+        tuple(ident for ids in of_maker.values() for ident in ids),
+        f"GPUs of different makers ({listed}): neither NCCL nor RCCL makes one collective of them",
+        tuple(f"{ids[0]} maker = {maker} (the topology)" for maker, ids in of_maker.items()),
+        "plan for those of one maker; over all of them only gloo works, through host memory",
     )
-    advice = "plan for those of one maker; over all of them only gloo works, through host memory"
-    yield Finding("warning", "mixed-makers", about, message, evidence, advice)
 
 
 def _find_maker(view: DoctorView, gpu: Device) -> str | None:
@@ -136,21 +145,19 @@ def _find_maker(view: DoctorView, gpu: Device) -> str | None:
     return "AMD" if "gcn" in gpu.extra else "NVIDIA" if "sm" in gpu.extra else None
 
 
-def _require_nvlink(view: DoctorView) -> str | None:
-    return None if any(x.kind == "nvlink" for x in view.topology.links) else "no NVLink"
-
-
-def _require_capability(view: DoctorView) -> str | None:
-    return None if any(_find_sm(view, gpu) for gpu in view.gpus) else "no compute capabilities"
-
-
-def _require_gpus(view: DoctorView) -> str | None:
-    return None if len(view.gpus) > 1 else "fewer than two GPUs"
-
-
 # The checks of this file.
 CHECKS = (
-    Check("NCCL's rings on bridged GPUs", check_bridged_groups, _require_nvlink),
-    Check("NCCL's rings over slow PCIe", check_slow_pcie, _require_capability),
-    Check("makers of the GPUs", check_makers, _require_gpus),
+    Check(
+        "NCCL's rings on bridged GPUs",
+        check_bridged_groups,
+        lambda view: any(link.kind == "nvlink" for link in view.topology.links),
+        "no NVLink",
+    ),
+    Check(
+        "NCCL's rings over slow PCIe",
+        check_slow_pcie,
+        lambda view: any(_find_sm(view, gpu) for gpu in view.gpus),
+        "no compute capabilities",
+    ),
+    Check("makers of the GPUs", check_makers, has_two_gpus, "fewer than two GPUs"),
 )

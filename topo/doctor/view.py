@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ..facts import Facts
-from ..facts.keys import Key
+from ..facts.keys import Key, gpu_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link, Topology
 from ..notes import Note, NoteKind
@@ -98,6 +98,10 @@ class DoctorView(MachineView):
         """Return the topology's notes of these kinds: what its reader saw and no fact holds."""
         return [note for note in self.topology.notes if note.kind in kinds]
 
+    def knows_of_gpus(self, key: Key[Any]) -> bool:
+        """Return whether the facts have this key of any GPU."""
+        return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
+
     # -- evidence
     # ------------------------------------------------------------------------------------------------
 
@@ -121,13 +125,19 @@ class DoctorView(MachineView):
 
 @dataclass(frozen=True)
 class Check:
-    """A question of the doctor: `check` yields findings, `require` returns what is missing for it,
-    None if nothing is.
+    """A question of the doctor: `check` yields findings. It is asked where `can_ask` returns
+    something true; elsewhere `lack` says what is missing for it.
     """
 
     name: str
     check: Callable[[DoctorView], Iterable[Finding]]
-    require: Callable[[DoctorView], str | None]
+    can_ask: Callable[[DoctorView], object]
+    lack: str
+
+
+def has_two_gpus(view: DoctorView) -> bool:
+    """Return whether a machine has GPUs that could be compared or joined."""
+    return len(view.gpus) > 1
 
 
 class DisjointSets:
