@@ -15,7 +15,7 @@ from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..graph import Topology
-from . import driver, links, nics, nvlinks, p2p, pcie, places, rates, stock
+from . import driver, links, nics, p2p, pcie, places, rates, stock
 from .finding import SEVERITIES, Finding
 from .hosts import check_fabrics, list_new_findings, merge_findings
 from .view import Check, DoctorView
@@ -25,7 +25,6 @@ __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "repo
 # Every check, in the order of the findings of one severity.
 CHECKS: tuple[Check, ...] = (
     *driver.CHECKS,
-    *nvlinks.CHECKS,
     *links.CHECKS,
     *p2p.CHECKS,
     *pcie.CHECKS,

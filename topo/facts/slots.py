@@ -85,10 +85,12 @@ def _find_narrowest(
     links: list[PcieLink] = []
     notes: list[str] = []
     for bus_id in chain:
-        speed = facts.get_text(pci_subject(bus_id), keys.PCI_MAX_LINK_SPEED)
         width = _read_width(facts, bus_id, keys.PCI_MAX_LINK_WIDTH)
         current = _read_width(facts, bus_id, keys.PCI_CURRENT_LINK_WIDTH)
-        link = pcie_link(speed, min(w for w in (width, current) if w) if width or current else None)
+        link = pcie_link(
+            facts.get_text(pci_subject(bus_id), keys.PCI_MAX_LINK_SPEED),
+            min(w for w in (width, current) if w) if width or current else None,
+        )
         if link.assumed:
             continue
         is_card = is_leaf and bus_id == chain[-1] and not _is_gpu(facts, bus_id)

@@ -13,9 +13,8 @@ from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts.keys import qualify
 from ..graph import Topology
-from .fabric import judge_fabrics, list_fabric_pairs
 from .lines import Group, format_verdicts, group_verdicts
-from .p2p import judge_p2p
+from .p2p import judge_fabrics, judge_p2p, list_fabric_pairs
 from .rdma import judge_rdma
 from .verdict import Verdict
 from .view import PairView

@@ -66,12 +66,11 @@ def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:
 def _wrap(text: str, width: int, indent: str) -> list[str]:
     if _COMMAND in text:
         return [indent + text]
-    rest = indent + "    "
     return wrap(
         text,
         max(width, _NARROWEST),
         initial_indent=indent,
-        subsequent_indent=rest,
+        subsequent_indent=indent + "    ",
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -1,21 +1,28 @@
-"""Judge whether two GPUs of one host reach each other's memory directly, as NCCL and RCCL do
+"""Judge whether two GPUs reach each other's memory directly, as NCCL and RCCL do
 (ncclTopoCheckP2p).
 
-NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs at most; and NVML
-says ok to read and write. Where two GPUs have NVLinks to a third, the path is NVB, and NVML is
-asked for both legs. RCCL: any path inside the host, but PXB or better under CPUs of Intel, Zhaoxin
-and ARM; there is no NVML to ask.
+GPUs of one host, NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs
+at most; and NVML says ok to read and write. Where two GPUs have NVLinks to a third, the path is
+NVB, and NVML is asked for both legs. RCCL: any path inside the host, but PXB or better under CPUs
+of Intel, Zhaoxin and ARM; there is no NVML to ask.
+
+GPUs of different hosts: NCCL 2.30 takes them for one NVLink domain (MNNVL, as in an NVL72) where
+their registration with the fabric is completed, the cluster's UUID is equal and not zero, and the
+clique is equal; it then needs the IMEX service on each host, which nothing here asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 
+from ..derived.fabric import CLIQUE, CLUSTER
 from ..facts import keys
-from ..facts.keys import p2p_subject
+from ..facts.keys import p2p_subject, split_host
+from ..graph import Topology
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
-from .verdict import Answer, decide
+from .verdict import Answer, Verdict, decide
 from .view import AMD, NVIDIA, PairView
 
 _MANY_GPUS = 2
@@ -56,6 +63,11 @@ _REFUSED = {
 _GATED = "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared memory"
 _BROKEN = "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where there are NVSwitches"
 
+# Two GPUs of different hosts, and the NVSwitch that both are linked to.
+FabricPair = tuple[str, str, str]
+_FABRIC_RULE = "NVLink joins their hosts in one fabric, which NCCL takes (MNNVL) where the IMEX service runs on both"
+_FABRIC_ADVICE = "see systemctl status nvidia-imex on each host, and NCCL_MNNVL_ENABLE"
+
 
 def judge_p2p(view: PairView, a: str, b: str) -> Answer:
     """Return the answer for two GPUs of one host, by their ids."""
@@ -64,8 +76,11 @@ def judge_p2p(view: PairView, a: str, b: str) -> Answer:
     label = view.paths.find_label(a, b)
     known = (f"way {label}, NVB to NCCL" if path == "NVB" else f"way {label}",)
     far = f"PCIe, {_FAR[path]}" if path in _FAR else "PCIe without a CPU between"
-    rule = _WIRED.get((maker, path), f"{far}, and nothing stands between them")
-    return decide(known, _judge(view, a, b, path, maker), Answer("yes", rule))
+    return decide(
+        known,
+        _judge(view, a, b, path, maker),
+        Answer("yes", _WIRED.get((maker, path), f"{far}, and nothing stands between them")),
+    )
 
 
 def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
@@ -73,8 +88,13 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
         yield Answer("unknown", "the topology does not say enough of what joins them")
     hidden = maker == NVIDIA and path in _FAR and _may_lack_nvlinks(view, a)
     if hidden:
-        rule = "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far from each other"
-        yield Answer("unknown", rule, _list_capability(view, a), HERE)
+        yield Answer(
+            "unknown",
+            "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far "
+            "from each other",
+            _list_capability(view, a),
+            HERE,
+        )
     yield from _judge_gpus(view, a, b)
     if maker == NVIDIA:
         yield from _judge_status(view, a, b, path)
@@ -131,17 +151,20 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
     )
     if refusal is not None:
-        evidence = (
-            f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}"
+        return _explain_refusal(
+            view,
+            a,
+            b,
+            path,
+            refusal,
+            f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}",
         )
-        return _explain_refusal(view, a, b, path, refusal, evidence)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
-        rule = "whether the driver allows it is not known"
         return Answer(
             "unknown",
-            rule,
+            "whether the driver allows it is not known",
             (f"NVML: {reason}",),
             HERE if reason == "not asked" else "try it: p2pBandwidthLatencyTest",
         )
@@ -222,3 +245,32 @@ def _judge_rccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
         yield Answer("no", rule, (f"CPU: {vendor or arch}",), advice)
     elif vendor is None and arch in (None, "x86_64"):
         yield Answer("unknown", rule, ("CPU: vendor not known",), advice)
+
+
+def list_fabric_pairs(topology: Topology) -> list[FabricPair]:
+    """Return each two GPUs of different hosts that have links to and from one NVSwitch."""
+    pairs: dict[tuple[str, str], str] = {}
+    for switch in (d for d in topology.devices if d.family == "nvswitch"):
+        near = [
+            g
+            for g in topology.ranks
+            if {(g, switch.id), (switch.id, g)} <= topology.capacity_GBps.keys()
+        ]
+        if len({split_host(gpu)[0] for gpu in near}) > 1:
+            for a, b in combinations(near, 2):
+                if split_host(a)[0] != split_host(b)[0]:
+                    pairs.setdefault((a, b), switch.id)
+    return [(a, b, switch) for (a, b), switch in pairs.items()]
+
+
+def judge_fabrics(topology: Topology, pairs: Iterable[FabricPair]) -> Iterator[Verdict]:
+    """Yield the verdict on each of these pairs."""
+    for a, b, switch in pairs:
+        fields = topology.by_id[switch].extra
+        named = (
+            f"fabric: cluster {fields[CLUSTER]}, clique {fields.get(CLIQUE)}"
+            if CLUSTER in fields
+            else None
+        )
+        evidence = named or "the file has both hosts, as NCCL writes it for those of one fabric"
+        yield Verdict("p2p", a, b, "yes", _FABRIC_RULE, (evidence,), _FABRIC_ADVICE)

@@ -46,7 +46,10 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
     hidden = [port for port in ports if not view.get_acs(port)]
     on = [view.get_acs(port) for port in ports if "redirect" in view.get_acs(port)]
     if any("direct translated" not in text for text in on):
-        rule = "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU translates"
+        rule = (
+            "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU "
+            "translates"
+        )
         yield Answer(
             "no",
             rule,
@@ -54,7 +57,10 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
             _advise_on_acs(view.redirecting),
         )
     elif on:
-        rule = "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root complex"
+        rule = (
+            "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root "
+            "complex"
+        )
         yield Answer(
             "unknown",
             rule,
@@ -83,23 +89,38 @@ def _judge_hypervisor(view: PairView, virtual: str | None, from_file: bool) -> I
     if virtual == "no":
         yield Answer("yes", "", ("no hypervisor",))
     elif virtual is not None:
-        rule = "in a guest, ACS and address translation are the hypervisor's and cannot be seen"
-        advice = "measure it; if it is slow, ask for ATS on the devices and ACS direct translated on the host's bridges"
-        yield Answer("unknown", rule, (f"hypervisor: {virtual}",), advice)
+        yield Answer(
+            "unknown",
+            "in a guest, ACS and address translation are the hypervisor's and cannot be seen",
+            (f"hypervisor: {virtual}",),
+            "measure it; if it is slow, ask for ATS on the devices and ACS direct translated on "
+            "the host's bridges",
+        )
     elif not from_file or (HOST, keys.HOST_VIRTUAL) in view.asked:
-        evidence = (f"hypervisor: {view.explain_missing(HOST, keys.HOST_VIRTUAL)}",)
-        yield Answer("unknown", "whether this is a guest is not known", evidence, HERE)
+        yield Answer(
+            "unknown",
+            "whether this is a guest is not known",
+            (f"hypervisor: {view.explain_missing(HOST, keys.HOST_VIRTUAL)}",),
+            HERE,
+        )
 
 
 def _judge_iommu(view: PairView, virtual: str | None, from_file: bool) -> Iterator[Answer]:
     iommu = view.facts.get_text(HOST, keys.HOST_IOMMU)
     if iommu == "translating":
-        rule = "the IOMMU translates addresses, and the driver does no direct access through that on bare metal"
-        advice = "boot with iommu=pt, or switch the IOMMU (VT-d, AMD-Vi) off in the BIOS"
-        answer = "no" if virtual == "no" else "unknown"
-        yield Answer(answer, rule, ("IOMMU: translating",), advice)
+        yield Answer(
+            "no" if virtual == "no" else "unknown",
+            "the IOMMU translates addresses, and the driver does no direct access through that on "
+            "bare metal",
+            ("IOMMU: translating",),
+            "boot with iommu=pt, or switch the IOMMU (VT-d, AMD-Vi) off in the BIOS",
+        )
     elif iommu is not None:
         yield Answer("yes", "", (f"IOMMU: {iommu}",))
     elif not from_file or (HOST, keys.HOST_IOMMU) in view.asked:
-        evidence = (f"IOMMU: {view.explain_missing(HOST, keys.HOST_IOMMU)}",)
-        yield Answer("unknown", "whether an IOMMU translates is not known", evidence, HERE)
+        yield Answer(
+            "unknown",
+            "whether an IOMMU translates is not known",
+            (f"IOMMU: {view.explain_missing(HOST, keys.HOST_IOMMU)}",),
+            HERE,
+        )

@@ -52,7 +52,10 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     yes = Answer("yes", rule)
     if maker == NVIDIA and _can_only_receive(view, gpu):
         reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
-        rule = "both can, and are near each other, but before sm 80 NCCL only receives this way and sends from host memory"
+        rule = (
+            "both can, and are near each other, but before sm 80 NCCL only receives this way and "
+            "sends from host memory"
+        )
         yes = Answer(
             "yes",
             rule,
@@ -94,11 +97,15 @@ def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
     """Yield whether the NIC does RDMA at all, and its port is up."""
     state = view.facts.get_text(rdma_subject(nic), keys.RDMA_STATE)
     if rdma_subject(nic) not in view.subjects and net_subject(nic) in view.subjects:
-        advice = _NO_RDMA.get(
-            view.get_pci_text(nic, keys.PCI_VENDOR) or "",
-            "load the card's RDMA driver, where it is one that can",
+        yield Answer(
+            "no",
+            "the NIC is a network interface only, no RDMA device",
+            (),
+            _NO_RDMA.get(
+                view.get_pci_text(nic, keys.PCI_VENDOR) or "",
+                "load the card's RDMA driver, where it is one that can",
+            ),
         )
-        yield Answer("no", "the NIC is a network interface only, no RDMA device", (), advice)
     elif state is not None and "ACTIVE" not in state.upper():
         yield Answer(
             "no",
@@ -129,10 +136,9 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
         else:
             yield Answer("yes", "", ("GPU: gdr 1",))
     elif name is not None and "GeForce" in name:
-        rule = "NVIDIA's driver does no GPUDirect RDMA with GeForce GPUs"
         yield Answer(
             "no",
-            rule,
+            "NVIDIA's driver does no GPUDirect RDMA with GeForce GPUs",
             (f"GPU: {name}",),
             "NCCL goes through host memory; data centre and workstation GPUs can",
         )
@@ -151,9 +157,12 @@ def _judge_distance(view: PairView, gpu: str, nic: str, path: str, maker: str) -
         yield Answer("yes", "", ("one CPU of the Rome sort has both",))
     elif path != "???" and not is_within(path, "P2C"):
         ends = "PXB" if maker == AMD else "PXB, or P2C with C2C"
-        rule = f"too far from each other: GPUDirect RDMA ends at {ends} by default"
-        advice = f"NCCL_NET_GDR_LEVEL={path} switches it on; measure whether that is faster"
-        yield Answer("no", rule, (), advice)
+        yield Answer(
+            "no",
+            f"too far from each other: GPUDirect RDMA ends at {ends} by default",
+            (),
+            f"NCCL_NET_GDR_LEVEL={path} switches it on; measure whether that is faster",
+        )
 
 
 def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
@@ -193,16 +202,19 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     elif dma_buf == "yes":
         yield Answer("yes", "", ("DMA-BUF: yes",))
     elif efa:
-        rule = "whether EFA's driver gets into GPU memory is known to its plug-in for NCCL alone"
         yield Answer(
             "unknown",
-            rule,
+            "whether EFA's driver gets into GPU memory is known to its plug-in for NCCL alone",
             ("NIC: driver efa",),
             "see fi_info -p efa, and gdr in NCCL_TOPO_DUMP_FILE",
         )
     elif (peermem, dma_buf) == ("no", "no"):
-        neither = ("peer memory: no", "DMA-BUF: no")
-        yield Answer("no", "the NIC's driver has no way into GPU memory", neither, advice)
+        yield Answer(
+            "no",
+            "the NIC's driver has no way into GPU memory",
+            ("peer memory: no", "DMA-BUF: no"),
+            advice,
+        )
     else:
         answers = (
             ("peer memory", keys.HOST_PEERMEM, peermem),

@@ -61,5 +61,9 @@ def decide(known: tuple[str, ...], answers: Iterable[Answer], yes: Answer) -> An
         deciding = next((a for a in given if a.answer == answer), None)
         if deciding is not None:
             return replace(deciding, evidence=(*known, *deciding.evidence))
-    evidence = dict.fromkeys((*known, *(text for a in given for text in a.evidence), *yes.evidence))
-    return replace(yes, evidence=tuple(evidence))
+    return replace(
+        yes,
+        evidence=tuple(
+            dict.fromkeys((*known, *(text for a in given for text in a.evidence), *yes.evidence))
+        ),
+    )

@@ -72,9 +72,15 @@ class AncestorTree:
             rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
             parent = self.find_parent(switch.id, cpus)
             if rates and parent is not None:
-                source = assumed("as the GPUs below")
                 yield from both_ways(
-                    Link(switch.id, parent, max(rates), LATENCY_us["pcie"], "pcie", source=source)
+                    Link(
+                        switch.id,
+                        parent,
+                        max(rates),
+                        LATENCY_us["pcie"],
+                        "pcie",
+                        source=assumed("as the GPUs below"),
+                    )
                 )
 
     def _is_below(self, ident: str, switch: str) -> bool:

@@ -35,18 +35,13 @@ from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from ..notes import assumed
 from .ancestors import NOTE, infer_tree
 from .capture import open_capture
+from .gpu_links import join_nvlinks, join_xgmi
 from .linux.files import list_folder
 from .linux.gpudirect import read_gpudirect
-from .linux.kfd import read_kfd
-from .linux.locality import read_locality
-from .linux.rdma import read_network
-from .linux.sysfs import read_sysfs
-from .linux.unlisted import read_unlisted
-from .notes import note_lost, note_missing, note_unlisted
-from .nvlinks import join_nvlinks
+from .linux.gpus import read_kfd, read_unlisted
+from .linux.sysfs import read_locality, read_network, read_sysfs
 from .nvml.questions import read_nvml
-from .visible import select_visible
-from .xgmi import join_xgmi
+from .visible import note_lost, note_missing, note_unlisted, select_visible
 
 SOURCE = "probed on the machine itself"
 
@@ -89,9 +84,19 @@ def probe_local(
         }
         captured = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
         if listed and captured and not captured & listed:
-            reason = "it lists other GPUs than the captured files"
             facts = _gather(
-                root, Facts((Fact(NVML, keys.NVML_LIBRARY, None, "nvmlDeviceGetPciInfo", reason),))
+                root,
+                Facts(
+                    (
+                        Fact(
+                            NVML,
+                            keys.NVML_LIBRARY,
+                            None,
+                            "nvmlDeviceGetPciInfo",
+                            "it lists other GPUs than the captured files",
+                        ),
+                    )
+                ),
             )
         topology = join(facts, environment)
     name = facts.get_text(HOST, keys.HOST_NAME) or sysfs_root.name.partition(".")[0] or "captured"
@@ -222,8 +227,6 @@ class _Joiner:
                     _make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot)
                 )
             if slot.is_switch:
-                source = slot.source.rpartition("/")[0] or slot.source
-                node = cpu_of_top[slot.top].numa_node
                 extra = {"pci": _read_pci_details(self.facts, slot.bus_id)}
                 switches.append(
                     Device(
@@ -232,9 +235,9 @@ class _Joiner:
                         "pcie",
                         False,
                         False,
-                        node,
+                        cpu_of_top[slot.top].numa_node,
                         slot.bus_id,
-                        source,
+                        slot.source.rpartition("/")[0] or slot.source,
                         extra,
                     )
                 )
@@ -282,8 +285,10 @@ class _Joiner:
     def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = gpu_subject(index)
         slot = next(s for s in tree if s.bus_id == bus_id)
-        texts = (keys.GPU_NAME, keys.GPU_UUID, keys.GPU_GCN)
-        extra: dict[str, Any] = {str(key): self.facts.get_text(subject, key) for key in texts}
+        extra: dict[str, Any] = {
+            str(key): self.facts.get_text(subject, key)
+            for key in (keys.GPU_NAME, keys.GPU_UUID, keys.GPU_GCN)
+        }
         extra["sm"] = self.facts.get_number(subject, keys.GPU_SM)
         extra["pcie"] = _read_pcie_states(self.facts, subject)
         extra |= self._read_place(bus_id)
@@ -420,7 +425,6 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
 
 def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
     GTps: Fraction = PCIE_GTps[slot.link.generation]
-    declared = f"{float(GTps):g} GT/s x{slot.link.width}"
     source = assumed("; ".join(slot.link.assumed)) if slot.link.assumed else slot.source
     return Link(
         child,
@@ -429,5 +433,5 @@ def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
         LATENCY_us["pcie"],
         "pcie",
         source=source,
-        extra={"declared": declared},
+        extra={"declared": f"{float(GTps):g} GT/s x{slot.link.width}"},
     )

@@ -1,5 +1,10 @@
 """Read what GPUDirect depends on from Linux: ACS, the IOMMU, peer memory, DMA-BUF, and whether this
 is a guest.
+
+Access Control Services decide whether a PCI Express port sends traffic between two devices up to
+the root complex. What is switched on stands in the ACS extended capability of a function's
+configuration space, of which only root may read more than the first 64 bytes (PCI Express base
+specification, 7.7.11; bits as in Linux's pci_regs.h).
 """
 
 from __future__ import annotations
@@ -9,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...facts import Fact, Facts, keys
-from ...facts.keys import HOST
-from .acs import read_acs
-from .files import list_folder, read_fact, show_path
-from .iommu import read_iommu
+from ...facts.keys import HOST, pci_subject
+from .files import list_folder, read_fact, read_start, show_path
+from .sysfs import list_bridges, list_gpus_and_nics
 
 # The first kernel whose RDMA drivers take DMA-BUFs (ibv_reg_dmabuf_mr); NVIDIA's GPU operator asks
 # for it, too.
@@ -36,6 +40,32 @@ _HYPERVISORS = (
     ("Xen", "Xen"),
     ("KVM", "KVM"),
     ("QEMU", "QEMU"),
+)
+
+# Names of the bits of the ACS control register, from bit 0.
+CONTROLS = (
+    "source validation",
+    "translation blocking",
+    "request redirect",
+    "completion redirect",
+    "upstream forwarding",
+    "egress control",
+    "direct translated",
+)
+_ACS = 0x000D
+_CONTROL = 6
+_HEADER = 4
+_FIRST, _END = 0x100, 0x1000
+_UNPRIVILEGED = 64
+_BY_TYPE = {"DMA": "translating", "DMA-FQ": "translating", "identity": "passthrough"}
+_OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")
+_PASSTHROUGH = ("iommu=pt", "iommu.passthrough=1", "iommu.passthrough=y", "iommu.passthrough=on")
+_TRANSLATING = (
+    "intel_iommu=on",
+    "amd_iommu=on",
+    "iommu=force",
+    "iommu=nopt",
+    "iommu.passthrough=0",
 )
 
 
@@ -79,9 +109,11 @@ def _read_virtual(root: Path) -> Fact:
     cpuinfo = read_fact(root, root / "proc/cpuinfo", HOST, keys.HOST_VIRTUAL)
     flags = re.search(r"^flags\s*:(.*)$", str(cpuinfo.value), re.MULTILINE)
     if flags is not None:
-        guest = "hypervisor" in flags.group(1).split()
         return Fact(
-            HOST, keys.HOST_VIRTUAL, (known or "not named") if guest else "no", cpuinfo.source
+            HOST,
+            keys.HOST_VIRTUAL,
+            (known or "not named") if ("hypervisor" in flags.group(1).split()) else "no",
+            cpuinfo.source,
         )
     if maker:
         return Fact(HOST, keys.HOST_VIRTUAL, known or "no", names[0].source)
@@ -139,8 +171,14 @@ def _read_dma_buf(root: Path, kernel: Fact) -> Fact:
         )
     if (int(match.group(1)), int(match.group(2))) < DMA_BUF_KERNEL:
         if _BACKPORTING.search(str(kernel.value)):
-            missing = f"kernel {kernel.value} is before 5.12, but its maker may have taken DMA-BUF for RDMA into it"
-            return Fact(HOST, keys.HOST_DMA_BUF, None, kernel.source, missing)
+            return Fact(
+                HOST,
+                keys.HOST_DMA_BUF,
+                None,
+                kernel.source,
+                f"kernel {kernel.value} is before 5.12, but its maker may have taken DMA-BUF for "
+                "RDMA into it",
+            )
         return Fact(HOST, keys.HOST_DMA_BUF, "no", f"{kernel.source}: before 5.12")
     return next(_ask_driver(root, str(kernel.value)))
 
@@ -161,21 +199,151 @@ def _ask_driver(root: Path, kernel: str) -> Iterator[Fact]:
             yield Fact(
                 HOST, keys.HOST_DMA_BUF, "no" if "P" in str(taint.value) else "yes", taint.source
             )
-        missing = "nvidia is loaded, but neither file says whether its modules are the open ones"
-        yield Fact(HOST, keys.HOST_DMA_BUF, None, f"{version.source}, {taint.source}", missing)
+        yield Fact(
+            HOST,
+            keys.HOST_DMA_BUF,
+            None,
+            f"{version.source}, {taint.source}",
+            "nvidia is loaded, but neither file says whether its modules are the open ones",
+        )
     if (root / "sys/module/amdgpu").is_dir():
         options = read_fact(
             root, root / f"boot/config-{Path(kernel).name}", HOST, keys.HOST_DMA_BUF
         )
         if options.value is None:
             yield options
-        built = set(str(options.value).splitlines())
         yield Fact(
             HOST,
             keys.HOST_DMA_BUF,
-            "yes" if built.issuperset(_AMD_OPTIONS) else "no",
+            "yes" if set(str(options.value).splitlines()).issuperset(_AMD_OPTIONS) else "no",
             options.source,
         )
     yield Fact(
         HOST, keys.HOST_DMA_BUF, None, version.source, "no GPU driver is loaded that could be asked"
     )
+
+
+def read_acs(root: Path) -> Iterator[Fact]:
+    """Yield the fact `pci/BUS acs` of every GPU and NIC and of every bridge above one."""
+    functions: dict[str, Path] = {}
+    for path in list_gpus_and_nics(root):
+        functions |= {function.name: function for function in (*list_bridges(path), path)}
+    for name, path in functions.items():
+        yield _read_function(root, path / "config", pci_subject(name))
+
+
+def find_acs_control(config: bytes) -> int | None:
+    """Return the ACS control register of a configuration space, None where it has no such
+    capability.
+
+    Raises ValueError where the space is incomplete or its list of capabilities is broken.
+    """
+    if len(config) <= _UNPRIVILEGED:
+        raise ValueError(f"only root may read it: the file has {len(config)} bytes")
+    if len(config) < _FIRST + _HEADER:
+        raise ValueError(f"no extended configuration space: the file has {len(config)} bytes")
+    seen: set[int] = set()
+    offset = _FIRST
+    while offset:
+        if offset in seen:
+            raise ValueError(f"its list of capabilities comes back to {offset:#x}")
+        if offset < _FIRST or offset + _HEADER > len(config):
+            raise ValueError(
+                f"its list of capabilities leads to {offset:#x}, outside of its {len(config)} bytes"
+            )
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + _HEADER], "little")
+        if header == 0xFFFF_FFFF:
+            raise ValueError("the function does not answer: its capabilities read as ones")
+        if header & 0xFFFF == _ACS:
+            register = config[offset + _CONTROL : offset + _CONTROL + 2]
+            if len(register) < 2:
+                raise ValueError(
+                    f"its ACS capability at {offset:#x} is cut off: the file has {len(config)} "
+                    "bytes"
+                )
+            return int.from_bytes(register, "little")
+        offset = header >> 20 & ~3
+    return None
+
+
+def _read_function(root: Path, path: Path, subject: str) -> Fact:
+    source = show_path(root, path)
+    try:
+        control = find_acs_control(read_start(path, _END))
+    except OSError as error:
+        return Fact(subject, keys.PCI_ACS, None, source, error.strerror or str(error))
+    except ValueError as error:
+        return Fact(subject, keys.PCI_ACS, None, source, str(error))
+    if control is None:
+        return Fact(subject, keys.PCI_ACS, "off", f"{source}: the function has no ACS")
+    on = [name for bit, name in enumerate(CONTROLS) if control >> bit & 1]
+    if rest := control >> len(CONTROLS) << len(CONTROLS):
+        on.append(f"other controls {rest:#x}")
+    return Fact(subject, keys.PCI_ACS, ", ".join(on) or "off", source)
+
+
+def read_iommu(root: Path) -> Fact:
+    """Return the fact `host iommu`: `off`, `passthrough` or `translating`.
+
+    1. The types of `/sys/kernel/iommu_groups/*/type` decide: DMA and DMA-FQ translate, identity passes through. Groups
+       of GPUs and NICs are read where there are any, all groups otherwise; one that translates is enough. The command
+       line is then ignored: the kernel may decide otherwise.
+    2. Groups are listed without a type (by old kernels): the command line decides, and an `off` in it is not
+       believed.
+    3. No group, and no IOMMU in `/sys/class/iommu`: off.
+    4. No group, but an IOMMU, or no `/sys` to look into: the command line decides.
+
+    On the command line off wins over pt, and pt over on, as in `intel_iommu=on iommu=pt`.
+    """
+    folder = root / "sys/kernel/iommu_groups"
+    groups = {path.name: path for path in list_folder(folder)}
+    types = {
+        name: read_fact(root, path / "type", HOST, keys.HOST_IOMMU) for name, path in groups.items()
+    }
+    known = {
+        name: _BY_TYPE[str(fact.value)] for name, fact in types.items() if fact.value in _BY_TYPE
+    }
+    asked = [known[name] for name in _list_groups(root) if name in known] or list(known.values())
+    if asked:
+        value = "translating" if "translating" in asked else "passthrough"
+        return Fact(HOST, keys.HOST_IOMMU, value, f"{show_path(root, folder)}/*/type")
+    if not groups and folder.parent.is_dir() and not list_folder(root / "sys/class/iommu"):
+        return Fact(HOST, keys.HOST_IOMMU, "off", f"{show_path(root, folder)}: there are no groups")
+    return _read_command_line(root, believe_off=not groups)
+
+
+def _list_groups(root: Path) -> set[str]:
+    """Return the names of the groups that have a GPU or a NIC, by the `iommu_group` links of the
+    devices.
+    """
+    names: set[str] = set()
+    for path in list_gpus_and_nics(root):
+        group = path / "iommu_group"
+        if group.is_symlink():
+            names.add(group.readlink().name)
+    return names
+
+
+def _read_command_line(root: Path, believe_off: bool) -> Fact:
+    fact = read_fact(root, root / "proc/cmdline", HOST, keys.HOST_IOMMU)
+    if fact.value is None:
+        return fact
+    words = {part for word in str(fact.value).split() for part in _split_settings(word)}
+    answers = (("passthrough", _PASSTHROUGH), ("translating", _TRANSLATING))
+    for value, signs in ((("off", _OFF),) if believe_off else ()) + answers:
+        if words.intersection(signs):
+            return Fact(HOST, keys.HOST_IOMMU, value, fact.source)
+    return Fact(
+        HOST,
+        keys.HOST_IOMMU,
+        None,
+        fact.source,
+        "neither the groups nor the command line say what the IOMMU does",
+    )
+
+
+def _split_settings(word: str) -> list[str]:
+    """Return the settings of a word such as `intel_iommu=on,sm_on`, each with its name."""
+    name, equals, values = word.partition("=")
+    return [f"{name}{equals}{value}" for value in values.split(",")]

@@ -1,4 +1,4 @@
-"""Read CPUs, NUMA nodes and the PCI Express tree from Linux's files, below any root folder."""
+"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, below any root folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 
 from ...errors import InputError
 from ...facts import Fact, Facts, keys
-from ...facts.keys import CPUINFO, HOST, NUMA, PCI, Key, numa_subject, pci_subject
+from ...facts.keys import (
+    CPUINFO,
+    HOST,
+    NUMA,
+    PCI,
+    Key,
+    net_subject,
+    numa_subject,
+    pci_subject,
+    rdma_subject,
+)
 from .files import list_folder, read_fact, show_path
 
 GPU_CLASSES = ("0x03", "0x12")
@@ -38,6 +48,10 @@ _CPUINFO_KEYS: dict[str, Key[Any]] = {
     "CPU implementer": keys.CPUINFO_IMPLEMENTER,
     "cpu": keys.CPUINFO_MODEL_NAME,
 }
+
+_RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
+_MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
 def read_sysfs(root: Path) -> Facts:
@@ -102,8 +116,12 @@ def _read_pci(root: Path) -> Iterator[Fact]:
         bridges = list_bridges(path)
         above.update((bridge.name, bridge) for bridge in bridges)
         yield read_fact(root, path / "class", pci_subject(path.name), keys.PCI_CLASS)
-        chain = tuple(bridge.name for bridge in bridges)
-        yield Fact(pci_subject(path.name), keys.PCI_BRIDGES, chain, show_path(root, path))
+        yield Fact(
+            pci_subject(path.name),
+            keys.PCI_BRIDGES,
+            tuple(bridge.name for bridge in bridges),
+            show_path(root, path),
+        )
         yield _read_root(root, path)
         yield from _read_device(root, path)
     for bridge in above.values():
@@ -193,3 +211,122 @@ def find_bus_id(device: Path) -> str | None:
     except (OSError, RuntimeError):
         return None
     return next((p.name for p in (real, *real.parents) if BUS_ID.fullmatch(p.name)), None)
+
+
+def read_network(root: Path) -> Facts:
+    """Return facts of every interface that is backed by hardware (`net/NAME`) and every RDMA device
+    (`rdma/NAME`).
+    """
+    return Facts((*_read_interfaces(root), *_read_rdma(root)))
+
+
+def _read_interfaces(root: Path) -> Iterator[Fact]:
+    for path in list_folder(root / "sys/class/net"):
+        bus_id = find_bus_id(path / "device")
+        if bus_id is None or (path / "device/physfn").exists():
+            continue
+        subject = net_subject(path.name)
+        yield Fact(subject, keys.NET_BUS_ID, bus_id, show_path(root, path / "device"))
+        yield read_fact(root, path / "operstate", subject, keys.NET_STATE)
+        speed = read_fact(root, path / "speed", subject, keys.NET_SPEED_Mbps)
+        if speed.value is not None and not re.fullmatch(r"[1-9]\d*", str(speed.value)):
+            speed = Fact(
+                subject,
+                keys.NET_SPEED_Mbps,
+                None,
+                speed.source,
+                f"the driver says {speed.value}: not known",
+            )
+        yield speed
+
+
+def _read_rdma(root: Path) -> Iterator[Fact]:
+    for path in list_folder(root / "sys/class/infiniband"):
+        subject = rdma_subject(path.name)
+        source = show_path(root, path / "device")
+        bus_id = find_bus_id(path / "device")
+        if (path / "device/physfn").exists():
+            continue
+        if bus_id is None:
+            yield Fact(subject, keys.RDMA_BUS_ID, None, source, "no PCI function behind the device")
+            continue
+        yield Fact(subject, keys.RDMA_BUS_ID, bus_id, source)
+        ports = list_folder(path / "ports")
+        if not ports:
+            yield Fact(
+                subject,
+                keys.RDMA_SPEED_Mbps,
+                None,
+                show_path(root, path / "ports"),
+                "the device lists no port",
+            )
+        for port in ports[:1]:
+            yield read_fact(root, port / "state", subject, keys.RDMA_STATE)
+            yield read_fact(root, port / "link_layer", subject, keys.RDMA_LINK_LAYER)
+            yield _read_rate(root, port, subject)
+
+
+def _read_rate(root: Path, port: Path, subject: str) -> Fact:
+    """Return the rate of a port in Mb/s; the kernel writes "200 Gb/sec (4X HDR)"."""
+    fact = read_fact(root, port / "rate", subject, keys.RDMA_SPEED_Mbps)
+    if fact.value is None:
+        return fact
+    match = _RATE.match(str(fact.value))
+    if match is None:
+        return Fact(
+            subject, keys.RDMA_SPEED_Mbps, None, fact.source, f"{str(fact.value)[:40]!r} is no rate"
+        )
+    return Fact(subject, keys.RDMA_SPEED_Mbps, round(float(match.group(1)) * 1000), fact.source)
+
+
+def read_locality(root: Path, facts: Facts) -> Facts:
+    """Return facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose
+    `/` is at `root`.
+    """
+    return Facts(tuple(_find_nodes(root, facts)))
+
+
+def _find_nodes(root: Path, facts: Facts) -> Iterator[Fact]:
+    numbered = [name for name in facts.list_names(NUMA) if name]
+    nodes = {
+        int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "")
+        for name in numbered
+    }
+    for bus_id in facts.list_names(PCI):
+        if facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE) is not None:
+            continue
+        for file, read in (("local_cpulist", parse_cpu_list), ("local_cpus", parse_cpu_mask)):
+            listed = read_fact(
+                root,
+                root / "sys/bus/pci/devices" / bus_id / file,
+                pci_subject(bus_id),
+                keys.PCI_NUMA_NODE,
+            )
+            near = [node for node, cpus in nodes.items() if cpus & read(str(listed.value or ""))]
+            if len(near) == 1 and len(nodes) > 1:
+                yield Fact(pci_subject(bus_id), keys.PCI_NUMA_NODE, near[0], listed.source)
+                break
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the CPU numbers of a list such as `0-19,40-59`; empty for anything else."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            return frozenset()
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first > 10**5:
+            return frozenset()
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def parse_cpu_mask(text: str) -> frozenset[int]:
+    """Return the CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest
+    first.
+    """
+    if not _MASK.fullmatch(text) or len(text) > 10**4:
+        return frozenset()
+    bits = int("".join(group.rjust(8, "0") for group in text.split(",")), 16)
+    return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)

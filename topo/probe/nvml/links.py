@@ -1,17 +1,20 @@
-"""Ask NVML for NVLinks, link by link, and for NVLink-C2C.
+"""Ask NVML what joins GPUs: NVLinks, link by link, NVLink-C2C, and P2P over PCI Express and NVLink.
 
-A link exists once its state is answered: some GPUs answer capability for links that do not exist,
-and state raises past the real ones. Active numbers need not be contiguous, and an active link does
-not say which GPU it reaches; the remote end is asked for link by link.
+An NVLink exists once its state is answered: some GPUs answer capability for links that do not
+exist, and state raises past the real ones. Active numbers need not be contiguous, and an active
+link does not say which GPU it reaches, so that its remote end is asked for as well. The status of
+P2P may differ by direction and is asked for in both; the common ancestor is the same in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from ...facts import Fact, keys
-from ...facts.keys import Key
+from ...facts.keys import Key, p2p_subject
 from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
 # What is at the other end of an NVLink, by NVML's nvmlIntNvLinkDeviceType_t; 255 is unknown.
@@ -34,6 +37,32 @@ _NAMES = {
     _GET_SPEED: "NVML_FI_DEV_NVLINK_GET_SPEED",
     _C2C_LINK_COUNT: "NVML_FI_DEV_C2C_LINK_COUNT",
     _C2C_LINK_GET_MAX_BW: "NVML_FI_DEV_C2C_LINK_GET_MAX_BW",
+}
+
+# nvmlGpuP2PCapsIndex_t; pynvml's own constant for READ is a tuple by mistake.
+_CAPABILITIES = {
+    keys.P2P_READ: 0,
+    keys.P2P_WRITE: 1,
+    keys.P2P_NVLINK: 2,
+    keys.P2P_ATOMICS: 3,
+    keys.P2P_PCIE: 4,
+}
+_STATUS = (
+    "ok",
+    "chipset not supported",
+    "gpu not supported",
+    "topology not supported",
+    "disabled by registry key",
+    "not supported",
+)
+_UNKNOWN = 6
+_ANCESTORS = {
+    0: "internal",
+    10: "single",
+    20: "multiple",
+    30: "hostbridge",
+    40: "node",
+    50: "system",
 }
 
 
@@ -164,3 +193,43 @@ def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fa
     ):
         return Fact(subject, key, None, source, f"the driver says {answer}: not known")
     return Fact(subject, key, answer, source)
+
+
+def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
+    """Yield facts `gpu/N/p2p/M` of every ordered pair of `gpus`."""
+    for a, b in combinations(gpus, 2):
+        forth, back = p2p_subject(a.index, b.index), p2p_subject(b.index, a.index)
+        ancestor = nvml.ask(
+            forth,
+            keys.P2P_ANCESTOR,
+            "nvmlDeviceGetTopologyCommonAncestor",
+            a.handle,
+            b.handle,
+            read=_read_ancestor,
+        )
+        for subject, source, target in ((forth, a, b), (back, b, a)):
+            for key, capability in _CAPABILITIES.items():
+                yield nvml.ask(
+                    subject,
+                    key,
+                    "nvmlDeviceGetP2PStatus",
+                    source.handle,
+                    target.handle,
+                    capability,
+                    read=_read_status,
+                )
+            yield replace(ancestor, subject=subject)
+
+
+def _read_status(code: Any) -> str:
+    if code == _UNKNOWN:
+        raise ValueError("the driver says unknown")
+    if code >= len(_STATUS):
+        raise ValueError(f"the driver says {code}, which is not known here")
+    return _STATUS[code]
+
+
+def _read_ancestor(level: Any) -> str:
+    if level not in _ANCESTORS:
+        raise ValueError(f"common ancestor is {level}, which is not known here")
+    return _ANCESTORS[level]

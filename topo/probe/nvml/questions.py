@@ -24,8 +24,7 @@ from .library import (
     open_nvml,
     read_pci_address,
 )
-from .links import read_c2c, read_nvlinks
-from .p2p import read_p2p
+from .links import read_c2c, read_nvlinks, read_p2p
 
 __all__ = ["normalize_bus_id", "read_nvml"]
 
@@ -208,8 +207,13 @@ def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     if int(cluster, 16):
         yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, "-".join(parts), answer.source)
     else:
-        reason = "the cluster's UUID is all zeros: a fabric of this machine alone"
-        yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, None, answer.source, reason)
+        yield Fact(
+            gpu.subject,
+            keys.GPU_FABRIC_CLUSTER,
+            None,
+            answer.source,
+            "the cluster's UUID is all zeros: a fabric of this machine alone",
+        )
     yield Fact(gpu.subject, keys.GPU_FABRIC_CLIQUE, int(info.cliqueId), answer.source)
     if mask := int(getattr(info, "healthMask", 0)):
         yield Fact(gpu.subject, keys.GPU_FABRIC_HEALTH, _describe_health(mask), answer.source)

@@ -1,4 +1,6 @@
-"""Join the NVLinks that NVML reports to links between GPUs and to an NVSwitch."""
+"""Join the NVLinks that NVML reports, and the xGMI links that AMD's driver reports, to links between
+GPUs and to an NVSwitch.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..facts import Facts, keys
-from ..facts.keys import gpu_subject, nvlink_subject, pci_subject
+from ..facts.keys import gpu_subject, nvlink_subject, pci_subject, xgmi_subject
 from ..graph import Device, Link, both_ways
-from ..hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvlink_generation, nvswitch_adding
-from ..notes import Note
+from ..hardware import (
+    LATENCY_us,
+    NVLINK_DATASHEET_GBps,
+    nvlink_generation,
+    nvswitch_adding,
+    xgmi_counted_GBps,
+)
+from ..notes import Note, Source
 
 # All NVSwitches of a machine count as one, since every GPU is joined to each of them alike.
 NVSWITCH = "nvswitch0"
@@ -54,9 +62,10 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
                 unplaced[oddity] += 1
         for oddity, n in unplaced.items():
             text = f"{device}: {n} active NVLink{'s' * (n > 1)} {oddity}"
-            has_peer = oddity == _UNKNOWN_END
             notes.append(
-                Note(text) if has_peer else Note(text, "link-without-peer", (device,), "NVLink")
+                Note(text)
+                if (oddity == _UNKNOWN_END)
+                else Note(text, "link-without-peer", (device,), "NVLink")
             )
     rates = {device: find_link_GBps(facts, index) for index, device in gpus.items()}
     notes += map(Note, _note_uneven(counts))
@@ -64,15 +73,23 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     links: list[Link] = []
     for a, b in pairs:
         count = max(counts.get(a, Counter())[b], counts.get(b, Counter())[a])
-        rate = min(rates[x] for x in (a, b) if x in rates)
         latency = LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"]
-        links += both_ways(Link(a, b, rate * count, latency, "nvlink", count, SOURCE))
+        links += both_ways(
+            Link(
+                a,
+                b,
+                min(rates[x] for x in (a, b) if x in rates) * count,
+                latency,
+                "nvlink",
+                count,
+                SOURCE,
+            )
+        )
     links += [
         x
         for index, device in gpus.items()
         for x in _join_c2c(facts, index, device, cpu_of.get(device))
     ]
-    has_switch = any(NVSWITCH in pair for pair in pairs)
     switched = [index for index, device in gpus.items() if counts[device][NVSWITCH]]
     generations = [
         g for g in (_find_generation(facts, index) for index in switched) if g is not None
@@ -85,7 +102,9 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         source="NVML: remote ends of active NVLinks",
         in_network=adding,
     )
-    return NvLinks((switch,) if has_switch else (), tuple(links), tuple(notes))
+    return NvLinks(
+        (switch,) if any(NVSWITCH in pair for pair in pairs) else (), tuple(links), tuple(notes)
+    )
 
 
 def list_active_links(facts: Facts, index: str) -> Iterator[str]:
@@ -128,8 +147,17 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
     rate_MBps = facts.get_number(gpu_subject(index), keys.GPU_C2C_MBps)
     if not count or not rate_MBps or cpu is None:
         return ()
-    rate = Fraction(rate_MBps, 1000)
-    return both_ways(Link(device, cpu, rate, LATENCY_us["c2c"], "c2c", count, "NVML: NVLink-C2C"))
+    return both_ways(
+        Link(
+            device,
+            cpu,
+            Fraction(rate_MBps, 1000),
+            LATENCY_us["c2c"],
+            "c2c",
+            count,
+            "NVML: NVLink-C2C",
+        )
+    )
 
 
 def _find_peer(
@@ -172,3 +200,31 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
     for total, devices in sorted(groups.items()):
         if total < most:
             yield f"{', '.join(devices)}: {total} active NVLinks, where {len(groups[most])} others have {most}"
+
+
+def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
+    """Return a link for each direction that is reported; `gpus` gives the device id of each GPU's
+    index.
+    """
+    links: list[Link] = []
+    for index, device in gpus.items():
+        for other, peer in gpus.items():
+            subject = xgmi_subject(index, other)
+            count = facts.get_number(subject, keys.XGMI_COUNT)
+            if not count or peer == device:
+                continue
+            speed_MBps = facts.get_number(subject, keys.XGMI_SPEED_MBps)
+            rate = (
+                Fraction(speed_MBps, 1000)
+                if speed_MBps
+                else xgmi_counted_GBps(facts.get_text(gpu_subject(index), keys.GPU_GCN) or "")
+            )
+            source = (
+                facts.get_source(subject, keys.XGMI_COUNT)
+                if speed_MBps
+                else Source("AMD's driver; rate as RCCL counts it", "counted", "RCCL")
+            )
+            links.append(
+                Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source)
+            )
+    return tuple(links)
