@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoplan.topo.facts import keys as fact_keys
-from topoplan.topo.probe.linux.gpudirect import CONTROLS, find_acs_control
-from topoplan.topo.probe.linux.gpudirect import read_gpudirect
+from topoplan.topo.probe.linux.gpudirect import CONTROLS, find_acs_control, read_gpudirect
 from topoplan.topo.probe.linux.sysfs import read_sysfs
 
 # -- configuration spaces
