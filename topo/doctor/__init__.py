@@ -120,7 +120,6 @@ def _examine_host(topology: Topology) -> Examination:
 
 
 def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings, worst first."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 

@@ -128,7 +128,6 @@ def _list_unlisted(view: DoctorView) -> list[Note]:
 
 
 def _list_nvidia_gpus(view: DoctorView) -> Iterator[str]:
-    """Yield the addresses of NVIDIA's display and 3D controllers on PCI."""
     for bus_id in view.facts.list_names(PCI):
         pci_class = view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS) or ""
         if view.facts.get_text(

@@ -60,7 +60,7 @@ class Groups:
         lines |= dict.fromkeys(evidence)
 
     def __iter__(self) -> Iterator[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-        """Yield each key with the devices (in their order) and the evidence of its group."""
+        # Devices in the topology's order; those that it does not have come last.
         last = len(self._order)
         for key, (devices, lines) in self._groups.items():
             yield (

@@ -87,7 +87,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
 
 
 def _join_pairs(evidence: Sequence[str]) -> str:
-    """Return the pairs that lines of evidence begin with: "gpu0 -> gpu1, gpu2 -> gpu3"."""
+    # Each line of evidence begins with its pair: "gpu0 -> gpu1 ...".
     return join_names([" ".join(line.split(" ")[:3]) for line in evidence])
 
 
@@ -317,7 +317,6 @@ def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
 
 
 def _list_inactive(view: DoctorView, ident: str) -> list[str]:
-    """Return evidence of a GPU's inactive links."""
     subjects = view.nvlink_subjects.get(view.index_of.get(ident, ""), ())
     return [
         view.format_fact(s, keys.NVLINK_STATE)

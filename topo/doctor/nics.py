@@ -48,7 +48,6 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
-    """Return a NIC's state in lower case, empty where it is not known, and the evidence for it."""
     for subject, key in (
         (rdma_subject(nic.id), keys.RDMA_STATE),
         (net_subject(nic.id), keys.NET_STATE),

@@ -93,15 +93,11 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
 
 
 def _reverse(subject: str) -> str:
-    """Return the subject of the facts about the other direction."""
     a, b = parse_p2p(subject) or ("", "")
     return p2p_subject(b, a)
 
 
 def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
-    """Yield the ids of two GPUs and the subject of the facts about what the first may do to the
-    second.
-    """
     for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
         a, b = parse_p2p(subject) or ("", "")
         if a != b:

@@ -380,7 +380,6 @@ def _format_rate(state: PcieState | None, rate: Fraction, by_state: bool) -> str
 
 
 def _sum_link_rates(view: DoctorView, ident: str) -> Fraction:
-    """Return the total GB/s of a GPU's PCIe links."""
     return sum(
         (x.bandwidth_GBps for x in view.links_from.get(ident, ()) if x.kind == "pcie"), Fraction(0)
     )

@@ -27,8 +27,6 @@ Places = Mapping[str, frozenset[str]]
 
 @dataclass
 class _Machine:
-    """The GPUs and NICs of one machine with their places."""
-
     gpus: dict[str, frozenset[str]] = field(default_factory=dict)
     nics: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -134,7 +132,6 @@ def _share_switch(view: DoctorView, a: str, b: str) -> bool:
 
 
 def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
-    """Return the CPUs that a device, or the switches above it, are linked to."""
     islands = view.islands.get(ident, frozenset())
     ends = [
         ident,
@@ -171,7 +168,6 @@ def _guess_sockets(view: DoctorView) -> dict[str, str]:
 
 
 def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
-    """Return the devices that share no place with any of the `others`."""
     reached = {place for places in others.values() for place in places}
     return tuple(ident for ident, places in places_of.items() if not places & reached)
 
@@ -184,7 +180,7 @@ def _format_places(places: Places, ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _find_adapter(nic: Device) -> str:
-    """Return what the ports of one adapter have in common: the PCI address without the function."""
+    # The ports of one adapter are functions of one PCI device.
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
 
 
@@ -234,15 +230,13 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
 
 
 def _find_site(cpu: Device) -> str:
-    """Return a CPU's socket where it is known, else its id: NUMA nodes of one socket are near each
-    other.
-    """
+    # NUMA nodes of one socket are near each other.
     socket = cpu.extra.get("socket")
     return f"socket {socket}" if isinstance(socket, int) else cpu.id
 
 
 def _has_assumed_place(view: DoctorView, device: Device) -> bool:
-    """Return whether a NIC is linked to its CPU only because its PCI address is not known."""
+    # Readers link a NIC without a PCI address to its CPU, at a rate that limits nothing.
     links = view.links_from.get(device.id, ())
     return (
         device.kind == "nic" and bool(links) and all(x.bandwidth_GBps >= LOCAL_GBps for x in links)

@@ -278,9 +278,7 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
 
 
 def _is_locality_part(gpu: Device) -> bool:
-    """Return whether a GPU is a part of one that MPS divides by its memory (MLOPart), by its file
-    or name.
-    """
+    # MPS divides a GPU by its memory into parts (MLOPart), which the file or the name tells.
     return str(gpu.extra.get("mlopart", -1)) != "-1" or "MLOPart" in str(gpu.extra.get("name"))
 
 

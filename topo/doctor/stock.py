@@ -104,7 +104,6 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_sm(view: DoctorView, gpu: Device) -> int | None:
-    """Return a GPU's compute capability times ten, None where it is not known."""
     told = parse_whole(gpu.extra.get("sm"))
     return (
         view.facts.get_number(gpu_subject(view.find_gpu_index(gpu.id)), keys.GPU_SM)
@@ -135,9 +134,7 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_maker(view: DoctorView, gpu: Device) -> str | None:
-    """Return who made a GPU, by its PCI vendor, else by an attribute that only one maker's files
-    have; None if unknown.
-    """
+    # The PCI vendor decides; else an attribute that only one maker's files have.
     vendor = view.facts.get_text(pci_subject(gpu.bus_id), keys.PCI_VENDOR) if gpu.bus_id else None
     told = _MAKERS.get(str(vendor or read_pci_details(gpu).get("vendor")))
     if told is not None:

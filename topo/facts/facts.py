@@ -43,7 +43,6 @@ class Facts:
     items: tuple[Fact, ...] = ()
 
     def __add__(self, other: Facts) -> Facts:
-        """Return these facts followed by the other's."""
         return Facts(self.items + other.items)
 
     @cached_property

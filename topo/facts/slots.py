@@ -109,9 +109,7 @@ def _find_narrowest(
 
 
 def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
-    """Return the link where sysfs does not know it: for a GPU the one that NVML gives, else NCCL's
-    default.
-    """
+    # sysfs does not know the link: NVML may, of a GPU; else NCCL's default counts.
     index = find_gpu_index(facts, bus_id)
     if index is not None:
         generation = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_GENERATION)
@@ -138,8 +136,6 @@ def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
 
 
 def _read_width(facts: Facts, bus_id: str, key: Key[int]) -> int | None:
-    """Return a link width in lanes, None where it is not known: devices without a real link say 0,
-    63 or 255.
-    """
+    # Devices without a real link report 0, 63 or 255 lanes.
     width = facts.get_number(pci_subject(bus_id), key)
     return width if width is not None and 1 <= width <= 32 else None

@@ -196,7 +196,6 @@ def _shorten_runs(names: Iterable[str]) -> Iterator[str]:
 
 
 def _split_number(name: str) -> tuple[str, int]:
-    """Return a name without the number that it ends with, and the number (-1 for none)."""
     match = re.fullmatch(r"(.*?)(\d{1,9})", name, re.DOTALL)
     return (match.group(1), int(match.group(2))) if match else (name, -1)
 

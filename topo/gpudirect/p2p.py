@@ -105,7 +105,6 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
 
 
 def _list_capability(view: PairView, gpu: str) -> tuple[str, ...]:
-    """Return a GPU's compute capability as evidence, none where it is not known."""
     sm = view.get_gpu_number(gpu, keys.GPU_SM)
     return () if sm is None else (f"GPU: sm {sm}",)
 
@@ -141,7 +140,6 @@ def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]
 
 
 def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
-    """Return the answer of NVML on reading and writing between two GPUs, in both directions."""
     i, j = view.find_gpu_index(a), view.find_gpu_index(b)
     subjects = (p2p_subject(i, j), p2p_subject(j, i))
     statuses = {

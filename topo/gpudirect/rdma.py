@@ -94,7 +94,6 @@ def _can_only_receive(view: PairView, gpu: str) -> bool:
 
 
 def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
-    """Yield whether the NIC does RDMA at all, and its port is up."""
     state = view.facts.get_text(rdma_subject(nic), keys.RDMA_STATE)
     if rdma_subject(nic) not in view.subjects and net_subject(nic) in view.subjects:
         yield Answer(

@@ -84,7 +84,6 @@ class AncestorTree:
                 )
 
     def _is_below(self, ident: str, switch: str) -> bool:
-        """Return whether a GPU is below a switch, at any depth."""
         while ident in self.parent:
             ident = self.parent[ident]
             if ident == switch:
@@ -93,7 +92,7 @@ class AncestorTree:
 
 
 def _match_cpu(told: Device, cpus: Sequence[Device]) -> Device:
-    """Return the CPU of the same NUMA node, else that of the same name, else the first."""
+    # The CPU of the same NUMA node, else that of the same name, else the first.
     same_node = (
         cpu for cpu in cpus if cpu.numa_node == told.numa_node and cpu.numa_node is not None
     )

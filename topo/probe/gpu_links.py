@@ -129,9 +129,6 @@ def find_link_GBps(facts: Facts, index: str) -> Fraction:
 
 
 def _find_generation(facts: Facts, index: str) -> int | None:
-    """Return the NVLink generation of a GPU, by compute capability or the link's version; None
-    where neither is known.
-    """
     sm = facts.get_number(gpu_subject(index), keys.GPU_SM)
     if sm is not None:
         return nvlink_generation(sm)
@@ -142,7 +139,7 @@ def _find_generation(facts: Facts, index: str) -> int | None:
 
 
 def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:
-    """Return the NVLink-C2C links to the GPU's own CPU (Grace), both directions."""
+    # NVLink-C2C joins a Grace CPU to its own GPU.
     count = facts.get_number(gpu_subject(index), keys.GPU_C2C_COUNT)
     rate_MBps = facts.get_number(gpu_subject(index), keys.GPU_C2C_MBps)
     if not count or not rate_MBps or cpu is None:

@@ -104,7 +104,6 @@ def probe_local(
 
 
 def _gather(root: Path, nvml: Facts) -> Facts:
-    """Return all facts of the machine whose `/` is at `root`."""
     facts = nvml + read_sysfs(root) + read_network(root) + read_gpudirect(root)
     facts += read_locality(root, facts)
     if not facts.list_names(GPU):
@@ -248,7 +247,7 @@ class _Joiner:
         }
 
     def _list_ids(self, slot: Slot) -> tuple[str, ...]:
-        """Return the ids of the devices in a slot: a NIC's ports share one."""
+        # The ports of a NIC share one slot.
         if slot.is_switch:
             return (f"pci-{slot.bus_id}",)
         return (
@@ -304,7 +303,6 @@ class _Joiner:
         )
 
     def _read_place(self, bus_id: str) -> dict[str, Any]:
-        """Return what sysfs says of a PCI function, and the root complex above it."""
         return {
             "pci": _read_pci_details(self.facts, bus_id),
             "root": self.facts.get_text(pci_subject(bus_id), keys.PCI_ROOT),
@@ -351,9 +349,7 @@ class _Joiner:
 
 
 def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
-    """Return the names of the NICs at each PCI address: those of RDMA devices if there are any,
-    else of interfaces.
-    """
+    # An RDMA device and its network interface share a PCI address; the RDMA device's name counts.
     names: dict[str, dict[str, list[str]]] = defaultdict(lambda: {RDMA: [], NET: []})
     for top, make_subject, key in (
         (RDMA, rdma_subject, keys.RDMA_BUS_ID),
@@ -367,7 +363,7 @@ def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
 
 
 def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:
-    """Return the NUMA node of a device by sysfs, else, for a GPU, by NVML."""
+    # sysfs first: NVML knows only of GPUs.
     node = facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE)
     return (
         facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)
@@ -377,7 +373,6 @@ def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:
 
 
 def _read_pci_details(facts: Facts, bus_id: str) -> dict[str, str]:
-    """Return what sysfs says of a PCI function, by the attribute of NCCL's XML."""
     texts = {
         attribute: facts.get_text(pci_subject(bus_id), key)
         for attribute, key in _PCI_DETAILS.items()
@@ -401,7 +396,6 @@ def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
 
 
 def _read_cpu_model(facts: Facts) -> dict[str, Any]:
-    """Return architecture, vendor and model of the CPUs, by the attribute of NCCL's XML."""
     vendor, name = (
         facts.get_text(CPUINFO, keys.CPUINFO_VENDOR),
         facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME),

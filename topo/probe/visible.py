@@ -80,9 +80,7 @@ def select_visible(
 
 
 def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | None:
-    """Return the NVML index that an entry of the list names, None where it names no GPU or
-    several.
-    """
+    # CUDA takes a prefix of a UUID only where it names one GPU.
     if entry.isdecimal():
         number = int(entry) if len(entry) < 6 else len(indices)
         return indices[number] if number < len(indices) else None

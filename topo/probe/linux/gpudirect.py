@@ -314,9 +314,6 @@ def read_iommu(root: Path) -> Fact:
 
 
 def _list_groups(root: Path) -> set[str]:
-    """Return the names of the groups that have a GPU or a NIC, by the `iommu_group` links of the
-    devices.
-    """
     names: set[str] = set()
     for path in list_gpus_and_nics(root):
         group = path / "iommu_group"
@@ -344,6 +341,6 @@ def _read_command_line(root: Path, believe_off: bool) -> Fact:
 
 
 def _split_settings(word: str) -> list[str]:
-    """Return the settings of a word such as `intel_iommu=on,sm_on`, each with its name."""
+    # `intel_iommu=on,sm_on` is two settings of one name.
     name, equals, values = word.partition("=")
     return [f"{name}{equals}{value}" for value in values.split(",")]

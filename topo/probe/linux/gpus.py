@@ -101,7 +101,6 @@ def read_kfd(root: Path) -> Facts:
 
 
 def _read_properties(path: Path) -> dict[str, int]:
-    """Return the numbers in a file of properties, by name; none where it cannot be read."""
     try:
         text = read_text(path)
     except OSError:

@@ -66,7 +66,7 @@ def _read_host(root: Path) -> Iterator[Fact]:
 
 
 def _read_cpuinfo(root: Path) -> Iterator[Fact]:
-    """Yield vendor, family and model of the first CPU; all CPUs of a machine are alike."""
+    # The first CPU counts: all CPUs of a machine are alike.
     fact = read_fact(root, root / "proc/cpuinfo", CPUINFO, keys.CPUINFO_TEXT)
     if not isinstance(fact.value, str):
         yield fact
@@ -81,9 +81,7 @@ def _read_cpuinfo(root: Path) -> Iterator[Fact]:
 
 
 def _read_numa(root: Path) -> Iterator[Fact]:
-    """Yield the CPUs and the socket of each NUMA node; a node may have no CPUs (memory of a
-    GPU).
-    """
+    # A node may have no CPUs: the memory of a GPU is one.
     folder = root / "sys/devices/system/node"
     nodes = [
         (int(path.name[4:]), path)
@@ -151,9 +149,6 @@ def list_gpus_and_nics(root: Path) -> Iterator[Path]:
 
 
 def _read_root(root: Path, path: Path) -> Fact:
-    """Return the fact `root`: the first folder above a function that has the name of a root
-    complex.
-    """
     subject, source = pci_subject(path.name), show_path(root, path)
     try:
         name = next(
@@ -167,7 +162,6 @@ def _read_root(root: Path, path: Path) -> Fact:
 
 
 def _read_driver(root: Path, path: Path) -> Fact:
-    """Return the fact `driver`: where a function's `driver` link points."""
     subject, source = pci_subject(path.name), show_path(root, path / "driver")
     try:
         return Fact(subject, keys.PCI_DRIVER, (path / "driver").readlink().name, source)
@@ -267,7 +261,7 @@ def _read_rdma(root: Path) -> Iterator[Fact]:
 
 
 def _read_rate(root: Path, port: Path, subject: str) -> Fact:
-    """Return the rate of a port in Mb/s; the kernel writes "200 Gb/sec (4X HDR)"."""
+    # The kernel writes "200 Gb/sec (4X HDR)".
     fact = read_fact(root, port / "rate", subject, keys.RDMA_SPEED_Mbps)
     if fact.value is None:
         return fact

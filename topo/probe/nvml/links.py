@@ -144,9 +144,7 @@ def _read_remote_kind(code: Any) -> str:
 
 
 def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
-    """Yield the speed of each active link: its own, else the one that the GPU gives for all of its
-    links.
-    """
+    # A link's own speed counts; else the one that the GPU gives for all of its links.
     *own, common = nvml.read_fields(
         gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)]
     )
@@ -182,9 +180,7 @@ def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fact:
-    """Return a field's answer as a fact; counts of more links than a GPU can have, and speeds of 0,
-    are missing.
-    """
+    # Counts of more links than a GPU can have, and speeds of 0, are errors of the driver.
     source = f"{FIELD_VALUES} {_NAMES[field]}"
     if isinstance(answer, str):
         return Fact(subject, key, None, source, answer)

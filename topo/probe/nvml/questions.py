@@ -118,7 +118,7 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
 
 
 def _format_cuda_version(number: Any) -> str:
-    """Return `12.4` for 12040."""
+    # 12040 is 12.4.
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -149,7 +149,6 @@ def _format_cpus(words: Any) -> str:
 
 
 def _find_single_node(words: Any) -> int:
-    """Return the NUMA node in a bit set. Raises ValueError where it has none or several."""
     nodes = _list_bits(words)
     if len(nodes) != 1:
         raise ValueError(f"memory affinity names {len(nodes)} NUMA nodes, not one")
@@ -163,7 +162,7 @@ def _check_node(number: Any) -> int:
 
 
 def _read_mig(modes: Any) -> str:
-    """Return the current MIG mode; the second one is that after the next reset."""
+    # The second mode is that after the next reset.
     if modes[0] not in (0, 1):
         raise ValueError(f"MIG mode is {modes[0]}, which is not known here")
     return "on" if modes[0] else "off"
@@ -195,9 +194,7 @@ _PLACE: tuple[_Question, ...] = (
 
 
 def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the state of the GPU's registration with the fabric manager; cluster and clique once it
-    is completed.
-    """
+    # Cluster and clique mean nothing before the registration is completed.
     info, answer = _ask_fabric(nvml, gpu)
     yield answer
     if info is None or answer.value != "completed":
@@ -220,7 +217,6 @@ def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _describe_health(mask: int) -> str:
-    """Return NVML's bits of a fabric's health in words."""
     faults = [words for shift, bits, words in _HEALTH_OF_BITS if mask >> shift & bits == 1]
     if mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK not in _CONFIGURATION_FINE:
         faults.append("incorrect configuration")
