@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fact_keys import DECLARED, find_pattern
 
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
-from topoplan.topo.facts.keys import DECLARED, find_pattern
 from topoplan.topo.formats import smi
 from topoplan.topo.probe.join import probe_local
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import InputError
+from msgspec import Struct
+
+from ..schema import read_as
 from .keys import Key
 
 Value = int | str | tuple[str, ...]
@@ -47,11 +49,8 @@ class Facts:
 
     @cached_property
     def _known(self) -> Mapping[tuple[str, str], Fact]:
-        known: dict[tuple[str, str], Fact] = {}
-        for fact in self.items:
-            if fact.value is not None:
-                known.setdefault((fact.subject, fact.key), fact)
-        return known
+        # reversed, since the first source that knows a value counts
+        return {(f.subject, f.key): f for f in reversed(self.items) if f.value is not None}
 
     @cached_property
     def _by_top(self) -> Mapping[str, tuple[str, ...]]:
@@ -105,11 +104,9 @@ class Facts:
 
     @cached_property
     def _reasons(self) -> Mapping[tuple[str, str], str]:
-        reasons: dict[tuple[str, str], str] = {}
-        for fact in self.items:
-            if fact.missing is not None:
-                reasons.setdefault((fact.subject, fact.key), fact.missing)
-        return reasons
+        return {
+            (f.subject, f.key): f.missing for f in reversed(self.items) if f.missing is not None
+        }
 
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
@@ -127,51 +124,37 @@ def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
     """Return a JSON object per fact: subject, key, source, and `value` (number, text or list of
     texts) or `missing`.
     """
-    entries: list[dict[str, Any]] = []
-    for fact in facts.items:
-        entry: dict[str, Any] = {
+    return [
+        {
             "subject": fact.subject,
             "key": str(fact.key),
-            "source": fact.source,
+            "source": str(fact.source),
+            **(
+                {"missing": fact.missing or "not known"}
+                if fact.value is None
+                else {"value": list(fact.value) if isinstance(fact.value, tuple) else fact.value}
+            ),
         }
-        if fact.value is None:
-            entry["missing"] = fact.missing or "not known"
-        else:
-            entry["value"] = list(fact.value) if isinstance(fact.value, tuple) else fact.value
-        entries.append(entry)
-    return entries
+        for fact in facts.items
+    ]
+
+
+class FactFields(Struct):
+    """A fact: a value, or why it is missing."""
+
+    subject: str
+    key: str
+    source: str
+    value: int | str | tuple[str, ...] | None = None
+    missing: str | None = None
 
 
 def facts_from_json(data: object, where: str) -> Facts:
     """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything
     else.
     """
-    if not isinstance(data, list):
-        raise InputError(
-            f'{where}: "facts" must be a list of objects with subject, key, source and value or '
-            "missing"
-        )
-    return Facts(
-        tuple(_fact_from_json(entry, f"{where}: facts[{i}]") for i, entry in enumerate(data))
-    )
-
-
-def _fact_from_json(entry: object, where: str) -> Fact:
-    if not isinstance(entry, Mapping):
-        raise InputError(f"{where}: expected a JSON object, got {type(entry).__name__}")
-    texts = {key: entry.get(key) for key in ("subject", "key", "source")}
-    value, missing = entry.get("value"), entry.get("missing")
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = tuple(value)
-    plain = value is None or (isinstance(value, (int, str, tuple)) and not isinstance(value, bool))
-    if not plain or not all(isinstance(text, str) for text in texts.values()):
-        raise InputError(
-            f"{where}: expected texts for subject, key and source, and a number, text or list as "
-            "value"
-        )
-    if missing is not None and not isinstance(missing, str):
-        raise InputError(f"{where}.missing: expected a text that says why, got {missing!r:.40}")
-    return Fact(str(texts["subject"]), str(texts["key"]), value, str(texts["source"]), missing)
+    rows = read_as(data, list[FactFields], f"{where}: facts")
+    return Facts(tuple(Fact(r.subject, r.key, r.value, r.source, r.missing) for r in rows))
 
 
 def load_facts(extra: Mapping[str, Any], where: str) -> Facts:

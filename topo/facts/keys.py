@@ -9,8 +9,7 @@ all of them for readers of the JSON.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T", int, str, tuple[str, ...])
 
@@ -116,27 +115,6 @@ def parse_p2p(subject: str) -> tuple[str, str] | None:
 def _parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
     parts = subject.split("/")
     return (parts[1], parts[3]) if len(parts) == 4 and (parts[0], parts[2]) == (GPU, kind) else None
-
-
-def find_pattern(subject: str) -> str | None:
-    """Return the pattern of docs/facts.md that a subject fits (`gpu/N` for `gpu/3`), None where
-    none does.
-
-    Subjects of one of several hosts (`host0/gpu/3`) fit what they fit without it.
-    """
-    subject = split_host(subject)[1]
-    if subject in (NVML, HOST, CPUINFO, NUMA, PCI):
-        return subject
-    top, slash, rest = subject.partition("/")
-    if top != GPU:
-        return (
-            {PCI: "pci/BUS", NUMA: "numa/N", RDMA: "rdma/NAME", NET: "net/NAME"}.get(top)
-            if slash
-            else None
-        )
-    middle = rest.split("/")[1:]
-    patterns = {_NVLINK: "gpu/N/nvlink/L", _XGMI: "gpu/N/xgmi/M", _P2P: "gpu/N/p2p/M"}
-    return patterns.get(middle[0]) if len(middle) == 2 else "gpu/N" if rest and not middle else None
 
 
 # -- the driver's library
@@ -265,14 +243,3 @@ RDMA_PORTS = Key[int]("rdma/NAME", "ports", "number of ports")
 NET_BUS_ID = Key[str]("net/NAME", "bus_id", "PCI address")
 NET_STATE = Key[str]("net/NAME", "state", "state of the interface: up, down")
 NET_SPEED_Mbps = Key[int]("net/NAME", "speed_Mbps", "Mb/s")
-
-
-# Every key by its pattern of subjects and its text.
-DECLARED: Mapping[tuple[str, str], Key[Any]] = {
-    (key.subject, str(key)): key for key in list(vars().values()) if isinstance(key, Key)
-}
-
-
-def find_key(subject: str, name: str) -> Key[Any]:
-    """Return the declared key of a subject by its text. Raises KeyError where there is none."""
-    return DECLARED[find_pattern(subject) or "", name]

@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from fact_keys import find_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
@@ -598,11 +599,10 @@ def test_p2p_matrices_become_facts_of_what_their_flag_asks(flag: str, keys: list
     assert [
         key
         for key in every
-        if told.get_text("gpu/0/p2p/1", fact_keys.find_key("gpu/0/p2p/1", key))
-        == "gpu not supported"
+        if told.get_text("gpu/0/p2p/1", find_key("gpu/0/p2p/1", key)) == "gpu not supported"
     ] == keys
     assert (
-        told.get_source("gpu/1/p2p/0", fact_keys.find_key("gpu/1/p2p/0", keys[0]))
+        told.get_source("gpu/1/p2p/0", find_key("gpu/1/p2p/0", keys[0]))
         == f"nvidia-smi topo -p2p {flag}"
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from fact_keys import find_key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ def function(root: Path, chain: str, kind: str, space: bytes = b"") -> Path:
 
 
 def host(root: Path, key: str) -> str | None:
-    return read_gpudirect(root).get_text("host", fact_keys.find_key("host", key))
+    return read_gpudirect(root).get_text("host", find_key("host", key))
 
 
 def test_acs_is_read_of_gpus_and_nics_and_the_bridges_above_them_only(tmp_path: Path) -> None:
@@ -130,10 +131,7 @@ def test_root_complex_driver_and_subsystem_are_facts(tmp_path: Path) -> None:
     function(tmp_path, "00:02.0", "0x030200")
     facts = read_sysfs(tmp_path)
     keys = ("root", "driver", "subsystem_vendor", "subsystem_device")
-    told = [
-        facts.get_text("pci/0000:00:01.0", fact_keys.find_key("pci/0000:00:01.0", key))
-        for key in keys
-    ]
+    told = [facts.get_text("pci/0000:00:01.0", find_key("pci/0000:00:01.0", key)) for key in keys]
     assert told == ["pci0000:00", "mlx5_core", "0x15b3", "0x0038"]
     assert facts.get_reason("pci/0000:00:02.0", fact_keys.PCI_DRIVER) == "no driver is bound to it"
 

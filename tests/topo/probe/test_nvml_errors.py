@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from fact_keys import find_key
 from fake_library import serve
 from fake_machine import (
     GET_SPEED,
@@ -241,7 +242,7 @@ def test_values_of_a_newer_library_are_missing_with_the_value(
     ask: Ask, key: str, value: object, fact: tuple[str, str], reason: str
 ) -> None:
     facts = ask(nvswitch_box().set(key, value))
-    assert facts.get_reason(fact[0], fact_keys.find_key(*fact)) == reason
+    assert facts.get_reason(fact[0], find_key(*fact)) == reason
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fact_keys import find_key
 from fake_machine import (
     C2C_COUNT,
     C2C_MAX_BW,
@@ -22,7 +23,7 @@ from topoplan.topo.facts import keys as fact_keys
 def test_a_tray_of_an_nvl72_knows_its_cluster_and_clique(tmp_path: Path) -> None:
     facts = asked(nvl72_tray(), tmp_path)
     told = {
-        key: facts.get_text("gpu/2", fact_keys.find_key("gpu/2", key))
+        key: facts.get_text("gpu/2", find_key("gpu/2", key))
         for key in ("fabric_state", "fabric_cluster", "fabric_clique")
     }
     cluster = "01234567-89ab-cdef-0123-456789abcdef"
@@ -98,7 +99,7 @@ def test_a_fabric_that_is_not_there_yet_has_no_cluster(
 def test_c2c_links_and_the_memory_of_the_gpu_as_a_numa_node_are_told(tmp_path: Path) -> None:
     facts = asked(grace(), tmp_path)
     told = {
-        key: facts.get_number("gpu/0", fact_keys.find_key("gpu/0", key))
+        key: facts.get_number("gpu/0", find_key("gpu/0", key))
         for key in ("c2c_count", "c2c_MBps", "gpu_numa_id", "numa_node")
     }
     assert told == {"c2c_count": 10, "c2c_MBps": 450_000, "gpu_numa_id": 1, "numa_node": 0}
