@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .synth.bounds.certificate import Bound
-    from .synth.forest.plant import Limits
+    from .synth.forest.candidates import TreeLimits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer
@@ -70,7 +70,7 @@ _HOMES = {
     "ExecutionError": "topo.errors",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
-    "Limits": "synth.forest.plant",
+    "TreeLimits": "synth.forest.candidates",
     "Link": "topo.devices",
     "Placement": "synth.place.placement",
     "Plan": "synth.plan",
@@ -100,6 +100,9 @@ _HOMES = {
     "verify": "synth.planner.api",
 }
 
+# Old names, which warn for one version.
+_RENAMED = {"Limits": "TreeLimits"}
+
 __all__ = [
     "BackendOptions",
     "Bound",
@@ -113,7 +116,6 @@ __all__ = [
     "ExecutionError",
     "InfeasibleError",
     "InputError",
-    "Limits",
     "Link",
     "Placement",
     "Plan",
@@ -126,6 +128,7 @@ __all__ = [
     "Topology",
     "TopoplanError",
     "Transfer",
+    "TreeLimits",
     "VerificationError",
     "backend_options",
     "build_schedule",
@@ -147,6 +150,12 @@ if not TYPE_CHECKING:  # type checkers are to know which names there are not
 
     def __getattr__(name: str) -> object:
         """Import a public name's module when the name is first asked for."""
+        if name in _RENAMED:
+            from warnings import warn
+
+            new = _RENAMED[name]
+            warn(f"topoplan.{name} is now topoplan.{new}", DeprecationWarning, stacklevel=2)
+            return __getattr__(new)
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -74,7 +74,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
 
     from topoplan.synth.bounds.multipath import bound
     from topoplan.synth.effort import Effort
-    from topoplan.synth.forest.plant import Limits
+    from topoplan.synth.forest.candidates import TreeLimits
     from topoplan.synth.planner.synthesize import collective_on, synthesize
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.graph import Topology
@@ -100,7 +100,7 @@ def measure(row: dict[str, object]) -> dict[str, object]:
         best_bound = bound(collective, topology, Effort(300.0))
     else:
         epsilon = Fraction(str(row["epsilon"])) if row.get("epsilon") else None
-        limits = Limits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]
+        limits = TreeLimits(epsilon, row.get("max_trees"), row.get("max_depth"))  # type: ignore[arg-type]
         result = synthesize(
             collective, topology, str(row.get("strategy", "packing")), 300, limits=limits
         )

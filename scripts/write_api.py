@@ -23,7 +23,7 @@ PROGRAMS = {
 }
 SECTIONS = {
     "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
-    "Plans": ("synthesize", "describe", "Plan", "Entry", "Limits", "Bound"),
+    "Plans": ("synthesize", "describe", "Plan", "Entry", "TreeLimits", "Bound"),
     "Where ranks go": ("place", "Placement", "device_mesh"),
     "Collectives and schedules": (
         "Collective",
@@ -77,7 +77,7 @@ failed, 2 bad input, 3 infeasible, 4 out of time, 5 a plan or schedule that does
 INSIDE = {
     "Bound": ("from_fields",),
     "Collective": ("problem_with",),
-    "Limits": ("allows",),
+    "TreeLimits": ("allows",),
     "Schedule": ("from_fields", "tick"),
     "Topology": ("for_plans",),
 }

@@ -19,7 +19,7 @@ from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
 from .cost.affine import tighten
 from .effort import Effort
-from .forest.plant import Limits
+from .forest.candidates import TreeLimits
 from .ir.collective import COLLECTIVES, Chunk, Collective
 from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
@@ -56,7 +56,7 @@ class Request:
     effort: Effort
     progress: Callable[[str], None] | None = None
     bound: Bound | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: TreeLimits = field(default_factory=TreeLimits)
     quick: bool = False
     table: list[dict[str, Any]] = field(default_factory=list)
     router: Router = HARDWARE

@@ -13,7 +13,7 @@ from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 if TYPE_CHECKING:
     import argparse
 
-    from ...synth.forest.plant import Limits
+    from ...synth.forest.candidates import TreeLimits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
@@ -270,11 +270,11 @@ def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
         )
 
 
-def parse_limits(args: argparse.Namespace) -> Limits:
+def parse_limits(args: argparse.Namespace) -> TreeLimits:
     """Return the limits on trees that were asked for. Raises InputError where --epsilon is not a
     share.
     """
-    from ...synth.forest.plant import Limits
+    from ...synth.forest.candidates import TreeLimits
     from ...topo.exact import parse_fraction
 
     epsilon = None
@@ -287,7 +287,7 @@ def parse_limits(args: argparse.Namespace) -> Limits:
             ) from None
         if not 0 <= epsilon < 1:
             raise InputError(f"{_EPSILON} {args.epsilon}: expected at least 0 and less than 1")
-    return Limits(epsilon, args.max_trees, args.max_depth)
+    return TreeLimits(epsilon, args.max_trees, args.max_depth)
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:

@@ -188,7 +188,7 @@ def _allreduce_prices(
         settled = machine.classes_are_orbits or (
             least and machine.is_reached_by_whole_trees(1 / least, effort)
         )
-        if not settled and len(machine.graph.pairs) <= _SINGLE_PAIRS:
+        if not settled and len(machine.graph.links) <= _SINGLE_PAIRS:
             out += _undirected_bounds(machine, machine.pack_by_link(effort, progress), collective)
     if not topology.is_symmetric:
         out += _tree_prices(collective, topology, effort, progress)
@@ -248,7 +248,7 @@ def _alltoall_prices(
     try:
         level = machine.level_paths(cut_s_per_GB, effort)
         if level is None:
-            flow = machine.paths(collective, effort, progress).flow
+            flow = machine.paths(collective, effort, progress).packed
             prices, value = flow.prices, flow.value
         else:
             cut = float(cut_s_per_GB * n)

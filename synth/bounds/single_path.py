@@ -19,8 +19,8 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
 from ..effort import Effort
-from ..forest.machine.own_routes import OwnRoutes
-from ..forest.one_way import PAIRS, PATHS, TREES, OneWayPacking
+from ..forest.machine.routes import OwnRoutes
+from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
 from .certificate import Bound
 from .multipath import bound, directed_bounds
@@ -83,7 +83,7 @@ def find_single_path_bound(
     routes = OwnRoutes(router)
     best = multipath
     for shape, kind in _list_shapes(collective, routes):
-        prices = OneWayPacking(routes, collective, shape).run(effort, progress)
+        prices = SinglePathPacking(routes, collective, shape).run(effort, progress)
         if prices is None or prices.value <= 0:
             continue
         wanted = prices.value / (n if collective.name in _IN_PARTS else 1)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ..effort import Effort
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..numeric.exact_rates import exact_rates
 from ..numeric.linear import Floats, pack
 from ..request import Request

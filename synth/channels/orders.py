@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..effort import Effort
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
 from ..numeric.circuits import MOST_NODES, Circuit, cheapest_circuits, search_circuit
 from ..numeric.linear import Floats

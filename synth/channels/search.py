@@ -5,7 +5,7 @@ a sequence.
 from __future__ import annotations
 
 from ...topo.errors import InfeasibleError, InputError
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels
 from .columns import pack_orders

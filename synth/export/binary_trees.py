@@ -21,7 +21,7 @@ from ..channels.channels import CHAIN
 from ..channels.rounding import interleave
 from ..channels.search import find_channels
 from ..cost.affine import total_seconds
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, levels, schedule_of
 from ..ir.schedule import Schedule
 from ..numeric.linear import Floats, pack

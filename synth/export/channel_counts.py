@@ -17,7 +17,7 @@ from ..channels.channels import RING, Channels, Order
 from ..channels.columns import pack_orders
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding, interleave
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
 from ..request import Request
 from .graph_check import list_hops

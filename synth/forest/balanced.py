@@ -10,23 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...topo.graph import Topology
-from .machine.symmetry import group
+from .machine.links import Ints, LinkArrays, LinkRows
+from .machine.symmetry import find_transitive_group
 from .trees import Forest, RootedTree
-from .weigh import orbits
-
-Link = tuple[str, str]
 
 
 def balanced_trees(
-    topology: Topology,
-    roots: Sequence[int],
-    turns: list[NDArray[np.int64]],
-    *,
-    ordered: bool = False,
+    topology: Topology, roots: Sequence[int], turns: list[Ints], *, ordered: bool = False
 ) -> Forest | None:
     """Return one tree for each root; None where devices other than GPUs have links, or some GPU
     cannot be reached.
@@ -36,47 +27,36 @@ def balanced_trees(
     """
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None
-    links = list(topology.capacity_GBps)
-    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     # If the symmetries take any root to any other, one tree and its images are enough, and loads
     # are balanced by class.
-    images = group(turns, 4096) if len(roots) > 1 else None
-    row = np.arange(len(links))
-    if images is not None:
-        index = {d.id: i for i, d in enumerate(topology.devices)}
-        start = index[topology.ranks[0]]
-        if len(set(images[:, start].tolist())) == len(ranks) == len(images):
-            roots = [0]
-            _, row = np.unique(orbits(topology, links, images), return_inverse=True)
-            row = row.reshape(-1)
-        else:
-            images = None
+    several = turns if len(roots) > 1 else None
+    images = find_transitive_group(several, LinkArrays(topology).gpus)
+    links = LinkRows(topology, images)
+    roots = list(roots) if images is None else [0]
+    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     inward: list[list[tuple[int, int]]] = [[] for _ in ranks]
     outward: list[list[int]] = [[] for _ in ranks]
-    for i, (a, b) in enumerate(links):
-        inward[ranks[b]].append((ranks[a], int(row[i])))
+    for (a, b), row in zip(links.links, links.row.tolist(), strict=True):
+        inward[ranks[b]].append((ranks[a], row))
         outward[ranks[a]].append(ranks[b])
     # What a tree adds to a class of links, relative to the bandwidth of all links of the class
     # together.
-    weight = np.zeros(int(row.max()) + 1)
-    for i, link in enumerate(links):
-        weight[row[i]] += float(topology.capacity_GBps[link])
-    load = [0.0] * len(weight)
-    step = (1 / weight).tolist()
+    step = [0.0 if ordered else 1 / capacity for capacity in links.row_capacity.tolist()]
+    load = [0.0] * len(step)
     trees = []
     for root in roots:
-        parents = _tree(root, inward, outward, load, [0.0] * len(step) if ordered else step)
+        parents = _tree(root, inward, outward, load, step)
         if parents is None:
             return None
         down = tuple(
             None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents)
         )
         trees.append(RootedTree(root, (), down))
-    depth = max(max(_hop_levels(root, outward)) for root in roots)
+    depth = max(max(_count_hops(root, outward)) for root in roots)
     return Forest(tuple(trees), (Fraction(1),) * len(trees), depth, images)
 
 
-def _hop_levels(root: int, outward: list[list[int]]) -> list[int]:
+def _count_hops(root: int, outward: list[list[int]]) -> list[int]:
     """Return the hops from the root to every rank, -1 where there is no path."""
     level = [-1] * len(outward)
     level[root] = 0
@@ -100,7 +80,7 @@ def _tree(
 
     Ranks with the fewest possible parents choose first, each the least loaded link.
     """
-    level = _hop_levels(root, outward)
+    level = _count_hops(root, outward)
     if min(level) < 0:
         return None
     parents = [-1] * len(level)

@@ -1,35 +1,49 @@
-"""Column generation: trees packed into the links, and prices that prove how good any packing can
-be.
+"""Column generation of undirected trees packed into the links, and prices that prove how good any
+packing can be.
 
 Maximise the sum of the trees' rates under the links' bandwidths. The dual prices the links so that
 every tree costs at least 1; the next column is the cheapest tree, and where none costs less than 1
 the packing is optimal. Links of one class (see `PairGraph.classes`) share a row and a price first:
 as averaging over a machine's symmetries keeps a packing as good as it is, this already gives the
-optimal value where classes are orbits, with a handful of rows; and whatever they are, prices prove
-what they prove. Prices are smoothed towards the best known (Wentges 1997).
+optimal value where classes are orbits, with a handful of rows; and whatever the classes are, any
+prices prove an upper bound.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError
 from ..effort import Effort
-from ..numeric.linear import pack
-from .machine.pairs import Floats, PairGraph, Tree
+from ..numeric.linear import SmoothedPrices, pack
+from .machine.links import Floats, Ints
+from .machine.pairs import PairGraph, Tree
+from .machine.routes import Metric
 
+# Relative gap to the bound at which a packing counts as optimal, and by which a tree must cost less
+# than 1: above the rounding errors of sums over links.
 _TOLERANCE = 1e-10
-_SMOOTH = 0.5
-_SIMILAR = 12
-_RAISE = 0.2
+# Columns beside the cheapest that come in at once, and how much dearer the links of earlier ones
+# get for them: solving the program again costs more than a dozen trees.
+_SIMILAR, _RAISE = 12, 0.2
 # Seconds of a quiet core for a cheapest tree, and for each pair of devices in it.
 _TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
+# With more GPUs, no shallow trees are grown: they need all distances between GPUs in every turn.
+METRIC_RANKS = 256
+# Roots from which shallow trees are grown on large machines.
+MAX_ROOTS = 64
+# Shallow trees that come in at once.
+_FRESH_LOW = 8
+# Seconds of a quiet core to grow and count a shallow tree, and for each rank in it.
+_LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
+# Rate in GB/s (next to the links' 1 and more) from which a tree carries anything.
+_CARRIES = 1e-9
 
 
 @dataclass(frozen=True)
@@ -44,109 +58,98 @@ class Columns:
     value: float
     optimal: bool
 
+    @property
+    def carrying(self) -> list[Tree]:
+        """The trees with a rate above 0."""
+        return _list_carrying(self.trees, self.rates)
+
+
+def _list_carrying(trees: Sequence[Tree], rates: Floats) -> list[Tree]:
+    return [tree for tree, rate in zip(trees, rates, strict=True) if rate > _CARRIES]
+
 
 def generate(
     graph: PairGraph,
-    rows: NDArray[np.int64],
+    rows: Ints,
     effort: Effort,
     progress: Callable[[str], None] | None = None,
     start: Columns | None = None,
-    most: float = np.inf,
+    enough: float = np.inf,
 ) -> Columns:
     """Pack trees into links by column generation, and return them with their rates and the best
     prices.
 
-    Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `most` GB/s, or
-    with the work that is allowed; `start` gives the columns and prices to go on from.
+    Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `enough` GB/s,
+    or with the work that is allowed; `start` gives the columns and prices to go on from.
     """
+    capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=int(rows.max()) + 1)
+    columns: dict[Tree, Counter[int]] = {}
+
+    def add(trees: Sequence[Tree]) -> tuple[Floats, Floats]:
+        """Add columns and solve the program; return the rates of all and the price of each pair."""
+        columns.update((tree, _count_rows(graph, tree, rows)) for tree in trees)
+        solved = pack(list(columns.values()), capacity, effort)
+        if solved is None:
+            raise InfeasibleError(
+                "the packing of trees has no optimum; are the bandwidths of very different sizes?"
+            )
+        return solved[0], solved[1][rows]
+
     # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are
     # cheap.
-    count = int(rows.max()) + 1
-    capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=count).astype(np.float64)
-    best = (
-        (start.prices, start.value)
-        if start is not None
-        else (1.0 / graph.capacity / len(rows), np.inf)
-    )
-    trees = list(start.trees) if start is not None else []
-    columns = [_count_rows(graph, tree, rows) for tree in trees]
-    known_trees = dict.fromkeys(trees)
-    rates, dual = np.zeros(len(trees)), best[0]
-    if trees:
-        rates, dual = _solve(columns, capacity, rows, effort)
-    # Duals jump from one program to the next; prices between them and the best known settle sooner.
-    smooth = _SMOOTH if trees else 0.0
+    smooth, value = SmoothedPrices(1.0 / graph.capacity / len(rows)), np.inf
+    rates, dual = np.zeros(0), smooth.best
+    if start is not None:
+        smooth.best, value = start.prices, start.value
+        rates, dual = add(start.trees)
+        smooth.reset()
     tree_s = _TREE_S + _TREE_PAIR_S * len(rows)
     while True:
-        trial_prices = smooth * best[0] + (1 - smooth) * dual
-        price, tree = graph.cheapest_tree(trial_prices)
+        trial = smooth.mix(dual)
+        price, tree = graph.cheapest_tree(trial)
         effort.spend(tree_s)
         # Any prices bound every packing: what all links cost, over what the cheapest tree costs.
-        value = float(graph.capacity @ trial_prices) / price
-        if value < best[1]:
-            best = trial_prices / price, value
-        reached = float(rates.sum()) >= min(best[1], most) * (1 - _TOLERANCE)
-        if reached or (trees and effort.is_over("packing trees")):
-            return Columns(tuple(trees), rates, best[0], best[1], reached)
+        proved = float(graph.capacity @ trial) / price
+        if proved < value:
+            smooth.best, value = trial / price, proved
+        reached = float(rates.sum()) >= min(value, enough) * (1 - _TOLERANCE)
+        if reached or (columns and effort.is_over("packing trees")):
+            return Columns(tuple(columns), rates, smooth.best, value, reached)
         # Only a tree that is cheap under the duals themselves improves the program. Where smoothed
         # prices lead to none, smooth less; where the duals lead to none either, this is the
         # optimum.
-        cheap = (
-            not trees
-            or sum(dual[i] * times for i, times in graph.uses(tree).items()) < 1 - _TOLERANCE
-        )
-        if tree in known_trees or not cheap:
-            if smooth == 0.0:
-                return Columns(tuple(trees), rates, best[0], best[1], optimal=True)
-            smooth = smooth / 2 if smooth > 0.05 else 0.0
+        cheap = not columns or graph.price(tree, dual) < 1 - _TOLERANCE
+        if tree in columns or not cheap:
+            if not smooth.back_off():
+                return Columns(tuple(columns), rates, smooth.best, value, optimal=True)
             continue
         # Several columns at once save solving the program for each.
         effort.spend(tree_s * _SIMILAR)
-        for fresh in [tree, *_find_similar(graph, trial_prices, tree, rows)]:
-            if fresh not in known_trees:
-                known_trees[fresh] = None
-                trees.append(fresh)
-                columns.append(_count_rows(graph, fresh, rows))
-        rates, dual = _solve(columns, capacity, rows, effort)
-        smooth = _SMOOTH
-        if progress is not None and len(trees) % 20 == 0:
+        rates, dual = add([tree, *_find_similar(graph, trial, tree, rows)])
+        smooth.reset()
+        if progress is not None and len(columns) % 20 == 0:
             progress(
-                f"packing: {len(trees)} trees, {rates.sum():.4g} of at most {best[1]:.4g} GB/s"
+                f"packing: {len(columns)} trees, {rates.sum():.4g} of at most {value:.4g} GB/s"
             )
 
 
-def _find_similar(
-    graph: PairGraph, prices: Floats, tree: Tree, rows: NDArray[np.int64]
-) -> list[Tree]:
+def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: Ints) -> list[Tree]:
     """Return a few more trees that are nearly as cheap, each avoiding the links of those before
     it.
     """
     out = []
-    earlier_uses = np.zeros(len(prices))
+    earlier_uses, sizes = np.zeros(len(prices)), np.bincount(rows, minlength=len(prices))
     for _ in range(_SIMILAR):
         for row, times in _count_rows(graph, tree, rows).items():
             earlier_uses[row] += times
-        raised = prices * (
-            1 + _RAISE * earlier_uses[rows] / np.bincount(rows, minlength=len(prices))[rows]
-        )
+        raised = prices * (1 + _RAISE * earlier_uses[rows] / sizes[rows])
+        # A little more on each link, so that links without a price are avoided too.
         _, tree = graph.cheapest_tree(raised + _RAISE * float(prices.mean()) * 1e-3)
         out.append(tree)
     return out
 
 
-def _solve(
-    columns: list[Counter[int]], capacity: Floats, rows: NDArray[np.int64], effort: Effort
-) -> tuple[Floats, Floats]:
-    """Solve the program; return the rates of the columns and the price of each pair."""
-    solved = pack(columns, capacity, effort)
-    if solved is None:
-        raise InfeasibleError(
-            "the packing of trees has no optimum; are the bandwidths of very different sizes?"
-        )
-    return solved[0], solved[1][rows]
-
-
-def _count_rows(graph: PairGraph, tree: Tree, rows: NDArray[np.int64]) -> Counter[int]:
+def _count_rows(graph: PairGraph, tree: Tree, rows: Ints) -> Counter[int]:
     """Return how often a tree uses the links of each row."""
     used: Counter[int] = Counter()
     for pair, times in graph.uses(tree).items():
@@ -163,6 +166,57 @@ def exact_prices(
     least = float(prices[prices > 1e-9 * prices.max()].min())
     exact = {
         pair: Fraction(float(p) / least).limit_denominator(denominator)
-        for pair, p in zip(graph.pairs, prices, strict=True)
+        for pair, p in zip(graph.links, prices, strict=True)
     }
     return {pair: p for pair, p in exact.items() if p}
+
+
+def grow_low_tree(
+    metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
+) -> Tree | None:
+    """Return a shallow tree (see Metric.grow_tree) with its routes, or None where there is none of
+    that depth.
+    """
+    parents = metric.grow_tree(root, hop_price, max_depth)
+    if parents is None:
+        return None
+    edges = (metric.route(parent, node) for node, parent in enumerate(parents) if parent >= 0)
+    return Tree(tuple(edges))
+
+
+def generate_low_trees(graph: PairGraph, max_depth: int | None, effort: Effort) -> list[Tree]:
+    """Generate columns among shallow trees only, and return those that carry something.
+
+    The trees are grown by a heuristic, so the rate that they reach proves nothing.
+    """
+    n = len(graph.gpus)
+    if n > METRIC_RANKS:
+        return []
+    # Roots are sampled on large machines, so that a turn takes about the same time on all.
+    roots = range(0, n, ceil(n / MAX_ROOTS))
+    columns: dict[Tree, Counter[int]] = {}
+    rates, dual = np.zeros(0), 1 / graph.capacity
+    while not effort.is_over("low trees"):
+        metric = Metric(graph, dual, both=True)
+        effort.spend(2 * len(roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n))
+        fresh = []
+        for root in roots:
+            for hop_price in (0.0, 0.5):
+                tree = grow_low_tree(metric, root, hop_price, max_depth)
+                if tree is None or tree in columns:
+                    continue
+                # Under the duals, only a tree that costs less than 1 can improve the packing.
+                price = graph.price(tree, dual)
+                if not columns or price < 1 - 1e-9:
+                    fresh.append((price, tree))
+        if not fresh:
+            break
+        # The cheapest few a turn keep the program small: duals change, and most others would carry
+        # nothing.
+        fresh.sort(key=lambda offer: offer[0])
+        columns.update((tree, graph.uses(tree)) for _, tree in fresh[:_FRESH_LOW])
+        solved = pack(list(columns.values()), graph.capacity, effort)
+        if solved is None:
+            break
+        rates, dual = solved
+    return _list_carrying(list(columns)[: len(rates)], rates)

@@ -1,41 +1,44 @@
 """Facts about a machine that tree search needs: its pairs, symmetries and boxes, and the columns
-and prices found so far.
+and prices of earlier searches.
 
-The bound and the packing share them, so that neither repeats the other's work.
+The bound and the packing share them, so that neither repeats the other's work. A machine with slow
+links also has a mended form, every link as fast as most links of its role: no schedule is faster
+than on that, and a plan for it mostly needs few changes.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
-from ...topo.graph import Topology
+from ...topo.graph import Link, Topology
 from ..effort import Effort
 from ..ir.collective import Collective
-from ..numeric.matroid_union import spanning_trees
+from ..numeric.spanning_trees import make_shallower, spanning_trees
 from .balanced import balanced_trees
 from .generate import Columns, generate
 from .large.level_paths import LevelPaths, explain_too_many
-from .large.mended import mend
 from .machine.boxes import Boxes, find_boxes
+from .machine.links import Ints, find_orbits
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
-from .shallower import make_shallower
 
 Say = Callable[[str], None] | None
+# Most trees times devices for which matroid union is tried to settle a bound: bounds must be quick.
 _WHOLE_WORK = 40_000
+# Seconds of a quiet core to make whole-number trees shallower.
 _LOWER_WORK_S = 2.0
-_MOST_SOURCES, MOST_PAIRS = 512, 10_000
-# Paths that take at most this often the time that is enough need not be evened out any further.
+# Most sources whose paths of fewest hops are tried, and most pairs for column generation.
+_MAX_SOURCES, MAX_PAIRS = 512, 10_000
+# Paths that take at most this many times the time that is enough are not evened out further.
 _NEAR = 1.001
 
 
@@ -56,13 +59,12 @@ class Survey:
     @cached_property
     def direct(self) -> bool:
         """Whether all links join two GPUs, with the same bandwidth in both directions."""
-        gpus_only = all(
-            self.topology.by_id[d].kind == "gpu" for pair in self.graph.pairs for d in pair
-        )
+        by_id, links = self.topology.by_id, self.graph.links
+        gpus_only = all(by_id[d].kind == "gpu" for pair in links for d in pair)
         return gpus_only and self.topology.is_symmetric
 
     @cached_property
-    def turns(self) -> list[NDArray[np.int64]]:
+    def turns(self) -> list[Ints]:
         """Shifts of the rank order that are symmetries of the machine; see machine/symmetry.py."""
         return shifts(self.topology)
 
@@ -86,41 +88,23 @@ class Survey:
         if self.mended is None or self.boxes is None:
             return []
         usual = self.mended.capacity_GBps
-        slow = {
-            d for link, c in self.topology.capacity_GBps.items() if c < usual[link] for d in link
-        }
-        ranks = self.topology.ranks
-        return [
-            b
-            for b, members in enumerate(self.boxes.ranks)
-            if any(ranks[r] in slow for r in members)
-        ]
+        capacity, gpus = self.topology.capacity_GBps, self.topology.ranks
+        slow = {d for link, c in capacity.items() if c < usual[link] for d in link}
+        boxes = enumerate(self.boxes.ranks)
+        return [b for b, members in boxes if any(gpus[r] in slow for r in members)]
 
     @cached_property
     def classes_are_orbits(self) -> bool:
         """Whether known symmetries move every pair of a class to every other: then prices by class
         lose nothing.
         """
-        classes, pairs = int(self.graph.classes.max(initial=-1)) + 1, len(self.graph.pairs)
-        if classes == pairs:
+        graph = self.graph
+        classes = int(graph.classes.max(initial=-1)) + 1
+        if classes == len(graph.links):
             return True
-        size = len(self.graph.names)
-        key = self.graph.low * size + self.graph.high
-        order = np.argsort(key)
-        # Pairs that a symmetry takes to each other are connected; the components are the orbits
-        # that are known.
-        moves = []
-        for image in [*(turn[1] for turn in self.turns), *mirrors(self.topology)]:
-            a, b = image[self.graph.low], image[self.graph.high]
-            image_keys = np.minimum(a, b) * size + np.maximum(a, b)
-            moves.append(order[np.searchsorted(key[order], image_keys)])
-        if not moves:
-            return False
-        src, dst = np.tile(np.arange(pairs), len(moves)), np.concatenate(moves)
-        orbits, _ = connected_components(
-            coo_matrix((np.ones(len(src)), (src, dst)), shape=(pairs, pairs)), directed=False
-        )
-        return bool(orbits == classes)
+        images = [*(turn[1] for turn in self.turns), *mirrors(self.topology)]
+        moves = [graph.move_links(image) for image in images]
+        return len(set(find_orbits(len(graph.links), moves).tolist())) == classes
 
     def pack_by_class(self, effort: Effort, say: Say = None) -> Columns:
         """Return columns and prices where all links of a class have one price."""
@@ -132,8 +116,8 @@ class Survey:
         """Return columns and prices where every pair of devices has a price of its own."""
         if self._by_link is None or not self._by_link.optimal:
             start = self._by_link or self.pack_by_class(effort, say)
-            rows = np.arange(len(self.graph.pairs))
-            self._by_link = generate(self.graph, rows, effort, say, start, most=start.value)
+            rows = np.arange(len(self.graph.links))
+            self._by_link = generate(self.graph, rows, effort, say, start, enough=start.value)
         return self._by_link
 
     def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
@@ -146,20 +130,16 @@ class Survey:
         if key not in self._whole:
             graph = self.graph
             times = [int(c / self.unit) * copies for c in graph.exact]
-            ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
+            ends = list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
             # Only an answer is stored: a search that ran out of work may be repeated with more.
-            trees = spanning_trees(len(graph.names), ends, times, count, effort)
+            trees = spanning_trees(graph.size, ends, times, count, effort)
             if trees is None and effort.is_over("whole numbers of trees"):
                 return None
+            self._whole[key] = None
             if trees is not None:
-                trees = make_shallower(
-                    len(graph.names), ends, times, trees, effort.grant(_LOWER_WORK_S)
-                )
-            self._whole[key] = (
-                None
-                if trees is None
-                else [Tree(tuple(graph.pairs[e] for e in sorted(edges))) for edges in trees]
-            )
+                granted = effort.grant(_LOWER_WORK_S)
+                trees = make_shallower(graph.size, ends, times, trees, granted)
+                self._whole[key] = [Tree(tuple(graph.links[e] for e in sorted(t))) for t in trees]
         return self._whole[key]
 
     @cached_property
@@ -172,10 +152,9 @@ class Survey:
         which is then optimal.
         """
         parts = rate / self.unit
-        small = self.direct and parts.numerator * len(self.graph.names) <= _WHOLE_WORK
-        return (
-            small and self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
-        )
+        if not self.direct or parts.numerator * self.graph.size > _WHOLE_WORK:
+            return False
+        return self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
         """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
@@ -186,7 +165,7 @@ class Survey:
             packing = PathPacking(self.topology, [collective.root or 0])
         else:
             packing = self._alltoall_packing
-            if len(packing.sources) * collective.ranks > MOST_PAIRS:
+            if len(packing.sources) * collective.ranks > MAX_PAIRS:
                 raise InfeasibleError(explain_too_many(collective.ranks))
         packing.run(effort, say)
         return packing
@@ -207,13 +186,12 @@ class Survey:
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:
             return None
-        too_many = len(packing.sources) * ranks > MOST_PAIRS
+        too_many = len(packing.sources) * ranks > MAX_PAIRS
         enough = float(enough_s_per_GB * ranks)
         if self._level is None:
-            few = ranks <= _MOST_SOURCES
-            low = (
-                balanced_trees(self.topology, list(range(ranks)), [], ordered=True) if few else None
-            )
+            low = None
+            if ranks <= _MAX_SOURCES:
+                low = balanced_trees(self.topology, list(range(ranks)), [], ordered=True)
             rivals = [] if low is None else [LevelPaths(self.topology, list(low.trees))]
             if too_many and not (rivals and rivals[0].reached <= enough * _NEAR):
                 rivals.append(LevelPaths(self.topology))
@@ -225,6 +203,35 @@ class Survey:
         elif self._level.reached > enough * _NEAR:
             self._level.even_out(enough, effort)
         return self._level
+
+
+def mend(topology: Topology) -> Topology | None:
+    """Return the machine with links that are slower than most of their role at the usual bandwidth;
+    None if there are none.
+
+    Links of one role join devices of the same kinds with as many parallel links of the same medium.
+    """
+
+    def name_role(link: Link) -> tuple[object, ...]:
+        ends = (topology.by_id[link.src], topology.by_id[link.dst])
+        kinds = ((d.kind, d.family, d.can_reduce, d.can_copy) for d in ends)
+        return (link.kind, link.count, *kinds)
+
+    rates: dict[tuple[object, ...], Counter[Fraction]] = defaultdict(Counter)
+    for link in topology.links:
+        rates[name_role(link)][link.bandwidth_GBps] += 1
+    usual = {}
+    for role, seen in rates.items():
+        rate, times = seen.most_common(1)[0]
+        if 2 * times > seen.total():
+            usual[role] = rate
+    links = []
+    for link in topology.links:
+        rate = usual.get(name_role(link), link.bandwidth_GBps)
+        links.append(replace(link, bandwidth_GBps=rate) if rate > link.bandwidth_GBps else link)
+    if all(a is b for a, b in zip(links, topology.links, strict=True)):
+        return None
+    return replace(topology, name=f"{topology.name}, mended", links=tuple(links))
 
 
 @lru_cache(maxsize=4)

@@ -1,5 +1,8 @@
 """Rooted trees over ranks, whose edges are routes; forests of them, with shares; and the schedules
 that they define.
+
+Invariant: a tree reaches every rank exactly once, so every share is added up once and arrives
+everywhere, whatever the routes.
 """
 
 from __future__ import annotations
@@ -7,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ...topo.routes import Route
@@ -18,9 +21,8 @@ from ..cost.loads import computes_in_network
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, REDUCE, Transfers
+from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,12 @@ class RootedTree:
     up: tuple[Route | None, ...] = ()
     down: tuple[Route | None, ...] = ()
 
-    def parents(self, ranks: dict[str, int], way: str) -> list[int]:
-        """Return the parent of every rank in the tree of direction `way`, "up" or "down"; -1 at the
+    def parents(self, ranks: dict[str, int], direction: str) -> list[int]:
+        """Return the parent of every rank in the tree of a direction, "up" or "down"; -1 at the
         root.
         """
-        if way == "up":
-            return [-1 if route is None else ranks[route[-1]] for route in self.up]
-        return [-1 if route is None else ranks[route[0]] for route in self.down]
+        routes, parent_end = (self.up, -1) if direction == "up" else (self.down, 0)
+        return [-1 if route is None else ranks[route[parent_end]] for route in routes]
 
 
 @dataclass(frozen=True)
@@ -130,29 +131,18 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
     """Return the greatest number of hops between the root and any rank, in either direction."""
-    return max(
-        max(levels(tree.parents(ranks, way))[0]) for way in ("up", "down") if getattr(tree, way)
-    )
+    directions = [direction for direction in ("up", "down") if getattr(tree, direction)]
+    return max(max(levels(tree.parents(ranks, direction))[0]) for direction in directions)
 
 
-@dataclass
-class _Columns:
-    """Columns of the transfers of one tree, whose chunk has no number yet."""
-
-    step: list[int]
-    src: list[int]
-    dst: list[int]
-    op: list[int]
-    route: list[tuple[str, ...]]
-
-
-def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Columns:
-    """Return the transfers that reduce up a tree and broadcast down.
+def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[list[Any]]:
+    """Return the columns (step, source, destination, operation, devices between) of the transfers
+    that reduce up a tree and broadcast down.
 
     Each rank sends up once all ranks below it have; `together`: all children of a parent send in
     the same step, as switches that add need them to.
     """
-    out = _Columns([], [], [], [], [])
+    moves: list[tuple[Any, ...]] = []
     start = 0
     if tree.up:
         parents = tree.parents(ranks, "up")
@@ -160,35 +150,26 @@ def tree_columns(tree: RootedTree, ranks: dict[str, int], together: bool) -> _Co
         start = height[tree.root]
         for rank, route in enumerate(tree.up):
             if route is not None:
-                out.step.append(height[parents[rank]] - 1 if together else height[rank])
-                out.src.append(rank)
-                out.dst.append(parents[rank])
-                out.op.append(REDUCE)
-                out.route.append(route[1:-1])
+                step = height[parents[rank]] - 1 if together else height[rank]
+                moves.append((step, rank, parents[rank], REDUCE, route[1:-1]))
     if tree.down:
         parents = tree.parents(ranks, "down")
         depth, _ = levels(parents)
         for rank, route in enumerate(tree.down):
             if route is not None:
-                out.step.append(start + depth[rank] - 1)
-                out.src.append(parents[rank])
-                out.dst.append(rank)
-                out.op.append(COPY)
-                out.route.append(route[1:-1])
-    return out
+                moves.append((start + depth[rank] - 1, parents[rank], rank, COPY, route[1:-1]))
+    return [[move[column] for move in moves] for column in range(5)]
 
 
 def schedule_of(
     forest: Forest, collective: Collective, topology: Topology, strategy: str
 ) -> Schedule:
     """Return the schedule in which every tree of a forest is a chunk, and starts at step 0."""
+    links = LinkArrays(topology)
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-    names = [d.id for d in topology.devices]
-    index = {name: i for i, name in enumerate(names)}
-    gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
-    rank_of = np.full(len(names), -1, dtype=np.int64)
-    rank_of[gpus] = np.arange(len(gpus))
-    images = np.arange(len(names), dtype=np.int64)[None] if forest.images is None else forest.images
+    rank_of = np.full(links.size, -1, dtype=np.int64)
+    rank_of[links.gpus] = np.arange(len(ranks))
+    images = np.arange(links.size)[None] if forest.images is None else forest.images
     # Transfers can only merge in a switch in the same step.
     together = computes_in_network(topology)
     per_root = collective.name in ("allgather", "reduce-scatter")
@@ -199,22 +180,15 @@ def schedule_of(
     # the same root.
     each = len(images) if not per_root else max(1, len(images) // len(ranks))
     for tree, share in zip(forest.trees, forest.shares, strict=True):
-        columns = tree_columns(tree, ranks, together)
+        step, src, dst, op, route = list_moves(tree, ranks, together)
+        between = sorted(set(route))
+        number = {devices: i for i, devices in enumerate(between)}
+        which = [number[devices] for devices in route]
         for image in images:
-            moved = rank_of[image[gpus]]
-            routes = sorted(set(columns.route))
-            number = {route: i for i, route in enumerate(routes)}
-            parts.append(
-                Transfers(
-                    columns.step,
-                    moved[columns.src],
-                    moved[columns.dst],
-                    np.full(len(columns.step), len(chunks)),
-                    columns.op,
-                    [number[route] for route in columns.route],
-                    [tuple(names[image[index[d]]] for d in route) for route in routes],
-                )
-            )
+            moved = rank_of[image[links.gpus]]
+            chunk = np.full(len(step), len(chunks))
+            routes = [tuple(links.names[image[links.index[d]]] for d in r) for r in between]
+            parts.append(Transfers(step, moved[src], moved[dst], chunk, op, which, routes))
             root = int(moved[tree.root])
             source = root if collective.name == "allgather" else None
             target = root if collective.name == "reduce-scatter" else None

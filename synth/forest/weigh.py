@@ -1,18 +1,20 @@
-"""How much each tree of a set should carry: shares that load no link more than they must, as small
-fractions.
+"""Shares of a set of trees that load no link more than they must, as small fractions.
+
+A linear program (minimise the time of the busiest link) gives floats; they are rounded to a common
+denominator by largest remainders, and only exact loads decide whether that is good enough.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain, pairwise
 from math import lcm
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ..cost.loads import DirectedLink, computes_in_network, stream_loads
@@ -20,41 +22,32 @@ from ..effort import Effort
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
 from ..numeric.linear import Floats, Rows, minimise
-from .trees import RootedTree, tree_columns
+from .machine.links import Ints, LinkRows
+from .trees import RootedTree, list_moves
 
-Ints = NDArray[np.int64]
+C = TypeVar("C", bound=Hashable)
+# Relative gap between the time of a packing and its bound at which it counts as optimal, and by
+# which a column must cost less than its group's dual: above the rounding errors of the duals.
+TOLERANCE = 1e-9
 # Shares are rounded to the smallest denominator at which the busiest link is within this of what
 # the floats reach.
 GOOD = Fraction(1, 10**7)
+# Denominators in the order of trial: small ones make schedules of few chunks, and those with many
+# divisors suit links of different widths.
 _DENOMINATORS = (
     *range(1, 65),
-    72,
-    84,
-    90,
-    96,
-    120,
-    128,
-    144,
-    168,
-    180,
-    240,
-    256,
-    360,
-    420,
-    504,
-    512,
-    720,
-    840,
-    1000,
-    1024,
+    *(72, 84, 90, 96, 120, 128, 144, 168, 180, 240, 256, 360, 420, 504, 512, 720, 840, 1000, 1024),
 )
+# Denominators that come near to any float, if the small ones do not.
 _FINE = (5040, 10_000, 65_536, 10**6, 10**8, 10**10)
+# With more trees only fine denominators can do, and each trial takes long.
 _ROUNDED_TREES = 4096
+# Largest denominator of a single share for which a common one of all shares is suggested.
 _SUGGESTED = 1000
 
 
 class Usage:
-    """How often each tree uses each link (or class of links), and what the link can carry.
+    """How often each tree uses each link (or class of links), and what the link can carry in GB/s.
 
     With `images` of a group of symmetries, links of an orbit are one row, and a tree's uses are
     spread over it evenly.
@@ -63,61 +56,31 @@ class Usage:
     def __init__(
         self, topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None
     ) -> None:
-        links = list(topology.capacity_GBps)
-        orbit = np.arange(len(links)) if images is None else orbits(topology, links, images)
-        _, row = np.unique(orbit, return_inverse=True)
-        self.row = {link: int(r) for link, r in zip(links, row.reshape(-1), strict=True)}
-        self.capacity = [Fraction(0)] * (int(row.max(initial=-1)) + 1)
-        for link, r in self.row.items():
-            self.capacity[r] += topology.capacity_GBps[link]
-        self.uses = [self._count_uses(tree, topology) for tree in trees]
-
-    def _count_uses(self, tree: RootedTree, topology: Topology) -> Counter[int]:
-        """Return how often a tree uses the links of each row."""
-        out: Counter[int] = Counter()
-        for link, times in count_link_uses(tree, topology).items():
-            out[self.row[link]] += times
-        return out
+        rows = LinkRows(topology, images)
+        self.capacity = rows.exact_capacity()
+        self.uses: list[Counter[int]] = []
+        for tree in trees:
+            out: Counter[int] = Counter()
+            for link, times in _count_link_uses(tree, topology).items():
+                out[int(rows.row[rows.number[link]])] += times
+            self.uses.append(out)
 
 
-def count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
+def _count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
     """Return how often a tree sends its chunk over each directed link."""
+    if not computes_in_network(topology):
+        return Counter(link for route in (*tree.up, *tree.down) for link in pairwise(route or ()))
     # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not
     # routes.
-    if computes_in_network(topology):
-        ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-        c = tree_columns(tree, ranks, together=True)
-        out: dict[DirectedLink, int] = defaultdict(int)
-        steps = np.array(c.step)
-        rows = Transfers(
-            c.step, c.src, c.dst, np.zeros(len(c.step)), c.op, range(len(c.step)), c.route
-        )
-        for step in sorted(set(c.step)):
-            for link, share in stream_loads(
-                [Chunk(Fraction(1))], rows.taken(steps == step), topology
-            ).items():
-                out[link] += int(share)
-        return out
-    routes = [route for route in (*tree.up, *tree.down) if route is not None]
-    return Counter(link for route in routes for link in pairwise(route))
-
-
-def orbits(topology: Topology, links: Sequence[DirectedLink], images: Ints) -> Ints:
-    """Return, for each link, the lowest number among its images: the same for all links of an
-    orbit.
-    """
-    index = {d.id: i for i, d in enumerate(topology.devices)}
-    size = len(index)
-    a = np.array([index[x] for x, _ in links])
-    b = np.array([index[y] for _, y in links])
-    # Links are looked up by a number made of both ends, in sorted order.
-    key = a * size + b
-    order = np.argsort(key)
-    least = np.arange(len(links))
-    for image in images:
-        image_links = order[np.searchsorted(key[order], image[a] * size + image[b])]
-        least = np.minimum(least, image_links)
-    return least
+    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
+    step, src, dst, op, route = list_moves(tree, ranks, together=True)
+    rows = Transfers(step, src, dst, np.zeros(len(step)), op, range(len(step)), route)
+    out: Counter[DirectedLink] = Counter()
+    for now in sorted(set(step)):
+        sent = rows.taken(np.array(step) == now)
+        for link, share in stream_loads([Chunk(Fraction(1))], sent, topology).items():
+            out[link] += int(share)
+    return out
 
 
 def find_max_load(
@@ -130,13 +93,12 @@ def find_max_load(
             for row, times in column.items():
                 load[row] += times * count
     # Comparing whole numbers first leaves one division of fractions for each different capacity.
-    most: dict[tuple[int, int], int] = {}
+    highest: dict[tuple[int, int], int] = {}
     for row, total in load.items():
         ratio = capacity[row].as_integer_ratio()
-        if total > most.get(ratio, -1):
-            most[ratio] = total
+        highest[ratio] = max(total, highest.get(ratio, 0))
     return max(
-        (Fraction(total * below, above) for (above, below), total in most.items()),
+        (Fraction(total * below, above) for (above, below), total in highest.items()),
         default=Fraction(0),
     )
 
@@ -144,7 +106,7 @@ def find_max_load(
 @dataclass(frozen=True)
 class Division:
     """The solution of `divide`, in floats: `shares` that sum up to 1 in each group, and the `time`
-    that the busiest row takes.
+    of the busiest row.
 
     `prices` are what a unit of use of each row costs; a new column helps if it costs less than its
     group's entry in `duals`.
@@ -164,7 +126,7 @@ def divide(
     effort: Effort | None = None,
 ) -> Division | None:
     """Return the shares of each group's columns under which the busiest row takes least time; of
-    equal ones, the least depth.
+    equal ones, those of least depth.
 
     min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None
     where HiGHS finds no optimum. The work is counted in `effort`.
@@ -175,6 +137,7 @@ def divide(
     times = np.fromiter(
         chain.from_iterable(c.values() for c in uses), dtype=np.float64, count=len(columns)
     )
+    # Groups are numbered in the order in which they first occur.
     number: dict[Hashable, int] = {}
     of_group = np.array([number.setdefault(g, len(number)) for g in group], dtype=np.int64)
     # HiGHS has absolute tolerances: `scale` brings the optimum t near 1, whatever the bandwidths.
@@ -203,6 +166,107 @@ def divide(
     return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
 
 
+@dataclass
+class PackedShares(Generic[C]):
+    """Columns (trees or paths), each with its share (a float) of its group's part, and prices of
+    directed links; with `images`, permutations of the devices, each stands for all of these.
+
+    Times are in units of one part over 1 GB/s: `value` is the lower bound that the prices prove,
+    `reached` the time that the shares take.
+    """
+
+    columns: list[C] = field(default_factory=list)
+    shares: Floats = field(default_factory=lambda: np.zeros(0))
+    prices: dict[DirectedLink, float] = field(default_factory=dict)
+    value: float = 0.0
+    reached: float = np.inf
+    images: Ints | None = None
+
+
+class SharePacking(LinkRows, Generic[C]):
+    """Column generation that divides each group's part among columns so that the busiest link takes
+    least time. A subclass prices columns, and says which group a column is of.
+    """
+
+    def __init__(self, topology: Topology, images: Ints | None) -> None:
+        super().__init__(topology, images)
+        self.images = images
+        self.uses: dict[C, Counter[int]] = {}
+        self.packed: PackedShares[C] = PackedShares(images=images)
+        self.finished = False
+        # Before any column has a share, wide links are cheap.
+        self.row_prices: Floats = 1 / self.row_capacity
+        self.duals: Mapping[Hashable, float] = {}
+
+    def group_of(self, column: C) -> Hashable:
+        """Return the group whose part a column carries."""
+        raise NotImplementedError
+
+    def count_uses(self, column: C) -> Counter[int]:
+        """Return how often a column uses each row, all its images together."""
+        raise NotImplementedError
+
+    def price_columns(self) -> list[C]:
+        """Return new columns that cost less than their group's dual, if any; call `raise_bound`
+        with what the prices prove.
+        """
+        raise NotImplementedError
+
+    @property
+    def pricing_s(self) -> float:
+        """Work of `price_columns`, in seconds of a quiet core."""
+        raise NotImplementedError
+
+    def cost_of(self, column: C) -> float:
+        """Return the price of a column with all its images."""
+        uses = self.count_uses(column).items()
+        return sum(float(self.row_prices[row]) * times for row, times in uses)
+
+    def raise_bound(self, value: float) -> None:
+        """Store a lower bound on the time, with the prices that prove it, if it is the best."""
+        if value > self.packed.value:
+            self.packed.value = value
+            prices = self.row_prices[self.row].tolist()
+            self.packed.prices = dict(zip(self.links, prices, strict=True))
+
+    def solve(self, fresh: Iterable[C], effort: Effort) -> bool:
+        """Add columns, and divide each group's part among all of its columns; return whether that
+        could be solved.
+        """
+        self.uses.update((column, self.count_uses(column)) for column in fresh)
+        groups = [self.group_of(column) for column in self.uses]
+        solved = divide(list(self.uses.values()), self.row_capacity, groups, effort=effort)
+        if solved is not None:
+            self.packed.columns = list(self.uses)
+            self.packed.shares, self.packed.reached = solved.shares, solved.time
+            self.row_prices, self.duals = solved.prices, solved.duals
+        return solved is not None
+
+    def generate(
+        self, effort: Effort, search: str, say: Callable[[str], None] | None, enough: float = 0.0
+    ) -> bool:
+        """Generate columns until they are optimal, the time is down to `enough`, or the work that
+        is allowed is done; return False where a program could not be solved.
+        """
+        while not self.finished:
+            fresh = self.price_columns()
+            effort.spend(self.pricing_s)
+            if not fresh:
+                self.finished = True
+            elif self.uses and effort.is_over(search):
+                break
+            else:
+                if not self.solve(fresh, effort):
+                    return False
+                target = max(self.packed.value, enough) * (1 + TOLERANCE)
+                self.finished = self.packed.reached <= target
+                if say is not None:
+                    say(
+                        f"packing: {len(self.uses)} columns, {1 / self.packed.reached:.4g} GB/s a part"
+                    )
+        return True
+
+
 def find_best_shares(
     uses: Sequence[Mapping[int, int]],
     capacity: Sequence[Fraction],
@@ -221,64 +285,43 @@ def round_shares(
     shares: Floats,
     uses: Sequence[Mapping[int, int]],
     capacity: Sequence[Fraction],
-    group: Sequence[int],
+    group: Sequence[Hashable],
 ) -> list[Fraction]:
     """Return fractions near `shares`, exactly 1 in each group's sum, with the smallest common
     denominator that loads the busiest row next to no more than the floats do (GOOD), or else the
     best of those tried.
     """
-    target = Fraction(float(max(_find_max_float_load(shares, uses, capacity), 1e-300)))
-    members: dict[int, list[int]] = defaultdict(list)
+    busiest: dict[int, float] = defaultdict(float)
+    for column, x in zip(uses, shares.tolist(), strict=True):
+        for row, times in column.items():
+            busiest[row] += times * x
+    reached = max((total / float(capacity[row]) for row, total in busiest.items()), default=0.0)
+    target = Fraction(max(reached, 1e-300)) * (1 + GOOD)
+    members: dict[Hashable, list[int]] = defaultdict(list)
     for j, g in enumerate(group):
         members[g].append(j)
-    # Small denominators make schedules of few chunks. With very many trees only fine ones can do,
-    # and trying takes long.
+    tries: Iterable[int] = _FINE
+    if len(shares) <= _ROUNDED_TREES:
+        near = (Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares)
+        common = lcm(*near)
+        tries = (*_DENOMINATORS, *([common] if common <= _FINE[-1] else []), *_FINE)
     best: tuple[Fraction, list[int], int] | None = None
-    tries: Iterable[int] = (
-        (*_DENOMINATORS, *_suggest_denominators(shares), *_FINE)
-        if len(shares) <= _ROUNDED_TREES
-        else _FINE
-    )
     for denominator in tries:
         # Round down, then give what is missing to the shares that lost most (largest remainders):
         # sums stay exact.
         counts = [0] * len(shares)
         for columns in members.values():
-            wanted = (
-                np.maximum(shares[columns], 0)
-                * denominator
-                / max(float(shares[columns].sum()), 1e-300)
-            )
+            total = max(float(shares[columns].sum()), 1e-300)
+            wanted = np.maximum(shares[columns], 0) * denominator / total
             low = np.floor(wanted + 1e-9).astype(np.int64)
             rest = denominator - int(low.sum())
-            for j in np.argsort(low - wanted, kind="stable")[: max(rest, 0)]:
-                low[j] += 1
+            low[np.argsort(low - wanted, kind="stable")[: max(rest, 0)]] += 1
             for j, k in zip(columns, low.tolist(), strict=True):
                 counts[j] = k
         load = find_max_load(uses, counts, capacity) / denominator
-        if best is None or load < best[0]:
+        if best is None or load < best[0] or load <= target:
             best = load, counts, denominator
-        if load <= target * (1 + GOOD):
-            best = load, counts, denominator
+        if load <= target:
             break
     assert best is not None
     return [Fraction(k, best[2]) for k in best[1]]
-
-
-def _suggest_denominators(shares: Floats) -> list[int]:
-    """Return the common denominator of the fractions next to the shares, in a list; empty if it is
-    too large.
-    """
-    common = lcm(*(Fraction(float(x)).limit_denominator(_SUGGESTED).denominator for x in shares))
-    return [common] if common <= _FINE[-1] else []
-
-
-def _find_max_float_load(
-    shares: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
-) -> float:
-    """Return the greatest load over capacity of any row, in floats."""
-    load: dict[int, float] = defaultdict(float)
-    for column, share in zip(uses, shares.tolist(), strict=True):
-        for row, times in column.items():
-            load[row] += times * share
-    return max((total / float(capacity[row]) for row, total in load.items()), default=0.0)

@@ -1,5 +1,6 @@
-"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats:
-callers round and check exactly.
+"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers
+round and check exactly. Column generation prices columns between the duals and the best known
+prices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from ..effort import Effort
 # Seconds of a quiet core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex
 # iteration.
 _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
+# Weight of the best known prices beside the duals, and the weight at which backing off ends.
+_SMOOTH, _MIN_SMOOTH = 0.5, 0.05
 # SciPy's status where the iterations or the time ran out.
 _STOPPED = 1
 Floats = NDArray[np.float64]
@@ -135,3 +138,29 @@ def pack(
         rows.add(terms, float(most))
     optimum = minimise(-np.ones(len(columns)), rows, None, effort)
     return None if optimum is None else (optimum.x, np.maximum(-optimum.at_most_duals, 0.0))
+
+
+class SmoothedPrices:
+    """Prices between a program's duals and the best known ones (Wentges 1997).
+
+    Duals jump from one program to the next, smoothed prices settle sooner. Where they lead to no
+    column that improves the program, `back_off` moves nearer to the duals; where the duals
+    themselves lead to none either, the program is optimal.
+    """
+
+    def __init__(self, best: Floats) -> None:
+        self.best, self.weight = best, 0.0
+
+    def mix(self, dual: Floats) -> Floats:
+        """Return the prices to try, between the best known and the duals."""
+        return self.weight * self.best + (1 - self.weight) * dual
+
+    def reset(self) -> None:
+        """Smooth fully again, after a new program was solved."""
+        self.weight = _SMOOTH
+
+    def back_off(self) -> bool:
+        """Move half of the distance to the duals; return False at the duals themselves."""
+        was_smooth = self.weight > 0.0
+        self.weight = self.weight / 2 if self.weight > _MIN_SMOOTH else 0.0
+        return was_smooth

@@ -15,7 +15,7 @@ from ...topo.graph import Topology
 from ...topo.loader.resolve import load
 from ..describe import count_bytes, describe_plan, describe_schedule
 from ..effort import USUAL_LIMIT_S
-from ..forest.plant import Limits
+from ..forest.candidates import TreeLimits
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
 from ..plan import Plan
@@ -56,7 +56,7 @@ def synthesize(
     *,
     size: int | str | None = None,
     root: int | None = None,
-    limits: Limits | None = None,
+    limits: TreeLimits | None = None,
     reproducible: bool = False,
     thorough: bool = False,
     time_limit_s: float = USUAL_LIMIT_S,

@@ -22,7 +22,7 @@ from ..cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from ..cost.host_costs import HostCosts, host_of
 from ..cost.segmentation import as_sent, families, fastest, on_own_routes
 from ..effort import USUAL_LIMIT_S, Effort
-from ..forest.plant import AT_BOUND, Limits
+from ..forest.candidates import AT_BOUND, TreeLimits
 from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective
@@ -89,7 +89,7 @@ def synthesize(
     strategy_name: str = AUTO,
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
-    limits: Limits | None = None,
+    limits: TreeLimits | None = None,
     *,
     thorough: bool = False,
     reproducible: bool = False,
@@ -125,7 +125,7 @@ def synthesize(
     router = router.on(topology)
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     request = Request(
-        collective, topology, effort, progress, bounds.single_path, limits or Limits(),
+        collective, topology, effort, progress, bounds.single_path, limits or TreeLimits(),
         quick=auto and not thorough, router=router,
     )  # fmt: skip
     search = _Search(request, auto=auto)

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..forest.machine.routes import Floats, OwnRoutes
 
 # A rank, or the two that are added up.
 Bracket = int | tuple["Bracket", "Bracket"]

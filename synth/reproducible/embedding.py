@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..forest.machine.routes import Floats, OwnRoutes
 from ..ir.transfers import Op
 from ..numeric.arborescence import cheapest_out_tree
 from .bracket import Bracket
@@ -93,7 +93,7 @@ class Embedding:
         linked directly.
         """
         lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
-        return bool((~self.routes.exists).sum() > self.routes.size or lengths.max(initial=0) <= 1)
+        return bool((~self.routes.exists).sum() > self.routes.ranks or lengths.max(initial=0) <= 1)
 
     # -- the cheapest columns
     # ------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Embedding:
         are the parents of the tree that takes it to all ranks.
         """
         moves: list[Move] = []
-        n = self.routes.size
+        n = self.routes.ranks
         free, ready = (
             [0] * n,
             [0] * n,

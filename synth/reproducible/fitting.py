@@ -12,7 +12,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ..effort import Effort
-from ..forest.machine.own_routes import Floats, OwnRoutes
+from ..forest.machine.routes import Floats, OwnRoutes
 from ..forest.weigh import divide, round_shares
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
@@ -176,7 +176,7 @@ class Fitting:
 
     def _count_uses(self, column: Column) -> Counter[int]:
         """Return how often a column crosses each link."""
-        loads = self.routes.loads(count_sends(column, self.routes.size))
+        loads = self.routes.loads(count_sends(column, self.routes.ranks))
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 
     def add_low_columns(self) -> None:

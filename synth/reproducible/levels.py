@@ -70,7 +70,7 @@ def _list_levels(request: Request) -> list[Levels]:
     out: list[Levels] = []
     if boxes is not None and len({len(members) for members in boxes.ranks}) == 1:
         order = tuple(rank for members in boxes.ranks for rank in members)
-        insides = list(_factor(boxes.lanes)) if n <= _PLACED_RANKS else [(boxes.lanes,)]
+        insides = list(_factor(boxes.rails)) if n <= _PLACED_RANKS else [(boxes.rails,)]
         out += [
             Levels(order, inside + across) for inside in insides for across in _factor(boxes.count)
         ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ..cost.loads import computes_in_network
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..ir.schedule import Schedule
 from ..request import Request, build_schedule, segment_counts, whole
 from .bracket import Bracket, grow_bracket, match_brackets, measure_closeness, vary_bracket
@@ -71,7 +71,7 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
         else:
             break
         if repr(bracket) in seen:
-            if len(seen) > 1 and len(seen) >= _count_small(routes.size):
+            if len(seen) > 1 and len(seen) >= _count_small(routes.ranks):
                 break
             request.effort.spend(1e-3)
             if request.effort.is_over(NAME):

@@ -21,7 +21,7 @@ from ..channels.columns import Column, Packed, find_exact_rates, pack_orders
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
 from ..cost.affine import tighten
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, schedule_of
 from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
-from ..forest.shapes import Parents, binary_pair
+from ..forest.machine.boxes import Parents, binary_pair
 from ..forest.trees import levels
 from ..ir.schedule import Schedule
 from ..request import SEGMENTS, Request, Send, build_schedule

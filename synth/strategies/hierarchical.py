@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
-from ..forest.plant import Nursery, pareto
+from ..forest.candidates import ForestBuilder, pareto
 from ..forest.survey import survey
 from ..forest.trees import schedule_of
 from ..ir.schedule import Schedule
@@ -28,7 +28,7 @@ def build(request: Request) -> list[Schedule]:
             f"hierarchical: {request.topology.name} is one box (no slower links join equal groups "
             "of GPUs)"
         )
-    nursery = Nursery(
+    builder = ForestBuilder(
         machine,
         request.router,
         request.bound_GBps,
@@ -36,8 +36,8 @@ def build(request: Request) -> list[Schedule]:
         request.effort,
         request.progress,
     )
-    nursery.add_lane_trees()
-    picked = pareto([p for p in nursery.planted if request.limits.allows(p)])
+    builder.add_rail_trees()
+    picked = pareto([p for p in builder.candidates if request.limits.allows(p)])
     if not picked:
         raise InfeasibleError(
             "hierarchical: some lanes of the boxes have no routes between them, or limits leave "

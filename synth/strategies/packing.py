@@ -23,15 +23,15 @@ from ..cost.segmentation import on_own_routes
 from ..forest.balanced import balanced_trees
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees
-from ..forest.machine.own_routes import OwnRoutes
+from ..forest.machine.routes import OwnRoutes
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import PathPacking, level_schedule, path_schedule
-from ..forest.plant import Nursery, Planted, choose
-from ..forest.rooted import Branches, RootedPacking
+from ..forest.candidates import CandidateForest, ForestBuilder, choose
+from ..forest.rooted import RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
-from ..forest.survey import MOST_PAIRS, survey
+from ..forest.survey import MAX_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..forest.weigh import round_shares
+from ..forest.weigh import PackedShares, round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
 from ..request import Request, segment_counts
@@ -104,7 +104,7 @@ class _Packer:
         packing = level = None
         if self.routes is not None:
             own = PathPacking(self.topology, self.roots, self.turns, self.routes)
-            if len(own.sources) * self.collective.ranks <= MOST_PAIRS:
+            if len(own.sources) * self.collective.ranks <= MAX_PAIRS:
                 packing = own
                 packing.run(self.effort, self.say)
         if packing is None and self.collective.name == "alltoall":
@@ -134,7 +134,7 @@ class _Packer:
                     f"topology {self.topology.name!r}: links that have both directions do not join "
                     "all GPUs into a tree"
                 )
-            planted = self._make_nursery().grow()
+            planted = self._make_nursery().build_all()
         else:
             planted = self._pack_rooted()
         picked = choose(planted, self.bound_GBps, self.limits)
@@ -151,8 +151,8 @@ class _Packer:
             self._note(p.forest.count, p.forest.depth, p.rate_GBps, p.how, is_kept=p in picked)
         return [on_own_routes(schedule, self.request.router) for schedule in schedules]
 
-    def _make_nursery(self) -> Nursery:
-        return Nursery(
+    def _make_nursery(self) -> ForestBuilder:
+        return ForestBuilder(
             self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
         )
 
@@ -164,8 +164,8 @@ class _Packer:
         schedule = on_own_routes(self._draw(forest), self.request.router)
         return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
 
-    def _plant(self, forest: Forest, how: str) -> Planted:
-        return Planted(forest, self._compute_rate(forest), how)
+    def _plant(self, forest: Forest, how: str) -> CandidateForest:
+        return CandidateForest(forest, self._compute_rate(forest), how)
 
     def _note(
         self, trees: int | None, depth: int, rate_GBps: Fraction, how: str, *, is_kept: bool
@@ -177,7 +177,7 @@ class _Packer:
              "kept": is_kept}
         )  # fmt: skip
 
-    def _send_as_routed(self, planted: Sequence[Planted]) -> list[Planted]:
+    def _send_as_routed(self, planted: Sequence[CandidateForest]) -> list[CandidateForest]:
         """Return forests with the rates that they have as sent, and those whose edges are the
         system's own routes.
 
@@ -192,7 +192,7 @@ class _Packer:
             self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
         )
 
-    def _pack_rooted(self) -> list[Planted]:
+    def _pack_rooted(self) -> list[CandidateForest]:
         """Return forests for collectives or machines in which the directions of links differ."""
         n = self.collective.ranks
         parts = len(self.roots) if self.collective.name == "allgather" else 1
@@ -225,11 +225,11 @@ class _Packer:
         forests = self._list_forests(packing, branches, self.limits.max_trees)
         return out + [self._plant(forest, how) for forest, how in forests]
 
-    def _pack_simple(self, parts: int) -> tuple[list[Planted], bool]:
+    def _pack_simple(self, parts: int) -> tuple[list[CandidateForest], bool]:
         """Return forests of one direction that need no column generation, and whether no others
         need be sought.
         """
-        out: list[Planted] = []
+        out: list[CandidateForest] = []
         balanced = balanced_trees(self.topology, self.roots, self.machine.turns)
         many = len(self.machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
         if balanced is not None:
@@ -237,14 +237,14 @@ class _Packer:
             if many or simple.rate_GBps >= self.bound_GBps * _WORTH_OFFERING:
                 out.append(simple)
         if self.collective.name == "broadcast" and len(self.machine.ranks) > _BUILT_BROADCAST:
-            nursery = self._make_nursery()
-            nursery.add_broadcast_trees(self.roots[0])
-            out += nursery.planted
-            many = many or nursery.is_near_bound()
+            builder = self._make_nursery()
+            builder.add_broadcast_trees(self.roots[0])
+            out += builder.candidates
+            many = many or builder.is_near_bound()
         best = max((p.rate_GBps for p in out), default=Fraction(0))
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
-    def _plan_level_trees(self, simple: Forest | None) -> Planted:
+    def _plan_level_trees(self, simple: Forest | None) -> CandidateForest:
         """Return trees for every root, evened out; they start from `simple` ones or from those that
         are best where all links of a role are alike.
         """
@@ -264,13 +264,13 @@ class _Packer:
         return self._plant(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
 
     def _list_forests(
-        self, packing: RootedPacking, branches: Branches, max_trees: int | None
+        self, packing: RootedPacking, branches: PackedShares[RootedTree], max_trees: int | None
     ) -> list[tuple[Forest, str]]:
         """Return the forest of packed branches with rounded shares, and one of at most `max_trees`,
         each with its name.
         """
-        uses = [packing.uses[tree] for tree in branches.trees]
-        root_of = [0 if packing.both else tree.root for tree in branches.trees]
+        uses = [packing.uses[tree] for tree in branches.columns]
+        root_of = [0 if packing.both else tree.root for tree in branches.columns]
         shares = round_shares(branches.shares, uses, packing.exact_capacity(), root_of)
         carrying = [(j, share) for j, share in enumerate(shares) if share]
         out = [(self._build_forest(branches, carrying), "column generation")]
@@ -287,8 +287,8 @@ class _Packer:
             out.append((self._build_forest(branches, heaviest), "heaviest"))
         return out
 
-    def _build_forest(self, branches: Branches, carrying: Sequence[tuple[int, Fraction]]) -> Forest:
-        trees = tuple(branches.trees[j] for j, _ in carrying)
+    def _build_forest(self, branches: PackedShares[RootedTree], carrying: Sequence[tuple[int, Fraction]]) -> Forest:
+        trees = tuple(branches.columns[j] for j, _ in carrying)
         depth = max(tree_depth(tree, self.machine.ranks) for tree in trees)
         return Forest(trees, tuple(share for _, share in carrying), depth, branches.images)
 
@@ -304,7 +304,7 @@ def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
     return replace(tree, down=tuple(down))
 
 
-def _explain_no_forest(planted: Sequence[Planted], request: Request) -> str:
+def _explain_no_forest(planted: Sequence[CandidateForest], request: Request) -> str:
     """Return the message that no forest is within the limits, with the fastest, lowest and smallest
     that there are.
     """

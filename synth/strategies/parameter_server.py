@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
-from ..forest.plant import Nursery, pareto
+from ..forest.candidates import ForestBuilder, pareto
 from ..forest.survey import survey
 from ..forest.trees import RootedTree, schedule_of
 from ..ir.schedule import Schedule
@@ -28,7 +28,7 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError(
             "parameter-server: no rank has routes to all others that pass no other GPU"
         )
-    nursery = Nursery(
+    builder = ForestBuilder(
         survey(request.topology),
         request.router,
         request.bound_GBps,
@@ -37,17 +37,17 @@ def build(request: Request) -> list[Schedule]:
         request.progress,
     )
     for server in servers:
-        nursery.keep_weighed([server], "one server")
-    nursery.planted = pareto(nursery.planted)
+        builder.add_weighed([server], "one server")
+    builder.candidates = pareto(builder.candidates)
     if len(servers) > 1:
-        nursery.keep_weighed(servers, "all ranks serve")
+        builder.add_weighed(servers, "all ranks serve")
     return [
         replace(
             schedule_of(p.forest, request.collective, request.topology, "parameter-server"),
             trees=None,
             depth=None,
         )
-        for p in pareto(nursery.planted)
+        for p in pareto(builder.candidates)
     ]
 
 

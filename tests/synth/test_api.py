@@ -79,12 +79,14 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
         "topoplan.describe(p)\n"
         "topoplan.Plan.load('plan.json'); topoplan.describe(topoplan.load('ring:3')); "
         "topoplan.strategy('x')(print)\n"
-        "dir(topoplan); print('torch' in sys.modules, topoplan.Limits(max_trees=3))"
+        "dir(topoplan); print('torch' in sys.modules, topoplan.TreeLimits(max_trees=3))"
     )
     done = run_command(
         sys.executable, "-c", code, cwd=tmp_path, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     )
-    assert done.stdout == "False Limits(epsilon=None, max_trees=3, max_depth=None)\n", done.stderr
+    assert done.stdout == "False TreeLimits(epsilon=None, max_trees=3, max_depth=None)\n", (
+        done.stderr
+    )
 
 
 # -- machines and plans
@@ -162,14 +164,14 @@ def test_wrong_options_are_refused_in_one_line(options: dict[str, object], messa
 
 
 def test_limits_are_checked_and_exact() -> None:
-    assert topoplan.Limits(epsilon=0.05).epsilon == Fraction(1, 20)  # type: ignore[arg-type]
+    assert topoplan.TreeLimits(epsilon=0.05).epsilon == Fraction(1, 20)  # type: ignore[arg-type]
     for wrong, message in (
         ({"epsilon": 2}, "epsilon is 2"),
         ({"max_trees": 0}, "max_trees is 0"),
         ({"max_depth": 1.5}, "1.5"),
     ):
         with pytest.raises(topoplan.InputError, match=message):
-            topoplan.Limits(**wrong)
+            topoplan.TreeLimits(**wrong)
 
 
 def test_a_search_that_was_cut_short_is_said(caplog: pytest.LogCaptureFixture) -> None:

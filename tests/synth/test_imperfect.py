@@ -23,9 +23,9 @@ from topoplan.synth.forest.large.combs import comb_trees
 from topoplan.synth.forest.large.groups import find_narrow_groups
 from topoplan.synth.forest.large.level_paths import LevelPaths
 from topoplan.synth.forest.large.level_trees import LevelTrees
-from topoplan.synth.forest.large.mended import mend
 from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.paths import level_schedule
+from topoplan.synth.forest.survey import mend
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -103,7 +103,7 @@ def test_trees_of_all_roots_make_way_for_a_slow_link(
 def test_allreduce_on_boxes_of_which_one_has_lost_a_gpu() -> None:
     topology = degrade(preset("dgx-h100:4"), LOST)
     boxes = find_boxes(topology)
-    assert boxes is not None and boxes.lanes == 8 and sorted(map(len, boxes.ranks)) == [7, 8, 8, 8]
+    assert boxes is not None and boxes.rails == 8 and sorted(map(len, boxes.ranks)) == [7, 8, 8, 8]
     assert (
         gap_of(synthesize(collective_on("allreduce", topology), topology, "packing").plan) <= 0.001
     )

@@ -15,7 +15,7 @@ from thorough import count_examples
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, rounds
 from topoplan.synth.effort import Effort
-from topoplan.synth.forest.shapes import binary
+from topoplan.synth.forest.machine.boxes import binary
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.planner.synthesize import collective_on, lower_envelope, synthesize

@@ -1,12 +1,14 @@
 """One path for each pair of ranks, evened out: pairs move off the busiest link as long as another
-way is less busy.
+route is less busy.
 
 For alltoall on machines with more pairs than column generation can serve and without symmetries
-that would stand for them. With so many pairs, one way each is fine enough: a link at nine tenths of
-its bandwidth gives up a tenth of its pairs.
+that would stand for them. With so many pairs, one path each is fine enough: a link at nine tenths
+of its bandwidth gives up a tenth of its pairs.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,113 +18,133 @@ from scipy.sparse.csgraph import dijkstra
 from ....topo.errors import InfeasibleError
 from ....topo.graph import Topology
 from ...effort import Effort
+from ..machine.links import Floats, LinkArrays
 from ..trees import RootedTree
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
+# Half the memory of 64 bits: there may be millions of stops.
+SmallInts = NDArray[np.int32]
 # Links on all pairs' paths together, repetitions included, that are laid out at most.
-MOST_HOPS = 12_000_000
+MAX_HOPS = 12_000_000
+# Relative excess over the time that is enough at which links are left alone.
 _CLOSE = 1e-3
+# Exponent by which the busiest link's price rises while shortest paths are laid out.
 _BUSY = 2.0
+# Pairs in a row that may fail to move, for each that moved.
 _TRIES = 64
+# How steeply prices rise with load while pairs are moved, in the order of trial.
 _STEEP = (40.0, 15.0, 80.0)
-# Seconds of a quiet core: for each link looked at in a search for paths, to move a pair, and to
-# look a pair's link up.
+# How steeply prices rise with load for the lower bound.
+_BOUND_STEEP = (10.0, 30.0, 100.0, 300.0)
+# Seconds of a quiet core: for each link in a search for paths, to move a pair, and to find the
+# links of a pair.
 _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 
 
-class LevelPaths:
-    """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to
-    s, then -1.
-
-    `load[l]` is the number of pairs whose path takes link l of `links`, and `reached` the time that
-    all pairs take, in units of one pair's part over 1 GB/s.
+class EvenedLoads(LinkArrays):
+    """What is sent over links, to be evened out: `load[l]` / `capacity[l]` is how long link l
+    takes, in units of one part over 1 GB/s. A subclass moves what is sent.
     """
 
-    def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:
-        self.topology = topology
-        self.names = [d.id for d in topology.devices]
-        index = {name: i for i, name in enumerate(self.names)}
-        self.links = list(topology.capacity_GBps)
-        self.capacity: Floats = np.array([float(c) for c in topology.capacity_GBps.values()])
-        self.src = np.array([index[a] for a, _ in self.links], dtype=np.int32)
-        self.dst = np.array([index[b] for _, b in self.links], dtype=np.int32)
-        self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int32)
-        self.size, self.ranks = len(self.names), len(self.gpus)
-        # Links are looked up by their ends, as one number, in sorted order.
-        key = self.src.astype(np.int64) * self.size + self.dst
-        self._order = np.argsort(key)
-        self._key = key[self._order]
-        self.load = np.zeros(len(self.links), dtype=np.int64)
-        rows = (
-            [self._take_tree(tree, index) for tree in trees]
-            if trees is not None
-            else self._find_shortest()
-        )
-        width = max(block.shape[1] for block in rows)
-        self.stops: Ints = np.concatenate([_pad(block, width) for block in rows])
-        self.used: Ints = np.concatenate([self._links_of(_pad(block, width)) for block in rows])
-        self.load = np.bincount(self.used[self.used >= 0], minlength=len(self.links))
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology)
+        self.ranks = len(topology.ranks)
+        self.load: NDArray[np.float64] | NDArray[np.int64] = np.zeros(len(self.links))
+
+    @property
+    def busy(self) -> Floats:
+        """How long each link takes, in units of one part over 1 GB/s."""
+        return self.load / self.capacity
 
     @property
     def reached(self) -> float:
-        """How long all pairs take, in units of one pair's part over 1 GB/s."""
-        return float((self.load / self.capacity).max())
+        """How long all links take, in units of one part over 1 GB/s."""
+        return float(self.busy.max())
 
-    def _find_shortest(self) -> list[Ints]:
+    def price_rising(self, steepness: float) -> Floats:
+        """Return prices of links that rise with their load relative to the busiest."""
+        busy = self.busy
+        return np.exp(steepness * busy / max(float(busy.max()), 1e-300)) / self.capacity
+
+    def price_above(self, link: int, steepness: float, level: float) -> tuple[Floats, Floats]:
+        """Return prices that rise steeply up to links that take `level`, and are prohibitive for
+        `link`; and these with a little more on each link, so that ties go to fewest hops.
+        """
+        prices = np.exp(np.minimum(steepness * (self.busy / level - 1), 0.0)) / self.capacity
+        prices[link] *= 1e6
+        return prices, prices + 1e-6 * float(prices.mean())
+
+    def even_out(self, enough: float, effort: Effort) -> None:
+        """Move data off the busiest link until no link takes longer than `enough`, no move helps,
+        or the work is done.
+        """
+        while not effort.is_over("evening out loads"):
+            busy = self.busy
+            worst = int(np.argmax(busy))
+            if busy[worst] <= enough * (1 + _CLOSE) or not self.relieve(worst, enough, effort):
+                return
+
+    def relieve(self, link: int, enough: float, effort: Effort) -> bool:
+        """Move some data off a link to less busy routes; return whether any could be."""
+        raise NotImplementedError
+
+
+class LevelPaths(EvenedLoads):
+    """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to
+    s, then -1. `load[l]` is the number of pairs whose path takes link l of `links`.
+    """
+
+    def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:
+        super().__init__(topology)
+        self.load = np.zeros(len(self.links), dtype=np.int64)
+        rows = self._find_shortest() if trees is None else [self._take_tree(t) for t in trees]
+        width = max(block.shape[1] for block in rows)
+        self.stops: SmallInts = np.concatenate([_pad(block, width) for block in rows])
+        self.used: SmallInts = np.concatenate(
+            [self._links_of(_pad(block, width)) for block in rows]
+        )
+        self.load = np.bincount(self.used[self.used >= 0], minlength=len(self.links))
+
+    def _find_shortest(self) -> list[SmallInts]:
         """Return the paths from each rank in turn, in which links that earlier ranks use much cost
         more.
         """
         out, hops = [], 0
         for source in range(self.ranks):
-            busy = self.load / self.capacity
-            prices = np.exp(_BUSY * busy / max(float(busy.max()), 1e-300)) / self.capacity
-            out.append(self._paths_from(source, prices))
+            prices = self.price_rising(_BUSY)
+            weight = prices + 1e-6 * float(prices.mean())  # fewest hops first among equals
+            out.append(self._paths_from(source, weight, np.arange(self.ranks)))
             used = self._links_of(out[-1])
             used = used[used >= 0]
-            self.load += np.bincount(used, minlength=len(self.links))
+            self.load = self.load + np.bincount(used, minlength=len(self.links))
             hops += len(used)
-            if hops > MOST_HOPS:
+            if hops > MAX_HOPS:
                 raise InfeasibleError(explain_too_many(self.ranks))
         return out
 
-    def _paths_from(self, source: int, prices: Floats) -> Ints:
-        """Return the cheapest paths from a rank to every rank, fewest hops first among equals."""
-        weight = prices + 1e-6 * float(prices.mean())
+    def _paths_from(self, source: int, weight: Floats, targets: NDArray[np.int64]) -> SmallInts:
+        """Return the cheapest paths from a rank to other ranks."""
         matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
         _, before = dijkstra(matrix, indices=int(self.gpus[source]), return_predecessors=True)
-        return _walk_back(before, self.gpus)
+        return _walk_back(before, self.gpus[targets])
 
-    def _take_tree(self, tree: RootedTree, index: dict[str, int]) -> Ints:
+    def _take_tree(self, tree: RootedTree) -> SmallInts:
         """Return the paths from a tree's root, whose edges are links, down to every rank."""
-        before = np.full(self.size, -9999, dtype=np.int64)
+        before = np.full(self.size, -1, dtype=np.int64)
         for route in tree.down:
-            for a, b in zip(route or (), (route or ())[1:], strict=False):
-                before[index[b]] = index[a]
+            for a, b in pairwise(route or ()):
+                before[self.index[b]] = self.index[a]
         return _walk_back(before, self.gpus)
 
-    def _links_of(self, stops: Ints) -> Ints:
+    def _links_of(self, stops: SmallInts) -> SmallInts:
         """Return the numbers of the links on paths given as rows of devices from the end back; -1
         after the last.
         """
         real = stops[:, 1:] >= 0
-        key = stops[:, 1:].astype(np.int64) * self.size + stops[:, :-1]
-        place = np.searchsorted(self._key, np.where(real, key, self._key[0]))
-        return np.where(real, self._order[place], -1).astype(np.int32)
+        src = np.where(real, stops[:, 1:], self.src[0])
+        dst = np.where(real, stops[:, :-1], self.dst[0])
+        return np.where(real, self.find_links(src, dst), -1).astype(np.int32)
 
-    def even_out(self, enough: float, effort: Effort) -> None:
-        """Move pairs off the busiest link until no link takes longer than `enough`, no move helps,
-        or the work is done.
-        """
-        while not effort.is_over("evening paths out"):
-            busy = self.load / self.capacity
-            worst = int(np.argmax(busy))
-            if busy[worst] <= enough * (1 + _CLOSE):
-                return
-            if not self._relieve(worst, enough, effort):
-                return
-
-    def _relieve(self, link: int, enough: float, effort: Effort) -> bool:
+    def relieve(self, link: int, enough: float, effort: Effort) -> bool:
         """Move some of the pairs on a link to less busy paths; return whether any could be."""
         rows = np.flatnonzero((self.used == link).any(axis=1))
         effort.spend(_ENTRY_S * self.used.size)
@@ -130,17 +152,14 @@ class LevelPaths:
         excess = max(1, int(self.load[link] - enough * self.capacity[link]))
         # A part of what is too much at a time, of as many different ranks as there are: then other
         # links fill up evenly.
-        sources = rows // self.ranks
-        spread = np.argsort(_count_before(sources), kind="stable")
+        spread = np.argsort(_count_before(rows // self.ranks), kind="stable")
         wanted = max(1, excess // 4)
         moved = tried = 0
         for steep in _STEEP:
             for row in rows[spread].tolist():
-                busy = self.load / self.capacity
-                prices = np.exp(np.minimum(steep * (busy / level - 1), 0.0)) / self.capacity
-                prices[link] *= 1e6
+                _, weight = self.price_above(link, steep, level)
                 effort.spend(_MOVE_S + _PATH_S * len(self.links))
-                if self._move(row, prices, level):
+                if self._move(row, weight, level):
                     moved += 1
                 else:
                     tried += 1
@@ -150,15 +169,12 @@ class LevelPaths:
                 break
         return moved > 0
 
-    def _move(self, row: int, prices: Floats, level: float) -> bool:
+    def _move(self, row: int, weight: Floats, level: float) -> bool:
         """Move a pair to its cheapest path, if all links on it then take less time than `level`;
         return whether it did.
         """
         source, target = divmod(row, self.ranks)
-        weight = prices + 1e-6 * float(prices.mean())
-        matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
-        _, before = dijkstra(matrix, indices=int(self.gpus[source]), return_predecessors=True)
-        stops = _walk_back(before, self.gpus[target : target + 1])
+        stops = self._paths_from(source, weight, np.array([target]))
         old = self.used[row][self.used[row] >= 0]
         links = self._links_of(stops)[0]
         load = self.load.copy()
@@ -178,8 +194,8 @@ class LevelPaths:
         are, and those prices.
         """
         best = 0.0, 1 / self.capacity
-        busy = self.load / self.capacity / self.reached
-        for steep in (10.0, 30.0, 100.0, 300.0):
+        busy = self.busy / self.reached
+        for steep in _BOUND_STEEP:
             prices = np.exp(steep * (busy - 1)) / self.capacity
             matrix = csr_matrix((prices, (self.src, self.dst)), shape=(self.size, self.size))
             distance = dijkstra(matrix, indices=self.gpus)[:, self.gpus]
@@ -189,7 +205,7 @@ class LevelPaths:
         return best
 
 
-def _walk_back(before: NDArray[np.int64], targets: Ints) -> Ints:
+def _walk_back(before: NDArray[np.int64], targets: NDArray[np.int64]) -> SmallInts:
     """Return rows of devices from each target back to the source, whose `before` is negative; -1
     after it.
     """
@@ -203,10 +219,10 @@ def _walk_back(before: NDArray[np.int64], targets: Ints) -> Ints:
         columns.append(earlier)
 
 
-def _pad(rows: Ints, width: int) -> Ints:
+def _pad(rows: SmallInts, width: int) -> SmallInts:
     """Return the rows widened to `width` with -1."""
-    missing = width - rows.shape[1]
-    return rows if missing <= 0 else np.pad(rows, ((0, 0), (0, missing)), constant_values=-1)
+    missing = max(0, width - rows.shape[1])
+    return np.pad(rows, ((0, 0), (0, missing)), constant_values=-1) if missing else rows
 
 
 def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -221,4 +237,7 @@ def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def explain_too_many(ranks: int) -> str:
     """Return the message that there are too many pairs of ranks for paths."""
-    return f"paths for {ranks**2} pairs of ranks are more than are planned for; name another strategy, such as direct"
+    return (
+        f"paths for {ranks**2} pairs of ranks are more than are planned for; name another strategy, "
+        "such as direct"
+    )

@@ -1,20 +1,21 @@
-"""A few trees for each root, evened out: branches move off the busiest link as long as another way
-is less busy.
+"""A few trees for each root, evened out: branches move off the busiest link as long as another
+route is less busy.
 
-For allgather (and, turned round, reduce-scatter) on machines with more roots than column generation
-can serve. A branch is moved by giving some rank in it another parent outside; the edges between
-that rank and the branch's top are turned round.
+For allgather (and, reversed, reduce-scatter) on machines with more roots than column generation can
+serve. A branch is moved by giving some rank in it another parent outside; the edges between that
+rank and the branch's top are reversed.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
@@ -22,27 +23,31 @@ from ....topo.graph import Topology
 from ....topo.routes import Route
 from ...effort import Effort
 from ..trees import Forest, RootedTree
+from .level_paths import EvenedLoads
 
-Floats = NDArray[np.float64]
-_CLOSE = 1e-3
-_STEEP = (40.0, 15.0)
-_TREES = 1024
+# How steeply prices rise with load while branches are moved, in the order of trial; and while trees
+# are grown.
+_STEEP, _BUSY = (40.0, 15.0), 2.0
 # Trees of all roots together, and of one root, into which forests are divided.
-_MOST_PARTS = 16
-# Seconds of a quiet core: to move a branch, for each link that is looked at for it, and for each
+_TREES, _MAX_PARTS = 1024, 16
+# Trees in a row that may fail to move a branch off a link.
+_TRIES = 40
+# Seconds of a quiet core: to move a branch, for each link that a search for it visits, and for each
 # rank.
 _MOVE_S, _LINK_S, _RANK_S = 1e-3, 4e-7, 1e-6
+Numbers = tuple[int, ...]
 
 
+@dataclass
 class _Tree:
     """An out-tree with its share of its root's part; `down[r]` is the route, as numbers of devices,
     on which rank r receives.
     """
 
-    def __init__(
-        self, root: int, share: Fraction, parent: list[int], down: list[tuple[int, ...]]
-    ) -> None:
-        self.root, self.share, self.parent, self.down = root, share, parent, down
+    root: int
+    share: Fraction
+    parent: list[int]
+    down: list[Numbers]
 
     def list_branch(self, top: int) -> list[int]:
         """Return the ranks below `top`, itself first."""
@@ -56,32 +61,20 @@ class _Tree:
         return out
 
 
-class LevelTrees:
-    """Trees for every rank as a root; `load[l]` / `capacity[l]` is how long link l takes, in units
-    of one rank's part.
-    """
+class LevelTrees(EvenedLoads):
+    """Trees for every rank as a root; a part is that of one rank."""
 
     def __init__(self, topology: Topology, seeds: Forest | None, effort: Effort) -> None:
-        self.topology = topology
-        self.names = [d.id for d in topology.devices]
-        self.index = {name: i for i, name in enumerate(self.names)}
-        links = list(topology.capacity_GBps)
-        self.capacity: Floats = np.array([float(c) for c in topology.capacity_GBps.values()])
-        self.src = np.array([self.index[a] for a, _ in links], dtype=np.int64)
-        self.dst = np.array([self.index[b] for _, b in links], dtype=np.int64)
-        self.number = {
-            (a, b): i
-            for i, (a, b) in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
+        super().__init__(topology)
+        self.link_at = {
+            ends: i for i, ends in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
         }
-        self.gpus = np.array([self.index[g] for g in topology.ranks], dtype=np.int64)
         self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
-        self.ranks, self.size = len(self.gpus), len(self.names)
         # Each GPU has a second node, at which routes end and from which none go on: so no route
         # passes a GPU.
         self.receiver = np.arange(self.size)
         self.receiver[self.gpus] = self.size + np.arange(self.ranks)
-        self.parts = max(1, min(_MOST_PARTS, _TREES // self.ranks))
-        self.load = np.zeros(len(links))
+        self.parts = max(1, min(_MAX_PARTS, _TREES // self.ranks))
         self.trees: list[_Tree] = []
         if seeds is not None:
             self._take(seeds)
@@ -89,19 +82,14 @@ class LevelTrees:
             self._grow_all(effort)
         # Which trees use a link, by links of each route: rows are found by scanning, as moves
         # change few.
-        self.users: list[set[int]] = [set() for _ in links]
+        self.users: list[set[int]] = [set() for _ in self.links]
         for number, tree in enumerate(self.trees):
             for route in tree.down:
-                for link in pairwise(route):
-                    self.users[self.number[link]].add(number)
+                for link in self._links_on(route):
+                    self.users[link].add(number)
 
-    @property
-    def reached(self) -> float:
-        """How long all trees take, in units of one rank's part over 1 GB/s."""
-        return float((self.load / self.capacity).max())
-
-    # -- trees to begin with
-    # ----------------------------------------------------------------------------------------
+    def _links_on(self, route: Sequence[int]) -> list[int]:
+        return [self.link_at[pair] for pair in pairwise(route)]
 
     def _take(self, seeds: Forest) -> None:
         """Take the trees of a forest with all their images, the heavy ones as several lighter
@@ -111,56 +99,45 @@ class LevelTrees:
         times = max(1, len(images) // self.ranks)
         for tree, share in zip(seeds.trees, seeds.shares, strict=True):
             parent = tree.parents({gpu: r for r, gpu in enumerate(self.topology.ranks)}, "down")
-            down = [
-                () if route is None else tuple(self.index[d] for d in route) for route in tree.down
-            ]
+            down = [tuple(self.index[d] for d in route or ()) for route in tree.down]
             pieces = max(1, round(share / times * self.parts))
+            each = share / times / pieces
             for image in images.tolist():
                 moved = [self.rank_of[image[gpu]] for gpu in self.gpus.tolist()]
                 new_parent = [-1] * self.ranks
-                new_down: list[tuple[int, ...]] = [()] * self.ranks
+                new_down: list[Numbers] = [()] * self.ranks
                 for rank in range(self.ranks):
                     new_parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
                     new_down[moved[rank]] = tuple(image[d] for d in down[rank])
                 for _ in range(pieces):
-                    self._add(
-                        _Tree(
-                            moved[tree.root],
-                            share / times / pieces,
-                            list(new_parent),
-                            list(new_down),
-                        )
-                    )
+                    self._add(_Tree(moved[tree.root], each, list(new_parent), list(new_down)))
 
     def _add(self, tree: _Tree) -> None:
         self.trees.append(tree)
         for route in tree.down:
-            for link in pairwise(route):
-                self.load[self.number[link]] += float(tree.share)
+            for link in self._links_on(route):
+                self.load[link] += float(tree.share)
 
     def _grow_all(self, effort: Effort) -> None:
         """Grow trees for every root in turn, under prices that rise with what earlier trees
         load.
         """
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
-        for i, (a, b) in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True)):
+        for (a, b), i in self.link_at.items():
             around[a].append((b, i))
         for _ in range(self.parts):
             for root in range(self.ranks):
-                busy = self.load / self.capacity
-                prices = np.exp(2 * busy / max(float(busy.max()), 1e-300)) / self.capacity
+                prices = self.price_rising(_BUSY)
                 self._add(self._grow(root, around, prices.tolist()))
                 effort.spend(_LINK_S * 4 * len(prices))
 
     def _grow(self, root: int, around: list[list[tuple[int, int]]], prices: list[float]) -> _Tree:
-        """Return a cheap out-tree: again and again the GPU that is nearest to those that are in it
-        joins.
-        """
+        """Return a cheap out-tree, to which the GPU that is nearest to its GPUs joins each time."""
         start = int(self.gpus[root])
         best = {start: 0.0}
         before: dict[int, int] = {}
         parent = [-1] * self.ranks
-        down: list[tuple[int, ...]] = [()] * self.ranks
+        down: list[Numbers] = [()] * self.ranks
         inside = {start}
         heap = [(0.0, start)]
         while heap and len(inside) <= self.ranks:
@@ -184,73 +161,59 @@ class LevelTrees:
                     heappush(heap, (offer, neighbour))
         return _Tree(root, Fraction(1, self.parts), parent, down)
 
-    # -- evening out
-    # ------------------------------------------------------------------------------------------------
-
-    def even_out(self, enough: float, effort: Effort) -> None:
-        """Move branches off the busiest link until no link takes longer than `enough`, no move
-        helps, or the work is done.
-        """
-        while not effort.is_over("evening trees out"):
-            busy = self.load / self.capacity
-            worst = int(np.argmax(busy))
-            if busy[worst] <= enough * (1 + _CLOSE) or not self._relieve(worst, enough, effort):
-                return
-
-    def _relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move branches of trees that use a link to less busy ways; return whether any could be."""
+    def relieve(self, link: int, enough: float, effort: Effort) -> bool:
+        """Move branches of trees that use a link to less busy routes; return whether any could be."""
         level = float(self.load[link] / self.capacity[link])
         excess = self.load[link] - enough * self.capacity[link]
         moved = 0.0
         for steep in _STEEP:
             failed = 0
-            for number in sorted(
+            # The lightest trees first; 7919, a prime, spreads trees of one root over the list.
+            order = sorted(
                 self.users[link], key=lambda i: (self.trees[i].share, i * 7919 % len(self.trees))
-            ):
-                if self._move(self.trees[number], number, link, level, steep):
+            )
+            for number in order:
+                if self._move(number, link, level, steep):
                     moved += float(self.trees[number].share)
                 else:
                     failed += 1
                 effort.spend(_MOVE_S + _LINK_S * len(self.capacity) + _RANK_S * self.ranks)
-                if moved > excess / 4 or failed > 40 or effort.left_s <= 0:
+                if moved > excess / 4 or failed > _TRIES or effort.left_s <= 0:
                     break
             if moved:
                 break
         return moved > 0
 
-    def _move(self, tree: _Tree, number: int, link: int, level: float, steep: float) -> bool:
+    def _move(self, number: int, link: int, level: float, steep: float) -> bool:
         """Move a branch that a tree sends over a link, if all links concerned then take less time
         than `level`.
         """
-        ends = int(self.src[link]), int(self.dst[link])
+        tree, ends = self.trees[number], (int(self.src[link]), int(self.dst[link]))
         top = next((r for r, route in enumerate(tree.down) if ends in pairwise(route)), None)
         if top is None:
             return False
         branch = tree.list_branch(top)
         below = set(branch)
-        busy = self.load / self.capacity
-        prices = np.exp(np.minimum(steep * (busy / level - 1), 0.0)) / self.capacity
-        prices[link] *= 1e6
-        weight = prices + 1e-6 * float(prices.mean())
+        prices, weight = self.price_above(link, steep, level)
         size = self.size + self.ranks
         matrix = csr_matrix((weight, (self.src, self.receiver[self.dst])), shape=(size, size))
         outside = [int(self.gpus[r]) for r in range(self.ranks) if r not in below]
         distance, before, _ = dijkstra(
             matrix, indices=outside, min_only=True, return_predecessors=True
         )
-        # Whoever receives in place of the top hands on to it: the edges between the two are turned
-        # round.
+        # The rank that receives in place of the top sends on to it: the edges between the two are
+        # reversed.
         turned = {top: 0.0}
         best, entry = np.inf, -1
         for rank in branch:
             if rank != top:
                 up = tree.parent[rank]
                 back = tree.down[rank][::-1]
-                if up not in turned or any(pair not in self.number for pair in pairwise(back)):
+                if up not in turned or any(pair not in self.link_at for pair in pairwise(back)):
                     continue
-                numbers = [self.number[pair] for pair in pairwise(back)]
-                forth = [self.number[pair] for pair in pairwise(tree.down[rank])]
-                turned[rank] = turned[up] + float(prices[numbers].sum() - prices[forth].sum())
+                forth = self._links_on(tree.down[rank])
+                change = float(prices[self._links_on(back)].sum() - prices[forth].sum())
+                turned[rank] = turned[up] + change
             cost = float(distance[self.size + rank]) + turned[rank]
             if cost < best:
                 best, entry = cost, rank
@@ -259,63 +222,50 @@ class LevelTrees:
         path = [self.size + entry]
         while before[path[-1]] >= 0:
             path.append(int(before[path[-1]]))
-        new = {
-            entry: tuple(self.gpus[i - self.size] if i >= self.size else i for i in reversed(path))
-        }
-        new_parent = {entry: self.rank_of[int(new[entry][0])]}
+        route = tuple(
+            int(self.gpus[i - self.size]) if i >= self.size else i for i in reversed(path)
+        )
+        new = {entry: route}
+        new_parent = {entry: self.rank_of[route[0]]}
         rank = entry
         while rank != top:
             up = tree.parent[rank]
             new[up], new_parent[up] = tree.down[rank][::-1], rank
             rank = up
-        return self._replace(tree, number, new, new_parent, level)
+        return self._replace(number, new, new_parent, level)
 
     def _replace(
-        self,
-        tree: _Tree,
-        number: int,
-        new: dict[int, tuple[int, ...]],
-        new_parent: dict[int, int],
-        level: float,
+        self, number: int, new: dict[int, Numbers], new_parent: dict[int, int], level: float
     ) -> bool:
         """Give some ranks of a tree other routes and parents, if all links on them then take less
         time than `level`.
         """
+        tree = self.trees[number]
         share = float(tree.share)
-        change: dict[int, float] = {}
+        change: dict[int, float] = defaultdict(float)
         for rank, route in new.items():
-            for sign, way in ((-share, tree.down[rank]), (share, route)):
-                for pair in pairwise(way):
-                    i = self.number[int(pair[0]), int(pair[1])]
-                    change[i] = change.get(i, 0.0) + sign
+            for sign, links in ((-share, tree.down[rank]), (share, route)):
+                for i in self._links_on(links):
+                    change[i] += sign
         grown = [i for i, more in change.items() if more > 0]
         if any((self.load[i] + change[i]) / self.capacity[i] >= level * (1 - 1e-12) for i in grown):
             return False
         for i, more in change.items():
             self.load[i] += more
         for rank, route in new.items():
-            tree.down[rank] = tuple(int(d) for d in route)
-            tree.parent[rank] = new_parent[rank]
-        used = {self.number[pair] for route in tree.down for pair in pairwise(route)}
+            tree.down[rank], tree.parent[rank] = route, new_parent[rank]
+        used = {i for route in tree.down for i in self._links_on(route)}
         for i in change:
             (self.users[i].add if i in used else self.users[i].discard)(number)
         return True
 
-    # -- the result
-    # -------------------------------------------------------------------------------------------------
-
     def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
         """Return the trees with their shares of their roots' parts, equal trees as one."""
-        shares: dict[tuple[int, tuple[tuple[int, ...], ...]], Fraction] = {}
+        shares: dict[tuple[int, tuple[Numbers, ...]], Fraction] = defaultdict(Fraction)
         for tree in self.trees:
-            key = tree.root, tuple(tree.down)
-            shares[key] = shares.get(key, Fraction(0)) + tree.share
-        trees = [
-            RootedTree(root, (), tuple(self._name(route) for route in down))
-            for root, down in shares
-        ]
+            shares[tree.root, tuple(tree.down)] += tree.share
+        trees = []
+        for root, down in shares:
+            routes: list[Route | None] = [tuple(self.names[d] for d in r) or None for r in down]
+            trees.append(RootedTree(root, (), tuple(routes)))
         return trees, list(shares.values())
-
-    def _name(self, route: Sequence[int]) -> Route | None:
-        """Return a route as names of devices."""
-        return tuple(self.names[d] for d in route) or None

@@ -1,28 +1,36 @@
-"""Equal boxes on a network: find them by their links, and join trees inside them lane by lane.
+"""Equal boxes on a network: find them by their links, and join trees inside them rail by rail.
 
-Lane i is the i-th GPU of every box. Data of lane i is reduced inside each box to that GPU, then
-across boxes along a tree of boxes (see shapes.py), and broadcast the same way back.
+Rail i is the i-th GPU of every box. Data of rail i is reduced inside each box to that GPU, then
+across boxes along a tree of boxes, and broadcast back along the same route.
+
+Shapes of trees over boxes 0..n-1 are given as the parent of each (-1 at the root), in sets whose
+trees get equal shares: pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain
+rooted in the middle, chains that begin at every box in turn, and stars around every box in turn;
+the latter two load all boxes alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 
 from ....topo.graph import Topology
 from ....topo.routes import Route, Router
-from ..shapes import Parents
+from .links import Ints, LinkArrays, find_parts
 from .pairs import Tree
 from .symmetry import colours
+
+Parents = list[int]
+# Lowest bandwidths of links that are tried as the border between boxes.
+_BORDERS = 8
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Equal groups of GPUs, but for some that may have lost GPUs; `ranks[b][i]` is the GPU of lane
+    """Equal groups of GPUs, but for some that may have lost GPUs; `ranks[b][i]` is the GPU of rail
     i in box b.
     """
 
@@ -34,16 +42,14 @@ class Boxes:
         return len(self.ranks)
 
     @property
-    def lanes(self) -> int:
+    def rails(self) -> int:
         """Number of GPUs in a box; in the largest, where some have fewer."""
         return max(map(len, self.ranks))
 
-    def rank_at(self, box: int, lane: int, turn: int) -> int:
-        """Return the GPU of a lane in a box; in boxes that have fewer GPUs, those there are stand
-        in for it by turns.
-        """
+    def rank_at(self, box: int, rail: int, turn: int) -> int:
+        """Return the GPU of a rail in a box; in boxes with fewer GPUs, these replace it by turns."""
         members = self.ranks[box]
-        return members[lane] if lane < len(members) else members[(lane + turn) % len(members)]
+        return members[rail] if rail < len(members) else members[(rail + turn) % len(members)]
 
 
 def find_boxes(topology: Topology) -> Boxes | None:
@@ -54,80 +60,57 @@ def find_boxes(topology: Topology) -> Boxes | None:
     equal groups are left. Where there never are, groups of which most are equal, and the others not
     much smaller, are as good.
     """
-    return _find_boxes(topology, uneven=False) or _find_boxes(topology, uneven=True)
-
-
-def _find_boxes(topology: Topology, *, uneven: bool) -> Boxes | None:
-    """Return the groups of find_boxes that are equal, or that may be `uneven`."""
-    index = {d.id: i for i, d in enumerate(topology.devices)}
-    colour = colours(topology)
-    links = list(topology.capacity_GBps.items())
-    network = {d.id for d in topology.devices if d.family == "network"}
-    local = [(a, b, c) for (a, b), c in links if a not in network and b not in network]
-    for least in [None, *sorted({c for _, c in links})[:8]]:
-        inside = [(index[a], index[b]) for a, b, c in local if least is None or c > least]
-        if len(inside) == len(links):
-            continue
-        boxes = _equal_parts(topology, inside, colour, index, uneven=uneven)
-        if boxes is not None:
-            return boxes
+    links, colour = LinkArrays(topology), colours(topology)
+    network = np.array([d.family == "network" for d in topology.devices])
+    local = ~(network[links.src] | network[links.dst])
+    borders = [None, *sorted(set(links.exact))[:_BORDERS]]
+    for find_groups in (_find_equal_groups, _find_uneven_groups):
+        for border in borders:
+            faster = np.array([border is None or c > border for c in links.exact], dtype=np.bool_)
+            if (local & faster).all():
+                continue
+            part = find_parts(links.size, links.src[local & faster], links.dst[local & faster])
+            members: dict[int, list[int]] = {}
+            for rank, number in enumerate(part[links.gpus].tolist()):
+                members.setdefault(number, []).append(rank)
+            groups = find_groups(list(members.values()), colour[links.gpus])
+            if groups is not None:
+                return Boxes(tuple(map(tuple, groups)))
     return None
 
 
-def _equal_parts(
-    topology: Topology,
-    inside: Sequence[tuple[int, int]],
-    colour: np.ndarray,
-    index: dict[str, int],
-    *,
-    uneven: bool,
-) -> Boxes | None:
-    """Return the groups of GPUs that the links `inside` join, if they are several and equal in size
-    and colours.
-    """
-    size = len(topology.devices)
-    a, b = (np.array([pair[i] for pair in inside], dtype=np.int64) for i in (0, 1))
-    _, part = connected_components(
-        coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size)), directed=False
-    )
-    groups: dict[int, list[int]] = {}
-    for rank, gpu in enumerate(topology.ranks):
-        groups.setdefault(int(part[index[gpu]]), []).append(rank)
-    members = list(groups.values())
-    sizes = sorted(len(group) for group in members)
-    if uneven:
-        usual = (
-            len(members) > 2
-            and sizes[len(sizes) // 2] == sizes[-1]
-            and 2 * sizes[0] >= sizes[-1] > sizes[0]
-        )
-        return Boxes(tuple(tuple(group) for group in members)) if usual and sizes[0] > 1 else None
-    kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in members}
-    if len(members) < 2 or len(members[0]) < 2 or len({len(group) for group in members}) != 1:
+def _find_uneven_groups(members: list[list[int]], colour: Ints) -> list[list[int]] | None:
+    """Return the groups if most are equal in size, and the others not much smaller."""
+    sizes = sorted(map(len, members))
+    equal = sizes[len(sizes) // 2] == sizes[-1] and 2 * sizes[0] >= sizes[-1] > sizes[0] > 1
+    return members if len(members) > 2 and equal else None
+
+
+def _find_equal_groups(members: list[list[int]], colour: Ints) -> list[list[int]] | None:
+    """Return the groups, in the order of rails, if they are equal in size and colours of ranks."""
+    if len(members) < 2 or len(members[0]) < 2 or len(set(map(len, members))) != 1:
         return None
-    if len(kinds) == 1:
-        return Boxes(tuple(tuple(group) for group in members))
-    # Boxes may list their GPUs in different orders: then lanes go by colour.
-    ordered = [
-        sorted(group, key=lambda r: int(colour[index[topology.ranks[r]]])) for group in members
-    ]
-    kinds = {tuple(int(colour[index[topology.ranks[r]]]) for r in group) for group in ordered}
-    return Boxes(tuple(tuple(group) for group in ordered)) if len(kinds) == 1 else None
+    # Boxes may list their GPUs in different orders: then rails go by colour.
+    by_colour = [sorted(group, key=lambda rank: int(colour[rank])) for group in members]
+    for groups in (members, by_colour):
+        if len({tuple(colour[group].tolist()) for group in groups}) == 1:
+            return groups
+    return None
 
 
-def lane_trees(
-    topology: Topology, boxes: Boxes, trees_of_boxes: Sequence[Parents], router: Router
+def rail_trees(
+    boxes: Boxes, trees_of_boxes: Sequence[Parents], router: Router
 ) -> list[tuple[Tree, int]] | None:
-    """Return the tree of GPUs, with its root, for every lane and tree of boxes; None where a route
+    """Return the tree of GPUs, with its root, for every rail and tree of boxes; None where a route
     does not exist.
 
-    Inside a box, GPUs reach the lane's GPU on a tree of fewest hops.
+    Inside a box, GPUs reach the rail's GPU on a tree of fewest hops.
     """
     insides: dict[tuple[int, int], list[Route] | None] = {}
     out = []
-    for lane in range(boxes.lanes):
+    for rail in range(boxes.rails):
         for turn, parents in enumerate(trees_of_boxes):
-            hubs = [boxes.rank_at(box, lane, turn) for box in range(boxes.count)]
+            hubs = [boxes.rank_at(box, rail, turn) for box in range(boxes.count)]
             routes: list[Route] = []
             for box, hub in enumerate(hubs):
                 if (box, hub) not in insides:
@@ -147,9 +130,10 @@ def lane_trees(
 
 
 def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route] | None:
-    """Return routes that join a box's GPUs into a tree of fewest hops from the lane's GPU; None
+    """Return routes that join a box's GPUs into a tree of fewest hops from the rail's GPU; None
     where that fails.
     """
+    by_id = router.topology.by_id
     left = [r for r in members if r != hub]
     layer, out = [hub], []
     while left and layer:
@@ -157,7 +141,8 @@ def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route
         for rank in list(left):
             for near in layer:
                 route = router.route(rank, near)
-                if route is not None and not _leaves_box(route, router.topology):
+                # A route through a network switch would leave the box.
+                if route and all(by_id[d].family != "network" for d in route[1:-1]):
                     out.append(route)
                     next_layer.append(rank)
                     left.remove(rank)
@@ -166,6 +151,63 @@ def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route
     return None if left else out
 
 
-def _leaves_box(route: Route, topology: Topology) -> bool:
-    """Return whether a route leaves the box, by passing a network switch."""
-    return any(topology.by_id[d].family == "network" for d in route[1:-1])
+def chain(order: Sequence[int]) -> Parents:
+    """Return a chain over boxes in this order, rooted at the middle one."""
+    parents = [-1] * len(order)
+    middle = len(order) // 2
+    for i, (a, b) in enumerate(pairwise(order)):
+        if i < middle:
+            parents[a] = b
+        else:
+            parents[b] = a
+    return parents
+
+
+def binary_pair(count: int) -> list[Parents]:
+    """Return two binary trees; the leaves of one have children in the other."""
+    tree = binary(count)
+    if count % 2 == 0:
+        return [tree, [-1 if p < 0 else count - 1 - p for p in reversed(tree)]]
+    shifted = [tree[(i - 1) % count] for i in range(count)]
+    return [tree, [-1 if p < 0 else (p + 1) % count for p in shifted]]
+
+
+def binary(count: int) -> Parents:
+    """Return the parents in a binary tree over 0..count-1, in in-order numbering, whose even
+    positions are leaves.
+    """
+    parents = [-1] * count
+
+    def attach(low: int, high: int, parent: int) -> None:
+        if low > high:
+            return
+        middle = max(range(low, high + 1), key=lambda i: (i + 1) & -(i + 1))
+        parents[middle] = parent
+        attach(low, middle - 1, middle)
+        attach(middle + 1, high, middle)
+
+    attach(0, count - 1, -1)
+    return parents
+
+
+def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
+    """Return the trees with all positions shifted round by as much as brings the root of `tree` to
+    `box`.
+    """
+    count = len(tree)
+    shift = (box - tree.index(-1)) % count
+    return [
+        [-1 if p < 0 else (p + shift) % count for p in (*t[count - shift :], *t[: count - shift])]
+        for t in trees
+    ]
+
+
+# Sets of trees over boxes by name; every rail uses all trees of a set, with equal shares.
+SHAPES: dict[str, Callable[[int], list[Parents]]] = {
+    "binary": binary_pair,
+    "chain": lambda count: [chain(range(count))],
+    "chains": lambda count: [chain([(i + j) % count for j in range(count)]) for i in range(count)],
+    "stars": lambda count: [
+        [-1 if leaf == hub else hub for leaf in range(count)] for hub in range(count)
+    ],
+}

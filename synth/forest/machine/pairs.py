@@ -1,9 +1,9 @@
-"""A topology as two-way links with prices, for undirected trees, on which data is reduced to a root
-and broadcast back.
+"""A topology as bidirectional links with prices, for undirected trees, on which data is reduced to
+a root and broadcast back.
 
 A tree edge between two GPUs is a route through other devices. The reduction uses it in one
-direction, the broadcast in the other, so a tree uses every link on its edges once each way, and the
-direction with less bandwidth counts.
+direction, the broadcast in the other, so a tree uses every link on its edges once in each
+direction, and the direction with less bandwidth counts.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csr_matrix
-from scipy.sparse.csgraph import connected_components, dijkstra, minimum_spanning_tree
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra, minimum_spanning_tree
 
 from ....topo.graph import Topology
 from ....topo.routes import Route
+from .links import Floats, Ints, LinkArrays, find_parts, number_values
+from .routes import price_hops
 from .symmetry import colours
-
-Floats = NDArray[np.float64]
-_HOP_SHARE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,46 +33,43 @@ class Tree:
     edges: tuple[Route, ...]
 
 
-class PairGraph:
-    """Pairs of devices with a link each way. Prices and capacities are arrays over `pairs`;
-    capacities are in GB/s.
+class PairGraph(LinkArrays):
+    """Pairs of devices with a link in each direction, from the lower number to the higher. Prices
+    and capacities are arrays over `links`, with the bandwidth in GB/s of the narrower direction.
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
         capacity = topology.capacity_GBps
-        self.names = [d.id for d in topology.devices]
-        index = {d: i for i, d in enumerate(self.names)}
-        self.pairs = [(a, b) for a, b in capacity if index[a] < index[b] and (b, a) in capacity]
-        self.number = {pair: i for i, pair in enumerate(self.pairs)} | {
-            (b, a): i for i, (a, b) in enumerate(self.pairs)
-        }
-        self.exact = [min(capacity[a, b], capacity[b, a]) for a, b in self.pairs]
-        self.capacity = np.array([float(c) for c in self.exact])
-        self.low = np.array([index[a] for a, _ in self.pairs], dtype=np.int64)
-        self.high = np.array([index[b] for _, b in self.pairs], dtype=np.int64)
-        self.gpus = np.array([index[g] for g in topology.ranks], dtype=np.int64)
+        index = {d.id: i for i, d in enumerate(topology.devices)}
+        super().__init__(
+            topology,
+            {
+                (a, b): min(c, capacity[b, a])
+                for (a, b), c in capacity.items()
+                if index[a] < index[b] and (b, a) in capacity
+            },
+        )
+        self.number |= {(b, a): i for (a, b), i in self.number.items()}
+
+    def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
+        """Return one number for each pair of devices, in either order."""
+        return super().make_key(np.minimum(a, b), np.maximum(a, b))
 
     def joins_all(self) -> bool:
-        """Return whether two-way links join all GPUs."""
-        size = len(self.names)
-        graph = coo_matrix((np.ones(len(self.pairs)), (self.low, self.high)), shape=(size, size))
-        _, part = connected_components(graph, directed=False)
+        """Return whether bidirectional links join all GPUs."""
+        part = find_parts(self.size, self.src, self.dst)
         return bool((part[self.gpus] == part[self.gpus[0]]).all())
 
     @cached_property
-    def classes(self) -> NDArray[np.int64]:
+    def classes(self) -> Ints:
         """The number of each pair's class: pairs of one class play the same role in the machine."""
         device = colours(self.topology)
-        values = {c: i for i, c in enumerate(sorted(set(self.exact)))}
-        ends = np.sort(np.stack([device[self.low], device[self.high]]), axis=0)
-        rows = np.stack([*ends, np.array([values[c] for c in self.exact], dtype=np.int64)], axis=1)
+        ends = np.sort(np.stack([device[self.src], device[self.dst]]), axis=0)
+        rows = np.stack([*ends, number_values(self.exact)], axis=1)
         _, number = np.unique(rows, axis=0, return_inverse=True)
         return np.asarray(number, dtype=np.int64).reshape(-1)
 
-    def cheapest_tree(
-        self, prices: Floats, ends: NDArray[np.int64] | None = None
-    ) -> tuple[float, Tree]:
+    def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
         """Return the price of a minimum spanning tree of the GPUs over cheapest routes, and the
         tree (Mehlhorn 1988).
 
@@ -80,26 +77,22 @@ class PairGraph:
         joined, if not just the GPUs.
         """
         # The nearest GPU of every device, by one search from all GPUs at once.
-        size = len(self.names)
-        weight = prices + _HOP_SHARE * max(float(prices.mean()), 1e-300)
-        both = csr_matrix(
-            (np.tile(weight, 2), (np.r_[self.low, self.high], np.r_[self.high, self.low])),
-            shape=(size, size),
-        )
+        size, low, high = self.size, self.src, self.dst
+        weight = price_hops(prices)
         distance, before, source = dijkstra(
-            both,
+            csr_matrix((np.tile(weight, 2), (np.r_[low, high], np.r_[high, low])), (size, size)),
             indices=self.gpus if ends is None else ends,
             min_only=True,
             return_predecessors=True,
         )
         # An edge of the tree crosses one pair of devices with different nearest GPUs; of those that
         # join the same two GPUs only the shortest can be in it.
-        a, b = source[self.low], source[self.high]
+        a, b = source[low], source[high]
         with np.errstate(invalid="ignore"):
-            length = distance[self.low] + weight + distance[self.high]
+            length = distance[low] + weight + distance[high]
         crossing = np.flatnonzero((a != b) & np.isfinite(length))
         order = crossing[np.argsort(length[crossing], kind="stable")]
-        key = np.minimum(a, b)[order] * size + np.maximum(a, b)[order]
+        key = self.make_key(a, b)[order]
         _, first = np.unique(key, return_index=True)
         best = order[first]
         graph = csr_matrix(
@@ -107,24 +100,26 @@ class PairGraph:
         )
         via = dict(zip(key[first].tolist(), best.tolist(), strict=True))
         tree = minimum_spanning_tree(graph).tocoo()
+
+        def path_back(node: int) -> list[str]:
+            """Return the devices from `node` to its nearest GPU."""
+            path = [self.names[node]]
+            while before[node] >= 0:
+                node = int(before[node])
+                path.append(self.names[node])
+            return path
+
         # The edge's route leads from the pair that it crosses back to a GPU on either side.
         edges = []
         for u, v in zip(tree.row.tolist(), tree.col.tolist(), strict=True):
             pair = via[min(u, v) * size + max(u, v)]
-            left = self._path_back(before, int(self.low[pair]))
-            right = self._path_back(before, int(self.high[pair]))
-            edges.append((*reversed(left), *right))
+            edges.append((*reversed(path_back(int(low[pair]))), *path_back(int(high[pair]))))
         cheapest = Tree(tuple(edges))
-        price = float(sum(prices[i] * times for i, times in self.uses(cheapest).items()))
-        return price, cheapest
+        return self.price(cheapest, prices), cheapest
 
-    def _path_back(self, before: NDArray[np.int32], node: int) -> list[str]:
-        """Return the devices from `node` to its nearest GPU."""
-        path = [self.names[node]]
-        while before[node] >= 0:
-            node = int(before[node])
-            path.append(self.names[node])
-        return path
+    def price(self, tree: Tree, prices: Floats) -> float:
+        """Return the price of all links of a tree."""
+        return float(sum(prices[i] * times for i, times in self.uses(tree).items()))
 
     def uses(self, tree: Tree) -> Counter[int]:
         """Count how often a tree uses each pair."""

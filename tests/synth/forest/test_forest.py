@@ -26,19 +26,17 @@ from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
-from topoplan.synth.forest.machine.boxes import find_boxes
+from topoplan.synth.forest.candidates import TreeLimits
+from topoplan.synth.forest.machine.boxes import SHAPES, find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
-from topoplan.synth.forest.plant import Limits
-from topoplan.synth.forest.shallower import make_shallower
-from topoplan.synth.forest.shapes import SHAPES
 from topoplan.synth.forest.survey import Survey
 from topoplan.synth.forest.trees import hang_tree, levels
 from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_shares
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
-from topoplan.synth.numeric.matroid_union import spanning_trees
+from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
@@ -50,7 +48,7 @@ AT_BOUND = Fraction(1, 10**6)
 
 
 def pack(
-    topology: Topology, collective: str = "allreduce", limits: Limits | None = None
+    topology: Topology, collective: str = "allreduce", limits: TreeLimits | None = None
 ) -> Synthesis:
     return synthesize(on(collective, topology), topology, "packing", 60, limits=limits)
 
@@ -350,12 +348,12 @@ def test_few_and_low_trees(
     argument: str, most_gap: Fraction, trees: int, depth: int | None
 ) -> None:
     topology = preset(argument)
-    by_limit = pack(topology, limits=Limits(max_trees=trees, max_depth=depth))
+    by_limit = pack(topology, limits=TreeLimits(max_trees=trees, max_depth=depth))
     assert gap(by_limit) <= most_gap + AT_BOUND
     for entry in by_limit.plan.entries:
         assert (entry.schedule.trees or 0) <= trees
         assert depth is None or (entry.schedule.depth or 0) <= depth
-    by_gap = pack(topology, limits=Limits(epsilon=most_gap))
+    by_gap = pack(topology, limits=TreeLimits(epsilon=most_gap))
     assert all(
         by_gap.plan.gap_of(e) <= most_gap + AT_BOUND
         for e in by_gap.plan.entries
@@ -367,7 +365,7 @@ def test_few_and_low_trees(
 @pytest.mark.parametrize("collective", ["allreduce", "broadcast", "allgather"])
 def test_depth_is_what_the_transfers_say_and_is_limited(collective: str) -> None:
     topology = preset("mesh:3x3")
-    result = pack(topology, collective, Limits(max_depth=4))
+    result = pack(topology, collective, TreeLimits(max_depth=4))
     for schedule in {replace(e.schedule, segments=1) for e in result.plan.entries}:
         assert schedule.depth is not None and schedule.depth <= 4
         ways = 2 if collective == "allreduce" else 1
@@ -376,7 +374,7 @@ def test_depth_is_what_the_transfers_say_and_is_limited(collective: str) -> None
 
 def test_limits_that_nothing_meets_are_infeasible_with_what_there_is() -> None:
     with pytest.raises(InfeasibleError, match=r"a depth of at most 1.* 4 deep"):
-        pack(preset("path:8"), limits=Limits(max_depth=1))
+        pack(preset("path:8"), limits=TreeLimits(max_depth=1))
 
 
 def test_shares_are_small_fractions() -> None:
@@ -438,7 +436,7 @@ def test_matroid_union_finds_all_trees_there_are(topology: Topology, copies: int
     """
     graph = PairGraph(topology)
     rate = bound(on("allreduce", topology), topology).algbw_GBps
-    ends = list(zip(graph.low.tolist(), graph.high.tolist(), strict=True))
+    ends = list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
     most = [int(c) * copies for c in graph.exact]
     count = int(rate * copies)
     found = spanning_trees(len(graph.names), ends, most, count, Effort(60))
@@ -480,10 +478,10 @@ def test_cheapest_out_trees_are_those_of_networkx(n: int, data: st.DataObject) -
 @given(graphs(most=6, switches=3))
 def test_cheapest_trees_are_minimum_spanning_trees_of_the_metric(topology: Topology) -> None:
     graph = PairGraph(topology)
-    prices = np.array([float(1 + (7 * i) % 5) for i in range(len(graph.pairs))])
+    prices = np.array([float(1 + (7 * i) % 5) for i in range(len(graph.links))])
     price, tree = graph.cheapest_tree(prices)
     plain: nx.Graph[str] = nx.Graph()
-    for (a, b), p in zip(graph.pairs, prices, strict=True):
+    for (a, b), p in zip(graph.links, prices, strict=True):
         plain.add_edge(a, b, weight=p)
     metric: nx.Graph[str] = nx.Graph()
     for u in topology.ranks:

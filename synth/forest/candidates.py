@@ -1,0 +1,393 @@
+"""Forests for allreduce, from single trees to many: few shallow trees where that costs little, more
+to reach the bound.
+
+On direct links whole numbers of trees are packed by matroid union (numeric/spanning_trees.py). Where
+shifts of the rank order are symmetries, one tree's images load all links alike. Equal boxes are
+joined rail by rail. Where none of these reaches the bound, trees of the column generation are
+weighed against each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+
+from ...topo.errors import InputError
+from ...topo.exact import parse_fraction
+from ...topo.routes import Router
+from ..effort import Effort
+from .generate import MAX_ROOTS, METRIC_RANKS, generate_low_trees, grow_low_tree
+from .large.combs import comb_trees
+from .machine.boxes import SHAPES, rail_trees, turn_to_root
+from .machine.links import Ints
+from .machine.pairs import Tree
+from .machine.routes import Metric
+from .machine.symmetry import group
+from .survey import Survey
+from .trees import Forest, RootedTree, hang_tree, tree_depth
+from .weigh import Usage, find_best_shares, find_max_load, round_shares
+
+# A gap of at most this counts as at the bound.
+AT_BOUND = Fraction(1, 10**6)
+# Most trees of a forest: each is a chunk of its own, with messages of its own.
+_MAX_TREES = 256
+# TreeLimits on the number of whole-number trees for which the best is sought, besides _MAX_TREES.
+_UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Most trees squared times GPUs that matroid union is asked for, whose work grows as that.
+_UNION_WORK = 3_000_000
+_LOW_WORK_S = 10.0
+# With more GPUs or pairs, trees are not generated link by link: each pair of devices is a row.
+_SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
+# Boxes with slow links at which trees are rooted, besides those of the shape itself.
+_SLOW_BOXES = 4
+# Gap from which forests within the user's limits are too poor, and trees are generated within them.
+_FAR = Fraction(1, 10)
+# With more than _SINGLE_RANKS GPUs, trees are not generated link by link where a simpler forest is
+# this near the bound.
+_NEAR = Fraction(1, 50)
+
+
+@dataclass(frozen=True)
+class TreeLimits:
+    """A user's limits: the gap `epsilon` (a share of the bound) that is accepted in exchange for
+    fewer and shallower trees, the most trees, and their greatest depth in hops. Raises InputError
+    where they allow nothing.
+    """
+
+    epsilon: Fraction | None = None
+    max_trees: int | None = None
+    max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            try:
+                epsilon = parse_fraction(self.epsilon)
+            except ValueError:
+                raise InputError(
+                    f"epsilon is {self.epsilon!r}; expected a share of the bound, such as 0.05"
+                ) from None
+            if not 0 <= epsilon < 1:
+                raise InputError(
+                    f"epsilon is {float(epsilon):g}; expected at least 0 and less than 1"
+                )
+            object.__setattr__(self, "epsilon", epsilon)
+        for name in ("max_trees", "max_depth"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
+
+    def allows(self, candidate: CandidateForest) -> bool:
+        """Return whether the number of trees and their depth are within the limits."""
+        few = self.max_trees is None or candidate.forest.count <= self.max_trees
+        return few and (self.max_depth is None or candidate.forest.depth <= self.max_depth)
+
+
+@dataclass(frozen=True)
+class CandidateForest:
+    """A forest, the algbw in GB/s that its exact loads allow, and the method that gave it."""
+
+    forest: Forest
+    rate_GBps: Fraction
+    how: str
+
+
+class ForestBuilder:
+    """Collects candidate forests for one machine, by every method that suits it."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        router: Router,
+        bound_GBps: Fraction,
+        limits: TreeLimits,
+        effort: Effort,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.survey, self.router, self.bound = survey, router, bound_GBps
+        self.limits, self.effort, self.say = limits, effort, say
+        self.candidates: list[CandidateForest] = []
+
+    def add_weighed(
+        self,
+        trees: Sequence[RootedTree],
+        how: str,
+        images: Ints | None = None,
+        *,
+        even: bool = False,
+    ) -> None:
+        """Add trees with the shares that load links least; with even shares where these do as well,
+        or if `even`.
+
+        Equal trees are merged.
+        """
+        # A tree that stands in the list twice carries twice an even share.
+        times = Counter(trees)
+        total, trees, ranks = len(trees), list(times), self.survey.ranks
+        usage = Usage(self.survey.topology, trees, images)
+        uses, capacity, group_of = usage.uses, usage.capacity, [0] * len(trees)
+        even_time = find_max_load(uses, list(times.values()), capacity) / total
+        shares = [Fraction(count, total) for count in times.values()]
+        # Even shares make the smallest fractions; the linear program is only worth it where they
+        # miss the bound.
+        if not even and len(trees) > 1 and 1 / even_time < self.bound * (1 - AT_BOUND):
+            depths = [tree_depth(tree, ranks) for tree in trees]
+            floats = find_best_shares(uses, capacity, group_of, depths)
+            shares = round_shares(floats, uses, capacity, group_of)
+        # In whole numbers over a common denominator: exact, and faster than fractions.
+        whole = int(np.lcm.reduce([s.denominator for s in shares], dtype=object))
+        load = find_max_load(uses, [int(s * whole) for s in shares], capacity) / whole
+        # Rounding leaves some trees without a share: these must not count in the forest's size or
+        # depth.
+        carrying = {tree: share for tree, share in zip(trees, shares, strict=True) if share}
+        depth = max(tree_depth(tree, ranks) for tree in carrying)
+        forest = Forest(tuple(carrying), tuple(carrying.values()), depth, images)
+        self.candidates.append(CandidateForest(forest, 1 / load, how))
+        if self.say is not None:
+            gap = 1 - float(1 / load / self.bound)
+            self.say(
+                f"packing: {forest.count} trees, {forest.depth} deep, {gap:.2%} under the bound "
+                f"({how})"
+            )
+
+    def is_near_bound(self) -> bool:
+        """Return whether a forest within the limits is within a tenth of the bound."""
+        return self._has_within(_FAR)
+
+    def is_at_bound(self) -> bool:
+        """Return whether a forest within the limits is at the bound."""
+        return self._has_within(AT_BOUND)
+
+    def _has_reached(self, gap: Fraction) -> bool:
+        """Return whether any forest, within the limits or not, is within `gap` of the bound."""
+        return any(c.rate_GBps >= self.bound * (1 - gap) for c in self.candidates)
+
+    def _has_within(self, gap: Fraction) -> bool:
+        """Return whether a forest within the limits is within `gap` of the bound."""
+        allowed = (c for c in self.candidates if self.limits.allows(c))
+        return any(c.rate_GBps >= self.bound * (1 - gap) for c in allowed)
+
+    def _may_go_on(self) -> bool:
+        return not self.effort.is_over("packing trees")
+
+    def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
+        """Return the tree rooted at a rank, or at its centre."""
+        return hang_tree(tree, self.survey.ranks, root)
+
+    def build_all(self) -> list[CandidateForest]:
+        """Try the methods that suit the machine, the slow ones only where the bound is not reached;
+        return all forests.
+        """
+        # Cheap methods first: where they reach the bound, column generation is not needed.
+        self.add_single_trees()
+        few = len(self.survey.ranks) <= _SINGLE_RANKS
+        if self.survey.direct:
+            self.add_combs()
+            # Whole numbers of trees take long on large machines; there they are only sought where
+            # combs fall short.
+            if few or not self._has_within(_NEAR):
+                self.add_whole_number_trees()
+        else:
+            self.add_rail_trees()
+            self.add_images()
+        if not self._has_reached(AT_BOUND) and self._may_go_on():
+            if self.survey.direct:
+                self.add_images()
+            # Every pair of devices is a row of its own here, so large machines take far longer.
+            near = AT_BOUND if few else _NEAR
+            if not self._has_reached(near) and len(self.survey.graph.links) <= _SINGLE_PAIRS:
+                columns = self.survey.pack_by_link(self.effort, self.say)
+                trees = [self._hang(tree) for tree in columns.carrying]
+                self.add_weighed(trees, "column generation")
+        # Optimal trees may all break the user's limits; then trees are generated within them from
+        # the start.
+        limited = self.limits.max_depth or self.limits.max_trees
+        if limited and not self._has_within(_FAR) and self._may_go_on():
+            self.add_low_trees()
+        return self.candidates
+
+    def add_single_trees(self) -> None:
+        """Add the shallowest tree, and deeper ones that each carry more than all shallower ones."""
+        graph, n = self.survey.graph, len(self.survey.ranks)
+        if n > METRIC_RANKS:
+            _, tree = graph.cheapest_tree(1 / graph.capacity)
+            self.add_weighed([self._hang(tree)], "one tree")
+            return
+        # Roots and prices of a hop trade depth for rate; only the best of each depth is of
+        # interest.
+        metric = Metric(graph, 1 / graph.capacity, both=True)
+        best: dict[int, tuple[Fraction, RootedTree]] = {}
+        for root in range(0, n, ceil(n / MAX_ROOTS)):
+            for hop_price in (0.0, 0.5, 10.0):
+                low = grow_low_tree(metric, root, hop_price)
+                if low is None:
+                    continue
+                rooted = self._hang(low)
+                usage = Usage(self.survey.topology, [rooted])
+                rate = 1 / find_max_load(usage.uses, [1], usage.capacity)
+                depth = tree_depth(rooted, self.survey.ranks)
+                if depth not in best or rate > best[depth][0]:
+                    best[depth] = rate, rooted
+        for depth, (rate, rooted) in sorted(best.items()):
+            if all(rate > best[lower][0] for lower in best if lower < depth):
+                self.add_weighed([rooted], "one tree")
+
+    def add_whole_number_trees(self) -> None:
+        """Add, on direct links, k trees of equal shares for several k, up to the least k that
+        reaches the bound.
+        """
+        unit, nodes = self.survey.unit, len(self.survey.ranks)
+        # k trees in which a link of bandwidth c is used at most u c / unit times reach k unit / u:
+        # of each k, the best u.
+        best_of: dict[int, tuple[Fraction, int]] = {}
+        for u in range(1, _MAX_TREES + 1):
+            count = int(u * self.bound / unit)
+            if not 1 <= count <= _MAX_TREES or count * nodes * count > _UNION_WORK:
+                continue
+            rate = count * unit / u
+            if count not in best_of or rate > best_of[count][0]:
+                best_of[count] = rate, u
+        # Equal trees are merged, so that more of them than the user's limit may still fit.
+        limit = self.limits.max_trees
+        steps = (*_UNION_STEPS, _MAX_TREES) if limit is None else (limit, limit * 3 // 2, 2 * limit)
+        # Fewer trees mean fewer messages, so of each limit on their number the fastest forest is
+        # tried.
+        wanted = {
+            max((k for k in best_of if k <= step), key=lambda k: best_of[k][0], default=0)
+            for step in steps
+        }
+        for count in sorted(wanted - {0}):
+            if self._may_go_on():
+                trees = self.survey.find_whole_trees(count, best_of[count][1], self.effort)
+                if trees is not None:
+                    hung = [self._hang(tree) for tree in trees]
+                    self.add_weighed(hung, "whole numbers", even=True)
+
+    def add_combs(self) -> None:
+        """Add, on grids of direct links, all combs, and a half, a quarter ... of them."""
+        combs = [self._hang(tree) for tree in comb_trees(self.survey.topology)]
+        combs = combs if len(combs) <= _MAX_TREES else combs[:: ceil(len(combs) / _MAX_TREES)]
+        every = 1
+        while combs and every * 2 <= len(combs) and not self.is_at_bound():
+            self.add_weighed(combs[::every], "combs")
+            every *= 2
+
+    def add_images(self) -> None:
+        """Add the trees generated by classes of links, each with all its images under shifts of the
+        rank order.
+        """
+        columns = self.survey.pack_by_class(self.effort, self.say)
+        limit = min(_MAX_TREES, self.limits.max_trees or _MAX_TREES)
+        trees = [self._hang(tree) for tree in columns.carrying]
+        images = group(self.survey.turns, max(1, limit // max(len(trees), 1)))
+        if images is None:
+            return
+        if len(self.survey.ranks) <= METRIC_RANKS:
+            metric = Metric(self.survey.graph, columns.prices, both=True)
+            # Images load alike whatever the tree, so a shallow one is tried before deep ones.
+            low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]
+            flat = [self._hang(tree) for tree in low if tree is not None]
+            self.add_weighed(flat, "images of low trees", images)
+            if self.is_at_bound():
+                return
+            trees += flat
+        self.add_weighed(trees, "images", images)
+
+    def add_rail_trees(self) -> None:
+        """Add, where the machine is made of equal boxes, trees over the boxes: for each shape a set
+        of trees a rail.
+        """
+        boxes = self.survey.boxes
+        if boxes is None:
+            return
+        for name, shape in SHAPES.items():
+            parents = shape(boxes.count)
+            # A slow box sends least at the root of a tree, so trees turned to root it are offered
+            # too.
+            turned = [
+                turn_to_root(tree, parents, box)
+                for box in self.survey.slow_boxes[:_SLOW_BOXES]
+                for tree in parents
+            ]
+            for more in turned if len(parents) <= 2 else []:
+                parents = [*parents, *(tree for tree in more if tree not in parents)]
+            if len(parents) * boxes.rails > _MAX_TREES or not self._may_go_on():
+                continue
+            trees = rail_trees(boxes, parents, self.router)
+            if trees is not None:
+                self.add_weighed([self._hang(tree, root) for tree, root in trees], f"boxes, {name}")
+
+    def add_broadcast_trees(self, root: int) -> None:
+        """Add out-trees from a root, for machines too large for column generation: a set for each
+        rail of boxes, or whole-number trees.
+        """
+        boxes, graph = self.survey.boxes, self.survey.graph
+        if boxes is not None:
+            # Boxes in a row from the root's own, or as a binary tree: the first sends least, the
+            # second has less depth.
+            home = next(b for b, members in enumerate(boxes.ranks) if root in members)
+            row = [(box - 1) % boxes.count for box in range(boxes.count)]
+            row[home] = -1
+            for shape in ([row], SHAPES["binary"](boxes.count)):
+                trees = rail_trees(boxes, shape, self.router)
+                if trees:
+                    down = [replace(self._hang(tree, root), up=()) for tree, _ in trees]
+                    self.add_weighed(down, "rails of boxes")
+        elif self.survey.direct:
+            # No more trees than all links together have room for; then fewer until they can be
+            # packed.
+            links = len(self.survey.ranks) - 1
+            count = int(graph.capacity.sum() / links / float(self.survey.unit))
+            for k in range(max(1, count), 0, -1):
+                whole = self.survey.find_whole_trees(k, 1, self.effort)
+                if whole is not None:
+                    down = [replace(self._hang(tree, root), up=()) for tree in whole]
+                    self.add_weighed(down, "whole numbers")
+                    break
+
+    def add_low_trees(self) -> None:
+        """Add trees generated within the depth limit, and of these the heaviest, as many as the
+        limits allow.
+        """
+        granted = self.effort.grant(_LOW_WORK_S, 0.5)
+        low = generate_low_trees(self.survey.graph, self.limits.max_depth, granted)
+        if not low:
+            return
+        self.add_weighed([self._hang(tree) for tree in low], "low trees")
+        limit, forest = self.limits.max_trees, self.candidates[-1].forest
+        if limit is not None and forest.count > limit:
+            weighed = zip(forest.shares, forest.trees, strict=True)
+            heaviest = sorted(weighed, key=lambda item: -item[0])[:limit]
+            self.add_weighed([tree for _, tree in heaviest], "heaviest low trees")
+
+
+def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
+    """Return the forests that no other matches or beats in rate, depth and number of trees at once,
+    fastest first.
+    """
+    out: list[CandidateForest] = []
+    for candidate in sorted(
+        candidates, key=lambda c: (-c.rate_GBps, c.forest.count, c.forest.depth)
+    ):
+        size, depth = candidate.forest.count, candidate.forest.depth
+        if not any(faster.forest.count <= size and faster.forest.depth <= depth for faster in out):
+            out.append(candidate)
+    return out
+
+
+def choose(
+    candidates: Sequence[CandidateForest], bound_GBps: Fraction, limits: TreeLimits
+) -> list[CandidateForest]:
+    """Return the Pareto front of the forests within the limits; with an epsilon, the one within it
+    that has fewest trees.
+    """
+    allowed = [c for c in candidates if limits.allows(c)]
+    if limits.epsilon is None:
+        return pareto(allowed)
+    least = bound_GBps * (1 - max(limits.epsilon, AT_BOUND))
+    near = [c for c in allowed if c.rate_GBps >= least]
+    return sorted(near, key=lambda c: (c.forest.count, c.forest.depth, -c.rate_GBps))[:1]

@@ -1,0 +1,134 @@
+"""A topology's links as arrays, and rows of links that symmetries take to each other.
+
+Averaging a packing over symmetries keeps it as good as it was, so links of one orbit can share a
+row of a linear program, and one price.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from ....topo.graph import Topology
+from ....topo.routes import Route
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Link = tuple[str, str]
+# Price of a hop beside the links' own, in mean prices of a link: ties between equally cheap routes
+# go to the fewest hops, and real differences in price are larger than this.
+HOP_SHARE = 1e-6
+
+
+class LinkArrays:
+    """Directed links, numbered: link i leads from device `src[i]` to device `dst[i]`, both numbered
+    in the topology's order, with `capacity[i]` GB/s (`exact[i]` as a fraction). `gpus[r]` is the
+    device of rank r.
+    """
+
+    def __init__(self, topology: Topology, rates: Mapping[Link, Fraction] | None = None) -> None:
+        """Number the links of `rates` (by default all of the topology's)."""
+        rates = topology.capacity_GBps if rates is None else rates
+        self.topology = topology
+        self.names = [d.id for d in topology.devices]
+        self.size = len(self.names)
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.links = list(rates)
+        self.number = {link: i for i, link in enumerate(self.links)}
+        self.exact = list(rates.values())
+        self.capacity: Floats = np.array([float(c) for c in self.exact])
+        ends = [self.find_devices(link[end] for link in self.links) for end in (0, 1)]
+        self.src, self.dst = ends
+        self.gpus = self.find_devices(topology.ranks)
+
+    def find_devices(self, names: Iterable[str]) -> Ints:
+        """Return the numbers of devices."""
+        return np.array([self.index[name] for name in names], dtype=np.int64)
+
+    def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
+        """Return one number for each pair of devices, different for different links."""
+        return a * np.int64(self.size) + b
+
+    @cached_property
+    def _sorted_keys(self) -> tuple[Ints, Ints]:
+        key = self.make_key(self.src, self.dst)
+        order = np.argsort(key)
+        return key[order], order
+
+    def find_links(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
+        """Return the numbers of the links from devices `a` to devices `b`, all of which exist."""
+        keys, order = self._sorted_keys
+        return order[np.searchsorted(keys, self.make_key(a, b))]
+
+    def move_links(self, image: Ints) -> Ints:
+        """Return the number of each link's image under a symmetry, given as the image of each
+        device.
+        """
+        return self.find_links(image[self.src], image[self.dst])
+
+    def find_image_rows(self, images: Ints) -> Ints:
+        """Return, for each link, the lowest number among its images: the same for all links of an
+        orbit.
+        """
+        return reduce(np.minimum, map(self.move_links, images), np.arange(len(self.links)))
+
+
+class LinkRows(LinkArrays):
+    """Links in rows, one for each orbit under a group of symmetries: link i counts in `row[i]`, and
+    `row_capacity` has the bandwidth in GB/s of all links of a row together.
+    """
+
+    def __init__(self, topology: Topology, images: Ints | None = None) -> None:
+        super().__init__(topology)
+        orbit = np.arange(len(self.links)) if images is None else self.find_image_rows(images)
+        self.row = compact(orbit)
+        self.row_capacity: Floats = np.bincount(self.row, weights=self.capacity).astype(np.float64)
+
+    def exact_capacity(self) -> list[Fraction]:
+        """Return the bandwidth of each row in GB/s."""
+        out = [Fraction(0)] * (int(self.row.max(initial=-1)) + 1)
+        for row, capacity in zip(self.row.tolist(), self.exact, strict=True):
+            out[row] += capacity
+        return out
+
+    def count_rows(self, routes: Iterable[Route | None], times: int = 1) -> Counter[int]:
+        """Return how often routes cross the links of each row, each of them `times` times."""
+        out: Counter[int] = Counter()
+        for route in routes:
+            for link in pairwise(route or ()):
+                out[int(self.row[self.number[link]])] += times
+        return out
+
+
+def compact(numbers: Ints) -> Ints:
+    """Return the numbers renumbered from 0 on without gaps, in the same order."""
+    return np.asarray(np.unique(numbers, return_inverse=True)[1], dtype=np.int64).reshape(-1)
+
+
+def number_values(values: Sequence[Any]) -> Ints:
+    """Return each value's place among the different ones, sorted."""
+    number = {value: i for i, value in enumerate(sorted(set(values)))}
+    return np.array([number[value] for value in values], dtype=np.int64)
+
+
+def find_parts(size: int, a: Ints, b: Ints) -> Ints:
+    """Return the number of the connected part that each of `size` nodes is in, with edges between
+    nodes `a` and `b`.
+    """
+    graph = coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size))
+    return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
+
+
+def find_orbits(count: int, images: Sequence[Ints]) -> Ints:
+    """Return the number of each item's orbit under permutations of `count` items."""
+    moves = np.concatenate([*images, np.arange(0)]).astype(np.int64)
+    return find_parts(count, np.tile(np.arange(count), len(images)), moves)
