@@ -82,7 +82,7 @@ def generate(
     Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `enough` GB/s,
     or with the work that is allowed; `start` gives the columns and prices to go on from.
     """
-    capacity: Floats = np.bincount(rows, weights=graph.capacity, minlength=int(rows.max()) + 1)
+    capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
     columns: dict[Tree, Counter[int]] = {}
 
     def add(trees: Sequence[Tree]) -> tuple[Floats, Floats]:

@@ -12,7 +12,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.routes import Floats, OwnRoutes
+from ..forest.machine.links import Floats
+from ..forest.machine.routes import OwnRoutes
 
 # A rank, or the two that are added up.
 Bracket = int | tuple["Bracket", "Bracket"]

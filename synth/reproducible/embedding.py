@@ -16,7 +16,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..forest.machine.routes import Floats, OwnRoutes
+from ..forest.machine.links import Floats
+from ..forest.machine.routes import OwnRoutes
 from ..ir.transfers import Op
 from ..numeric.arborescence import cheapest_out_tree
 from .bracket import Bracket

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ..effort import Effort
-from ..forest.machine.routes import Floats, OwnRoutes
+from ..forest.machine.links import Floats
+from ..forest.machine.routes import OwnRoutes
 from ..forest.weigh import divide, round_shares
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule

@@ -56,7 +56,8 @@ class LinkArrays:
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
         """Return one number for each pair of devices, different for different links."""
-        return a * np.int64(self.size) + b
+        key: Ints = a * np.int64(self.size) + b
+        return key
 
     @cached_property
     def _sorted_keys(self) -> tuple[Ints, Ints]:
