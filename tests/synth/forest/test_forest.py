@@ -528,8 +528,8 @@ def test_groups_are_thinned_out_to_what_is_allowed() -> None:
     for most in (1, 2, 8, 16, 31, 32):
         images = group(turns, most)
         assert (1 if images is None else len(images)) <= most
-    lanes = group(turns, 8)
-    assert lanes is not None and len(lanes) == 8
+    images = group(turns, 8)
+    assert images is not None and len(lanes) == 8
 
 
 def test_colours_tell_apart_what_differs() -> None:
@@ -564,7 +564,7 @@ def test_boxes_are_found_by_their_links() -> None:
     assert find_boxes(preset("dgx1")) is None
     assert find_boxes(preset("mesh:4x4")) is None
     two = find_boxes(preset("mi250:2"))
-    assert two is not None and (two.count, two.lanes) == (2, 16)
+    assert two is not None and (two.count, two.rails) == (2, 16)
 
 
 def test_trees_hang_at_their_centre() -> None:
