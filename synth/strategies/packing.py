@@ -21,12 +21,12 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import on_own_routes
 from ..forest.balanced import balanced_trees
+from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees
 from ..forest.machine.routes import OwnRoutes
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import PathPacking, level_schedule, path_schedule
-from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.rooted import RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import MAX_PAIRS, survey
@@ -287,7 +287,9 @@ class _Packer:
             out.append((self._build_forest(branches, heaviest), "heaviest"))
         return out
 
-    def _build_forest(self, branches: PackedShares[RootedTree], carrying: Sequence[tuple[int, Fraction]]) -> Forest:
+    def _build_forest(
+        self, branches: PackedShares[RootedTree], carrying: Sequence[tuple[int, Fraction]]
+    ) -> Forest:
         trees = tuple(branches.columns[j] for j, _ in carrying)
         depth = max(tree_depth(tree, self.machine.ranks) for tree in trees)
         return Forest(trees, tuple(share for _, share in carrying), depth, branches.images)

@@ -529,7 +529,7 @@ def test_groups_are_thinned_out_to_what_is_allowed() -> None:
         images = group(turns, most)
         assert (1 if images is None else len(images)) <= most
     images = group(turns, 8)
-    assert images is not None and len(lanes) == 8
+    assert images is not None and len(images) == 8
 
 
 def test_colours_tell_apart_what_differs() -> None:
