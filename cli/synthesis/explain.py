@@ -62,7 +62,7 @@ def _try_orders(job: Job) -> Placement | None:
     """Return the order of ranks in which the stock collective is fastest; None if there is no model
     of it, or the machine is too large.
     """
-    from ...synth.place.patterns import COLLECTIVES, STOCK
+    from ...synth.place.job import COLLECTIVES, STOCK
     from ...synth.place.placing import place
 
     if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:

@@ -1,106 +1,100 @@
-"""Orders made better step by step, as long as that helps: ranks swapped, stretches of ranks turned
-round or moved, hosts or leaves swapped, GPUs swapped on all hosts alike.
+"""Improve orders by moves as long as that helps: swap ranks, reverse or rotate stretches of ranks,
+swap hosts or leaves, swap GPUs on all hosts alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
 
-from .job import Ints
-from .patterns import SPREAD
+from .job import SPREAD, Ints, Job
+from .loads import TIME, OrderLoads
 from .search import Search
-from .tiers import Tier
+from .tiers import Tier, stack_equal
 
-_AT_ONCE = 64
-_MOST_MOVES = 4096
-_DRAWN = 512
-_MOST_SHAKES = 8
-_MOST_TURNED = 256
+# Orders that are evaluated at once: few enough that a move that helps is made soon, and at most so
+# many numbers in memory.
+_BATCH, _MAX_ENTRIES = 64, 4_000_000
+# Moves up to which all are tried; beyond, so many are drawn.
+_MAX_MOVES, _DRAWN = 4096, 512
+# Moves, less than this, that shake an order.
+_MAX_SHAKES = 8
+# Rotations of a ring that are tried.
+_MAX_ROTATIONS = 256
+# GPUs of a part whose order is searched separately, and the work in seconds of a quiet core.
+_MAX_INSIDE, _INSIDE_S = 64, 0.5
+# Unevenness is a float sum, so a smaller gain may be rounding.
+_MIN_GAIN = 1e-9
 _SEARCH = "placement of ranks"
-_SWAP, _TURN, _SHIFT, _SWAP_PARTS, _SWAP_SEATS = range(5)
-# A kind, the number of a tier (for the last two), and two ranks, parts, or places in every part.
+_SWAP, _REVERSE, _ROTATE, _SWAP_PARTS, _SWAP_POSITIONS = range(5)
+# A kind, the number of a tier (for the last two), and two ranks, parts, or positions in every part.
 Move = tuple[int, int, int, int]
 
 
 class Improver:
-    """Makes orders better. `tiers` say which GPUs (by their place among those that take part) are
-    near each other.
-    """
+    """Improves orders. `tiers` are of GPUs by their number among those that take part."""
 
     def __init__(self, search: Search, tiers: Sequence[Tier], chance: np.random.Generator) -> None:
         self.search, self.chance = search, chance
         self.ranks = search.job.ranks
-        self.at_once = max(1, min(_AT_ONCE, 4_000_000 // search.loads.entries))
-        one_group = len([size for _, size in search.job.dimensions if size > 1]) == 1
-        self.kinds = (_SWAP, _TURN, _SHIFT) if one_group else (_SWAP,)
-        self.tiers = [
-            np.array(tier, dtype=np.int64)
-            for tier in tiers
-            if len({len(part) for part in tier}) == 1 and len(tier[0]) > 1
-        ]
+        self.batch = max(1, min(_BATCH, _MAX_ENTRIES // search.loads.entries))
+        self.kinds = (_SWAP, _REVERSE, _ROTATE) if search.job.is_one_group else (_SWAP,)
+        self.tiers = [parts for parts in stack_equal(tiers) if parts.shape[1] > 1]
 
     def improve(self, order: Ints) -> None:
-        """Offer what follows from an order by moves that help, until none does or the work is used
-        up.
+        """Make moves that help until none does or the work is used up, and offer the result.
 
-        Moves are looked at in an order drawn by chance, many at once; the best of those looked at
-        is made where it helps.
+        Moves are tried in random order, a batch at a time; the best of a batch is made if it helps.
         """
-        search = self.search
-        now = order.copy()
-        apart, values, uneven = search.judge(now[None, :])
-        key = int(apart[0]), int(values[0]), float(uneven[0])
+        search, now = self.search, order.copy()
+        _, key = search.find_best(now[None, :])
         helped = True
         while helped and not search.effort.is_over(_SEARCH):
             helped = False
             moves = self._list_moves(now)
-            for i in range(0, len(moves), self.at_once):
-                tried = np.array([self._move(now, move) for move in moves[i : i + self.at_once]])
-                apart, values, uneven = search.judge(tried)
-                at = int(np.lexsort((uneven, values, apart))[0])
-                found = int(apart[at]), int(values[at]), float(uneven[at])
-                if found[:2] < key[:2] or (found[:2] == key[:2] and found[2] < key[2] * (1 - 1e-9)):
-                    now, key, helped = tried[at], found, True
+            for i in range(0, len(moves), self.batch):
+                tried = np.array([self._move(now, move) for move in moves[i : i + self.batch]])
+                row, best = search.find_best(tried)
+                if best < (*key[:2], key[2] * (1 - _MIN_GAIN)):
+                    now, key, helped = tried[row], best, True
                     break
                 if search.effort.is_over(_SEARCH):
                     break
         search.offer(now[None, :])
 
     def search_on(self, least: Fraction | int) -> None:
-        """Shake the best order by a few moves and improve it, again and again, until it is not
-        above a bound (in the units of values) or the work is used up.
+        """Shake the best order by a few moves and improve it, repeatedly, until it meets a bound
+        (in the unit of values) or the work is used up.
         """
         while self.search.best[1] > least and not self.search.effort.is_over(_SEARCH):
             shaken = self.search.order
             moves = self._list_moves(shaken)
-            for k in self.chance.integers(
-                0, len(moves), int(self.chance.integers(2, _MOST_SHAKES))
-            ):
+            shakes = int(self.chance.integers(2, _MAX_SHAKES))
+            for k in self.chance.integers(0, len(moves), shakes):
                 shaken = self._move(shaken, moves[int(k)])
             self.improve(shaken)
 
     def _list_moves(self, order: Ints) -> list[Move]:
-        """Return moves in an order drawn by chance: all of them, or those drawn, where they are
-        many.
-        """
-        whole = [
+        """Return moves in random order: all of them or, if they are too many, a random part."""
+        listed = [
             (kind, number, i, j)
             for number, parts in enumerate(self.tiers)
-            for kind, count in ((_SWAP_PARTS, parts.shape[0]), (_SWAP_SEATS, parts.shape[1]))
+            for kind, count in ((_SWAP_PARTS, parts.shape[0]), (_SWAP_POSITIONS, parts.shape[1]))
             for i, j in combinations(range(count), 2)
         ]
-        if self.ranks * (self.ranks - 1) // 2 * len(self.kinds) <= _MOST_MOVES:
-            whole += [
+        if self.ranks * (self.ranks - 1) // 2 * len(self.kinds) <= _MAX_MOVES:
+            listed += [
                 (kind, 0, i, j)
                 for kind in self.kinds
                 for i, j in combinations(range(self.ranks), 2)
             ]
         else:
             drawn = self.chance.integers(0, self.ranks, (_DRAWN, 2))
+            # Half of the pairs begin with a rank at the bottleneck, where moves help most.
             drawn[: _DRAWN // 2, 0] = self.chance.choice(self._find_busy_ranks(order), _DRAWN // 2)
             kinds = self.chance.choice(self.kinds, _DRAWN)
             pairs = [
@@ -108,20 +102,22 @@ class Improver:
                 for k, (a, b) in zip(kinds, drawn, strict=True)
                 if a != b
             ]
-            whole = [whole[k] for k in self.chance.permutation(len(whole))[:_DRAWN]] + pairs
-        return [whole[k] for k in self.chance.permutation(len(whole))]
+            listed = [listed[k] for k in self.chance.permutation(len(listed))[:_DRAWN]] + pairs
+        return [listed[k] for k in self.chance.permutation(len(listed))]
 
     def _find_busy_ranks(self, order: Ints) -> Ints:
-        """Return the ranks whose messages cross the busiest link of some phase, or that send out of
-        the busiest part.
+        """Return the ranks whose messages cross the busiest link of a phase, or leave the busiest
+        part.
         """
         loads = self.search.loads
-        weights = np.array([*(float(w) for w in loads.weights), 0.0])
+        weights = np.array([*map(float, loads.weights), 0.0])
         ranks: list[Ints] = []
         for phase in loads.phases:
             busiest = int((loads.count(phase, order[None, :])[0] * weights).argmax())
             if phase.pattern.shape == SPREAD:
-                ranks.append(np.flatnonzero((loads.ways.part_of[:, order] == busiest).any(axis=0)))
+                ranks.append(
+                    np.flatnonzero((loads.routes.part_of[:, order] == busiest).any(axis=0))
+                )
                 continue
             crosses = (loads.crossed[order[phase.src], order[phase.dst]] == busiest).any(axis=1)
             ranks += [phase.src[crosses], phase.dst[crosses]]
@@ -129,14 +125,13 @@ class Improver:
         return busy if len(busy) else np.arange(self.ranks)
 
     def _move(self, order: Ints, move: Move) -> Ints:
-        """Return the order after a move."""
         kind, number, i, j = move
         out: Ints = order.copy()
         if kind == _SWAP:
             out[i], out[j] = order[j], order[i]
-        elif kind == _TURN:
+        elif kind == _REVERSE:
             out[i : j + 1] = order[i : j + 1][::-1]
-        elif kind == _SHIFT:
+        elif kind == _ROTATE:
             out[i : j + 1] = np.roll(order[i : j + 1], 1)
         else:
             parts = self.tiers[number] if kind == _SWAP_PARTS else self.tiers[number].T
@@ -147,22 +142,69 @@ class Improver:
 
 
 def keep_hosts_together(search: Search, order: Ints) -> Ints:
-    """Return a best order, or for one group one that is as good and in which each host's ranks
-    follow each other, as many launchers number them: a ring may begin anywhere, and often pass all
-    GPUs of a host at once.
+    """Return the order or, for one group, one that is as good and numbers each host's ranks
+    consecutively, as many launchers do: a ring may begin anywhere, and often can pass all GPUs of a
+    host at once.
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))
     together = len(begins) <= 1 or int((hosts[1:] != hosts[:-1]).sum()) == len(np.unique(hosts)) - 1
-    if together or len([size for _, size in search.job.dimensions if size > 1]) != 1:
+    if together or not search.job.is_one_group:
         return order
     tried = []
-    for begin in begins[:_MOST_TURNED].tolist():
-        turned = np.roll(order, -begin)
-        _, first, host = np.unique(search.host_of[turned], return_index=True, return_inverse=True)
-        tried.append(turned[np.argsort(first[host], kind="stable")])
+    for begin in begins[:_MAX_ROTATIONS].tolist():
+        rotated = np.roll(order, -begin)
+        _, first, host = np.unique(search.host_of[rotated], return_index=True, return_inverse=True)
+        tried.append(rotated[np.argsort(first[host], kind="stable")])
     orders = np.array(tried)
-    apart, values, _ = search.judge(orders)
+    apart, values, _ = search.evaluate(orders)
     is_direct = search.count_forwarded(orders) <= search.count_forwarded(order[None, :])[0]
     as_good = np.flatnonzero((apart <= search.best[0]) & (values <= search.best[1]) & is_direct)
     return tried[int(as_good[0])] if len(as_good) else order
+
+
+def arrange_inside(
+    search: Search, tiers: Sequence[Tier], order: Ints, chance: np.random.Generator
+) -> list[Ints]:
+    """Return an order for each tier of equal parts: the ranks of its first part rearranged among
+    the part's GPUs by a search of their own, and those of all other parts alike.
+    """
+    orders = []
+    for parts in stack_equal(tiers):
+        if 2 < parts.shape[1] <= _MAX_INSIDE:
+            positions = _arrange(search, parts[0], order, chance)
+            if positions is not None:
+                other = np.arange(search.job.ranks)
+                other[parts] = parts[:, positions]
+                orders.append(other[order])
+    return orders
+
+
+def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generator) -> Ints | None:
+    """Return the new position of each position's rank in one part, None if its ranks send each
+    other nothing.
+    """
+    loads, size = search.loads, len(part)
+    position_of_gpu = np.full(search.job.ranks, -1, dtype=np.int64)
+    position_of_gpu[part] = np.arange(size)
+    position = position_of_gpu[order]
+    phases = []
+    for phase in loads.phases:
+        src, dst = position[phase.src], position[phase.dst]
+        within = (src >= 0) & (dst >= 0)
+        if within.any() and phase.pattern.shape != SPREAD:
+            phases.append(replace(phase, src=src[within], dst=dst[within]))
+    if not phases:
+        return None
+    routes = replace(loads.routes, crossed=loads.crossed[np.ix_(part, part)])
+    inner = Search(
+        OrderLoads(routes, phases, TIME),
+        Job((("positions", size),), ()),
+        (),
+        np.zeros(size, dtype=np.int64),
+        search.effort.grant(_INSIDE_S),
+    )
+    improver = Improver(inner, (), chance)
+    improver.improve(np.arange(size))
+    improver.search_on(0)
+    return inner.order

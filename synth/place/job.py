@@ -1,15 +1,34 @@
-"""What a job sends: its ranks as a mesh of named dimensions, and what each dimension's groups
-exchange in a step.
+"""Describe what a job sends: its ranks as a mesh of named dimensions, and the messages by which the
+groups of each dimension carry out their collectives in a step.
 
-Ranks count through the mesh as a DeviceMesh does: the dimension named last changes fastest. Ranks
+Ranks count through the mesh as in a DeviceMesh: the dimension named last changes fastest. Ranks
 that differ in one dimension only are a group of it.
+
+Who sends to whom in a group depends on the target:
+
+`ring`: every collective around the ring of the group's ranks in order, as NCCL's rings go from host
+to host, and as Horovod's, MSCCL's and most others do: each rank sends 2 (n - 1) / n of the buffer
+to the next for allreduce, (n - 1) / n for allgather and reduce-scatter.
+
+`stock`: gloo's, as torch.distributed calls them: `all_reduce` is gloo::allreduce with its usual
+algorithm, a ring that sends to the rank *before* (gloo/allreduce.cc; torch never asks for bcube),
+`all_gather` a ring to the rank after (gloo/allgather.cc), `all_to_all` every pair directly
+(gloo/alltoall.cc), and `reduce_scatter` an allreduce of which each rank keeps its part: torch does
+not use gloo's halving and doubling (gloo/reduce_scatter.h). The directions matter on uneven links.
+
+`plan`: topoplan's plans, which do not depend on the order inside a group.
+
+For all targets alltoall sends 1 / n of the buffer to each other rank, and sendrecv (the stages of a
+pipeline) the whole buffer to the next rank and to the one before, but nothing around the ends.
+Buffers have the sizes that algbw counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -17,20 +36,41 @@ from numpy.typing import NDArray
 
 from ...topo.errors import InputError
 from ..sizes import parse_size
-from .patterns import COLLECTIVES, Pattern, pattern_of
 
 Ints = NDArray[np.int64]
-# The one dimension of a job that names none.
+
+RING, STOCK, PLAN = "ring", "stock", "plan"
+# What users may ask for.
+TARGETS = (RING, STOCK, PLAN)
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "alltoall", "sendrecv")
+# Shapes of patterns.
+AROUND, PAIRS, LINE, SPREAD = "around", "pairs", "line", "spread"
+
+# The one dimension of a job that names none, and what it does if its traffic is not given.
 WHOLE = "all"
+_DEFAULT_TRAFFIC = "allreduce", 1 << 30
 _PAIR = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=\s*([^=]*?)\s*")
-_USUAL = "allreduce", 1 << 30
+# Digits of a size, so that products stay small enough to print.
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The messages of one group: `bytes_each` bytes from its i-th to its j-th rank for each (i, j)
+    of `sends`.
+
+    `shape` is "around" (a ring), "pairs" (every rank to every other), "line" (neighbours, in both
+    directions) or "spread" (a plan; `sends` then only names the members).
+    """
+
+    shape: str
+    sends: tuple[tuple[int, int], ...]
+    bytes_each: Fraction
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What every group of a dimension does in each step: a collective on a buffer of
-    `size_bytes`.
-    """
+    """The collective of every group of a dimension in each step, on `size_bytes` bytes."""
 
     dimension: str
     collective: str
@@ -39,8 +79,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Phase:
-    """One traffic of a job as messages: each goes from rank `src[i]` to rank `dst[i]`; `pattern` is
-    a group's.
+    """One traffic of a job as messages from rank `src[i]` to rank `dst[i]`; `pattern` is that of a
+    group.
     """
 
     traffic: Traffic
@@ -51,8 +91,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """A mesh of ranks: `dimensions` by name with their sizes, the last one changing fastest, and
-    the traffics on them.
+    """A mesh of ranks: names and sizes of its dimensions, the last one changing fastest, and the
+    traffics on them.
     """
 
     dimensions: tuple[tuple[str, int], ...]
@@ -60,95 +100,120 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the job has."""
+        """The number of ranks."""
         return prod(size for _, size in self.dimensions)
+
+    @property
+    def is_one_group(self) -> bool:
+        """Whether all ranks are in one group."""
+        return sum(size > 1 for _, size in self.dimensions) == 1
 
     def list_groups(self, dimension: str) -> Ints:
         """Return the groups of a dimension, a row a group with its ranks in order."""
-        names, sizes = [name for name, _ in self.dimensions], [size for _, size in self.dimensions]
+        names, sizes = zip(*self.dimensions, strict=True)
         ranks = np.arange(self.ranks, dtype=np.int64).reshape(sizes)
-        at = names.index(dimension)
-        return np.moveaxis(ranks, at, -1).reshape(-1, sizes[at])
+        axis = names.index(dimension)
+        return np.moveaxis(ranks, axis, -1).reshape(-1, sizes[axis])
 
     def list_phases(self, target: str) -> list[Phase]:
-        """Return the traffics as messages, by the algorithms of `target` (patterns.py); those that
-        send nothing left out.
-        """
+        """Return the traffics that send anything as messages, by the algorithms of `target`."""
         phases = []
         for traffic in self.traffics:
             groups = self.list_groups(traffic.dimension)
             pattern = pattern_of(target, traffic.collective, groups.shape[1], traffic.size_bytes)
             if pattern.sends and pattern.bytes_each:
-                src, dst = np.array(pattern.sends, dtype=np.int64).T
-                phases.append(
-                    Phase(traffic, pattern, groups[:, src].reshape(-1), groups[:, dst].reshape(-1))
-                )
+                src, dst = (groups[:, column].reshape(-1) for column in np.array(pattern.sends).T)
+                phases.append(Phase(traffic, pattern, src, dst))
         return phases
+
+
+def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pattern:
+    """Return the messages of a collective in a group, by the algorithms of `target`."""
+    if collective not in COLLECTIVES:
+        raise InputError(f"{collective!r} is not placed; expected one of {', '.join(COLLECTIVES)}")
+    n, size = ranks, Fraction(size_bytes)
+    if n == 1:
+        return Pattern(AROUND, (), size)
+    ring = tuple((i, (i + 1) % n) for i in range(n))
+    back = tuple((j, i) for i, j in ring)
+    if collective == "alltoall":
+        return Pattern(PAIRS, tuple((i, j) for i in range(n) for j in range(n) if i != j), size / n)
+    if collective == "sendrecv":
+        return Pattern(
+            LINE, tuple(p for hops in zip(ring[:-1], back, strict=False) for p in hops), size
+        )
+    if collective == "allreduce" or (target == STOCK and collective == "reduce-scatter"):
+        size *= 2
+    if target == PLAN:
+        return Pattern(SPREAD, ring, size)
+    sends = back if target == STOCK and collective != "allgather" else ring
+    return Pattern(AROUND, sends, size * (n - 1) / n)
 
 
 def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
     """Return the job of `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`, for so many ranks.
-    InputError where it is none.
 
-    Without `job` all ranks are one group; without `traffic` that group makes an allreduce of 1 GiB.
+    Without `job` all ranks are one group; without `traffic` that group does an allreduce of 1 GiB.
+    Raises InputError if the texts are malformed or do not fit.
     """
     dimensions = _read_dimensions(job) if job is not None else ((WHOLE, ranks),)
     product = prod(size for _, size in dimensions)
     if product != ranks:
         written = " x ".join(str(size) for _, size in dimensions)
         raise InputError(
-            f"--job {job}: {written} = {product} ranks, and {ranks} GPUs are to have one each; "
-            "correct the sizes, or name "
-            "GPUs that stay free by --reserve"
+            f"{job}: {written} = {product} ranks, and {ranks} GPUs are to have one each; correct "
+            "the sizes, or reserve the GPUs that stay free",
+            parameter="job",
         )
-    if traffic is None:
-        busy = [name for name, size in dimensions if size > 1]
-        if len(busy) > 1:
-            raise InputError(
-                f"--job {job}: say what each dimension sends in a step, such as --traffic "
-                f"{busy[0]}=allreduce:1G,"
-                f"{busy[1]}=allreduce:64M"
-            )
-        return Job(dimensions, tuple(Traffic(name, *_USUAL) for name in busy))
-    return Job(dimensions, tuple(_read_traffic(traffic, [name for name, _ in dimensions])))
+    if traffic is not None:
+        return Job(dimensions, tuple(_read_traffic(traffic, [name for name, _ in dimensions])))
+    busy = [name for name, size in dimensions if size > 1]
+    if len(busy) > 1:
+        raise InputError(
+            f"{job}: say what each dimension sends in a step, such as {busy[0]}=allreduce:1G,"
+            f"{busy[1]}=allreduce:64M",
+            parameter="traffic",
+        )
+    return Job(dimensions, tuple(Traffic(name, *_DEFAULT_TRAFFIC) for name in busy))
 
 
-def _split_pairs(text: str, option: str, example: str) -> Iterable[tuple[str, str]]:
-    """Return the names and values of `a=1,b=2`."""
+def _split_pairs(text: str, parameter: str, example: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of `a=1,b=2`."""
     for part in text.split(","):
         match = _PAIR.fullmatch(part)
         if match is None:
-            raise InputError(
-                f"{option} {text}: {part!r} is not NAME=VALUE; expected for example {example}"
-            )
+            problem = f"{text}: {part!r} is not NAME=VALUE; expected for example {example}"
+            raise InputError(problem, parameter=parameter)
         yield match[1], match[2]
 
 
 def _read_dimensions(text: str) -> tuple[tuple[str, int], ...]:
-    out: dict[str, int] = {}
-    for name, value in _split_pairs(text, "--job", "dp=4,tp=2"):
-        if not value.isascii() or not value.isdigit() or not int(value[:9]) > 0 or len(value) > 9:
+    sizes: dict[str, int] = {}
+    for name, value in _split_pairs(text, "job", "dp=4,tp=2"):
+        is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+        if not is_number or int(value) == 0:
             raise InputError(
-                f"--job {text}: the size of {name} is {value!r}; expected a whole number of at "
-                "least 1"
+                f"{text}: the size of {name} is {value!r}; expected a whole number of at least 1",
+                parameter="job",
             )
-        if name in out:
-            raise InputError(f"--job {text}: {name} is named twice; each dimension once")
-        out[name] = int(value)
-    return tuple(out.items())
+        if name in sizes:
+            raise InputError(f"{text}: {name} is named twice; each dimension once", parameter="job")
+        sizes[name] = int(value)
+    return tuple(sizes.items())
 
 
-def _read_traffic(text: str, names: list[str]) -> Iterable[Traffic]:
-    for name, value in _split_pairs(text, "--traffic", "dp=allreduce:1G"):
+def _read_traffic(text: str, names: list[str]) -> Iterator[Traffic]:
+    for name, value in _split_pairs(text, "traffic", "dp=allreduce:1G"):
         if name not in names:
             raise InputError(
-                f"--traffic {text}: the job has no dimension {name!r}; it has {', '.join(names)}"
+                f"{text}: the job has no dimension {name!r}; it has {', '.join(names)}",
+                parameter="traffic",
             )
         collective, colon, size = value.partition(":")
         if collective not in COLLECTIVES or not colon:
             raise InputError(
-                f"--traffic {text}: {value!r} is not COLLECTIVE:BYTES; expected one of "
-                f"{', '.join(COLLECTIVES)}, "
-                "such as allreduce:64M"
+                f"{text}: {value!r} is not COLLECTIVE:BYTES; expected one of "
+                f"{', '.join(COLLECTIVES)}, such as allreduce:64M",
+                parameter="traffic",
             )
         yield Traffic(name, collective, parse_size(size))

@@ -1,5 +1,5 @@
-"""What placing gives: the order, how long the job's communication takes in it and in the given one,
-and a bound on any.
+"""The result of placing: the order, the time of the job's communication in it and in the given one,
+and a bound on all orders.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from typing import Any
 
 from ..sizes import show_size
 from .job import Job, Traffic
-from .proof.check import NOTHING, SEARCH, PlaceBound
+from .proof.check import NOTHING, SEARCH, TIERS, PlaceBound
 
-# A bound within this share of the time counts as met: its logarithms are rounded.
+# A bound within this share of the time counts as met, since its logarithms are rounded.
 EQUAL = Fraction(1, 10**9)
+# How a bound of each kind is proved.
+_PROOFS = {
+    TIERS: "by what must leave hosts, leaves and GPUs; with a certificate",
+    SEARCH: "by exhaustive search",
+    NOTHING: "nothing is sent",
+}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One traffic of the job: the seconds it takes in the order found, and in the given one."""
+    """One traffic of the job, with its seconds in the best order and in the given one."""
 
     traffic: Traffic
     seconds: Fraction
@@ -27,12 +33,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which GPU each rank gets: `order[r]` is the number of rank r's, as the topology lists them
-    and as topo-emulate --order takes it, `gpus[r]` its id.
+    """The GPU of each rank: `order[r]` is the number of rank r's in the topology's list, as
+    topo-emulate takes orders, and `gpus[r]` its id.
 
-    `seconds` is what the objective comes to in this order, `given_seconds` in the `given` one. No
-    order takes less than `bound.seconds`. `search_complete` is False where a time limit cut a
-    search short.
+    `seconds` is the objective in this order, `given_seconds` in the `given` one. No order takes
+    less than `bound.seconds`. `search_complete` is False if a time limit cut a search short.
     """
 
     name: str
@@ -52,24 +57,25 @@ class Placement:
 
     @property
     def gain(self) -> Fraction:
-        """How many times as long the given order takes."""
+        """The time of the given order over that of this one."""
         return self.given_seconds / self.seconds if self.seconds else Fraction(1)
 
     @property
     def gap(self) -> Fraction:
-        """1 - bound / seconds: by how much some other order might be faster, at most."""
+        """1 - bound / seconds: the largest share by which another order might be faster."""
         return 1 - self.bound.seconds / self.seconds if self.seconds else Fraction(0)
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is proved that no order takes less."""
+        """Whether provably no order takes less."""
         return self.gap <= EQUAL
 
     def __repr__(self) -> str:
-        return f"<Placement of {len(self.order)} ranks on {self.name}: gain {float(self.gain):.3g}, gap {float(self.gap):.1%}>"
+        figures = f"gain {float(self.gain):.3g}, gap {float(self.gap):.1%}"
+        return f"<Placement of {len(self.order)} ranks on {self.name}: {figures}>"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of topo-place --json."""
+        """Return the JSON object of topo-place (docs/place.md)."""
         return {
             "topology": self.name,
             "ranks": len(self.order),
@@ -101,22 +107,17 @@ class Placement:
         }
 
     def describe(self) -> str:
-        """Return the placement as lines for people."""
+        """Format the placement as text."""
         mesh = " x ".join(f"{name} {size}" for name, size in self.job.dimensions)
-        what = (
-            "communication of a step" if self.objective == "time" else "the busiest link of a step"
-        )
+        is_time = self.objective == "time"
+        what = "communication of a step" if is_time else "the busiest link of a step"
+        better = f"another may be faster by {float(self.gap):.1%} at most"
         lines = [
             f"{self.name}: {len(self.order)} ranks ({mesh}), for {self.target}",
             f"{what}: {_show(self.seconds)}, in the given order {_show(self.given_seconds)}: gain "
             f"{float(self.gain):.2f}",
-            f"no order takes less than {_show(self.bound.seconds)} "
-            f"({_PROOFS.get(self.bound.kind, _BY_TIERS)}): "
-            + (
-                "this one is optimal"
-                if self.is_optimal
-                else f"another may be faster by {float(self.gap):.1%} at most"
-            ),
+            f"no order takes less than {_show(self.bound.seconds)} ({_PROOFS[self.bound.kind]}): "
+            f"{'this one is optimal' if self.is_optimal else better}",
         ]
         if self.steps:
             lines.append(
@@ -126,23 +127,15 @@ class Placement:
             t = step.traffic
             lines.append(
                 f"{t.dimension:>12} {t.collective:>15} {show_size(t.size_bytes):>10} "
-                f"{_show(step.seconds):>12} "
-                f"{_show(step.given_seconds):>12}"
+                f"{_show(step.seconds):>12} {_show(step.given_seconds):>12}"
             )
         if self.busiest:
             lines.append(f"busiest: {self.busiest}")
         lines += [f"note: {note}" for note in self.notes]
-        if self.order == self.given:
-            lines.append("the given order stays")
-        lines.append("order: " + ",".join(map(str, self.order)))
-        return "\n".join(lines) + "\n"
-
-
-_BY_TIERS = "by what must leave hosts, leaves and GPUs; with a certificate"
-_PROOFS = {SEARCH: "by exhaustive search", NOTHING: "nothing is sent"}
+        lines += ["the given order stays"] if self.order == self.given else []
+        return "\n".join([*lines, f"order: {','.join(map(str, self.order))}"]) + "\n"
 
 
 def _show(seconds: Fraction) -> str:
-    """Return a time for people."""
     us = float(seconds) * 1e6
     return f"{us:.4g} us" if us < 1e3 else f"{us / 1e3:.4g} ms" if us < 1e6 else f"{us / 1e6:.4g} s"

@@ -1,5 +1,5 @@
-"""Place a job's ranks on a machine's GPUs: all orders of few ranks, CP-SAT for some more, a search
-and a bound beyond.
+"""Place a job's ranks on a machine's GPUs: by trying all orders of few ranks, by CP-SAT for some
+more, and by a search with a bound beyond.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from ...topo.graph import Topology
 from ...topo.loader.resolve import load
 from ..effort import USUAL_LIMIT_S, Effort
 from ..planner.machine import load_for_planning
-from .exhaustive import MOST_LISTED, MOST_PROVED, list_all, prove_best
-from .improve import Improver, keep_hosts_together
-from .inside import arrange_inside
-from .job import Ints, Job, Phase, read_job
-from .loads import OBJECTIVES, TIME, Loads, Ways
-from .patterns import PAIRS, PLAN, RING, SPREAD, TARGETS
+from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
+from .improve import Improver, arrange_inside, keep_hosts_together
+from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, Job, Phase, read_job
+from .loads import OBJECTIVES, TIME, OrderLoads, RouteLoads
 from .placement import EQUAL, Placement, Step
 from .proof.bound import choose_parts, find_bound
 from .proof.check import NOTHING, SEARCH, PlaceBound
@@ -33,19 +31,24 @@ from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
-MOST_RANKS = 2048
-# Work for each part of the search, in seconds of a quiet core at the usual time limit.
-_INSIDE_S, _IMPROVE_S, _RINGS_S, _SHAKE_S, _SHAKE_FEW_S, _PROOF_S = 1.5, 2.0, 2.0, 3.0, 0.8, 30.0
-_STARTS = 4
-_MOST_SHAKEN = 256
+# GPUs up to which the routes of all pairs fit into memory.
+MAX_RANKS = 2048
+# Work of each step of the search, in seconds of a quiet core at the usual time limit.
+_INSIDE_S, _IMPROVE_S, _RINGS_S, _PROOF_S = 1.5, 2.0, 2.0, 30.0
+# Likewise for shaking; less where CP-SAT follows.
+_SHAKE_S, _SHAKE_FEW_S = 3.0, 0.8
+# Orders that are improved, and ranks up to which improved orders are shaken.
+_MAX_STARTS, _MAX_SHAKEN = 4, 256
+# The same request gives the same order.
 _SEED = 1
-_MOST_NOTES = 3
+# Merged switches that notes name.
+_MAX_NOTES = 3
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is to be placed: the GPUs that take part, by number in `topology` (without failed ones,
-    switches side by side made one) and in the one given; `notes` say what that assumes.
+class _Request:
+    """What to place: the GPUs that take part, by number in `topology` (without failed GPUs, with
+    parallel switches merged) and, as `numbers`, in the machine as given.
     """
 
     topology: Topology
@@ -70,8 +73,8 @@ def place(
     together: Iterable[str] = (),
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Placement:
-    """Return which GPU each rank of a job gets, so that its communication takes the least predicted
-    time, with a bound.
+    """Return the GPU of each rank of a job that minimizes the predicted time of its communication,
+    with a bound.
 
     `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
     fastest; by default one group), `traffic` what a group of each dimension does in a step:
@@ -79,69 +82,82 @@ def place(
     ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on the order
     inside a group); `objective` "time" or "bottleneck", the link that is busy longest. `order` is
     the present order, a GPU's number for each rank. GPUs of `without_ranks` have failed, those of
-    `reserve` stay free; groups of the dimensions `together` share a host each. Raises InputError
-    for what does not fit, InfeasibleError where GPUs cannot reach each other.
+    `reserve` stay free; groups of the dimensions `together` share a host each.
+
+    Raises InputError for arguments that do not fit, InfeasibleError if GPUs are not connected.
     """
     if target not in TARGETS:
-        raise InputError(
-            f"{target!r} is nothing to place for; expected one of {', '.join(TARGETS)}"
-        )
+        raise InputError(f"{target!r} is no target; expected one of {', '.join(TARGETS)}")
     if objective not in OBJECTIVES:
         raise InputError(f"{objective!r} is no objective; expected one of {', '.join(OBJECTIVES)}")
-    machine = topology if isinstance(topology, Topology) else load(topology)
-    together = tuple(together)
-    asked = _read(machine, job, traffic, target, tuple(without_ranks), tuple(reserve))
-    given = _read_order(order, asked.numbers)
-    hosts = _number_hosts(asked)
-    tiers = find_tiers(asked.topology, asked.gpus, _list_hosts(asked.gpus, hosts))
-    loads = Loads(_make_ways(asked, tiers if target == PLAN else ()), asked.phases, objective)
+    machine, together = topology if isinstance(topology, Topology) else load(topology), [*together]
+    request = _read(machine, job, traffic, target, tuple(without_ranks), tuple(reserve))
+    dimensions = [name for name, _ in request.job.dimensions]
+    for name in together:
+        if name not in dimensions:
+            raise InputError(
+                f"{name}: the job has no dimension {name!r}; it has {', '.join(dimensions)}",
+                parameter="together",
+            )
+    given = _read_order(order, request.numbers)
+    devices = [request.topology.by_id[request.topology.ranks[gpu]] for gpu in request.gpus]
+    blocks = group_by_host(devices)
+    host_of = np.zeros(len(devices), dtype=np.int64)
+    for number, members in enumerate(blocks):
+        host_of[members] = number
+    hosts = [[request.gpus[i] for i in sorted(members)] for members in blocks]
+    tiers = find_tiers(request.topology, request.gpus, hosts)
+    routes = _list_loads(request, tiers if target == PLAN else ())
+    loads = OrderLoads(routes, request.phases, objective)
+    forwarded = request.table.forwarded[np.ix_(request.gpus, request.gpus)]
     effort = Effort(time_limit_s)
-    apart = tuple(asked.job.list_groups(name) for name in _check_names(together, asked.job))
-    forwarded = asked.table.forwarded[np.ix_(asked.gpus, asked.gpus)]
-    avoided = forwarded if forwarded.any() and target != PLAN else None
-    search = Search(loads, asked.job, apart, hosts, effort, forwarded=avoided)
-    bound = _search(search, asked, tiers, given, together)
+    search = Search(
+        loads,
+        request.job,
+        tuple(request.job.list_groups(name) for name in together),
+        host_of,
+        effort,
+        forwarded=forwarded if forwarded.any() and target != PLAN else None,
+    )
+    bound = _search(search, request, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
             f"{machine.name}: no order was found in which each group of {', '.join(together)} "
-            "shares a host; hosts have "
-            f"{', '.join(map(str, sorted(set(np.bincount(hosts).tolist()))))} GPUs"
+            f"shares a host; hosts have {', '.join(map(str, sorted(set(map(len, blocks)))))} GPUs"
         )
-    found = search.order
-    apart_given, values, _ = search.judge(given[None, :])
-    as_good = not apart_given[0] and int(values[0]) == search.best[1]
-    if (
-        as_good
-        and search.count_forwarded(given[None, :])[0] <= search.count_forwarded(found[None, :])[0]
-    ):
-        found = given  # nothing is gained by another order
-    found = keep_hosts_together(search, found)
+    best = search.order
+    apart, values, _ = search.evaluate(given[None, :])
+    is_as_good = not apart[0] and int(values[0]) == search.best[1]
+    before, after = search.count_forwarded(np.array([given, best])).tolist()
+    best = keep_hosts_together(search, given if is_as_good and before <= after else best)
+    notes = list(request.notes)
+    if apart[0]:
+        notes.append(
+            f"in the given order not every group of {', '.join(together)} shares a host, so it is "
+            "not allowed"
+        )
+    through = int(search.count_forwarded(best[None, :])[0])
+    if through:
+        notes.append(f"{through} messages go through other GPUs, as no direct route exists")
+    times = (loads.phase_seconds(x.tolist()) for x in (best, given))
     return Placement(
         name=machine.name,
-        job=asked.job,
+        job=request.job,
         target=target,
         objective=objective,
-        order=tuple(asked.numbers[i] for i in found),
-        gpus=tuple(asked.topology.ranks[asked.gpus[i]] for i in found),
-        given=tuple(asked.numbers[i] for i in given),
+        order=tuple(request.numbers[i] for i in best),
+        gpus=tuple(request.topology.ranks[request.gpus[i]] for i in best),
+        given=tuple(request.numbers[i] for i in given),
         seconds=search.best[1] * loads.seconds_each,
         given_seconds=int(values[0]) * loads.seconds_each,
         bound=bound,
         steps=tuple(
-            Step(phase.traffic, seconds, before)
-            for phase, seconds, before in zip(
-                asked.phases,
-                loads.phase_seconds(found.tolist()),
-                loads.phase_seconds(given.tolist()),
-                strict=True,
-            )
+            Step(phase.traffic, *seconds)
+            for phase, *seconds in zip(request.phases, *times, strict=True)
         ),
-        busiest=loads.find_busiest(found.tolist()) if asked.phases else "",
+        busiest=loads.find_busiest(best.tolist()) if request.phases else "",
         search_complete=not effort.cut_short,
-        notes=asked.notes
-        + _list_notes(
-            int(search.count_forwarded(found[None, :])[0]), together if apart_given[0] else ()
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -150,175 +166,127 @@ def _read(
     job: str | None,
     traffic: str | None,
     target: str,
-    failed: Sequence[int],
-    reserved: Sequence[int],
-) -> _Asked:
-    """Return what is to be placed, on the machine without failed GPUs."""
+    failed: tuple[int, ...],
+    reserved: tuple[int, ...],
+) -> _Request:
+    """Return the request on the machine without failed GPUs."""
     count = len(machine.ranks)
-    for option, numbers in (("without-rank", failed), ("reserve", reserved)):
+    for parameter, numbers in (("without_ranks", failed), ("reserve", reserved)):
         for number in numbers:
             if not 0 <= number < count:
                 raise InputError(
-                    f"--{option} {number}: no such GPU; {machine.name} has 0 to {count - 1}"
+                    f"{number}: no such GPU; {machine.name} has 0 to {count - 1}",
+                    parameter=parameter,
                 )
-    left = [number for number in range(count) if number not in set(failed) | set(reserved)]
+    left = [number for number in range(count) if number not in {*failed, *reserved}]
     if not left:
         raise InputError(f"{machine.name}: no GPU is left to place a rank on")
-    if len(left) > MOST_RANKS:
-        raise InputError(f"{machine.name}: {len(left)} GPUs; at most {MOST_RANKS} ranks are placed")
-    read = read_job(job, traffic, len(left))
-    whole = (
-        degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
-    )
-    whole, _ = load_for_planning(whole)
+    if len(left) > MAX_RANKS:
+        raise InputError(f"{machine.name}: {len(left)} GPUs; at most {MAX_RANKS} ranks are placed")
+    mesh = read_job(job, traffic, len(left))
+    change = Change(without_ranks=tuple(sorted(set(failed))))
+    whole, _ = load_for_planning(degrade(machine, change) if failed else machine)
     spread = merge_spines(whole)
     merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
-    whole = spread
-    ids = {gpu: i for i, gpu in enumerate(whole.ranks)}
-    gpus = tuple(ids[machine.ranks[number]] for number in left)
-    notes = tuple(map(_note_merged, merged[:_MOST_NOTES]))
-    return _Asked(
-        whole, RouteTable(whole), gpus, tuple(left), read, read.list_phases(target), notes
+    number_of = {gpu: i for i, gpu in enumerate(spread.ranks)}
+    return _Request(
+        spread,
+        RouteTable(spread),
+        tuple(number_of[machine.ranks[number]] for number in left),
+        tuple(left),
+        mesh,
+        mesh.list_phases(target),
+        tuple(
+            f"{' and '.join(switches[:2])}"
+            f"{f' and {len(switches) - 2} more' if len(switches) > 2 else ''} stand side by side: "
+            "flows are assumed to be spread evenly over such switches"
+            for switches in merged[:_MAX_NOTES]
+        ),
     )
-
-
-def _note_merged(switches: Sequence[str]) -> str:
-    more = f" and {len(switches) - 2} more" if len(switches) > 2 else ""
-    return f"{' and '.join(switches[:2])}{more} stand side by side: flows are assumed to be spread evenly over such switches"
 
 
 def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
-    """Return the present order as places among the GPUs that take part."""
+    """Return the present order as positions among the GPUs that take part."""
     if order is None:
         return np.arange(len(numbers), dtype=np.int64)
     if sorted(order) != sorted(numbers):
+        shown = ",".join(map(str, order[:12])) + (",..." if len(order) > 12 else "")
         raise InputError(
-            f"--order {','.join(map(str, list(order)[:12]))}{',...' if len(order) > 12 else ''}: "
-            "expected each of the "
-            f"{len(numbers)} GPUs that take part once, by its number"
+            f"{shown}: expected each of the {len(numbers)} GPUs that take part once, by its number",
+            parameter="order",
         )
     return np.array([numbers.index(number) for number in order], dtype=np.int64)
 
 
-def _check_names(names: Iterable[str], job: Job) -> list[str]:
-    known = [name for name, _ in job.dimensions]
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"--together {name}: the job has no dimension {name!r}; it has {', '.join(known)}"
-            )
-    return list(names)
-
-
-def _number_hosts(asked: _Asked) -> Ints:
-    """Return the number of each GPU's host."""
-    devices = [asked.topology.by_id[asked.topology.ranks[gpu]] for gpu in asked.gpus]
-    hosts = np.zeros(len(devices), dtype=np.int64)
-    for number, members in enumerate(group_by_host(devices)):
-        hosts[members] = number
-    return hosts
-
-
-def _list_hosts(gpus: Sequence[int], hosts: Ints) -> list[list[int]]:
-    return [
-        [gpus[i] for i in np.flatnonzero(hosts == number).tolist()]
-        for number in range(int(hosts.max()) + 1)
-    ]
-
-
-def _make_ways(asked: _Asked, tiers: Sequence[Tier]) -> Ways:
-    """Return what messages cross; for plans the parts of tiers as well."""
-    table, listed = asked.table, np.array(asked.gpus)
+def _list_loads(request: _Request, tiers: Sequence[Tier]) -> RouteLoads:
+    """Return what messages cross: links and, for plans, the borders of parts of tiers."""
+    table = request.table
     names = [f"{a} -> {b}" for a, b in table.links]
-    rates = [asked.topology.capacity_GBps[link] for link in table.links]
-    at = {gpu: i for i, gpu in enumerate(asked.gpus)}
-    part_of = np.zeros((len(tiers), len(listed)), dtype=np.int64)
+    rates = [request.topology.capacity_GBps[link] for link in table.links]
+    at = {gpu: i for i, gpu in enumerate(request.gpus)}
+    part_of = np.zeros((len(tiers), len(at)), dtype=np.int64)
     for row, tier in enumerate(tiers):
-        for part in choose_parts(table, asked.gpus, tier, "out"):
+        for part in choose_parts(table, request.gpus, tier, "out"):
             part_of[row, [at[gpu] for gpu in part.gpus]] = len(names)
-            first = asked.topology.ranks[part.gpus[0]]
-            names.append(
-                f"out of {first}"
-                + (f" and {len(part.gpus) - 1} more" if len(part.gpus) > 1 else "")
-            )
+            others = f" and {len(part.gpus) - 1} more" if len(part.gpus) > 1 else ""
+            names.append(f"out of {request.topology.ranks[part.gpus[0]]}{others}")
             rates.append(part.capacity_GBps)
-    crossed = table.crossed[np.ix_(listed, listed)]
+    crossed = table.crossed[np.ix_(request.gpus, request.gpus)]
     crossed = np.where(crossed == len(table.links), len(names), crossed).astype(np.int32)
-    return Ways(names, rates, crossed, part_of)
+    return RouteLoads(names, rates, crossed, part_of)
 
 
 def _search(
-    search: Search, asked: _Asked, tiers: Sequence[Tier], given: Ints, together: Sequence[str]
+    search: Search, request: _Request, tiers: Sequence[Tier], given: Ints, together: Sequence[str]
 ) -> PlaceBound:
-    """Find the best order, and return what bounds all."""
-    job, loads = asked.job, search.loads
+    """Search for the best order, and return a bound on all orders."""
+    job, loads, effort = request.job, search.loads, search.effort
+    at = {gpu: i for i, gpu in enumerate(request.gpus)}
+    near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
     search.offer(given[None, :])
-    if not asked.phases:
+    if not request.phases:
         if search.best[0]:
-            offer_starts(search, _renumber(tiers, asked.gpus))
+            offer_starts(search, near)
         return PlaceBound(search.best[1] * loads.seconds_each, NOTHING, {})
-    one_group = len([size for _, size in job.dimensions if size > 1]) == 1
-    if one_group and all(phase.pattern.shape in (PAIRS, SPREAD) for phase in asked.phases):
-        return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})  # all orders are alike
-    if job.ranks <= MOST_LISTED:
+    # Inside one group plans and exchanges of all pairs take the same time in every order.
+    is_same = all(phase.pattern.shape in (PAIRS, SPREAD) for phase in request.phases)
+    if job.is_one_group and is_same:
+        return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
+    if job.ranks <= MAX_LISTED:
         list_all(search)
         return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
-    effort = search.effort
-    near = _renumber(tiers, asked.gpus)
     starts = offer_starts(search, near)
     search.effort = effort.grant(_RINGS_S)
-    rings = find_rings(search)
-    if rings:
-        search.offer(np.array(rings))
+    search.offer(np.array(find_rings(search)))
     chance = np.random.default_rng(_SEED)
     improver = Improver(search, near, chance)
 
     def find() -> PlaceBound:
         unit = search.best[1] * loads.seconds_each
         return find_bound(
-            asked.table, asked.gpus, tiers, job, asked.phases, loads.objective, unit, together
+            request.table, request.gpus, tiers, job, request.phases, loads.objective, unit, together
         )
 
+    # Improving orders only if the bound is not met places 1,024 ranks in 3 to 7 s of a core.
     bound = None if search.best[0] else find()
     if bound is None or search.best[1] > bound.seconds / loads.seconds_each * (1 + EQUAL):
         search.effort = effort.grant(_IMPROVE_S)
-        for start in [search.order.copy(), *starts[:_STARTS], given]:
+        for start in [search.order.copy(), *starts[:_MAX_STARTS], given]:
             improver.improve(start)
     if search.best[0]:
         return PlaceBound(Fraction(0), NOTHING, {})
     bound = bound or find()
     least = bound.seconds / loads.seconds_each * (1 + EQUAL)
-    if search.best[1] > least and job.ranks <= _MOST_SHAKEN:
+    if search.best[1] > least and job.ranks <= _MAX_SHAKEN:
         search.effort = effort.grant(_INSIDE_S)
-        for start in starts[:_STARTS]:
+        for start in starts[:_MAX_STARTS]:
             search.offer(np.array(arrange_inside(search, near, start, chance)))
         search.effort = effort.grant(_IMPROVE_S)
         improver.improve(search.order.copy())
-        search.effort = effort.grant(_SHAKE_S if job.ranks > MOST_PROVED else _SHAKE_FEW_S)
+        search.effort = effort.grant(_SHAKE_S if job.ranks > MAX_PROVED else _SHAKE_FEW_S)
         improver.search_on(least)
-    if job.ranks <= MOST_PROVED and bound.seconds < search.best[1] * loads.seconds_each:
+    if job.ranks <= MAX_PROVED and bound.seconds < search.best[1] * loads.seconds_each:
         proved = prove_best(search, effort.grant(_PROOF_S)) * loads.seconds_each
         if proved > bound.seconds:
             return PlaceBound(proved, SEARCH, {})
     return bound
-
-
-def _renumber(tiers: Sequence[Tier], gpus: Sequence[int]) -> list[Tier]:
-    """Return tiers with GPUs by their place among those that take part."""
-    at = {gpu: i for i, gpu in enumerate(gpus)}
-    return [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
-
-
-def _list_notes(forwarded: int, not_together: Sequence[str]) -> tuple[str, ...]:
-    """Return what a reader of the answer should know beside it: messages that are forwarded, and
-    dimensions that the given order breaks up.
-    """
-    notes = []
-    if not_together:
-        notes.append(
-            f"in the given order not every group of {', '.join(not_together)} shares a host, so "
-            "it is no choice"
-        )
-    if forwarded:
-        notes.append(f"{forwarded} messages go through other GPUs, which no direct way joins")
-    return tuple(notes)

@@ -1,11 +1,11 @@
-"""Groups of GPUs that are near each other: hosts, boxes, leaves, racks; by what joins them,
-whatever they are called. And what such parts of a machine can send.
+"""Find groups of GPUs that are near each other (hosts, boxes, leaves, racks) by the links between
+them, whatever their names, and measure what such parts of a machine can send.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,18 +20,18 @@ from ...topo.derived.route_table import RouteTable
 from ...topo.errors import VerificationError
 from ...topo.graph import Topology
 
-# GPUs, by number, in parts; each GPU in one.
+# GPUs, by number, in disjoint parts.
 Tier = tuple[tuple[int, ...], ...]
-_MOST_RATES = 6
-_MOST_LEVELS = 6
-# By how much a logarithm may be wrong.
+# Rates and levels that divide a machine: link generations, and switches from GPUs to spines.
+_MAX_RATES = _MAX_LEVELS = 6
+# Upper bound on the error of a logarithm of a number of ranks in floating point.
 _LOG_ERROR = Fraction(1, 10**13)
 
 
 @dataclass(frozen=True)
-class Part:
+class TierPart:
     """Devices of a machine, and the `gpus` with a rank among them, by number. What leaves (or
-    enters) crosses links of `capacity_GBps`; the widest way across is `widest_GBps` wide.
+    enters) crosses links of `capacity_GBps` in all; no route across is wider than `widest_GBps`.
     """
 
     inside: frozenset[str]
@@ -42,32 +42,28 @@ class Part:
 
 @dataclass(frozen=True)
 class TierParts:
-    """Parts of a machine that have no GPU in common, looked at in one direction; `covers`: each GPU
-    with a rank is in one.
-    """
+    """Disjoint parts of a machine in one direction; `covers` if each GPU with a rank is in one."""
 
     direction: str
-    parts: tuple[Part, ...]
+    parts: tuple[TierPart, ...]
     covers: bool
 
     @cached_property
     def capacity_GBps(self) -> Fraction:
-        """What all parts together can send: sums of few different rates."""
+        """What all parts together can send."""
         return sum((part.capacity_GBps for part in self.parts), Fraction(0))
 
     @cached_property
     def ranks(self) -> int:
-        """How many ranks are in some part."""
+        """The number of ranks in the parts."""
         return sum(len(part.gpus) for part in self.parts)
 
     @cached_property
     def mean_log(self) -> Fraction:
-        """The mean over the ranks of the logarithm of how many its part has, rounded up."""
+        """The mean over the ranks of the logarithm of their part's ranks, rounded up."""
         sizes = Counter(len(part.gpus) for part in self.parts)
-        return (
-            sum((n * size * log_at_most(size) for size, n in sizes.items()), Fraction(0))
-            / self.ranks
-        )
+        logs = (n * size * log_at_most(size) for size, n in sizes.items())
+        return sum(logs, Fraction(0)) / self.ranks
 
     def is_within(self, coarser: TierParts) -> bool:
         """Return whether each part of the other tier consists of whole parts of this one."""
@@ -91,135 +87,107 @@ def log_at_least(value: int) -> Fraction:
 
 def measure_part(
     table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str
-) -> Part:
-    """Return a part with the capacity of the links that routes from its GPUs to the others must
-    cross where they leave it: of several sets of devices with the same GPUs, the one around which
-    there is least.
+) -> TierPart:
+    """Return a part with the capacity of the links over which routes from its GPUs to the others
+    leave it: of several sets of devices with the same GPUs, the one with the least capacity.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
     if unknown or direction not in ("out", "in"):
         raise VerificationError(
-            f"bound: a part names {min(unknown, default=direction)!r}, which there is not"
+            f"bound: a part names {min(unknown, default=direction)!r}, which does not exist"
         )
     is_mine = np.zeros(len(topology.ranks), dtype=bool)
     is_mine[[table.number[x] for x in insides[0] if x in table.number]] = True
     listed = np.asarray(gpus)
     mine, rest = listed[is_mine[listed]], listed[~is_mine[listed]]
-    crossed = (
-        table.crossed[mine[:, None], rest]
-        if direction == "out"
-        else table.crossed[rest[:, None], mine]
-    )
+    sources, targets = (mine, rest) if direction == "out" else (rest, mine)
+    crossed = table.crossed[sources[:, None], targets]
     used = np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1])
-    ways = [
-        table.links[link] if direction == "out" else table.links[link][::-1]
-        for link in used.tolist()
+    links = [table.links[link] for link in used.tolist()]
+    # The end of a link that lies inside the part: its source for "out", else its target.
+    near, far = (0, 1) if direction == "out" else (1, 0)
+    capacities = [
+        sum(
+            (
+                topology.capacity_GBps[x]
+                for x in links
+                if x[near] in inside and x[far] not in inside
+            ),
+            Fraction(0),
+        )
+        for inside in insides
     ]
-    capacities = []
-    for inside in insides:
-        leaving = [
-            link if direction == "out" else link[::-1]
-            for link in ways
-            if link[0] in inside and link[1] not in inside
-        ]
-        capacities.append(sum((topology.capacity_GBps[link] for link in leaving), Fraction(0)))
-    least = min(range(len(insides)), key=capacities.__getitem__)
-    return Part(insides[least], tuple(mine.tolist()), capacities[least], table.widest_GBps(crossed))
+    capacity = min(capacities)
+    inside = insides[capacities.index(capacity)]
+    return TierPart(inside, tuple(mine.tolist()), capacity, table.widest_GBps(crossed))
 
 
 def find_tiers(
     topology: Topology, gpus: Sequence[int], hosts: Sequence[Sequence[int]]
 ) -> list[Tier]:
-    """Return ways to divide GPUs (numbers of the topology's ranks) into parts that are near each
+    """Return divisions of GPUs (numbers of the topology's ranks) into parts that are near each
     other, finest first.
 
-    Parts are what stays joined without the slower links, or without the switches that are far from
-    GPUs; hosts as the topology says; and single GPUs. All GPUs as one part are left out.
+    Parts are what stays connected without the slower links, without the switches that are far from
+    GPUs, or without both (boxes whose uplinks are slower than a leaf's); hosts as the topology
+    says; and single GPUs. All GPUs as one part are left out.
     """
-    joined = _Joined(topology)
-    tiers: dict[Tier, None] = {tuple((gpu,) for gpu in gpus): None}
-    for labels in (
-        *joined.without_slow_links(),
-        *joined.without_far_devices(),
-        *joined.without_both(),
-    ):
-        tiers[_divide(gpus, [int(labels[joined.gpus[gpu]]) for gpu in gpus])] = None
+    remains = _Remains(topology)
+    near, fast = list(remains.list_near()), list(remains.list_fast())
+    both = [low & wide for low in near[:2] for wide in fast]
     host_of = {gpu: number for number, host in enumerate(hosts) for gpu in host}
-    tiers[_divide(gpus, [host_of[gpu] for gpu in gpus])] = None
+    tiers = {_divide({gpu: gpu for gpu in gpus}), _divide({gpu: host_of[gpu] for gpu in gpus})}
+    for links in (*fast, *near, *both):
+        labels = remains.label(links)
+        tiers.add(_divide({gpu: int(labels[remains.gpus[gpu]]) for gpu in gpus}))
     return sorted((tier for tier in tiers if len(tier) > 1), key=lambda tier: (-len(tier), tier))
 
 
-def _divide(gpus: Sequence[int], labels: Sequence[int]) -> Tier:
+def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
+    """Return the tiers whose parts have equal sizes, a row a part."""
+    return [np.array(tier) for tier in tiers if len({len(part) for part in tier}) == 1]
+
+
+def _divide(label_of: Mapping[int, int]) -> Tier:
     """Return GPUs in parts by their labels."""
     parts: dict[int, list[int]] = {}
-    for gpu, label in zip(gpus, labels, strict=True):
+    for gpu, label in label_of.items():
         parts.setdefault(label, []).append(gpu)
     return tuple(sorted(tuple(part) for part in parts.values()))
 
 
-class _Joined:
-    """Which devices of a topology stay joined to each other when some links or devices are taken
-    away.
-    """
+class _Remains:
+    """What of a topology stays connected without some of its links."""
 
     def __init__(self, topology: Topology) -> None:
         number = {d.id: i for i, d in enumerate(topology.devices)}
         self.size = len(number)
         self.gpus = [number[gpu] for gpu in topology.ranks]
-        self.ends = np.array(
-            [(number[a], number[b]) for a, b in topology.capacity_GBps], dtype=np.int64
-        ).reshape(-1, 2)
-        self.rates = [float(rate) for rate in topology.capacity_GBps.values()]
-        self.level = self._find_levels()
+        ends = [(number[a], number[b]) for a, b in topology.capacity_GBps]
+        self.ends = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        self.rates = np.array([float(rate) for rate in topology.capacity_GBps.values()])
 
-    def _label(self, kept: NDArray[np.bool_]) -> NDArray[np.int32]:
-        ends = self.ends[kept]
-        graph = csr_matrix(
-            (np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(self.size, self.size)
-        )
+    def label(self, links: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Return for each device the number of its component, if only these links remain."""
+        ends, shape = self.ends[links], (self.size, self.size)
+        graph = csr_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=shape)
         labels: NDArray[np.int32] = connected_components(graph, directed=False)[1]
         return labels
 
-    def _find_levels(self) -> NDArray[np.int64]:
-        """Return how many links each device is away from the nearest GPU."""
-        level = np.full(self.size, self.size, dtype=np.int64)
-        level[self.gpus] = 0
-        while len(self.ends):
-            before = level.copy()
-            np.minimum.at(level, self.ends[:, 1], before[self.ends[:, 0]] + 1)
-            if (level == before).all():
-                break
-        return level
+    def list_fast(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield the links of at least each rate."""
+        for rate in np.unique(self.rates)[1 : _MAX_RATES + 1]:
+            yield self.rates >= rate
 
-    def _keep_rates(self) -> Iterable[NDArray[np.bool_]]:
-        rates = np.array(self.rates)
-        for rate in sorted(set(self.rates))[1 : _MOST_RATES + 1]:
-            yield rates >= rate
-
-    def _keep_levels(self) -> Iterable[NDArray[np.bool_]]:
-        highest = (
-            self.level[self.ends].max(axis=1) if len(self.ends) else np.zeros(0, dtype=np.int64)
-        )
-        for level in sorted({int(x) for x in highest}, reverse=True)[:_MOST_LEVELS]:
+    def list_near(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield the links between devices near GPUs: below the spines, below the leaves."""
+        hops = np.full(self.size, self.size, dtype=np.int64)
+        hops[self.gpus] = 0
+        before = hops - 1
+        while (hops != before).any():
+            before = hops.copy()
+            np.minimum.at(hops, self.ends[:, 1], before[self.ends[:, 0]] + 1)
+        highest = hops[self.ends].max(axis=1, initial=0)
+        for level in np.unique(highest)[::-1][:_MAX_LEVELS]:
             yield highest < level
-
-    def without_slow_links(self) -> Iterable[NDArray[np.int32]]:
-        """Return what is joined by links of at least each rate."""
-        return map(self._label, self._keep_rates())
-
-    def without_far_devices(self) -> Iterable[NDArray[np.int32]]:
-        """Return what is joined by devices that are near GPUs: below the spines, below the
-        leaves.
-        """
-        return map(self._label, self._keep_levels())
-
-    def without_both(self) -> Iterable[NDArray[np.int32]]:
-        """Return what is joined by fast links below the highest switches: boxes whose uplinks are
-        slower than a leaf's.
-        """
-        return (
-            self._label(fast & near)
-            for near in list(self._keep_levels())[:2]
-            for fast in self._keep_rates()
-        )

@@ -1,4 +1,4 @@
-"""Orders of ranks as launchers take them: `write_order(form, topology, placement)`."""
+"""Write rank orders in the formats that launchers take."""
 
 from __future__ import annotations
 
@@ -9,55 +9,47 @@ from ....topo.graph import Topology
 from ..placement import Placement
 from .device_mesh import write_device_mesh
 from .launchers import (
+    RankLocations,
     list_slurm_hints,
+    locate_ranks,
     write_hostfile,
     write_rankfile,
     write_slurm,
     write_torchrun,
     write_visible_devices,
 )
-from .seats import Seats, list_seats
 
 __all__ = ["FORMATS", "list_hints", "write_order"]
 
 
-def _write_json(seats: Seats, file: str) -> str:
-    rows = [
-        {
-            "rank": s.rank,
-            "host": s.host,
-            "local_rank": s.local_rank,
-            "gpu": s.gpu,
-            "gpu_id": s.gpu_id,
-        }
-        for s in seats.seats
-    ]
-    return json.dumps({**seats.placement.to_json(), "places": rows}) + "\n"
+def _write_json(ranks: RankLocations, file: str) -> str:
+    rows = [vars(location) for location in ranks.locations]
+    return json.dumps({**ranks.placement.to_json(), "places": rows}) + "\n"
 
 
-_WRITERS: Mapping[str, Callable[[Seats, str], str]] = {
+_WRITERS: Mapping[str, Callable[[RankLocations, str], str]] = {
     "hostfile": write_hostfile,
     "rankfile": write_rankfile,
     "slurm": write_slurm,
     "torchrun": write_torchrun,
     "cuda-visible-devices": write_visible_devices,
-    "device-mesh": write_device_mesh,
+    "device-mesh": lambda ranks, file: write_device_mesh(ranks.placement),
     "json": _write_json,
 }
 FORMATS = tuple(_WRITERS)
 
 
 def write_order(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> str:
-    """Return a placement as one of FORMATS; `file` is the name that it will have, for lines that
-    tell how to use it.
+    """Return a placement as one of FORMATS; `file` is its future name, which lines on how to use it
+    mention.
 
-    Raises InfeasibleError where the format cannot express the order.
+    Raises InfeasibleError if the format cannot express the order.
     """
-    return _WRITERS[form](list_seats(topology, placement), file)
+    return _WRITERS[form](locate_ranks(topology, placement), file)
 
 
 def list_hints(
     form: str, topology: Topology, placement: Placement, file: str = "FILE"
 ) -> list[str]:
-    """Return lines for people about a file that cannot hold them: the line of srun for Slurm's."""
-    return list_slurm_hints(list_seats(topology, placement), file) if form == "slurm" else []
+    """Return lines about a file that cannot contain them: the srun command for Slurm's."""
+    return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []

@@ -1,189 +1,241 @@
-"""Orders for those who start ranks: Open MPI's hostfile and rankfile, Slurm's host file, lines of
-torchrun, GPUs a host.
+"""Write orders for launchers: Open MPI's hostfile and rankfile, Slurm's host file, torchrun's
+commands, and the GPUs that each host's ranks see.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
 
+from ....topo.derived.hosts import group_by_host
 from ....topo.errors import InfeasibleError
-from .seats import Seat, Seats, show_ranks
+from ....topo.graph import Topology
+from ..placement import Placement
 
+# The name of the only host, if the topology does not name it.
+LOCALHOST = "localhost"
+# torchrun's own default for rendezvous.
 PORT = 29500
+# Names that mean themselves in files of hosts and in shells.
 _PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# CUDA numbers GPUs by speed unless told to go by PCI address, as topologies do.
 _ORDER = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
 
 
-def write_hostfile(seats: Seats, file: str) -> str:
-    """Return Open MPI's hostfile: hosts in order with their slots. InfeasibleError where hosts'
-    ranks are interleaved.
+@dataclass(frozen=True)
+class RankLocation:
+    """A rank's host, its number among the host's ranks, and its GPU by number on the host and by
+    id.
     """
-    _refuse_interleaved(
-        seats, "hostfile", "Open MPI fills one host after the other", "rankfile or slurm"
+
+    rank: int
+    host: str
+    local_rank: int
+    gpu: int
+    gpu_id: str
+
+
+@dataclass(frozen=True)
+class RankLocations:
+    """The location of each rank of a placement; `named` says whether the topology names hosts."""
+
+    placement: Placement
+    locations: tuple[RankLocation, ...]
+    named: bool
+
+    @cached_property
+    def by_host(self) -> dict[str, list[RankLocation]]:
+        """The locations on each host, hosts in the order of their first ranks."""
+        hosts: dict[str, list[RankLocation]] = {}
+        for location in self.locations:
+            hosts.setdefault(location.host, []).append(location)
+        return hosts
+
+    def list_hosts(self, form: str) -> list[tuple[str, list[RankLocation]]]:
+        """Return the hosts with their locations.
+
+        Raises InfeasibleError for a name that files and shells do not take as a plain word.
+        """
+        for host in self.by_host:
+            if not _PLAIN_HOST.fullmatch(host):
+                raise InfeasibleError(
+                    f"{form}: {host!r:.60} is no name that a launcher takes; name hosts in the "
+                    "topology (a GPU's host), or write json",
+                    parameter="format",
+                )
+        return list(self.by_host.items())
+
+    def refuse_interleaved(self, form: str, why: str, instead: str) -> None:
+        """Raise InfeasibleError if the ranks of a host do not follow each other."""
+        for locations in self.by_host.values():
+            for before, after in pairwise(locations):
+                if after.rank != before.rank + 1:
+                    raise InfeasibleError(
+                        f"{form}: {why}, and of {before.host}'s ranks {before.rank} and "
+                        f"{after.rank} others' lie between; write {instead}",
+                        parameter="format",
+                    )
+
+
+def locate_ranks(topology: Topology, placement: Placement) -> RankLocations:
+    """Return the location of each rank; `topology` is the one that ranks were placed on.
+
+    Hosts that the topology does not name are called box0, box1 ...; a single one is localhost.
+    """
+    devices = [topology.by_id[gpu] for gpu in topology.ranks]
+    blocks = group_by_host(devices)
+    names = [devices[members[0]].extra.get("host") for members in blocks]
+    host_of = {number: block for block, members in enumerate(blocks) for number in members}
+    locations: list[RankLocation] = []
+    used = [0] * len(blocks)
+    for rank, number in enumerate(placement.order):
+        block = host_of[number]
+        made_up = LOCALHOST if len(blocks) == 1 else f"box{block}"
+        host = made_up if names[block] is None else str(names[block]) or made_up
+        gpu = blocks[block].index(number)
+        locations.append(RankLocation(rank, host, used[block], gpu, topology.ranks[number]))
+        used[block] += 1
+    return RankLocations(placement, tuple(locations), None not in names or len(blocks) == 1)
+
+
+def show_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks as ranges: 0-3,8."""
+    runs = [[x for _, x in run] for _, run in groupby(enumerate(ranks), lambda x: x[1] - x[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def write_hostfile(ranks: RankLocations, file: str) -> str:
+    """Return Open MPI's hostfile: hosts in order with their slots.
+
+    Raises InfeasibleError if hosts' ranks are interleaved.
+    """
+    why = "Open MPI fills one host after the other"
+    ranks.refuse_interleaved("hostfile", why, "rankfile or slurm")
+    count = len(ranks.locations)
+    return _join(
+        f"# mpirun --hostfile {shlex.quote(file)} -np {count} --map-by slot COMMAND",
+        *_comment_gpus(ranks),
+        *(f"{host} slots={len(own)}" for host, own in ranks.list_hosts("hostfile")),
     )
-    lines = [
-        f"# mpirun --hostfile {shlex.quote(file)} -np {len(seats.seats)} --map-by slot COMMAND",
-        *_comment_gpus(seats),
-    ]
-    lines += [f"{host} slots={len(there)}" for host, there in _hosts(seats, "hostfile")]
-    return _join(lines)
 
 
-def write_rankfile(seats: Seats, file: str) -> str:
+def write_rankfile(ranks: RankLocations, file: str) -> str:
     """Return Open MPI's rankfile: each rank's host, and a core of its own there."""
-    quoted = shlex.quote(file)
-    slots = ",".join(f"{host}:{len(there)}" for host, there in _hosts(seats, "rankfile"))
-    lines = [
-        f"# Open MPI 4: mpirun -np {len(seats.seats)} --rankfile {quoted} COMMAND",
-        f"# Open MPI 5: mpirun -np {len(seats.seats)} --host {slots} --map-by "
-        f"rankfile:file={quoted} COMMAND",
-        *_comment_gpus(seats),
-    ]
-    lines += [f"rank {seat.rank}={seat.host} slot={seat.local_rank}" for seat in seats.seats]
-    return _join(lines)
+    quoted, count = shlex.quote(file), len(ranks.locations)
+    slots = ",".join(f"{host}:{len(own)}" for host, own in ranks.list_hosts("rankfile"))
+    return _join(
+        f"# Open MPI 4: mpirun -np {count} --rankfile {quoted} COMMAND",
+        f"# Open MPI 5: mpirun -np {count} --host {slots} --map-by rankfile:file={quoted} COMMAND",
+        *_comment_gpus(ranks),
+        *(f"rank {x.rank}={x.host} slot={x.local_rank}" for x in ranks.locations),
+    )
 
 
-def write_slurm(seats: Seats, file: str) -> str:
-    """Return the file for SLURM_HOSTFILE: the host of each task in turn, and nothing else: older
-    srun take no comments.
+def write_slurm(ranks: RankLocations, file: str) -> str:
+    """Return the file for SLURM_HOSTFILE: the host of each task in turn, without comments, which
+    older versions of srun refuse.
     """
-    _hosts(seats, "slurm")
-    return _join([seat.host for seat in seats.seats])
+    ranks.list_hosts("slurm")
+    return _join(*(location.host for location in ranks.locations))
 
 
-def list_slurm_hints(seats: Seats, file: str) -> list[str]:
-    """Return the line of srun for the file, and what else must be known."""
-    alike = {tuple(seat.gpu for seat in there) for there in seats.by_host.values()}
-    gpus = alike.pop()
-    command = "COMMAND"
-    hints = [line.removeprefix("# ") for line in _comment_made_up(seats)]
-    if alike:
+def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
+    """Return the srun command for the file, and what else a user must know."""
+    orders = {_list_gpus(own) for own in ranks.by_host.values()}
+    gpus, command = min(orders), "COMMAND"
+    hints = [line.removeprefix("# ") for line in _comment_made_up(ranks)]
+    if len(orders) > 1:
         command = "bash -c '. ./gpus.sh; exec COMMAND'"
         hints.append(
-            "ranks of different hosts see GPUs in different orders: --format cuda-visible-devices "
-            "-o gpus.sh writes them"
+            "ranks of different hosts see GPUs in different orders: the format "
+            "cuda-visible-devices writes them, here to gpus.sh"
         )
-    elif gpus != tuple(range(len(gpus))):
-        command = f"env {_ORDER} CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))} COMMAND"
-    counts = f"--nodes={len(seats.by_host)} --ntasks={len(seats.seats)}"
-    return [
-        *hints,
-        f"SLURM_HOSTFILE={shlex.quote(file)} srun {counts} --distribution=arbitrary {command}",
-    ]
+    elif not _is_in_order(gpus):
+        command = f"env {_ORDER} CUDA_VISIBLE_DEVICES={gpus} COMMAND"
+    counts = f"--nodes={len(ranks.by_host)} --ntasks={len(ranks.locations)}"
+    start = f"SLURM_HOSTFILE={shlex.quote(file)} srun {counts} --distribution=arbitrary"
+    return [*hints, f"{start} {command}"]
 
 
-def write_torchrun(seats: Seats, file: str) -> str:
-    """Return a line of torchrun for each host. Raises InfeasibleError where hosts' ranks are
-    interleaved.
+def write_torchrun(ranks: RankLocations, file: str) -> str:
+    """Return a torchrun command for each host.
+
+    Raises InfeasibleError if hosts' ranks are interleaved.
     """
-    _refuse_interleaved(
-        seats,
-        "torchrun",
-        "torchrun numbers ranks by node and then by local rank",
-        "slurm or rankfile, or device-mesh",
-    )
-    hosts = _hosts(seats, "torchrun")
+    why = "torchrun numbers ranks by node and then by local rank"
+    ranks.refuse_interleaved("torchrun", why, "slurm or rankfile, or device-mesh")
+    hosts = ranks.list_hosts("torchrun")
     names = [host for host, _ in hosts]
-    head = names[0]
-    lines = []
+    lines = _comment_made_up(ranks)
     if len(hosts) > 1 and names == sorted(names):
         lines.append(
             "# these names sort as the nodes count, so that a rendezvous by c10d, which sorts "
-            "addresses, gives the same: "
-            f"--rdzv-backend=c10d --rdzv-endpoint={head}:{PORT} --rdzv-id=JOB "
-            "--rdzv-conf=is_host=1 --local-addr=HOST, "
-            f"with is_host=0 on all but {head}"
+            f"addresses, gives the same: --rdzv-backend=c10d --rdzv-endpoint={names[0]}:{PORT} "
+            "--rdzv-id=JOB --rdzv-conf=is_host=1 --local-addr=HOST, with is_host=0 on all but "
+            f"{names[0]}"
         )
     elif len(hosts) > 1:
         lines.append(
             "# keep to --node-rank: a rendezvous by c10d numbers nodes by the sorted texts of "
-            "their --local-addr, and these "
-            "names sort otherwise"
+            "their --local-addr, and these names sort otherwise"
         )
-    for node, (host, there) in enumerate(hosts):
-        ranks = show_ranks([seat.rank for seat in there])
-        lines.append(f"# on {host}, ranks {ranks}:")
-        gpus = ",".join(str(seat.gpu) for seat in there)
-        rendezvous = (
-            f"--node-rank={node} --master-addr={head} --master-port={PORT}"
-            if len(hosts) > 1
-            else "--standalone"
-        )
-        started = (
-            f"torchrun --nnodes={len(hosts)} --nproc-per-node={len(there)} {rendezvous} SCRIPT"
-        )
-        lines.append(f"{_ORDER} CUDA_VISIBLE_DEVICES={gpus} {started}")
-    return _join([*_comment_made_up(seats), *lines])
+    for node, (host, own) in enumerate(hosts):
+        rendezvous = f"--node-rank={node} --master-addr={names[0]} --master-port={PORT}"
+        nodes = f"--nnodes={len(hosts)} --nproc-per-node={len(own)}"
+        lines += [
+            f"# on {host}, ranks {show_ranks(x.rank for x in own)}:",
+            f"{_ORDER} CUDA_VISIBLE_DEVICES={_list_gpus(own)} torchrun {nodes} "
+            f"{rendezvous if len(hosts) > 1 else '--standalone'} SCRIPT",
+        ]
+    return _join(*lines)
 
 
-def write_visible_devices(seats: Seats, file: str) -> str:
-    """Return a shell script to be sourced on each host: its GPUs in the order of its ranks."""
-    hosts = _hosts(seats, "cuda-visible-devices")
-    lines = [f"# . {shlex.quote(file)}", *_comment_made_up(seats), f"export {_ORDER}"]
+def write_visible_devices(ranks: RankLocations, file: str) -> str:
+    """Return a shell script to source on each host: its GPUs in the order of its ranks."""
+    hosts = ranks.list_hosts("cuda-visible-devices")
+    head = [f"# . {shlex.quote(file)}", *_comment_made_up(ranks), f"export {_ORDER}"]
     if len(hosts) == 1:
-        lines.append(
-            f"export CUDA_VISIBLE_DEVICES={','.join(str(seat.gpu) for seat in hosts[0][1])}"
-        )
-        return _join(lines)
-    lines.append('case "$(hostname)" in')
-    for host, there in hosts:
-        gpus, ranks = (
-            ",".join(str(seat.gpu) for seat in there),
-            show_ranks([seat.rank for seat in there]),
-        )
-        lines.append(f"{host} | {host}.*) export CUDA_VISIBLE_DEVICES={gpus} ;; # ranks {ranks}")
-    lines += ['*) echo "$(hostname): no ranks of this job" >&2 ;;', "esac"]
-    return _join(lines)
-
-
-def _hosts(seats: Seats, form: str) -> list[tuple[str, list[Seat]]]:
-    """Return the hosts with their seats. InfeasibleError for a name that is no plain word in files
-    and shells.
-    """
-    for host in seats.by_host:
-        if not _PLAIN_HOST.fullmatch(host):
-            raise InfeasibleError(
-                f"--format {form}: {host!r:.60} is no name that a launcher takes; name hosts in "
-                "the topology (a GPU's "
-                "host), or use --format json"
-            )
-    return list(seats.by_host.items())
-
-
-def _refuse_interleaved(seats: Seats, form: str, why: str, instead: str) -> None:
-    found = seats.find_interleaved()
-    if found is not None:
-        before, after = found
-        raise InfeasibleError(
-            f"--format {form}: {why}, and of {before.host}'s ranks {before.rank} and {after.rank} "
-            "others' lie between; "
-            f"use --format {instead}"
-        )
-
-
-def _comment_made_up(seats: Seats) -> list[str]:
-    return (
-        []
-        if seats.named
-        else ["# the topology does not name its hosts: replace box0 and the others"]
+        return _join(*head, f"export CUDA_VISIBLE_DEVICES={_list_gpus(hosts[0][1])}")
+    return _join(
+        *head,
+        'case "$(hostname)" in',
+        *(
+            f"{host} | {host}.*) export CUDA_VISIBLE_DEVICES={_list_gpus(own)} ;; "
+            f"# ranks {show_ranks(x.rank for x in own)}"
+            for host, own in hosts
+        ),
+        '*) echo "$(hostname): no ranks of this job" >&2 ;;',
+        "esac",
     )
 
 
-def _comment_gpus(seats: Seats) -> list[str]:
-    """Return lines that say which GPUs each host's ranks see, where that is not what they take
-    anyhow.
-    """
-    lines = _comment_made_up(seats)
-    for host, there in seats.by_host.items():
-        gpus = [seat.gpu for seat in there]
-        if gpus != list(range(len(gpus))):
-            lines.append(
-                f"# {host}: {_ORDER} CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))}, the local "
-                "rank's number in it"
-            )
-    return lines
+def _list_gpus(locations: Sequence[RankLocation]) -> str:
+    return ",".join(str(location.gpu) for location in locations)
 
 
-def _join(lines: list[str]) -> str:
+def _is_in_order(gpus: str) -> bool:
+    """Return whether ranks see these GPUs by default."""
+    return gpus == ",".join(map(str, range(gpus.count(",") + 1)))
+
+
+def _comment_made_up(ranks: RankLocations) -> list[str]:
+    note = "# the topology does not name its hosts: replace box0 and the others"
+    return [] if ranks.named else [note]
+
+
+def _comment_gpus(ranks: RankLocations) -> list[str]:
+    """Return comments on the GPUs that each host's ranks must see, unless they do by default."""
+    listed = [(host, _list_gpus(own)) for host, own in ranks.by_host.items()]
+    return _comment_made_up(ranks) + [
+        f"# {host}: {_ORDER} CUDA_VISIBLE_DEVICES={gpus}, the local rank's number in it"
+        for host, gpus in listed
+        if not _is_in_order(gpus)
+    ]
+
+
+def _join(*lines: str) -> str:
     return "\n".join(lines) + "\n"

@@ -1,1 +1,1 @@
-"""What no order of ranks can beat: certificates, what they prove, and how they are found."""
+"""Lower bounds on all rank orders: certificates, what they prove, and how they are found."""

@@ -1,5 +1,5 @@
-"""Find the weights of a certificate that proves what no order of ranks can beat (check.py says what
-is proved, and how).
+"""Find the weights of a certificate that proves a bound on all rank orders (check.py says what is
+proved, and how).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from ....topo.exact import fraction_to_json
 from ...numeric.linear import Rows, minimise
 from ..job import Job, Phase
 from ..loads import TIME
-from ..tiers import Part, Tier, TierParts, log_at_least, measure_part
+from ..tiers import Tier, TierPart, TierParts, log_at_least, measure_part
 from .check import TIERS, Cases, PlaceBound, Proof, pay
 
-_MOST_CASES = 64
-_SLOWEST = 4
+# Cases of a proof: each solves a linear program, and checking repeats them all.
+_MAX_CASES = 64
+# Kinds of parts, those with the least capacity for their ranks first, that get a row of their own.
+_MAX_SLOWEST = 4
 
 
 def find_bound(
@@ -33,8 +35,8 @@ def find_bound(
     unit: Fraction,
     together: Sequence[str] = (),
 ) -> PlaceBound:
-    """Return the best bound of tiers of GPUs (numbers of the topology's ranks); `unit`: seconds
-    that some order takes.
+    """Return the best bound that tiers of GPUs (numbers of the topology's ranks) prove; `unit` is
+    the seconds of some order.
     """
     proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
@@ -50,32 +52,26 @@ def find_bound(
     return PlaceBound(proof.prove_cases(node), TIERS, {"tiers": rows, "proof": node})
 
 
-def choose_parts(table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str) -> list[Part]:
-    """Return the parts of a tier with what must be crossed to leave (direction "out") or enter
-    ("in") them.
+def choose_parts(
+    table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str
+) -> list[TierPart]:
+    """Return the parts of a tier with the capacity to leave (direction "out") or enter ("in") them:
+    with the devices between their GPUs or without, whichever has less capacity around it.
     """
-    return [_choose_part(table, gpus, part, direction) for part in tier]
-
-
-def _choose_part(
-    table: RouteTable, gpus: Sequence[int], part: Sequence[int], direction: str
-) -> Part:
-    """Return GPUs as a part: with what lies between them inside it or not, whichever leaves less
-    capacity around it.
-    """
-    topology = table.topology
-    alone = frozenset(topology.ranks[gpu] for gpu in part)
-    between = np.unique(table.crossed[np.ix_(part, part)])
-    ends = {
-        end for link in between.tolist() if link < len(table.links) for end in table.links[link]
-    }
-    joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
-    return measure_part(table, gpus, list(dict.fromkeys((alone, joined))), direction)
+    topology, parts = table.topology, []
+    for part in tier:
+        alone = frozenset(topology.ranks[gpu] for gpu in part)
+        between = np.unique(table.crossed[np.ix_(part, part)]).tolist()
+        ends = {end for link in between if link < len(table.links) for end in table.links[link]}
+        joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
+        insides = list(dict.fromkeys((alone, joined)))
+        parts.append(measure_part(table, gpus, insides, direction))
+    return parts
 
 
 def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierParts]:
-    """Return a tier out and in: all of its parts together, and alone those that are alike and have
-    least to send over.
+    """Return a tier in both directions: all of its parts together and, separately, those that are
+    alike and have the least capacity.
     """
     rows: list[TierParts] = []
     for direction in ("out", "in"):
@@ -83,19 +79,18 @@ def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierP
         if rows and [p.capacity_GBps for p in parts] == [p.capacity_GBps for p in rows[0].parts]:
             break
         rows.append(TierParts(direction, tuple(parts), True))
-        alike: dict[tuple[int, Fraction], list[Part]] = {}
+        alike: dict[tuple[int, Fraction], list[TierPart]] = {}
         for part in parts:
             alike.setdefault((len(part.gpus), part.capacity_GBps), []).append(part)
-        slowest = sorted(alike, key=lambda key: key[1] / key[0])[:_SLOWEST]
-        rows += [
-            TierParts(direction, tuple(alike[key]), False) for key in slowest if len(alike) > 1
-        ]
+        slowest = sorted(alike, key=lambda key: key[1] / key[0])[:_MAX_SLOWEST]
+        if len(alike) > 1:
+            rows += [TierParts(direction, tuple(alike[key]), False) for key in slowest]
     return rows
 
 
 class _Finder:
-    """Divides a proof into cases as long as that may help, and finds the weights of each. `used`
-    are the tiers it needs.
+    """Divides a proof into cases as long as that may help, and finds the weights of each case;
+    `used` are the tiers of the proof.
     """
 
     def __init__(self, proof: Proof, unit: Fraction) -> None:
@@ -104,7 +99,7 @@ class _Finder:
         self.cases = 0
 
     def list_questions(self) -> list[tuple[int, str]]:
-        """Return the tiers and dimensions of which it is worth asking whether groups are whole, the
+        """Return the tiers and dimensions for which it matters whether groups are whole, the
         coarsest tiers first.
         """
         busy = {phase.traffic.dimension for phase in self.proof.phases}
@@ -121,17 +116,16 @@ class _Finder:
         ]
 
     def prove(self, cases: Cases, questions: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Return a proof for some cases: by asking the next question, or by weights where none is
-        left or it is enough.
+        """Return a proof for some cases: by weights or shapes if these prove enough or no question
+        is left, else by the cases of the next question.
         """
         proof = self.proof
         weights, shapes = self._choose_weights(cases), self._choose_shapes(cases)
         by_weights, by_shapes = proof.weigh(weights, cases), proof.weigh_shapes(shapes, cases)
         self.cases += 1
-        if not questions or max(by_weights, by_shapes) >= self.unit or self.cases > _MOST_CASES:
-            self.used.update(
-                row[0] for row in (weights["tiers"] if by_weights >= by_shapes else shapes)
-            )
+        if not questions or max(by_weights, by_shapes) >= self.unit or self.cases > _MAX_CASES:
+            rows = weights["tiers"] if by_weights >= by_shapes else shapes
+            self.used.update(row[0] for row in rows)
             return weights if by_weights >= by_shapes else {"shapes": shapes}
         (tier, name), rest = questions[0], questions[1:]
         self.used.add(tier)
@@ -143,24 +137,24 @@ class _Finder:
         return node
 
     def _choose_shapes(self, cases: Cases) -> list[list[Any]]:
-        """Return tiers whose parts' shapes prove most together, each with its dimensions across and
-        along.
+        """Return tiers whose parts' shapes prove the most together, each with its dimensions across
+        and along.
         """
         proof = self.proof
         names = [name for name, _ in proof.job.dimensions]
         rows: list[list[Any]] = []
         for number, tier in enumerate(proof.tiers):
             free = [name for name in names if not proof.must_be_whole(number, name, cases)]
-            ways: list[tuple[str, str | None]] = (
-                [(free[0], free[-1]), (free[-1], free[0])] if len(free) == 2 else []
-            )
-            if len(free) == 1:
-                ways.append((free[0], None))
+            axes: dict[int, list[tuple[str | None, ...]]] = {
+                1: [(*free, None)],
+                2: [(*free,), (*free[::-1],)],
+            }
             rows += [
-                [number, *way]
-                for way in ways
-                if tier.covers and proof.list_times(number, *way, cases)
+                [number, across, along]
+                for across, along in axes.get(len(free), ())
+                if tier.covers and proof.list_times(number, across, along, cases)
             ]
+        # Every row makes checking dearer, so those without effect are dropped.
         proved = proof.weigh_shapes(rows, cases)
         for row in list(rows):
             fewer = [other for other in rows if other is not row]
@@ -169,7 +163,6 @@ class _Finder:
         return rows
 
     def _choose_weights(self, cases: Cases) -> dict[str, Any]:
-        """Return the best weights for some cases."""
         nothing = [0] * len(self.proof.phases)
         for number, tier in enumerate(self.proof.tiers):
             logs = [
@@ -177,16 +170,17 @@ class _Finder:
                 for name, _ in self.proof.job.dimensions
             ]
             excess = sum(logs, Fraction(0)) - tier.mean_log
-            if excess > 0:  # the case cannot be: logarithms alone prove whatever is wanted
+            # An impossible case: its logarithms alone prove any bound.
+            if excess > 0:
                 theta = fraction_to_json(_round(float(2 * self.unit / excess)))
                 return {"gpus": nothing, "divided": nothing, "tiers": [[number, nothing, theta]]}
         return _Weights(self.proof, cases, self.unit).choose()
 
 
 class _Weights:
-    """The linear program: the least time in some cases. Its columns are the times of the phases (of
-    all together for the objective "bottleneck") and, for each tier and dimension, what share of the
-    ranks has which f.
+    """The linear program for the least time in some cases. Its columns are the times of the phases
+    (a single time for the objective "bottleneck") and, for each tier and dimension, the shares of
+    the ranks with each f.
     """
 
     def __init__(self, proof: Proof, cases: Cases, unit: Fraction) -> None:
@@ -208,7 +202,7 @@ class _Weights:
         return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
 
     def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
-        """Add the inequalities of a tier; return the rows of the times, and that of the
+        """Add the inequalities of a tier; return the rows of the times, and the row of the
         logarithms.
         """
         proof, tier = self.proof, self.proof.tiers[tier_number]
@@ -223,11 +217,9 @@ class _Weights:
         terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
         for number, phase in enumerate(proof.phases):
             name, pattern = phase.traffic.dimension, phase.pattern
-            price = (
-                float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit)
-                if capacity
-                else 0.0
-            )
+            price = 0.0
+            if capacity:
+                price = float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit)
             terms_of[number if self.apart else 0] += [
                 (column, price * float(pay(pattern.shape, size_of[name], f, tier.covers)))
                 for f, column in share_of[name]
@@ -239,20 +231,18 @@ class _Weights:
         return rows, self.at_most.add(logs, float(tier.mean_log))
 
     def choose(self) -> dict[str, Any]:
-        """Return the optimal weights, as a proof has them."""
+        """Return the optimal weights in the form of a proof."""
         objective = np.zeros(self.columns)
         objective[: self.times] = 1.0
         optimum = minimise(objective, self.at_most, self.equal)
-        duals = (
-            np.zeros(len(self.at_most.right))
-            if optimum is None
-            else np.maximum(0.0, -optimum.at_most_duals)
-        )
+        duals = np.zeros(len(self.at_most.right))
+        if optimum is not None:
+            duals = np.maximum(0.0, -optimum.at_most_duals)
         gpus, divided = (
             [_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows)
         )
         weights = [[_round(duals[row]) for row in rows] for rows in self.weight_rows]
-        # weights of one time that rounding made more than 1 shrink a little
+        # Weights of one time must be at most 1 together; rounding may have made them more.
         floors = [a + b for a, b in zip(gpus, divided, strict=True)]
         floors = floors if self.apart else [sum(floors, Fraction(0))]
         shrink = max(
@@ -274,7 +264,7 @@ class _Weights:
 
 
 def _renumber(node: dict[str, Any], number: dict[int, int]) -> None:
-    """Give tiers of a proof other numbers."""
+    """Renumber the tiers of a proof."""
     if "shapes" in node:
         node["shapes"] = [[number[tier], *names] for tier, *names in node["shapes"]]
         return

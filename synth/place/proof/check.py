@@ -1,38 +1,39 @@
-"""What no order of ranks can beat: the certificates that prove it, and an independent check that
-redoes their arithmetic.
+"""Check certificates that bound the time of all rank orders, by repeating their arithmetic
+independently.
 
 A certificate of kind "tiers" lists tiers: disjoint parts of the machine ("inside", device ids),
-each with as many ranks as GPUs. What leaves a part (direction "in": enters it) on the system's own
-routes crosses the links out of those devices that such routes use, so a phase takes at least what
-all parts send, over the capacity of all these links. Then it proves a bound, in cases: for a tier
-that covers all GPUs and a dimension of the job, either every group of it is *whole*, all in one
-part, or some group is *divided* (where both can be: groups fit into parts, and those that must
-share a host are not divided above it). In each case four things hold for every order.
+each with as many ranks as GPUs. Messages that leave a part (direction "in": enter it) on the
+system's own routes cross the links out of those devices that such routes use. So a phase takes at
+least the bytes that all parts send, over the capacity of all these links. The certificate then
+proves a bound by cases: for a tier that covers all GPUs and a dimension of the job, either every
+group is *whole*, all in one part, or some group is *divided*. (Both are possible only if groups fit
+into parts; groups that must share a host are not divided above it.) In each case five things hold
+for every order.
 
-*Floors of GPUs*: in a phase every rank sends a message, so the GPU whose widest way to any other is the narrowest does too,
-and needs at least the bytes of a message over that width.
+*Floors of GPUs*: in a phase every rank sends a message. So does the GPU whose widest route to any
+other GPU is the narrowest, which takes at least the bytes of a message over that width.
 
-*Floors of divided groups*: some message crosses from a part to another, and needs at least its bytes over the widest such
-way.
+*Floors of divided groups*: some message crosses from one part to another, and takes at least its
+bytes over the widest such route.
 
-*Tiers*: let f be how many members of a rank's group, itself included, are in its part, a number for each dimension. A phase
-pays at least `pay` for each rank, which depends on its f alone. Where groups are whole in a tier,
-or in a finer one, f is their size.
+*Tiers*: let f be the number of members of a rank's group, itself included, in its part; there is
+one f for each dimension. A phase pays at least `pay` for each rank, which depends on f alone. If
+groups are whole in a tier, or in a finer one, f is their size.
 
-*Logarithms*: not all f can be large. In a part with s ranks the mean over them of the sum over the dimensions of log f is
-at most log s: draw a rank of the part by chance; then log f is, in the mean, the entropy of one
-coordinate when all others are known, and for all coordinates together these are at most the entropy
-of the whole, log s (Han's inequality).
+*Logarithms*: not all f can be large. In a part with s ranks, the mean over them of the sum over the
+dimensions of log f is at most log s: for a random rank of the part, log f is on average the entropy
+of one coordinate given all others, and over all coordinates these sum to at most the entropy of the
+whole, log s (Han's inequality).
 
-*Shapes*: where all dimensions but two (or one) are whole in a tier, the part that has a certain rank, the one in the middle
-of a line, has one of the shapes that shapes.py lists, and each phase takes at least what that one
-sends, over the capacity of the part. So the phases together take at least the least over all shapes
-of what they do at once, other floors included.
+*Shapes*: if all dimensions but two (or one) are whole in a tier, the part that holds a certain
+rank, the one in the middle of a line, has one of the shapes that shapes.py lists. Each phase takes
+at least what that shape sends, over the capacity of the part. So all phases take at least the
+minimum over all shapes of their sum, other floors included.
 
 So with weights y of phases and theta of the logarithms, each order pays at least, over the
-dimensions, the least of y pay(f) + theta log f, less theta log s. The weights of a phase (for the
-objective "bottleneck" the largest of each tier) are together at most 1, so what is paid is at most
-the objective. The bound is the least of all cases.
+dimensions, the minimum of y pay(f) + theta log f, less theta log s. The weights of a phase (for the
+objective "bottleneck" the largest of each tier) sum to at most 1, so the total is at most the
+objective. The bound is the minimum over all cases.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import repeat
 from math import prod
 from typing import Any
 
@@ -48,10 +50,9 @@ from ....topo.derived.route_table import RouteTable
 from ....topo.errors import VerificationError
 from ....topo.exact import parse_fraction
 from ....topo.graph import Topology
-from ..job import Job, Phase
+from ..job import AROUND, LINE, PAIRS, SPREAD, Job, Phase
 from ..loads import BOTTLENECK
-from ..patterns import AROUND, LINE, PAIRS, SPREAD
-from ..tiers import Part, TierParts, log_at_least, measure_part
+from ..tiers import TierPart, TierParts, log_at_least, measure_part
 from .shapes import Costs, keep_least, list_shapes
 
 TIERS, SEARCH, NOTHING = "tiers", "search", "nothing"
@@ -59,10 +60,10 @@ TIERS, SEARCH, NOTHING = "tiers", "search", "nothing"
 
 @dataclass(frozen=True)
 class PlaceBound:
-    """No order of the job's ranks takes less than `seconds` (of the objective that was asked for).
+    """A lower bound in `seconds` on the objective of all orders of the job's ranks.
 
-    `kind` is "tiers", with a certificate that check_place_bound redoes, "search" where all orders
-    were looked at, or CP-SAT proved that none is better, or "nothing" for a job that sends nothing.
+    `kind` is "tiers", with a certificate for check_place_bound; "search" if all orders were tried,
+    or CP-SAT proved that none is better; or "nothing" for a job that sends nothing.
     """
 
     seconds: Fraction
@@ -70,7 +71,7 @@ class PlaceBound:
     certificate: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of topo-place --json."""
+        """Return the JSON object of topo-place (docs/place.md)."""
         return {
             "seconds": float(self.seconds),
             "kind": self.kind,
@@ -78,8 +79,7 @@ class PlaceBound:
         }
 
 
-# For a tier, by number, and a dimension: whether its groups are whole, where that has been told
-# apart.
+# Whether the groups of a dimension are whole in a tier (by number), for the cases assumed so far.
 Cases = Mapping[tuple[int, str], bool]
 
 
@@ -92,9 +92,9 @@ def check_place_bound(
     objective: str,
     together: Sequence[str] = (),
 ) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims.
+    """Raise VerificationError unless the certificate proves exactly the seconds of the bound.
 
-    `gpus` (numbers of the topology's) have a rank each; groups of the dimensions `together` share a
+    `gpus` (by number in the topology) have a rank each; groups of the dimensions `together` share a
     host each.
     """
     if bound.kind != TIERS:
@@ -113,12 +113,12 @@ def check_place_bound(
 
 
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
-    """Return how many messages of a group leave a part, at least, for each of the `inside` members
-    that it has of `size`.
+    """Return the least number of messages of a group that leave a part, for each of the `inside`
+    members that the part has of `size`.
 
-    `covers`: parts cover the whole machine, and the least is of the mean over all ranks. Around a
-    ring one leaves each part; on a line 2 (p - 1) leave p parts together, and (p - 1) times the
-    bytes of a plan; of pairs all leave that are divided.
+    With `covers` the parts cover the whole machine, and the result bounds the mean over all ranks.
+    Around a ring one message leaves each part; on a line 2 (p - 1) leave p parts together, and
+    (p - 1) times the bytes of a plan; of pairs, all divided ones leave.
     """
     if inside == size:
         return Fraction(0)
@@ -128,16 +128,14 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
         return Fraction(1, inside)
     if covers:
         return (2 if shape == LINE else 1) * (Fraction(1, inside) - Fraction(1, size))
-    return (
-        Fraction(1, inside)
-        if shape == LINE
-        else Fraction(min(inside, size - inside), inside * size)
-    )
+    if shape == LINE:
+        return Fraction(1, inside)
+    return Fraction(min(inside, size - inside), inside * size)
 
 
 class Proof:
-    """What can be proved of a job's ranks on `gpus`, which have a rank each, groups of dimensions
-    `together` on one host.
+    """Proofs about a job with a rank on each of `gpus`, and each group of the dimensions `together`
+    on one host.
     """
 
     def __init__(
@@ -149,38 +147,28 @@ class Proof:
         objective: str,
         together: Sequence[str] = (),
     ) -> None:
-        self.table, self.gpus, self.job, self.phases, self.objective = (
-            table,
-            gpus,
-            job,
-            phases,
-            objective,
+        self.table, self.gpus, self.job, self.phases = table, gpus, job, phases
+        self.objective, self.together = objective, together
+        self._sizes = dict(job.dimensions)
+        # The widest route out of the GPU that is worst off.
+        others = {gpu: [other for other in gpus if other != gpu] for gpu in gpus}
+        self._narrowest_GBps = min(
+            table.widest_GBps(table.crossed[[gpu], rest]) for gpu, rest in others.items()
         )
-        self.together = together
-        self.narrowest_GBps = self._find_narrowest_way()
         devices = [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
         hosts = [tuple(gpus[i] for i in members) for members in group_by_host(devices)]
-        self._hosts = TierParts(
-            "out", tuple(Part(frozenset(), host, Fraction(0), Fraction(0)) for host in hosts), True
-        )
+        zero = Fraction(0)
+        parts = tuple(TierPart(frozenset(), host, zero, zero) for host in hosts)
+        self._hosts = TierParts("out", parts, True)
         self.tiers: list[TierParts] = []
 
-    def _find_narrowest_way(self) -> Fraction:
-        """Return the width of the widest way out of the GPU for which that is least."""
-        others = {gpu: [other for other in self.gpus if other != gpu] for gpu in self.gpus}
-        return min(
-            self.table.widest_GBps(self.table.crossed[[gpu], rest]) for gpu, rest in others.items()
-        )
-
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a certificate proves. VerificationError where it proves
-        nothing.
-        """
+        """Return the seconds that a certificate proves. Raises VerificationError for a bad one."""
         self.tiers = [self._read_tier(row) for row in certificate["tiers"]]
         return self.prove_cases(certificate["proof"])
 
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a proof over the known tiers proves."""
+        """Return the seconds that a proof over the present tiers proves."""
         return max(Fraction(0), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
@@ -194,31 +182,28 @@ class Proof:
         return TierParts(row["direction"], parts, len(mine) == len(self.gpus))
 
     def _prove_case(self, node: Mapping[str, Any], cases: Cases) -> Fraction:
-        """Return what is proved under some cases."""
         if "shapes" in node:
             return self.weigh_shapes(node["shapes"], cases)
         if "dimension" not in node:
             return self.weigh(node, cases)
         tier, name = int(node["tier"]), str(node["dimension"])
         if not 0 <= tier < len(self.tiers) or not self.tiers[tier].covers:
-            raise VerificationError(
-                "bound: groups are whole or divided in tiers that cover all GPUs"
-            )
-        answers = [
-            self._prove_case(node["whole" if whole else "divided"], {**cases, (tier, name): whole})
-            for whole, can_be in (
-                (True, self.can_be_whole(tier, name, cases)),
-                (False, not self.must_be_whole(tier, name, cases)),
-            )
-            if can_be
-        ]
-        return min(answers)
+            raise VerificationError("bound: cases are only of tiers that cover all GPUs")
+        possible = {
+            "whole": self.can_be_whole(tier, name, cases),
+            "divided": not self.must_be_whole(tier, name, cases),
+        }
+        return min(
+            self._prove_case(node[case], {**cases, (tier, name): case == "whole"})
+            for case, is_possible in possible.items()
+            if is_possible
+        )
 
     def can_be_whole(self, number: int, name: str, cases: Cases) -> bool:
         """Return whether the groups of a dimension fit into the parts of a tier, and are not
         divided in a coarser one.
         """
-        size, tier = dict(self.job.dimensions)[name], self.tiers[number]
+        size, tier = self._sizes[name], self.tiers[number]
         return all(len(part.gpus) % size == 0 for part in tier.parts) and not any(
             not whole and dimension == name and tier.is_within(self.tiers[coarser])
             for (coarser, dimension), whole in cases.items()
@@ -235,30 +220,23 @@ class Proof:
         )
 
     def list_inside(self, number: int, name: str, cases: Cases) -> list[int]:
-        """Return which numbers of members of its group a rank can have in its own part of a
-        tier.
-        """
-        size, most = (
-            dict(self.job.dimensions)[name],
-            max(len(part.gpus) for part in self.tiers[number].parts),
-        )
-        return (
-            [size]
-            if self.must_be_whole(number, name, cases)
-            else list(range(1, min(size, most) + 1))
-        )
+        """Return the numbers of members of its group that a rank's own part of a tier can have."""
+        size = self._sizes[name]
+        if self.must_be_whole(number, name, cases):
+            return [size]
+        return list(range(1, min(size, max(len(p.gpus) for p in self.tiers[number].parts)) + 1))
 
     def floor_of_gpus(self, phase: Phase) -> Fraction:
-        """Return what a message of a phase needs at least from the GPU that is worst off; 0 where
-        none is sent whole.
+        """Return the least seconds of a phase's message from the GPU that is worst off; 0 if
+        messages may be split.
         """
         if phase.pattern.shape == SPREAD:
             return Fraction(0)
-        return phase.pattern.bytes_each / (self.narrowest_GBps * 10**9)
+        return phase.pattern.bytes_each / (self._narrowest_GBps * 10**9)
 
     def floor_of_divided(self, phase: Phase, cases: Cases) -> Fraction:
-        """Return what a message of a phase needs at least that crosses from a part to another,
-        where some must.
+        """Return the least seconds of a phase's message from one part to another, if some message
+        must cross; else 0.
         """
         divided = [
             max(part.widest_GBps for part in self.tiers[number].parts)
@@ -268,8 +246,8 @@ class Proof:
         return phase.pattern.bytes_each / (min(divided) * 10**9) if divided else Fraction(0)
 
     def weigh_shapes(self, rows: Sequence[Sequence[Any]], cases: Cases) -> Fraction:
-        """Return what a case pays for the shapes of parts: rows of a tier, its dimension across,
-        and that along or None.
+        """Return what a case pays for the shapes of parts. Rows are a tier, its dimension across,
+        and its dimension along or None.
         """
         floors = tuple(
             max(self.floor_of_gpus(p), self.floor_of_divided(p, cases)) for p in self.phases
@@ -280,65 +258,50 @@ class Proof:
                 raise VerificationError("bound: shapes of a tier that is not listed")
             shapes = self.list_times(int(number), across, along, cases)
             if not shapes:
-                raise VerificationError("bound: shapes of parts that cannot be")
+                raise VerificationError("bound: shapes of parts that are impossible")
             least = max(least, min(sum(times, Fraction(0)) for times in shapes))
             choices = keep_least(
-                {tuple(map(max, known, more)) for known in choices for more in shapes}
+                {tuple(map(max, one, other)) for one in choices for other in shapes}
             )
-        return (
-            least
-            if self.objective == BOTTLENECK
-            else min(sum(times, Fraction(0)) for times in choices)
-        )
+        if self.objective == BOTTLENECK:
+            return least
+        return min(sum(times, Fraction(0)) for times in choices)
 
     def list_times(
         self, number: int, across: str | None, along: str | None, cases: Cases
     ) -> set[Costs]:
-        """Return the seconds of each phase for the shapes of a tier's parts; none where shapes say
-        nothing, or cannot be.
+        """Return the seconds of each phase for the possible shapes of a tier's parts; empty if
+        shapes prove nothing, or none is possible.
         """
-        tier, sizes = self.tiers[number], dict(self.job.dimensions)
-        whole = prod(sizes[name] for name in sizes if name not in (across, along))
-        if (
-            not tier.covers
-            or across == along
-            or not all(
-                self.must_be_whole(number, name, cases)
-                for name in sizes
-                if name not in (across, along)
-            )
-        ):
+        tier, axes = self.tiers[number], (across, along)
+        others = [name for name in self._sizes if name not in axes]
+        are_whole = all(self.must_be_whole(number, name, cases) for name in others)
+        if not tier.covers or across == along or not are_whole:
             return set()
-        patterns = {
-            name: [p.pattern.shape for p in self.phases if p.traffic.dimension == name]
-            for name in (across, along)
-        }
-        found: set[Costs] = set()
+        whole = prod(self._sizes[name] for name in others)
+        sizes = (1 if name is None else self._sizes[name] for name in axes)
+        patterns = (
+            tuple(p.pattern.shape for p in self.phases if p.traffic.dimension == name)
+            for name in axes
+        )
+        arguments = (*sizes, *patterns)
+        times: set[Costs] = set()
         for ranks, capacity in {(len(part.gpus), part.capacity_GBps) for part in tier.parts}:
             if not capacity:
                 return set()
             if ranks % whole:
                 continue
-            for first, second in list_shapes(
-                ranks // whole,
-                sizes[across] if across is not None else 1,
-                sizes[along] if along is not None else 1,
-                tuple(patterns[across]),
-                tuple(patterns[along]),
-            ):
-                counts = {across: iter(first), along: iter(second)}
-                found.add(
-                    tuple(
-                        next(counts[name]) * whole * phase.pattern.bytes_each / (capacity * 10**9)
-                        if (name := phase.traffic.dimension) in counts
-                        else Fraction(0)
-                        for phase in self.phases
-                    )
-                )
-        return keep_least(found)
+            for shape in list_shapes(ranks // whole, *arguments):
+                counts = dict(zip(axes, map(iter, shape), strict=True))
+                none = repeat(Fraction(0))
+                # Phases on other dimensions send nothing out of parts.
+                messages = [next(counts.get(p.traffic.dimension, none)) for p in self.phases]
+                each = [p.pattern.bytes_each * whole / (capacity * 10**9) for p in self.phases]
+                times.add(tuple(n * s for n, s in zip(messages, each, strict=True)))
+        return keep_least(times)
 
     def weigh(self, weights: Mapping[str, Any], cases: Cases) -> Fraction:
-        """Return what a case pays under the weights of one."""
+        """Return what a case pays under a proof's weights."""
         used = [Fraction(0)] * len(self.phases)
         together = total = Fraction(0)
         for name, floor_of in (
@@ -362,24 +325,18 @@ class Proof:
     def _pay_of_tier(
         self, number: int, weights: Sequence[Fraction], theta: Fraction, cases: Cases
     ) -> Fraction:
-        """Return what all orders pay at least for a tier, under the weights of phases and of the
-        logarithms.
-        """
+        """Return the least that an order pays for a tier, by weights of phases and logarithms."""
         tier = self.tiers[number]
-        ranks, capacity = tier.ranks, tier.capacity_GBps
         total = -theta * tier.mean_log
         for name, size in self.job.dimensions:
-            on_it = [
-                (
-                    weight * phase.pattern.bytes_each * ranks / (capacity * 10**9),
-                    phase.pattern.shape,
-                )
-                for phase, weight in zip(self.phases, weights, strict=True)
-                if phase.traffic.dimension == name and weight and capacity
-            ]
+            prices = []
+            for phase, weight in zip(self.phases, weights, strict=True):
+                if phase.traffic.dimension == name and weight and tier.capacity_GBps:
+                    seconds = phase.pattern.bytes_each / (tier.capacity_GBps * 10**9)
+                    prices.append((weight * seconds * tier.ranks, phase.pattern.shape))
             total += min(
                 sum(
-                    (price * pay(shape, size, f, tier.covers) for price, shape in on_it),
+                    (price * pay(shape, size, f, tier.covers) for price, shape in prices),
                     theta * log_at_least(f),
                 )
                 for f in self.list_inside(number, name, cases)

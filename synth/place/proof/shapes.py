@@ -1,32 +1,33 @@
-"""How little the part that holds one certain rank can send: in a mesh of two dimensions its ranks
-have some shape, and shapes that send little along one dimension send much along the other.
+"""Bound from below what the part that holds one certain rank sends: in a mesh of two dimensions its
+ranks have some shape, and shapes that send little along one dimension send much along the other.
 
 A part with `units` members of a mesh of two dimensions has them in r groups of the first dimension
 (*across*) and in k groups of the second (*along*), so at r coordinates along and k across. For each
-r and k what either dimension sends is counted for itself. A group with f of its n members in the
-part sends out nothing where f = n, else around a ring or to neighbours on a line one message at
-least, of pairs f (n - f), of a plan half of the bytes of a message. On a line, of coordinates 0 to
-n - 1, the members are stretches: one that begins with 0 or ends with n - 1 sends out one message,
-any other two.
+r and k, each dimension's messages are counted separately. A group with f of its n members in the
+part sends out nothing if f = n; otherwise at least one message around a ring or to neighbours on a
+line, f (n - f) messages between all pairs, and half of the bytes of a message for a plan. On a line
+of coordinates 0 to n - 1 the members form stretches: one that begins with 0 or ends with n - 1
+sends out one message, any other two.
 
-So the rank in the middle of a line is dear: either the r coordinates reach from it to an end of the
-line, or a of them are at one end, b at the other, and the rest between; and there its group, and
-all others that use these, send two messages more.
+So the rank in the middle of a line is costly: either the r coordinates reach from it to an end of
+the line, or a of them are at one end, b at the other, and the rest between; then its group, and all
+others that use the ones between, send two messages more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from operator import le
 
-from ..patterns import LINE, PAIRS, SPREAD
+from ..job import LINE, PAIRS, SPREAD
 
 # What is sent out of a part for each of several patterns: in messages, or in seconds.
 Costs = tuple[Fraction, ...]
-# To which sizes the stretches of a line are told apart.
-_MOST_ON_A_LINE, _MOST_UNITS = 24, 32
+# Sizes of lines and of parts up to which stretches are distinguished, which bounds the work.
+_MAX_LINE, _MAX_UNITS = 24, 32
+# More messages than any group sends: stands for what cannot be.
 _NEVER = 1 << 40
 
 
@@ -38,10 +39,11 @@ def list_shapes(
     patterns_across: tuple[str, ...],
     patterns_along: tuple[str, ...],
 ) -> tuple[tuple[Costs, Costs], ...]:
-    """Return what parts of so many members send at least, where dimensions have the sizes `across`
-    and `along`: entries with a number for each pattern of each dimension. The part that has the
-    rank in the middle sends as much as one of the entries in all its numbers. Nothing is returned
-    where no part can have so many members.
+    """Return lower bounds on what a part with `units` members sends, in dimensions of the sizes
+    `across` and `along`: entries with a number for each pattern of each dimension.
+
+    The part that holds the rank in the middle sends at least one of the entries, in all its
+    numbers. No part can have so many members if the result is empty.
     """
     counts = {
         (
@@ -57,13 +59,13 @@ def list_shapes(
 
 
 def keep_least(all_costs: set[Costs]) -> set[Costs]:
-    """Return those of which no other is at most as much in all numbers."""
+    """Return the costs that no other entry undercuts or equals in all numbers."""
     return {c for c in all_costs if not any(o != c and all(map(le, o, c)) for o in all_costs)}
 
 
 def count_out(shape: str, size: int, inside: int) -> Fraction:
-    """Return how many messages a group sends out at least with so many of its `size` members in a
-    part.
+    """Return the least number of messages that a group sends out of a part with `inside` of its
+    `size` members.
     """
     if inside in (0, size):
         return Fraction(0)
@@ -73,70 +75,60 @@ def count_out(shape: str, size: int, inside: int) -> Fraction:
 
 
 def _fill_groups(units: int, groups: int, most: int, size: int, shape: str) -> Fraction:
-    """Return the least that `groups` groups send out which have `units` members in a part together,
-    each of them 1 to `most`: as many as can be have the most, all others but one have one.
+    """Return the least that `groups` groups send out with `units` members in a part together, 1 to
+    `most` each: as many groups as possible have the most, all others but one have one.
     """
     if most == 1:
         return groups * count_out(shape, size, 1)
     full = (units - groups) // (most - 1)
     sent = full * count_out(shape, size, most)
-    if full < groups:
-        single = groups - full - 1
-        sent += single * count_out(shape, size, 1) + count_out(
-            shape, size, units - full * most - single
-        )
-    return sent
+    if full >= groups:
+        return sent
+    single = groups - full - 1
+    rest = count_out(shape, size, units - full * most - single)
+    return sent + single * count_out(shape, size, 1) + rest
 
 
 def _fill_line(units: int, groups: int, most: int, size: int, shape: str) -> Fraction:
-    """Return the same for groups whose members are at `most` coordinates together, and of which one
-    has its middle member.
+    """Return the same for groups whose members share `most` coordinates, one of the groups with its
+    middle member.
     """
     middle = (size - 1) // 2
-    if shape != LINE or most > middle or size > _MOST_ON_A_LINE or units > _MOST_UNITS:
+    if shape != LINE or most > middle or size > _MAX_LINE or units > _MAX_UNITS:
         return _fill_groups(units, groups, most, size, shape)
-    ends = _list_ends(most, middle, size)
+    # Stretches of a and b coordinates at the ends. Neither reaches the middle: others are between.
+    ends = (
+        (a, b) for a in range(min(most, middle)) for b in range(min(most - a, size - 1 - middle))
+    )
     return Fraction(min(_pack(units, a, b, most - a - b)[groups] for a, b in ends))
-
-
-def _list_ends(most: int, middle: int, size: int) -> Iterator[tuple[int, int]]:
-    """Return how many of a part's `most` coordinates can be a stretch at either end of a line,
-    where none reaches from the middle to an end: others are between.
-    """
-    for a in range(min(most, middle)):
-        for b in range(min(most - a, size - 1 - middle)):
-            yield a, b
 
 
 @cache
 def _pack(units: int, a: int, b: int, between: int) -> list[int]:
-    """Return, for each number of groups, the least messages with `units` members in them together,
-    at a coordinates at one end, b at the other, and some between, where one of the groups has a
-    member; _NEVER where they cannot be.
+    """Return, for each number of groups, the least messages of `units` members at `a` coordinates
+    at one end, `b` at the other and some `between`, at which one group must have a member; _NEVER
+    if that is impossible.
     """
     longer, most = max(a, b), a + b + between
-    any_group = _count_ends((0, longer, max(a + b, between), longer + between, most))
-    middle_group = _count_ends((0, 0, between, longer + between, most))
+    any_group = _count_messages((0, longer, max(a + b, between), longer + between, most))
+    middle_group = _count_messages((0, 0, between, longer + between, most))
+    # The least messages for each number of members, in as many groups as the loop has counted.
     least = [0, *([_NEVER] * units)]
-    found = [_NEVER]
+    packed = [_NEVER]
     for _ in range(units):
-        found.append(
+        packed.append(
             min(least[units - n] + middle_group[n] for n in range(1, min(most, units) + 1))
         )
-        least = [
-            min(
-                (least[total - n] + any_group[n] for n in range(1, min(most, total) + 1)),
-                default=_NEVER,
-            )
+        options = (
+            [least[total - n] + any_group[n] for n in range(1, min(most, total) + 1)]
             for total in range(units + 1)
-        ]
-    return found
+        )
+        least = [min(costs, default=_NEVER) for costs in options]
+    return packed
 
 
-def _count_ends(caps: Sequence[int]) -> list[int]:
-    """Return how many messages a group sends out for each number of members, where `caps[k]` is the
-    most of them with k.
+def _count_messages(caps: Sequence[int]) -> list[int]:
+    """Return how many messages a group sends out for each number of members, at most `caps[k]` of
+    which need k messages.
     """
-    return [
-        next(k for k, cap in enumerate(caps) if inside <= cap) for inside in range(caps[-1] + 1)
-    ]
+    return [next(k for k, cap in enumerate(caps) if n <= cap) for n in range(caps[-1] + 1)]

@@ -130,7 +130,7 @@ def test_orders_read_back_are_what_was_found(form: str, order: list[int]) -> Non
     placement = placement_of(order)
     if order is INTERLEAVED and form in ("hostfile", "torchrun"):
         with pytest.raises(
-            InfeasibleError, match="of node3's ranks 0 and 4 others' lie between; use --format"
+            InfeasibleError, match="of node3's ranks 0 and 4 others' lie between; write "
         ) as caught:
             write_order(form, CLUSTER, placement)
         assert "\n" not in str(caught.value)

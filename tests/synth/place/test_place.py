@@ -66,7 +66,7 @@ def test_the_order_is_the_best_of_all_orders(data: st.DataObject) -> None:
 def test_search_bound_and_proof_agree_with_all_orders(data: st.DataObject) -> None:
     """What larger machines have: starts, moves, the bound of tiers, and CP-SAT's proof."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placing, "MOST_LISTED", 0)
+        patch.setattr(placing, "MAX_LISTED", 0)
         patch.setattr(placing, "_SHAKE_FEW_S", 0.02)
         patch.setattr(placing, "_INSIDE_S", 0.02)
         topology = data.draw(graphs(most=5, two_way=False, switches=3))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from place import build_boxes
 from thorough import count_examples
 
-from topoplan.synth.place.job import read_job
-from topoplan.synth.place.patterns import AROUND, LINE, PAIRS, SPREAD, pattern_of
+from topoplan.synth.place.job import AROUND, LINE, PAIRS, SPREAD, pattern_of, read_job
 from topoplan.synth.place.placing import place
 from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.synth.place.proof.shapes import list_shapes
