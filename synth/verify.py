@@ -26,6 +26,7 @@ from .ir.schedule import Schedule
 from .ir.transfers import COPY, REDUCE, Transfers
 
 Mask = NDArray[np.bool_]
+_MISSING = "the sender does not have it at that step"
 # Stands for "more than once".
 _MANY = 2
 # Sums below this fit into 64-bit integers.
@@ -147,12 +148,6 @@ def _steps(transfers: Transfers) -> Iterator[slice]:
             yield slice(low, high)
 
 
-def _refuse_missing(transfers: Transfers, has: Mask) -> None:
-    """Refuse transfers whose source does not have the chunk."""
-    for rank in transfers.src[~has][:1].tolist():
-        _refuse_any(transfers, ~has, f"rank {rank} does not have it at that step")
-
-
 def _replay_copies(schedule: Schedule) -> None:
     """Replay a collective that copies: which rank has which chunk."""
     collective = schedule.collective
@@ -161,7 +156,7 @@ def _replay_copies(schedule: Schedule) -> None:
         has[list(collective.holders(chunk)), c] = True
     for places in _steps(schedule.transfers):
         now = schedule.transfers[places]
-        _refuse_missing(now, has[now.src, now.chunk])
+        _refuse_any(now, ~has[now.src, now.chunk], _MISSING)
         has[now.dst, now.chunk] = True
     for c, chunk in enumerate(schedule.chunks):
         for rank in collective.receivers(chunk):
@@ -183,7 +178,7 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
         # anything is written.
         sent = held[now.src]
         if schedule.helpers:  # only a helper can have nothing
-            _refuse_missing(now, sent.max(axis=1) > 0)
+            _refuse_any(now, sent.max(axis=1) == 0, _MISSING)
         copies = now.op == COPY
         # Several transfers may add to one rank: grouped by destination they are summed at once.
         # Counts are capped, so that 8 bits are enough.

@@ -7,9 +7,10 @@ pipelined schedule is costed tick by tick: the loads of all steps of a tick add 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,11 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
     # Steps that do not overlap take their declared durations, which may exceed what the loads need.
     alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
     sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
-    windows = _Windows(loads)
-    return [sequential if m == 1 or schedule.stepwise else windows.cost(m) for m in segments]
+    window = _make_window(loads)
+    return [
+        sequential if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
+        for m in segments
+    ]
 
 
 def costs_between_gpus(
@@ -70,41 +74,36 @@ def costs_between_gpus(
     ]
 
 
-class _Windows:
-    """Greatest latency and load of windows of consecutive steps; a tick of a pipeline carries out
-    one window.
+_Window = Callable[[int, int], tuple[int, int]]
+
+
+def _make_window(loads: Loads) -> _Window:
+    """Return a function of `low` and `high`: the greatest latency and load, as whole numbers, of
+    the steps low .. high - 1 if one tick carries out all of them.
     """
+    before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
+    np.cumsum(loads.seconds, axis=0, out=before[1:])
 
-    def __init__(self, loads: Loads) -> None:
-        self.loads, self.steps = loads, len(loads.latency)
-        self.load_before = np.zeros((self.steps + 1, len(loads.links)), dtype=loads.seconds.dtype)
-        np.cumsum(loads.seconds, axis=0, out=self.load_before[1:])
-        self.cache: dict[tuple[int, int], tuple[int, int]] = {}
+    @cache
+    def window(low: int, high: int) -> tuple[int, int]:
+        latency = int(loads.latency[low:high].max(initial=0))
+        return latency, int((before[high] - before[low]).max(initial=0))
 
-    def window(self, low: int, high: int) -> tuple[int, int]:
-        """Return the latency and seconds of steps low .. high - 1, both as whole numbers."""
-        if (low, high) not in self.cache:
-            self.cache[low, high] = (
-                int(self.loads.latency[low:high].max(initial=0)),
-                int((self.load_before[high] - self.load_before[low]).max(initial=0)),
-            )
-        return self.cache[low, high]
+    return window
 
-    def cost(self, segments: int) -> Cost:
-        """Return the cost of a pipeline of `segments` segments."""
-        steps = self.steps
-        # The pipeline fills and drains through windows that grow and shrink: each differs. In
-        # between, either all steps are active at every tick, so that one window repeats, or, with
-        # fewer segments than steps, a window of constant width moves over the steps.
-        ticks = [*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)]
-        windows = [self.window(max(0, tick - segments + 1), min(steps, tick + 1)) for tick in ticks]
-        windows += [self.window(low, low + segments) for low in range(1, steps - segments + 1)]
-        repeats, (latency, seconds) = max(0, segments - steps), self.window(0, steps)
-        alpha = repeats * latency + sum(latency for latency, _ in windows)
-        beta = repeats * seconds + sum(seconds for _, seconds in windows)
-        return Cost(
-            Fraction(alpha, self.loads.latency_scale), Fraction(beta, self.loads.scale * segments)
-        )
+
+def _cost_pipeline(loads: Loads, window: _Window, segments: int) -> Cost:
+    steps = len(loads.latency)
+    # The pipeline fills and drains through windows that grow and shrink: each differs. In between,
+    # either all steps are active at every tick, so that one window repeats, or, with fewer segments
+    # than steps, a window of constant width moves over the steps.
+    ticks = [*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)]
+    windows = [window(max(0, tick - segments + 1), min(steps, tick + 1)) for tick in ticks]
+    windows += [window(low, low + segments) for low in range(1, steps - segments + 1)]
+    repeats, (latency, seconds) = max(0, segments - steps), window(0, steps)
+    alpha = repeats * latency + sum(latency for latency, _ in windows)
+    beta = repeats * seconds + sum(seconds for _, seconds in windows)
+    return Cost(Fraction(alpha, loads.latency_scale), Fraction(beta, loads.scale * segments))
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:

@@ -137,7 +137,10 @@ def fastest(
     # floors need no playing.
     for family in candidates:
         if scale is None:
-            scale = _link_time_ratio(family, topology)
+            # The time of the links of the machine at hand, over the family's own figure.
+            piped = replace(family.base, segments=2)
+            links_s = 0.0 if topology is None else float(bandwidth_s_per_GB(piped, topology))
+            scale = links_s / family.piped_s_per_GB if links_s else 0.0
         for schedules, s_per_GB in (
             (family.stepwise, family.stepwise_s_per_GB),
             (family.piped, family.piped_s_per_GB),
@@ -160,11 +163,3 @@ def fastest(
                 break
             least = min(least, predicted)
     return sorted((x for x in predictions if x[0] <= best * near), key=lambda x: x[0])
-
-
-def _link_time_ratio(family: Family, topology: Topology | None) -> float:
-    """Return the time of the links of the machine at hand, over the family's own figure."""
-    if topology is None:
-        return 0.0
-    piped = replace(family.base, segments=2)
-    return float(bandwidth_s_per_GB(piped, topology)) / family.piped_s_per_GB

@@ -145,7 +145,7 @@ def test_costs_count_helpers_like_members() -> None:
         (replace(ADDED, collective=Collective("allreduce", 2)), "is for 2 ranks, topology"),
         (
             replace(ADDED, transfers=ADDED.transfers[2:]),
-            "copy of chunk 0 from rank 1 to rank 0: rank 1 does not have it",
+            "copy of chunk 0 from rank 1 to rank 0: the sender does not have it",
         ),
         (replace(ADDED, transfers=ADDED.transfers[1:]), "without the contribution of rank 0"),
         (

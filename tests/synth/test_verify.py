@@ -187,7 +187,7 @@ def test_a_missing_contribution_is_named() -> None:
 
 
 def test_sending_what_one_has_not_got_is_refused() -> None:
-    with pytest.raises(VerificationError, match="rank 1 does not have it at that step"):
+    with pytest.raises(VerificationError, match="the sender does not have it at that step"):
         one([Transfer(0, 1, 2, 0)], name="allgather")
 
 
