@@ -12,7 +12,7 @@ from typing import Any
 from ..facts import keys
 from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, nvlink_subject, pci_subject
 from ..notes import Note
-from .finding import Finding, Groups, join_names
+from .finding import Case, Finding, join_names
 from .links import LEAST_FOR_PEERS, check_link_counts
 from .view import Check, DoctorView
 
@@ -90,25 +90,27 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID)
         for index in view.facts.list_names(GPU)
     }
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for bus_id in (
         _list_nvidia_gpus(view) if listed or view.facts.get_source(NVML, keys.NVML_COUNT) else ()
     ):
         if bus_id not in listed:
             bound = view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)
-            groups.add(
-                "" if bound in (None, "nvidia") else bound,
-                (bus_id,),
-                [
-                    view.format_fact(pci_subject(bus_id), key)
-                    for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
-                    if view.facts.get_source(pci_subject(bus_id), key)
-                ],
+            cases.append(
+                (
+                    "" if bound in (None, "nvidia") else bound,
+                    (bus_id,),
+                    [
+                        view.format_fact(pci_subject(bus_id), key)
+                        for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
+                        if view.facts.get_source(pci_subject(bus_id), key)
+                    ],
+                )
             )
     if not listed - {None}:
         for note in _list_unlisted(view):
-            groups.add("", note.about, (f"{note} (the topology's notes)",))
-    for bound, about, evidence in groups:
+            cases.append(("", note.about, (f"{note} (the topology's notes)",)))
+    for bound, about, evidence in view.group(cases):
         message = f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
         if bound:
             message += f": bound to {bound}"
@@ -138,11 +140,11 @@ def _list_nvidia_gpus(view: DoctorView) -> Iterator[str]:
 
 def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that no longer answer the driver (fact `lost`): an error."""
-    groups = Groups(view.order)
-    for index, ident in view.gpu_of.items():
-        if view.facts.get_source(gpu_subject(index), keys.GPU_LOST) is not None:
-            groups.add("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_LOST),))
-    for _, about, evidence in groups:
+    for _, about, evidence in view.group(
+        ("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_LOST),))
+        for index, ident in view.gpu_of.items()
+        if view.facts.get_source(gpu_subject(index), keys.GPU_LOST) is not None
+    ):
         yield Finding(
             "error",
             "gpu-lost",
@@ -158,11 +160,11 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs with MIG on (fact `mig`): an error, since its instances have neither P2P nor
     NVLink for NCCL.
     """
-    groups = Groups(view.order)
-    for index, ident in view.gpu_of.items():
-        if view.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
-            groups.add("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
-    for _, about, evidence in groups:
+    for _, about, evidence in view.group(
+        ("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
+        for index, ident in view.gpu_of.items()
+        if view.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on"
+    ):
         yield Finding(
             "error",
             "mig-on",
@@ -179,14 +181,14 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
     NVLink does not work there. GPUs of one machine in different clusters or cliques are a warning:
     no NVLink joins them.
     """
-    pending = Groups(view.order)
+    pending: list[Case] = []
     parts: dict[tuple[str, str], list[str]] = defaultdict(list)
     evidence_of: list[str] = []
     for index, ident in view.gpu_of.items():
         subject = gpu_subject(index)
         state = view.facts.get_text(subject, keys.GPU_FABRIC_STATE)
         if state in ("not started", "in progress"):
-            pending.add(state, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),))
+            pending.append((state, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),)))
         cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
         if state == "completed" and not _NO_CLUSTER.fullmatch(cluster):
             parts[cluster, view.facts.get_text(subject, keys.GPU_FABRIC_CLIQUE) or ""].append(ident)
@@ -195,7 +197,7 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
                 for key in _FABRIC
                 if view.facts.get_source(subject, key)
             ]
-    for state, about, evidence in pending:
+    for state, about, evidence in view.group(pending):
         message = (
             f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches "
             "does not work"
@@ -250,14 +252,14 @@ def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs whose fabric the driver does not call healthy (fact `fabric_health`): a warning,
     it works at a lower rate or will soon not work.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for index, ident in view.gpu_of.items():
         health = view.facts.get_text(gpu_subject(index), keys.GPU_FABRIC_HEALTH)
         if health not in (None, _HEALTHY):
-            groups.add(
-                health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),)
+            cases.append(
+                (health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),))
             )
-    for health, about, evidence in groups:
+    for health, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "fabric-unhealthy",
@@ -285,7 +287,7 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
             for name, state in _list_states(view, ident)
             if state == "active"
         )
-        groups = Groups(view.order)
+        cases: list[Case] = []
         for ident in judged:
             dead = [
                 n
@@ -294,12 +296,17 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
             ]
             if dead and ident not in short:
                 index = view.index_of[ident]
-                groups.add(
-                    len(dead),
-                    (ident,),
-                    [view.format_fact(nvlink_subject(index, n), keys.NVLINK_STATE) for n in dead],
+                cases.append(
+                    (
+                        len(dead),
+                        (ident,),
+                        [
+                            view.format_fact(nvlink_subject(index, n), keys.NVLINK_STATE)
+                            for n in dead
+                        ],
+                    )
                 )
-        for dead_links, about, evidence in groups:
+        for dead_links, about, evidence in view.group(cases):
             yield Finding(
                 "warning",
                 "inactive-links",

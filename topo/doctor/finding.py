@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,31 +43,8 @@ class Finding:
         }
 
 
-class Groups:
-    """Devices and evidence of equal findings, grouped by what makes them equal, so that each group
-    becomes one finding.
-    """
-
-    def __init__(self, order: Mapping[str, int]) -> None:
-        """Start empty; `order` is the position of each device in the topology."""
-        self._order = order
-        self._groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
-
-    def add(self, key: Any, about: Iterable[str], evidence: Iterable[str]) -> None:
-        """Add devices and evidence to the group `key`, each once."""
-        devices, lines = self._groups.setdefault(key, ({}, {}))
-        devices |= dict.fromkeys(about)
-        lines |= dict.fromkeys(evidence)
-
-    def __iter__(self) -> Iterator[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-        # Devices in the topology's order; those that it does not have come last.
-        last = len(self._order)
-        for key, (devices, lines) in self._groups.items():
-            yield (
-                key,
-                tuple(sorted(devices, key=lambda ident: self._order.get(ident, last))),
-                tuple(lines),
-            )
+# What makes findings equal, the devices concerned, and the evidence.
+Case = tuple[Any, Collection[str], Collection[str]]
 
 
 # -- values in messages

@@ -12,7 +12,7 @@ from ..facts import keys
 from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
-from .finding import Finding, Groups, format_GBps, join_names
+from .finding import Case, Finding, format_GBps, join_names
 from .view import Check, DoctorView, has_two_gpus
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
@@ -23,12 +23,11 @@ def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
     """Report links with one direction only. NVLink, xGMI, PCIe, C2C and sockets are full duplex, so
     that is an error there; other kinds may be one-way on purpose: a warning.
     """
-    groups = Groups(view.order)
-    capacity = view.topology.capacity_GBps
-    for link in view.topology.links:
-        if (link.dst, link.src) not in capacity:
-            groups.add(link.kind, (link.src, link.dst), (view.format_link(link),))
-    for kind, about, evidence in groups:
+    for kind, about, evidence in view.group(
+        (link.kind, (link.src, link.dst), (view.format_link(link),))
+        for link in view.topology.links
+        if (link.dst, link.src) not in view.topology.capacity_GBps
+    ):
         yield Finding(
             "error" if kind in _DUPLEX else "warning",
             "one-way-link",
@@ -45,7 +44,8 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
     """Report pairs whose directions differ in bandwidth, or (NVLink, xGMI) in number of lanes; each
     pair once.
     """
-    rates, counts = Groups(view.order), Groups(view.order)
+    rates: list[Case] = []
+    counts: list[Case] = []
     capacity = view.topology.capacity_GBps
     for (a, b), forth in capacity.items():
         back = capacity.get((b, a))
@@ -58,7 +58,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
                 f"{x} -> {y} = {format_GBps(rate)} (the topology)"
                 for x, y, rate in ((a, b, forth), (b, a, back))
             ]
-            rates.add((forth, back), (a, b), lines)
+            rates.append(((forth, back), (a, b), lines))
     lanes = {pair: (n, "the topology") for pair, n in view.lanes.items()} | _count_lanes_in_facts(
         view
     )
@@ -69,15 +69,15 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
                 f"{a} -> {b} = {many} links ({source})",
                 f"{b} -> {a} = {few} links ({source_back})",
             ]
-            counts.add((many, few), (a, b), lines)
-    for (fast, slow), about, evidence in rates:
+            counts.append(((many, few), (a, b), lines))
+    for (fast, slow), about, evidence in view.group(rates):
         message = (
             f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} "
             "back"
         )
         advice = "measure both directions; a healthy cable carries the same in each"
         yield Finding("warning", "asymmetric-link", about, message, evidence, advice)
-    for (many, few), about, evidence in counts:
+    for (many, few), about, evidence in view.group(counts):
         message = f"{_join_pairs(evidence[::2])}: one end counts {many} links, the other {few}"
         advice = (
             "look at each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge "
@@ -277,19 +277,21 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
             if not (size and not view.wired[gpu.id])
         }
         most = _find_expected(view, lanes)
-        groups = Groups(view.order)
+        cases: list[Case] = []
         for ident, have in lanes.items():
             if have < most:
-                groups.add(
-                    have,
-                    (ident,),
+                cases.append(
                     (
-                        f"{ident} NVLink or xGMI lanes = {have} (the topology)",
-                        *_list_inactive(view, ident),
-                    ),
+                        have,
+                        (ident,),
+                        (
+                            f"{ident} NVLink or xGMI lanes = {have} (the topology)",
+                            *_list_inactive(view, ident),
+                        ),
+                    )
                 )
         agreed = sum(have == most for have in lanes.values())
-        for have, about, evidence in groups:
+        for have, about, evidence in view.group(cases):
             yield Finding(
                 "warning" if have else "error",
                 "fewer-links",

@@ -11,7 +11,7 @@ from ..facts import keys
 from ..facts.keys import NET, RDMA, net_subject, rdma_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
-from .finding import Finding, Groups, format_GBps, join_names
+from .finding import Case, Finding, format_GBps, join_names
 from .pcie import MOST_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
 from .view import Check, DoctorView, parse_whole
 
@@ -28,15 +28,15 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
     plain network interface (machines have spare ones). Words that are no state of a port are
     ignored.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for nic in view.nics:
         state, line = _find_state(view, nic)
         if _NOT_AT_WORK.fullmatch(state):
             plain = nic.id in view.facts.list_names(NET) and nic.id not in view.facts.list_names(
                 RDMA
             )
-            groups.add((plain, state.split(":")[-1].strip()), (nic.id,), (line,))
-    for (plain, state), about, evidence in groups:
+            cases.append(((plain, state.split(":")[-1].strip()), (nic.id,), (line,)))
+    for (plain, state), about, evidence in view.group(cases):
         yield Finding(
             "note" if plain else "warning",
             "nic-down",
@@ -102,16 +102,18 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
     """Report NICs said to be faster than any NIC is: a warning, the figure is in other units or
     from a driver that guesses.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for nic in view.nics:
         speed = parse_whole(nic.extra.get("speed"))
         if speed is not None and speed > MOST_NIC_Mbps:
-            groups.add(
-                speed,
-                (nic.id,),
-                (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),),
+            cases.append(
+                (
+                    speed,
+                    (nic.id,),
+                    (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),),
+                )
             )
-    for speed, about, evidence in groups:
+    for speed, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "impossible-nic-rate",
@@ -127,7 +129,7 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
     Gen3 x8 is, 100 Gb/s on Gen3 x16 is not): a warning. Links declared as placeholders are reported
     as such.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for nic in view.nics:
         rate, state = find_nic_GBps(nic), find_pcie_state(view, nic)
         raw = state.raw_GBps if state else None
@@ -139,12 +141,14 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
             and not is_placeholder(nic, state)
         ):
             speed = view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
-            groups.add(
-                (rate, f"Gen{state.generation} x{state.lanes}", raw),
-                (nic.id,),
-                (speed, *state.evidence),
+            cases.append(
+                (
+                    (rate, f"Gen{state.generation} x{state.lanes}", raw),
+                    (nic.id,),
+                    (speed, *state.evidence),
+                )
             )
-    for (rate, slot, raw), about, evidence in groups:
+    for (rate, slot, raw), about, evidence in view.group(cases):
         port, most = format_GBps(rate), format_GBps(raw)
         yield Finding(
             "warning",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ..facts import keys
 from ..facts.keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
 from ..facts.view import WIRES
-from .finding import Finding, Groups, Severity, join_names
+from .finding import Case, Finding, Severity, join_names
 from .view import Check, DoctorView
 
 # NVML's and nvidia-smi's words for GPUs that share PCIe switches.
@@ -34,17 +34,19 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     where the way goes through a CPU. What is refused in one direction only is reported as
     `p2p-one-sided`.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for a, b, subject in _list_pairs(view):
         for key in _READ_AND_WRITE:
             status = view.facts.get_text(subject, key)
             if status in _REFUSALS and view.facts.get_text(_reverse(subject), key) != _OK:
-                groups.add(
-                    (_find_joint(view, a, b, subject), status),
-                    (a, b),
-                    (view.format_fact(subject, key),),
+                cases.append(
+                    (
+                        (_find_joint(view, a, b, subject), status),
+                        (a, b),
+                        (view.format_fact(subject, key),),
+                    )
                 )
-    for (joined, status), about, evidence in groups:
+    for (joined, status), about, evidence in view.group(cases):
         way = (
             f" though they have {joined} between them" if joined else "; the way goes through a CPU"
         )
@@ -68,7 +70,7 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
     """Report P2P read or write that is granted from A to B and refused from B to A: an error
     between GPUs that share a PCIe switch or have NVLink between them, else a warning.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for a, b, subject in _list_pairs(view):
         for key in _READ_AND_WRITE:
             back = _reverse(subject)
@@ -77,10 +79,10 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
                 and view.facts.get_text(back, key) in _REFUSALS
             ):
                 joined = _find_joint(view, a, b, subject) is not None
-                groups.add(
-                    joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key))
+                cases.append(
+                    (joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key)))
                 )
-    for joined, about, evidence in groups:
+    for joined, about, evidence in view.group(cases):
         yield Finding(
             "error" if joined else "warning",
             "p2p-one-sided",
@@ -132,12 +134,14 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
         above |= {bridge: bridges[i] for i, bridge in enumerate(bridges[1:])}
         for bridge in bridges:
             below[bridge].add(gpu.id)
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for bridge, parent in above.items():
         controls = view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS)
         if "redirect" in controls and len(below[parent]) > len(below[bridge]):
-            groups.add("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
-    for _, about, evidence in groups:
+            cases.append(
+                ("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
+            )
+    for _, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "acs-redirect",

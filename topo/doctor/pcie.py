@@ -17,7 +17,7 @@ from ..facts.keys import gpu_subject, pci_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
 from ..hardware import PCIE_GTps, pcie_GBps, pcie_generation
-from .finding import Finding, Groups, format_GBps, join_names
+from .finding import Case, Finding, format_GBps, join_names
 from .view import Check, DoctorView, has_two_gpus, parse_whole
 
 _STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
@@ -171,11 +171,11 @@ def check_placeholders(view: DoctorView) -> Iterator[Finding]:
     """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines (NCCL then counts
     0.19 GB/s): a warning. A NIC that is no faster than that may mean it.
     """
-    groups = Groups(view.order)
-    for device, state in list_pcie_states(view):
-        if is_placeholder(device, state):
-            groups.add(device.kind, (device.id,), state.evidence)
-    for _, about, evidence in groups:
+    for _, about, evidence in view.group(
+        (device.kind, (device.id,), state.evidence)
+        for device, state in list_pcie_states(view)
+        if is_placeholder(device, state)
+    ):
         cap = format_GBps(pcie_GBps(1, 1))
         yield Finding(
             "warning",
@@ -202,7 +202,7 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
     corrects: a warning, NCCL takes these as Gen3 x16. A file that does not mention the link claims
     nothing.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for device in (*view.gpus, *view.nics):
         details, state = read_pci_details(device), find_pcie_state(view, device)
         lines = []
@@ -211,8 +211,8 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
         if "link_width" in details and (state is None or state.width is None):
             lines.append(view.format_attribute(device, "link_width", details["link_width"]))
         if lines:
-            groups.add(tuple(line.split(" ")[1] for line in lines), (device.id,), lines)
-    for attributes, about, evidence in groups:
+            cases.append((tuple(line.split(" ")[1] for line in lines), (device.id,), lines))
+    for attributes, about, evidence in view.group(cases):
         invalid = " and ".join(key.replace("link_", "") for key in attributes)
         yield Finding(
             "warning",
@@ -232,7 +232,7 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
     is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for ident, state in known.items():
         switch = view.topology.by_id[ident]
         if switch.kind != "switch" or is_placeholder(switch, state):
@@ -244,8 +244,8 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
         if is_old or (state.width == 1 and widest > 1):
             rate = f"{float(PCIE_GTps[state.generation]):g} GT/s" if state.generation else ""
             made_for = f"Gen{newest}" if is_old else f"{widest} lanes"
-            groups.add((rate, state.width, made_for), (ident,), state.evidence)
-    for (rate, width, made_for), about, evidence in groups:
+            cases.append(((rate, state.width, made_for), (ident,), state.evidence))
+    for (rate, width, made_for), about, evidence in view.group(cases):
         lanes = f" x{width}" if width else ""
         uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
         yield Finding(
@@ -285,13 +285,13 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
     """Report devices with fewer lanes in use than they are made for: a warning, or a note where a
     NIC needs no more.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for device, state in list_pcie_states(view):
         if state.width and state.now_width and state.now_width < state.width:
             rate, raw = find_nic_GBps(device), state.raw_GBps
             served = device.kind == "nic" and rate is not None and raw is not None and rate <= raw
-            groups.add((served, state.now_width, state.width), (device.id,), state.evidence)
-    for (served, now, full), about, evidence in groups:
+            cases.append(((served, state.now_width, state.width), (device.id,), state.evidence))
+    for (served, now, full), about, evidence in view.group(cases):
         costs = (
             "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
         )
@@ -310,11 +310,11 @@ def check_generations(view: DoctorView) -> Iterator[Finding]:
     """Report devices at an older generation than they are made for: a note, since idle devices
     clock down.
     """
-    groups = Groups(view.order)
-    for device, state in list_pcie_states(view):
-        if state.generation and state.now_generation and state.now_generation < state.generation:
-            groups.add((state.now_generation, state.generation), (device.id,), state.evidence)
-    for (now, full), about, evidence in groups:
+    for (now, full), about, evidence in view.group(
+        ((state.now_generation, state.generation), (device.id,), state.evidence)
+        for device, state in list_pcie_states(view)
+        if state.generation and state.now_generation and state.now_generation < state.generation
+    ):
         yield Finding(
             "note",
             "slow-pcie-now",
@@ -348,16 +348,18 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
         if 2 * sum(rate == best for rate in rates.values()) < len(rates):
             continue
         fast = next((ident for ident, rate in rates.items() if rate == best), "")
-        groups = Groups(view.order)
+        cases: list[Case] = []
         for ident, rate in rates.items():
             state = known[ident]
             if 0 < rate < best and ident not in named:
-                groups.add(
-                    _format_rate(state, rate, by_state),
-                    (ident,),
-                    state.evidence if by_state and state else _list_link_lines(view, ident),
+                cases.append(
+                    (
+                        _format_rate(state, rate, by_state),
+                        (ident,),
+                        state.evidence if by_state and state else _list_link_lines(view, ident),
+                    )
                 )
-        for rate_text, about, evidence in groups:
+        for rate_text, about, evidence in view.group(cases):
             better = _format_rate(known[fast], best, by_state)
             yield Finding(
                 "warning",

@@ -17,7 +17,7 @@ from ..facts.keys import pci_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
-from .finding import Finding, Groups, Severity, join_names
+from .finding import Case, Finding, Severity, join_names
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView
 
@@ -251,21 +251,23 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
     numbered = sum(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
     if len(view.cpus) < 2:
         return
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for device in (*view.gpus, *view.nics, *view.cpus):
         node = device.numa_node
         subject = pci_subject(device.bus_id)
         if node is not None and node < 0:
-            groups.add("", (device.id,), (view.format_attribute(device, "numa_node", node),))
+            cases.append(("", (device.id,), (view.format_attribute(device, "numa_node", node),)))
         elif node is None and device.kind == "cpu" and numbered:
-            groups.add("", (device.id,), (view.format_attribute(device, "numa_node", "not given"),))
+            cases.append(
+                ("", (device.id,), (view.format_attribute(device, "numa_node", "not given"),))
+            )
         elif (
             node is None
             and device.bus_id
             and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0
         ):
-            groups.add("", (device.id,), (view.format_fact(subject, keys.PCI_NUMA_NODE),))
-    for _, about, evidence in groups:
+            cases.append(("", (device.id,), (view.format_fact(subject, keys.PCI_NUMA_NODE),)))
+    for _, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "numa-unknown",

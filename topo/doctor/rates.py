@@ -19,7 +19,7 @@ from ..hardware import (
     nvlink_counted_GBps,
     xgmi_counted_GBps,
 )
-from .finding import Finding, Groups, format_GBps, join_names
+from .finding import Case, Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 
 # Measured over declared: below SLOW a warning, below BROKEN an error, above FAST the declaration is
@@ -46,7 +46,8 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
     counts. A measurement that is only a lower bound, or was made on another medium, so that the
     declared value is believed, is never too slow.
     """
-    slow, fast = Groups(view.order), Groups(view.order)
+    slow: list[Case] = []
+    fast: list[Case] = []
     for link in view.topology.links:
         measured, declared = _read_rate(link, "measured"), _read_rate(link, "declared")
         if measured is None:
@@ -60,10 +61,10 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
         else:
             lines.append(view.format_link(link))
         if measured[0] < SLOW * wanted and not _is_doubted(link):
-            slow.add(measured[0] < BROKEN * wanted, (link.src, link.dst), lines)
+            slow.append((measured[0] < BROKEN * wanted, (link.src, link.dst), lines))
         if measured[0] > FAST * wanted:
-            fast.add("", (link.src, link.dst), lines)
-    for broken, about, evidence in slow:
+            fast.append(("", (link.src, link.dst), lines))
+    for broken, about, evidence in view.group(slow):
         share = "two fifths" if broken else "seven tenths"
         message = f"{join_names(about)}: measured below {share} of what is declared for their links"
         yield Finding(
@@ -75,7 +76,7 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
             "measure again with the machine idle; then look at link errors, lanes at work and the "
             "route that is taken",
         )
-    for _, about, evidence in fast:
+    for _, about, evidence in view.group(fast):
         message = (
             f"{join_names(about)}: measured well above what is declared for their links, so the "
             "declaration is doubtful"
@@ -112,12 +113,12 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
     between switches any number is possible): an error. The 5000 GB/s that NCCL counts for what
     limits nothing are reported as `unlimited-rate`.
     """
-    groups = Groups(view.order)
+    cases: list[Case] = []
     for link in view.topology.links:
         most = _find_limit(view, link)
         if most is not None and link.bandwidth_GBps > most and not _is_unlimited(link):
-            groups.add((link.kind, most), (link.src, link.dst), (view.format_link(link),))
-    for (kind, most), about, evidence in groups:
+            cases.append(((link.kind, most), (link.src, link.dst), (view.format_link(link),)))
+    for (kind, most), about, evidence in view.group(cases):
         yield Finding(
             "error",
             "impossible-rate",
@@ -151,11 +152,11 @@ def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
     """Report links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide the
     bottleneck.
     """
-    groups = Groups(view.order)
-    for link in view.topology.links:
-        if _is_unlimited(link):
-            groups.add(link.kind, (link.src, link.dst), (view.format_link(link),))
-    for kind, about, evidence in groups:
+    for kind, about, evidence in view.group(
+        (link.kind, (link.src, link.dst), (view.format_link(link),))
+        for link in view.topology.links
+        if _is_unlimited(link)
+    ):
         links = f"{kind} links of {format_GBps(LOCAL_GBps)}"
         yield Finding(
             "note",
@@ -173,19 +174,20 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
     that a lane of its GPU has (by sm or gcn; measured links are judged elsewhere), as of xGMI that
     an older library took for PCIe.
     """
-    direct, slow = Groups(view.order), Groups(view.order)
+    direct: list[Case] = []
+    slow: list[Case] = []
     by_id = view.topology.by_id
     for link in view.topology.links:
         if link.kind == "pcie" and {by_id[link.src].kind, by_id[link.dst].kind} == {"gpu"}:
-            direct.add("", (link.src, link.dst), (view.format_link(link),))
+            direct.append(("", (link.src, link.dst), (view.format_link(link),)))
         lane = _find_lane_GBps(view, link)
         if (
             lane is not None
             and "measured" not in link.extra
             and link.bandwidth_GBps < _PLAUSIBLE * lane * link.count
         ):
-            slow.add((link.kind, lane), (link.src, link.dst), (view.format_link(link),))
-    for _, about, evidence in direct:
+            slow.append(((link.kind, lane), (link.src, link.dst), (view.format_link(link),)))
+    for _, about, evidence in view.group(direct):
         message = (
             f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a "
             "switch or a CPU between"
@@ -199,7 +201,7 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
             "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that "
             "they share",
         )
-    for (kind, lane), about, evidence in slow:
+    for (kind, lane), about, evidence in view.group(slow):
         links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
         message = f"{join_names(about)}: {links}, rather like PCIe"
         yield Finding(

@@ -16,7 +16,7 @@ from ..facts.keys import Key, gpu_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link, Topology
 from ..notes import Note, NoteKind
-from .finding import Finding, format_GBps, shorten
+from .finding import Case, Finding, format_GBps, shorten
 
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")
 
@@ -101,6 +101,21 @@ class DoctorView(MachineView):
     def knows_of_gpus(self, key: Key[Any]) -> bool:
         """Return whether the facts have this key of any GPU."""
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
+
+    def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
+        """Return cases with equal keys as one, with the devices of all (in the topology's order)
+        and their evidence, each once.
+        """
+        groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
+        for key, about, evidence in cases:
+            devices, lines = groups.setdefault(key, ({}, {}))
+            devices |= dict.fromkeys(about)
+            lines |= dict.fromkeys(evidence)
+        last = len(self.order)
+        return [
+            (key, tuple(sorted(devices, key=lambda i: self.order.get(i, last))), tuple(lines))
+            for key, (devices, lines) in groups.items()
+        ]
 
     # -- evidence
     # ------------------------------------------------------------------------------------------------
