@@ -193,7 +193,7 @@ def _measure_lines(source: str, where: str, measures: Measures) -> None:
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_COLUMNS:
             measures.places["columns"].append(f"{where}:{number}: {len(line)}")
-        constant = re.match(r"_?[A-Z][A-Z0-9_]+(: \w+)? = -?[\d.(]", line)
+        constant = re.match(r"_?[A-Z][A-Z0-9_]+(: \w+)? = [(-]*[.\d]", line)
         if constant and number not in commented and number - 1 not in commented:
             measures.places["constants"].append(f"{where}:{number}: {line}")
 

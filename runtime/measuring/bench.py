@@ -1,7 +1,7 @@
-"""Times a plan and the stock collective like nccl-tests, and checks every element.
+"""Time a plan and the stock collective like nccl-tests, and check every element.
 
-A time is the slowest rank's, from a barrier on; the median over the iterations, plan and stock
-taking turns. Results are compared with sums in float64 of the same random data, which every rank
+A time is the slowest rank's, from a barrier on; the median over the iterations, in which plan and
+stock take turns. Results are compared with float64 sums of the same random data, which every rank
 can compute for every other.
 """
 
@@ -27,12 +27,12 @@ from .bench_data import OPS, BenchBuffers, BenchSettings
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One line of the table. Times in microseconds, medians; None where there is no plan or no
-    stock collective.
+    """One row of the table: median times in microseconds, None without a plan or stock
+    collective.
 
-    `wire_bytes`: bytes that all ranks together send in a call by a plan's schedule. `rms_error`:
-    the root mean square error of the elements, divided by the root mean square of the elements.
-    `place`: "in" where results replaced the input, else "out".
+    `wire_bytes` is what all ranks together send in one call of the plan's schedule. `rms_error` is
+    the root mean square error of the elements over their root mean square. `place` is "in" if
+    results replaced the input, else "out".
     """
 
     size_bytes: int
@@ -56,11 +56,10 @@ def run_benchmark(
     say: Callable[[str], None],
     transport: Transport,
 ) -> list[BenchRow]:
-    """Measure all sizes over a transport, the communicator's where there is one; return the rows,
-    the same on every rank.
+    """Measure all sizes over a transport (the communicator's, if given) and return the rows.
 
-    Collective. Without a communicator only the stock collective is timed. Raises ExecutionError
-    where a rank fails.
+    Collective; all ranks return the same rows. Without a communicator only the stock collective is
+    timed. Raise ExecutionError if a rank fails.
     """
     rank = dist.get_rank()
     device = device_of(None)
@@ -113,11 +112,8 @@ def _measure_size(
     )
     best_us = plan_us if plan_us is not None else stock_us
     algbw = buffers.bytes / best_us * 1e-3 if best_us else 0.0
-    schedule, predicted, fraction = (
-        "stock",
-        None,
-        None,
-    )  # the last two: nothing is claimed of the stock collective
+    # Nothing is predicted or claimed of the stock collective.
+    schedule, predicted, fraction = "stock", None, None
     if communicator is not None:
         sent = communicator.engine.wire_size(buffers.numel, settings.dtype)
         choice = communicator.choice(sent)
@@ -149,9 +145,7 @@ def _measure_size(
 def _check_result(
     buffers: BenchBuffers, communicator: Communicator | None, call: Callable[[], object] | None
 ) -> tuple[int, float, int]:
-    """Call once more and check the result; return wrong elements, root mean square error, and bytes
-    sent, of all ranks.
-    """
+    """Call once more and check; return wrong elements, RMS error and bytes sent over all ranks."""
     if call is None:
         return 0, 0.0, 0
     buffers.output.zero_()
@@ -199,10 +193,9 @@ def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Call
 
 
 def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
-    """Return a call of gloo's, NCCL's or MPI's own collective; None where there is none for this
-    dtype, alike on all ranks.
+    """Return a call of the stock collective, or None on all ranks if it lacks the dtype.
 
-    gloo and MPI have no AVG, so they sum and divide.
+    gloo and MPI have no AVG, so the call sums and divides.
     """
     if buffers.numel == 0:
         return None
@@ -229,9 +222,7 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
 
 
 def _find_scale(communicator: Communicator) -> float | None:
-    """Return how many times faster the emulated machine's links are than the plan's; None if it is
-    another machine.
-    """
+    """Return the emulated machine's speed over the plan's, None if it is another machine."""
     at_hand, plan = communicator.engine.machine.topology, communicator.plan.topology
     if at_hand is None or at_hand is plan:
         return 1.0

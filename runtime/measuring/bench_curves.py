@@ -1,4 +1,4 @@
-"""The rows of a benchmark as a picture: measured bandwidth against size."""
+"""Draw the rows of a benchmark: measured bandwidth against size."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from ...synth.pictures.curves import Curve, draw_curves
 from .bench import BenchRow
 
-# A bound this many times above all that was measured is not drawn: the ranks are not on the machine
-# that it is of.
+# A bound this many times above every measurement is not drawn: it is another machine's.
 _FAR = 4.0
 
 
 def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
-    """Return the curves of plan, stock and prediction, with the bound, as an SVG file.
+    """Return the curves of plan, stock and prediction, and the bound, as an SVG file.
 
-    Where rows are in place and out of place, it has those that are as the first one is.
+    If rows are both in place and out of place, only rows like the first one are drawn.
     """
     rows = [row for row in rows if row.place == rows[0].place]
 

@@ -1,6 +1,4 @@
-"""What a benchmark runs on: its settings, and for each size the buffers, the random data, and the
-check of the result.
-"""
+"""Hold a benchmark's settings and, per size, its buffers, random data and the check of results."""
 
 from __future__ import annotations
 
@@ -15,11 +13,15 @@ from ...topo.errors import InputError
 from ..codecs import Codec
 from ..program.layout import IN_PLACE, ends_numel
 
-# Random data repeats after this many elements, a prime, so that no chunk boundary falls together
-# with it.
+# Random data repeats after this many elements: a prime, so that no chunk boundary coincides.
 _TILE = 1_048_573
-OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX,
-       "min": dist.ReduceOp.MIN}  # fmt: skip
+OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (
@@ -37,8 +39,8 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to measure: sizes from `min_bytes` to `max_bytes` by `factor`, `iterations` counted
-    after `warmup`.
+    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` are counted after
+    `warmup`.
     """
 
     collective: Collective
@@ -57,12 +59,12 @@ class BenchSettings:
     def __post_init__(self) -> None:
         if self.place == "in" and self.collective.name == "alltoall":
             raise InputError(
-                "--place in: alltoall has no call in place, neither here nor in NCCL; leave "
-                "--place out"
+                "place 'in': alltoall has no call in place, neither here nor in NCCL; leave it out",
+                parameter="place",
             )
 
     def list_places(self) -> list[bool]:
-        """Return whether results replace the input, for each row of a size."""
+        """Return, for each row of a size, whether results replace the input."""
         name = self.collective.name
         if self.place is None:
             return [name in IN_PLACE]
@@ -80,9 +82,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class Errors:
-    """Number of wrong elements, sum of squares of all elements' errors, and sum of squares of the
-    expected elements.
-    """
+    """Number of wrong elements, and the sums of squares of all errors and of expected elements."""
 
     wrong: int
     error2: float
@@ -90,13 +90,12 @@ class Errors:
 
 
 class BenchBuffers:
-    """Input and output of one size on one rank, with random data that every rank can compute for
-    every other.
+    """Input and output of one size on one rank, with random data that every rank can compute.
 
-    `in_place` (default: as torch has the collective): results replace the input. Where they do, of
-    a tensor in parts the shorter of input and output is this rank's part of the longer one. Where
-    they do not, and the collective takes one tensor, `input` is copied to `output` before each
-    call.
+    `in_place` (default: as torch has the collective) makes results replace the input. For a
+    collective on a tensor in parts, the shorter of input and output is then this rank's part of the
+    longer one. Out of place, a collective that takes one tensor gets `input` copied to `output`
+    before each call.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class BenchBuffers:
         return self.numel * self.output.element_size()
 
     def make_input(self, rank: int, numel: int) -> torch.Tensor:
-        """Return the random input of a rank, the same wherever it is computed."""
+        """Return the random input of a rank, equal wherever it is computed."""
         generator = torch.Generator().manual_seed(1000 + rank)
         length = max(1, min(numel, _TILE))
         if self.settings.dtype.is_floating_point:
@@ -154,9 +153,7 @@ class BenchBuffers:
             self.input.copy_(self._kept)
 
     def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return the call of a collective, after the copy that a call out of place needs where
-        there is one tensor.
-        """
+        """Return the call, preceded by the copy that a one-tensor collective needs out of place."""
         if self.in_parts or self.in_place:
             return call
 
@@ -167,11 +164,11 @@ class BenchBuffers:
         return copy_and_call
 
     def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Return what this rank must end with and the largest error of each element; None if it
-        ends with nothing.
+        """Return this rank's expected result, and each element's largest error; None without
+        any.
 
-        Without compression the error of sums is the rounding that any order of addition may have,
-        and else 0.
+        Without compression, the error is the rounding that any order of additions may cause; it is
+        0 for collectives that only move data.
         """
         name, part = self.name, self.part
         if self.root is not None and self.rank != self.root and name in ("reduce", "gather"):
@@ -196,10 +193,9 @@ class BenchBuffers:
         return torch.cat([self.make_input(r, part) for r in range(self.ranks)]).double(), 0.0
 
     def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:
-        """Return the reduction in float64, and the rounding error that any order of it may have: (n
-        + 1) eps sum |x|.
+        """Return the float64 reduction and the rounding error of any order: (n + 1) eps sum |x|.
 
-        Whole numbers are reduced in 64 bits and wrap as the dtype does.
+        Integers are reduced in 64 bits and wrap like the dtype.
         """
         op, n = self.settings.op, self.ranks
         wide = torch.float64 if self.settings.dtype.is_floating_point else torch.int64
@@ -223,9 +219,7 @@ class BenchBuffers:
         return total, (n + 1) * info.eps * size + n * info.smallest_normal
 
     def count_errors(self, codec: Codec | None = None, roundings: int = 0) -> Errors:
-        """Compare the output with what is expected; with a codec, values may have been rounded
-        `roundings` times.
-        """
+        """Compare the output with the expected one, after `roundings` by a codec, if given."""
         expected = self.compute_expected()
         if expected is None:
             return Errors(0, 0.0, 0.0)

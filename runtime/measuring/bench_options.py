@@ -1,8 +1,7 @@
-"""The options of a benchmark, and all checks of them that need no other rank: topo-run makes these
-before it starts any.
+"""Check the options of a benchmark as far as one rank can, before any rank is started.
 
-torch is only imported to check options that are not the defaults, so that a usual run starts its
-ranks without delay.
+torch is imported only to check options that differ from the defaults, so that ordinary runs start
+their ranks without delay.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What topo-run is asked to measure; the defaults are its own. Sizes are in bytes."""
+    """What to measure, with the defaults of topo-run; sizes are in bytes."""
 
     min_bytes: int = 1 << 10
     max_bytes: int = 1 << 20
@@ -35,26 +34,24 @@ class BenchOptions:
     compress: str | None = None
     reduction: str = "hops"
     timeout_s: float = 300.0
-    place: str | None = None
-    """in, out or both: whether results replace the input; None: as torch has the collective."""
-    collective: str = "allreduce"
-    """The collective that is run without a plan."""
+    place: str | None = None  # in, out or both: where results go; None: as torch has it
+    collective: str = "allreduce"  # without a plan
 
     def __post_init__(self) -> None:
         if self.factor < 2:
-            raise InputError(f"-f {self.factor}: expected a factor of at least 2")
+            raise InputError(f"factor {self.factor}: expected at least 2", parameter="factor")
         if self.iterations < 1 or self.warmup < 0:
             raise InputError(
-                f"-n {self.iterations} -w {self.warmup}: expected at least 1 iteration, and no "
-                "less than 0 before"
+                f"{self.iterations} iterations after {self.warmup}: expected at least 1 iteration, "
+                "and at least 0 before"
             )
         if not self.timeout_s > 0:
-            raise InputError(f"--timeout {self.timeout_s:g}: expected seconds above 0")
+            raise InputError(
+                f"timeout {self.timeout_s:g}: expected seconds above 0", parameter="timeout"
+            )
 
     def check(self, plan: Plan | None, ranks: int) -> None:
-        """Raise InputError where these options cannot be carried out with a plan, or on this
-        machine.
-        """
+        """Raise InputError if these options do not fit the plan or this machine."""
         collective = self.collective_over(plan, ranks)
         if self.reduction == "once" and self.compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
@@ -74,7 +71,7 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective; without a plan the named one, from rank 0 where it has a
+        """Return the plan's collective; without a plan the named one, from rank 0 if it has a
         root.
         """
         if plan is not None:
@@ -82,15 +79,15 @@ class BenchOptions:
         return Collective.with_default_root(self.collective, ranks)
 
     def settings_for(self, collective: Collective) -> BenchSettings:
-        """Return what is measured; InputError where the dtype, the reduction or both together are
-        not supported.
-        """
+        """Return what is measured; raise InputError if dtype and reduction do not fit."""
         from .bench_data import DTYPES, OPS, BenchSettings
 
         if self.dtype not in DTYPES:
-            raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}")
+            raise InputError(
+                f"dtype {self.dtype}: expected one of {', '.join(DTYPES)}", parameter="dtype"
+            )
         if self.op not in OPS:
-            raise InputError(f"--op {self.op}: expected one of {', '.join(OPS)}")
+            raise InputError(f"op {self.op}: expected one of {', '.join(OPS)}", parameter="op")
         dtype = DTYPES[self.dtype]
         if collective.reduces:
             from ..reductions import check_reduction
@@ -109,8 +106,10 @@ class BenchOptions:
         )
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the backend to use: with "auto", mpi where TOPOPLAN_TRANSPORT says so, nccl where
-        each of this host's ranks has a GPU, else gloo.
+        """Return the backend to use.
+
+        "auto" is mpi if TOPOPLAN_TRANSPORT says so, nccl if each of this host's ranks has a GPU,
+        else gloo.
         """
         import torch
 
@@ -122,7 +121,9 @@ class BenchOptions:
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.backend == "nccl" and not gpus:
-            raise InputError("--backend nccl: there is no CUDA GPU here; use gloo")
+            raise InputError(
+                "backend nccl: there is no CUDA GPU here; use gloo", parameter="backend"
+            )
         if self.backend != "auto":
             return self.backend
         return "nccl" if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks))) else "gloo"

@@ -1,8 +1,8 @@
-"""Fits host costs (synth/cost/host_costs.py): runs a few of a plan's schedules, and finds the costs
-with which the simulation takes as long as they did.
+"""Fit host costs (synth/cost/host_costs.py) so that simulated times match measured ones.
 
-Schedules of few and of many messages, at small and large sizes, tell the cost of a message from
-that of a byte and of a call. Bandwidths and latencies of the links are not touched.
+A few of a plan's schedules are run. Schedules with few and with many messages, at small and large
+sizes, separate the cost of a message from that of a byte and of a call. Bandwidths and latencies of
+links stay as they are.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..communicator import Communicator
 from ..program.layout import IN_PLACE
 from ..ranks.timing import find_slowest_s, time_call_s
 
-# Probes whose single run is predicted to take longer are left out.
+# Probes with a single run predicted to take longer than this are left out.
 _PATIENCE_S = 1.0
-# Least and most runs of a probe.
+# Fewest and most runs of a probe.
 _REPEATS = (7, 41)
-# About how long all runs of a probe take together.
+# Approximate duration of all runs of a probe.
 _PROBE_S = 0.25
-_FLOOR = 0.05
-_EVALUATIONS = 40
-# Weight of staying at the initial costs, which decides where the probes do not.
+_FLOOR = 0.05  # us, so that logarithms of times stay finite
+_EVALUATIONS = 40  # of the simulation; more changes costs by less than runs differ
+# Weight of the initial costs, which decide what the probes leave open.
 _PRIOR = 0.05
 
 Probe = tuple[Schedule, int]
@@ -66,10 +66,9 @@ def _count_messages(base: Schedule) -> int:
 
 
 def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _: None) -> HostCosts:
-    """Fit the host costs, let the communicator predict with them, and return them, the same on
-    every rank. Collective.
+    """Fit the host costs, predict with them from now on, and return them.
 
-    Raises ExecutionError on every rank where one of them fails.
+    Collective; all ranks return the same costs. If one rank fails, all raise ExecutionError.
     """
     machine = communicator.engine.machine
     rows: list[tuple[Probe, float]] = []
@@ -95,7 +94,7 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
-    """Return the median, over the runs, of the slowest rank's time."""
+    """Return the median over the runs of the slowest rank's time."""
     group, device, transport = (
         communicator.engine.group,
         communicator.engine.device,
@@ -134,7 +133,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
 
 
 def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
-    """Return the costs with which the predicted times are nearest to the measured ones."""
+    """Return the costs whose predicted times are nearest to the measured ones."""
     machine, start = communicator.engine.machine, communicator.engine.machine.host
 
     def host(x: NDArray[np.float64]) -> HostCosts:

@@ -1,7 +1,6 @@
-"""Which pairs of ranks send at the same time: disjoint pairs, each measured as if alone, or pairs
-that contend for a link.
+"""Choose which pairs of ranks send at the same time: disjoint pairs, or pairs that share a link.
 
-Pure: worked out on one rank from the topology, before anything is sent.
+One rank computes this from the topology before anything is sent; nothing here communicates.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from ...topo.graph import Topology
 from ...topo.measured.flows import Pair
 from ...topo.routes import Route, Router, route_links
 
-_MOST_GROUPS = 256
+# Contention groups, each run several times: more would exceed the time budget on meshes.
+_MAX_GROUPS = 256
 
 
 def find_routes(topology: Topology) -> dict[Pair, Route]:
-    """Return the route of every ordered pair of ranks; none for pairs between which only other GPUs
-    lie.
+    """Return the route of every ordered pair of ranks, without pairs that only other GPUs
+    connect.
     """
     router = Router(topology)
     ranks = range(len(topology.ranks))
@@ -29,9 +29,9 @@ def find_routes(topology: Topology) -> dict[Pair, Route]:
 def group_disjoint(
     pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]
 ) -> list[list[Pair]]:
-    """Divide pairs into groups that can be measured at the same time, each pair as if alone.
+    """Divide pairs into groups that can be measured at once, each pair as if alone.
 
-    In a group no two pairs share a rank, a CPU, or a cable in either direction of their routes
+    No two pairs of a group share a rank, a CPU, or a cable in either direction of their routes
     there and back (answers go back), as far as the topology knows. Greedy, pairs with long routes
     first.
     """
@@ -65,11 +65,11 @@ def group_disjoint(
 
 
 def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
-    """Return, for each link that several pairs' routes share, the most of these pairs that can send
-    at the same time.
+    """Return, for each link that routes share, a largest set of their pairs that can send at
+    once.
 
-    Each rank sends to at most one and receives from at most one (a maximum matching). Each group is
-    returned once; at most 256, the largest.
+    Each rank sends to at most one and receives from at most one (a maximum matching). Groups are
+    distinct; the 256 largest are returned.
     """
     crossing: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair, route in sorted(routes.items()):
@@ -80,14 +80,13 @@ def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
         group = _match(pairs)
         if len(group) > 1:
             groups.setdefault(group, None)
-    return sorted(groups, key=lambda group: (-len(group), group))[:_MOST_GROUPS]
+    return sorted(groups, key=lambda group: (-len(group), group))[:_MAX_GROUPS]
 
 
 def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Return a maximum matching of senders and receivers (augmenting paths).
 
-    Each sender tries the receivers from a different one on: spread out, the pairs share fewer links
-    beside the one at hand.
+    Each sender starts at a different receiver: spread out, the pairs share fewer other links.
     """
     receivers: dict[int, list[int]] = defaultdict(list)
     for a, b in pairs:
@@ -112,9 +111,7 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
-    """Return the groups in which every rank r sends to rank r + k, for each k: used where no links
-    are known.
-    """
+    """Return groups in which every rank r sends to rank r + k, for machines without known links."""
     return (
         [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]
         if ranks > 2

@@ -1,12 +1,12 @@
-"""Measures the links that ranks talk over, and what to believe of them (topo/measured/believe.py).
+"""Measure the links between ranks, and decide what to believe (topo/measured/believe.py).
 
 First every ordered pair alone: half a round trip of a small message, and the rate from a fit over
-three sizes, found by doubling until a message takes long enough; times are the receiver's, of a
+three sizes, found by doubling until a message takes long enough. Times are the receiver's, of a
 message right behind another. Pairs whose declared routes share no rank, cable or CPU are measured
-at the same batch. Then every two ranks in both directions, and then contention groups: for each
-link that several pairs share, as many of them as can send at once (experiments.py); where no links
-are declared, shifts instead. Over NCCL the data lies on the GPUs, over gloo in host memory. Rates
-of simultaneous flows are taken while all are running.
+at once. Then every two ranks in both directions, and then contention groups: for each link shared
+by several pairs, as many of them as can send at once (experiments.py); if no links are declared,
+shifts instead. The data is on GPUs over NCCL and in host memory over gloo. Rates of simultaneous
+flows are taken while all of them are running.
 """
 
 from __future__ import annotations
@@ -37,16 +37,14 @@ from .rates import (
     estimate_rates_GBps,
 )
 
-_REPEATS = 3
-# About how many times `target_s` a pair alone, and a flow of a group, take.
+_REPEATS = 3  # of simultaneous flows; the median counts
+# Approximate multiples of `target_s` that a pair alone, and a flow of a group, take.
 _WORK_ALONE, _WORK_FLOW = 14, 5
 
 
 @dataclass(frozen=True)
 class _Budget:
-    """Seconds for the whole measurement, for one message at most and at least, and the most bytes
-    of a message.
-    """
+    """Seconds for the whole measurement and for one message, and the largest message in bytes."""
 
     total_s: float
     most_s: float
@@ -60,9 +58,7 @@ _NCCL = _Budget(5.0, 0.002, 0.0003, 128 << 20)
 
 @dataclass(frozen=True)
 class _Simultaneous:
-    """Flows that start at the same moment, (pair, bytes of a chunk), and the experiments, (kind,
-    pairs), they belong to.
-    """
+    """Flows (pair, bytes of a chunk) that start together, and their experiments (kind, pairs)."""
 
     flows: tuple[tuple[Pair, int], ...]
     experiments: tuple[tuple[str, tuple[Pair, ...]], ...]
@@ -74,18 +70,18 @@ def measure_topology(
     budget_s: float | None = None,
     advance: Callable[[str, float, float], None] | None = None,
 ) -> Topology:
-    """Return the topology with every link's declared, measured and believed rate (see `believe`).
-    Collective.
+    """Return the topology with every link's declared, measured and believed rate (see
+    `believe`).
 
-    Rank i is the i-th GPU of `topology`. Without one it is the emulated machine inside
-    topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); where these have
-    no GPUs, ranks stand for them at measured rates. Makes a process group and ends it; `timeout_s`
-    is for any single wait, `budget_s` what sending should take in all, about (default: 60 over
-    gloo, 5 over NCCL; messages are sized for it, down to a few milliseconds each). On rank 0
-    `advance` is called with what is being measured, and how many experiments of how many are over.
+    Collective. Rank i is the i-th GPU of `topology`. The default is the emulated machine inside
+    topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); ranks on hosts
+    without GPUs stand for them at measured rates. A process group is made and ended. `timeout_s`
+    limits any single wait; `budget_s` is roughly the time for all sending (default: 60 over gloo, 5
+    over NCCL), by which messages are sized, down to a few milliseconds each. On rank 0 `advance` is
+    called with what is being measured, the number of finished experiments, and of all.
 
-    Raises InputError outside a launch or where the topology has another number of GPUs than there
-    are ranks, and ExecutionError where a rank dies or does not answer.
+    Raise InputError outside a launch or if the topology's number of GPUs is not that of the ranks,
+    and ExecutionError if a rank dies or does not answer.
     """
     with meeting(timeout_s) as ranks:
         is_declared, machine_topology = True, topology if topology is not None else emulated()
@@ -105,8 +101,8 @@ def measure_topology(
 
 
 class _LinkMeasurement:
-    """One rank's part in measuring the links of a machine. Rank 0 plans the experiments and
-    collects the rates.
+    """One rank's part in measuring a machine; rank 0 plans the experiments and collects the
+    rates.
     """
 
     def __init__(
@@ -120,9 +116,7 @@ class _LinkMeasurement:
         self.trusted, self.otherwise = self._find_trusted()
 
     def _find_trusted(self) -> tuple[str, str]:
-        """Return which links the data really crosses, and the reason for the others; see
-        Measurements.
-        """
+        """Return which links the data really crosses, and the reason; see Measurements."""
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
@@ -163,10 +157,8 @@ class _LinkMeasurement:
         return self._summarize(alone, experiments) if self.ranks.rank == 0 else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
-        """Return disjoint groups of pairs alone, disjoint groups of pairs both ways, and contending
-        groups.
-        """
-        pairs, two_way = (
+        """Return groups of pairs alone, of pairs in both directions, and of contending pairs."""
+        pairs, both = (
             list(self.routes),
             [p for p in self.routes if p[0] < p[1] and p[::-1] in self.routes],
         )
@@ -174,9 +166,9 @@ class _LinkMeasurement:
         if not self.declared:
             groups += [g for g in list_shifts(self.ranks.ranks) if g not in groups]
         if self.trusted == "none":  # one memory, whatever the links
-            return [[pair] for pair in pairs], [[pair] for pair in two_way], groups
+            return [[pair] for pair in pairs], [[pair] for pair in both], groups
         disjoint = group_disjoint(pairs, self.topology, self.routes)
-        return disjoint, group_disjoint(two_way, self.topology, self.routes), groups
+        return disjoint, group_disjoint(both, self.topology, self.routes), groups
 
     def _measure_alone(
         self, endpoint: Endpoint, disjoint: Sequence[Sequence[Pair]], step: Callable[[str], None]
@@ -197,9 +189,7 @@ class _LinkMeasurement:
     def _measure_together(
         self, endpoint: Endpoint, batches: Sequence[_Simultaneous], step: Callable[[str], None]
     ) -> list[tuple[str, dict[Pair, Fraction]]]:
-        """Measure simultaneous flows; return each experiment's median repetition, by the sum of all
-        flows' rates.
-        """
+        """Measure simultaneous flows; return each experiment's median repetition, by total rate."""
         own: list[list[Arrivals | None]] = []
         for batch in batches:
             what = batch.experiments[0][0]
@@ -234,9 +224,13 @@ class _LinkMeasurement:
         pairs: dict[Pair, dict[str, Any]] = {}
         for x in alone:
             pairs[x.src, x.dst] = {
-                "us": _round_digits(x.latency_us), "GBps": _round_digits(x.GBps), "alpha_us": _round_digits(x.alpha_us),
-                "us_per_byte": _round_digits(x.beta_us), "residual": _round_digits(x.residual), "bytes": list(x.sizes),
-            }  # fmt: skip
+                "us": _round_digits(x.latency_us),
+                "GBps": _round_digits(x.GBps),
+                "alpha_us": _round_digits(x.alpha_us),
+                "us_per_byte": _round_digits(x.beta_us),
+                "residual": _round_digits(x.residual),
+                "bytes": list(x.sizes),
+            }
         for how, rates in together:
             for pair, rate in rates.items():
                 key = f"{how}_GBps"
@@ -274,7 +268,7 @@ def _choose_limits(
     both: Sequence[object],
     groups: Sequence[tuple[Pair, ...]],
 ) -> MessageLimits:
-    """Return limits on messages with which everything keeps to the budget.
+    """Return message limits with which all experiments stay within the budget.
 
     In the worst case a group's flows share one link.
     """
@@ -291,7 +285,7 @@ def _list_simultaneous(
     alone_GBps: dict[Pair, float],
     limits: MessageLimits,
 ) -> list[_Simultaneous]:
-    """Return the flows to run together, each with the bytes that it would carry alone in the same
+    """Return the flows to run together, each with the bytes it would carry alone in the same
     time.
     """
     out = []
@@ -320,8 +314,8 @@ def _round_digits(value: float) -> float:
 def _count_steps(
     advance: Callable[[str, float, float], None] | None, steps: int
 ) -> Callable[[str], None]:
-    """Return what is to be called after each of `steps` steps, with its name: it passes on how many
-    are over.
+    """Return a function to call after each of `steps` steps, with its name, that reports
+    progress.
     """
     over = 0
 

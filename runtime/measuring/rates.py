@@ -1,9 +1,8 @@
-"""Times messages between ranks: one pair's round trips and rate, and the rates of simultaneous
-flows.
+"""Time messages between ranks: round trips and rates of one pair, and of simultaneous flows.
 
-Every Work is awaited exactly once (twice blocks over gloo); deadlines are the process group's. Over
-NCCL what a rank sends and receives at a time goes as one batch (separate ones wait for each other),
-and the host waits for the stream.
+Every Work is awaited exactly once, since a second wait blocks over gloo; deadlines are the process
+group's. Over NCCL everything a rank sends and receives at a time is one batch (separate batches
+wait for each other), and the host waits for the stream.
 """
 
 from __future__ import annotations
@@ -21,38 +20,41 @@ import torch.distributed as dist
 
 from ...topo.measured.flows import Pair
 
+# Round trips of a small message, of which the median counts: one in ten meets a busy scheduler.
 _PINGS = 15
 _SMALL_BYTES = 8
+# Sizes start here and double until a message takes long enough.
 _FIRST_BYTES = 64 << 10
-_LEAST_BYTES = 4 << 10
+# Granularity of chunks: a page, below which gloo copies eagerly.
+_CHUNK_STEP_BYTES = 4 << 10
 # A message that takes longer than this is measured once.
 _PATIENCE_S = 0.5
+# Sent right before a timed message, so that the TCP window is open.
 _LEAD_BYTES = 128 << 10
-_LEAST_REPEATS, _MOST_REPEATS = 3, 7
-# A fit of the median times so far whose residual is a smaller part of the longest one is good
-# enough.
+_MIN_REPEATS, _MAX_REPEATS = 3, 7
+# Repeats end once a fit's residual is below this fraction of the longest time.
 _QUIET = 0.01
+# The largest message takes at least this many latencies, so that its time shows the bandwidth.
 _OVER_LATENCY = 20
-# A fit whose residual is a larger part of the longest time is not used.
+# A fit whose residual is a larger fraction of the longest time is not used.
 _FITS = 0.03
-# The constant part of a fit is at most this part of the longest time, or the fit follows a
-# disturbance: it is less than a latency, and the time is at least twenty. It may be negative: a
+# The constant part of a fit is at most this fraction of the longest time, or the fit follows a
+# disturbance: it is below a latency, and the time at least twenty. It may be negative, since a
 # token bucket lets a first part through for free.
-_MOST_ALPHA = 0.1
+_MAX_ALPHA = 0.1
+# Chunks of a flow, each of which gives a point of the arrival curve.
 CHUNKS = 16
 # Simultaneous flows last four times as long as a message alone: their rates come from one run, not
 # from a fit, so a free burst at some time (a token bucket's, a buffer's) must be little of it.
 _FLOW = 4
-# Rates of simultaneous flows are taken from this part of the shortest flow's time on: free bursts
-# come first.
+# Rates of simultaneous flows are taken from this fraction of the shortest flow's time on: free
+# bursts come first.
 _SETTLED = 0.3
 
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """How long the largest message of a pair should take (`target_s`; flows of a group: four times
-    that), and the most bytes at a time.
-    """
+    """Time and bytes of a pair's largest message; flows of a group take four times `target_s`."""
 
     target_s: float
     most_bytes: int
@@ -60,11 +62,11 @@ class MessageLimits:
 
 @dataclass(frozen=True)
 class PairRate:
-    """What was measured of an ordered pair alone: half a round trip, and the fit `alpha_us + bytes
-    * beta_us` over `sizes`.
+    """An ordered pair alone: half a round trip, and the fit `alpha_us + bytes * beta_us`.
 
-    `residual` is the fit's largest error as a part of the longest time. `GBps` is 1 / beta, or,
-    where the fit is no good, the largest message over its time (and never far from that).
+    `sizes` are those fitted, `residual` is the fit's largest error as a fraction of the longest
+    time. `GBps` is 1 / beta, or, if the fit is not good, the largest message over its time (and
+    never far from that).
     """
 
     src: int
@@ -79,9 +81,7 @@ class PairRate:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When each of a flow's equal chunks had arrived, in seconds from the start of the
-    experiment.
-    """
+    """When each of a flow's equal chunks arrived, in seconds from the start of the experiment."""
 
     pair: Pair
     chunk_bytes: int
@@ -89,9 +89,7 @@ class Arrivals:
 
 
 class Endpoint:
-    """One rank's end of all measurements. `device` is where the data lies, `group` (None: all
-    ranks') carries it.
-    """
+    """One rank's end of all measurements: its data on `device`, sent over `group` or all ranks."""
 
     def __init__(
         self, device: torch.device, limits: MessageLimits, group: dist.ProcessGroup | None = None
@@ -109,7 +107,7 @@ class Endpoint:
     # ------------------------------------------------------------------------------------------
 
     def measure_to(self, me: int, peer: int) -> PairRate:
-        """Measure messages to `peer`, which must be in `answer` for this rank."""
+        """Measure messages to `peer`, which must be in `answer` for this rank at the same time."""
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
         size = _FIRST_BYTES
         self._time_message(peer, size)  # the first one opens the window
@@ -121,13 +119,13 @@ class Endpoint:
             size = min(2 * size, self.limits.most_bytes)
             seconds = self._time_message(peer, size)
         times: dict[int, list[float]] = {size // 2: [], size * 3 // 4: [], size: []}
-        for repeat in range(1 if seconds > _PATIENCE_S else _MOST_REPEATS):
+        for repeat in range(1 if seconds > _PATIENCE_S else _MAX_REPEATS):
             for s, so_far in times.items():
                 so_far.append(self._time_message(peer, s))
             rate = fit_rate(
                 me, peer, latency_s, [(s, statistics.median(so_far)) for s, so_far in times.items()]
             )
-            if repeat + 1 >= _LEAST_REPEATS and rate.residual <= _QUIET:
+            if repeat + 1 >= _MIN_REPEATS and rate.residual <= _QUIET:
                 break
         self._send_number(peer, 0)
         return rate
@@ -195,9 +193,9 @@ class Endpoint:
     # --------------------------------------------------------------------------
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
-        """Take part in flows, (pair, bytes of a chunk), that all ranks start at the same moment.
+        """Take part in flows (pair, bytes of a chunk) that all ranks start at once.
 
-        Return what arrived at this rank, if anything does. Each rank sends to at most one and
+        Return what arrived at this rank, if anything did. Each rank sends to at most one and
         receives from at most one.
         """
         to = next(((pair[1], size) for pair, size in flows if pair[0] == me), None)
@@ -209,7 +207,7 @@ class Endpoint:
     def _step(
         self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int
     ) -> list[dist.P2POp]:
-        """Return the receive and the send of one chunk, where this rank has them."""
+        """Return this rank's receive and send of one chunk, if it has them."""
         out = []
         if back is not None:
             at = number * back[1]
@@ -239,9 +237,7 @@ class Endpoint:
         return seconds
 
     def _batched_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
-        """Run each step as one batch, so that a rank's flows go in step; take times from events on
-        the stream.
-        """
+        """Run each step as one batch, so that a rank's flows stay in step; time it by events."""
         marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for step, mark in zip(steps, marks[1:], strict=True):
@@ -262,7 +258,7 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
     residual = float(np.abs(alpha + beta * sizes - seconds).max() / seconds.max())
     whole_rate = sizes[-1] / seconds[-1]
     good = beta > 0 and residual <= _FITS
-    rate = min(1 / beta, whole_rate / (1 - _MOST_ALPHA)) if good else whole_rate
+    rate = min(1 / beta, whole_rate / (1 - _MAX_ALPHA)) if good else whole_rate
     return PairRate(
         src,
         dst,
@@ -276,10 +272,10 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
 
 
 def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
-    """Return the rate of each of several simultaneous flows while all of them were running.
+    """Return the rate of each of several flows while all of them were running.
 
-    It is the slope of a line (least squares) through the bytes arrived, from where the shortest
-    flow had settled.
+    It is the slope of a least-squares line through the bytes arrived, from the moment when the
+    shortest flow had settled.
     """
     end = min(x.seconds[-1] for x in arrivals)
     moments = np.linspace(_SETTLED * end, end, 4 * CHUNKS)
@@ -295,8 +291,6 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
 
 
 def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
-    """Return the bytes of a chunk so that all chunks of an undisturbed flow take four times
-    `target_s`.
-    """
+    """Return the bytes of a chunk so that an undisturbed flow takes four times `target_s`."""
     whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.most_bytes)
-    return max(_LEAST_BYTES, int(whole) // CHUNKS // _LEAST_BYTES * _LEAST_BYTES)
+    return max(_CHUNK_STEP_BYTES, int(whole) // CHUNKS // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES)

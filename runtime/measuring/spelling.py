@@ -1,5 +1,6 @@
-"""What element types, reductions and codecs are called: our names, and those of torch and
-nccl-tests. Without torch.
+"""Normalize names of element types, reductions and codecs, as torch and nccl-tests write them.
+
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ _OTHER_CODECS = {
 
 
 def spell_dtype(text: str) -> str:
-    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16. InputError
-    where it is none.
+    """Return our name of an element type: float32 for float, bfloat16 for torch.bf16.
+
+    Raise InputError if it is none.
     """
     return _spell(
-        "--dtype",
+        "dtype",
         text.lower().removeprefix("torch.").removeprefix("nccl"),
         text,
         DTYPE_NAMES,
@@ -49,19 +51,24 @@ def spell_dtype(text: str) -> str:
 
 
 def spell_op(text: str) -> str:
-    """Return our name of a reduction: avg for mean. InputError where it is none."""
-    return _spell("--op", text.lower(), text, OP_NAMES, _OTHER_OPS)
+    """Return our name of a reduction, such as avg for mean; raise InputError if it is none."""
+    return _spell("op", text.lower(), text, OP_NAMES, _OTHER_OPS)
 
 
 def spell_codec(text: str) -> str:
-    """Return our name of a codec: fp16 for half. InputError where it is none."""
-    return _spell("--compress", text.lower().replace("_", "-"), text, CODEC_NAMES, _OTHER_CODECS)
+    """Return our name of a codec, such as fp16 for half; raise InputError if it is none."""
+    return _spell("compress", text.lower().replace("_", "-"), text, CODEC_NAMES, _OTHER_CODECS)
 
 
-def _spell(option: str, plain: str, text: str, names: Iterable[str], others: dict[str, str]) -> str:
+def _spell(
+    parameter: str, plain: str, text: str, names: Iterable[str], others: dict[str, str]
+) -> str:
     if plain in names:
         return plain
     if plain not in others:
         near = suggest(plain, [*names, *others])
-        raise InputError(f"{option} {text}: is unknown{near}; expected one of {', '.join(names)}")
+        raise InputError(
+            f"{parameter} {text}: is unknown{near}; expected one of {', '.join(names)}",
+            parameter=parameter,
+        )
     return others[plain]

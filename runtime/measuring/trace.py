@@ -1,10 +1,10 @@
-"""When each transfer of a plan's schedule began and ended on running ranks, beside what was
-predicted: `topo-run --trace`.
+"""Trace when each transfer of a schedule began and ended on running ranks, beside the
+prediction.
 
-A traced call is played by an executor of its own that notes times, which costs some microseconds an
-operation. A message begins when its sender has posted it and ends when its receiver has waited for
-it; over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
-batch, for which the host waits. Every rank's clock starts with a barrier before the call.
+A traced call is played by an executor of its own that records times, which costs some microseconds
+per operation. A message begins when its sender has posted it and ends when its receiver has waited
+for it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
+batch, for which the host waits. Every rank's clock starts at a barrier before the call.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ from ..program.messages import list_messages
 from ..ranks.faults import first_line
 from .bench_data import BenchSettings
 
-_WARMUP = 3
-# Whether it was sent, the other rank, the number of the message of that direction, and when in
-# microseconds.
+_WARMUP = 3  # calls before the traced one, which connect the ranks and fill caches
+# Whether it was sent, the other rank, the message's number in that direction, microseconds.
 Stamp = tuple[bool, int, int, float]
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
-    """Return the Chrome trace of a call of a benchmark's largest size, on rank 0; None elsewhere.
-    Collective.
-    """
+    """Return the Chrome trace of a benchmark's largest size on rank 0, else None. Collective."""
     numel = settings.list_sizes()[-1] // settings.dtype.itemsize
     if settings.collective.name not in IN_PLACE:
         numel -= numel % settings.collective.ranks
@@ -48,11 +45,10 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
 
 
 def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> str | None:
-    """Return the Chrome trace of a call on a buffer of `numel` elements, on rank 0; None elsewhere.
-    Collective.
+    """Return the Chrome trace of a call on `numel` elements on rank 0, else None. Collective.
 
-    The schedule is the one that is used for the size, or, where the stock collective is, the best
-    of the plan's own. Raises InputError where there is too much to list.
+    The schedule is the one in use for the size, or, if that is the stock collective, the best of
+    the plan's own. Raise InputError if there is too much to list.
     """
     engine = communicator.engine
     plan = communicator.plan
@@ -62,8 +58,8 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     schedule = schedule if schedule is not None else plan.entry_for(size).schedule
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
-            f"--trace: {schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers "
-            "and segments; give a smaller -e"
+            f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers "
+            "and segments; choose a smaller size"
         )
     executor = Executor(engine.transport, plan.topology, engine.codec)
     stamps: list[Stamp] = []
@@ -107,8 +103,8 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Let an executor put into `stamps`, which is emptied, when messages go and come, from now
-    on.
+    """Let an executor record from now on when messages go and come in `stamps`, which is
+    emptied.
     """
     stamps.clear()
     began = time.perf_counter()
@@ -127,9 +123,7 @@ def pair_stamps(
     count_bytes: Callable[[int], int],
     stamps_of: Sequence[Sequence[Stamp]],
 ) -> list[TransferTime]:
-    """Return the time of every transfer's segment that has elements, from the stamps of all ranks,
-    by rank.
-    """
+    """Return the time of every transfer's non-empty segment from the stamps of all ranks."""
     posted: dict[tuple[int, int, int], float] = {}
     had: dict[tuple[int, int, int], float] = {}
     for rank, stamps in enumerate(stamps_of):
@@ -154,9 +148,17 @@ def pair_stamps(
                 until_us = begin + (end - begin) * before / message.length
                 out.append(
                     TransferTime(
-                        message.tick, piece.step, piece.part, rank, message.peer, piece.chunk,
-                        "reduce" if piece.adds else "copy", route_of[piece.step, rank, message.peer, piece.chunk],
-                        count_bytes(length), from_us, until_us,
+                        message.tick,
+                        piece.step,
+                        piece.part,
+                        rank,
+                        message.peer,
+                        piece.chunk,
+                        "reduce" if piece.adds else "copy",
+                        route_of[piece.step, rank, message.peer, piece.chunk],
+                        count_bytes(length),
+                        from_us,
+                        until_us,
                     )
-                )  # fmt: skip
+                )
     return out

@@ -275,7 +275,7 @@ def test_bad_input_is_one_line_and_the_contracts_exit_code(
             "the stock collective does not compress",
         ),
         ([plan, "-o", str(tmp_path / "out.json")], 2, "-o without --calibrate"),
-        ([plan, "--compress", "zip"], 2, "--compress zip: is unknown; expected one of fp16"),
+        ([plan, "--compress", "zip"], 2, "compress zip: is unknown; expected one of fp16"),
         ([plan, "--dtype", "floot16"], 2, "(did you mean 'float16'?)"),
         ([plan, plan, "--plot", "x.svg"], 2, "--plot with 2 plans"),
         (
