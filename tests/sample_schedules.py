@@ -8,8 +8,7 @@ from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transform import reverse
-from topoplan.synth.ksync.copying import Instance, solve_copying
-from topoplan.synth.ksync.fabric import fabric_of
+from topoplan.synth.ksync.copying import Instance, fabric_of, solve_copying
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES

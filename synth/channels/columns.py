@@ -1,10 +1,10 @@
-"""The best rates of rings and chains, by column generation: what carries most when no link is
+"""The best rates of rings and chains, by column generation: shares that carry most when no link is
 overloaded.
 
 A column is an order of all ranks as a ring or a chain. A linear program weighs the columns; its
 duals price the links, and the cheapest orders under these come next, until none costs less than it
-brings. Prices are smoothed towards the best known (Wentges 1997): those that prove most, as no
-orders together carry more than the priced capacity over the cheapest price.
+brings. Prices prove a bound: no orders together carry more than the priced capacity over the
+cheapest price.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from ...topo.errors import InfeasibleError
 from ..effort import Effort
 from ..forest.machine.routes import OwnRoutes
 from ..numeric.exact_rates import exact_rates
-from ..numeric.linear import Floats, pack
+from ..numeric.linear import Floats, SmoothedPrices, pack
 from ..request import Request
 from .channels import RING, Order
-from .orders import Orders, Priced
+from .orders import Orders, Priced, hops
 
+# Relative gap to the bound at which the rates are optimal, and by which an order must cost less than
+# it brings: above the rounding errors of sums over links.
 _TOLERANCE = 1e-9
-_SMOOTH, _LEAST_SMOOTH = 0.5, 0.05
-# Columns that may come in at once.
-_FRESH = 24
-_MOST_COLUMNS = 1500
+# Columns that may come in at once, and in all.
+_FRESH, _MAX_COLUMNS = 24, 1500
+# Orders with weight from which a search for cheap ones starts.
+_STARTS = 4
+# Seconds of a quiet core for the first proof by CP-SAT that no order is cheaper; doubled each time.
 _PATIENCE_S = 1.0
-_MOST_RANKS = 200
+# With more GPUs, orders take too long to improve.
+_MAX_RANKS = 200
 Column = tuple[str, Order]
 
 
@@ -66,10 +70,10 @@ def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None =
 
     Raises InfeasibleError where there is no ring (or chain), or none was found with that effort.
     """
-    if request.collective.ranks > _MOST_RANKS:
+    if request.collective.ranks > _MAX_RANKS:
         raise InfeasibleError(
             f"{'+'.join(shapes)}: orders of {request.collective.ranks} GPUs are not searched for; "
-            f"at most {_MOST_RANKS}"
+            f"at most {_MAX_RANKS}"
         )
     orders = orders if orders is not None else Orders(OwnRoutes(request.router), request.collective)
     return _Generation(request, shapes, orders).run()
@@ -92,29 +96,25 @@ class _Generation:
         capacity = self.orders.floats
         enough = float(self.request.bound_GBps)
         dual: Floats = 1 / capacity / len(capacity)
-        best, smooth, proved = dual, 0.0, False
+        smooth, proved = SmoothedPrices(dual), False
         while True:
-            trial = smooth * best + (1 - smooth) * dual
-            offers, exact = self._price(trial, urgent=smooth == 0.0)
+            trial = smooth.mix(dual)
+            offers, exact = self._price(trial, urgent=smooth.weight == 0.0)
             if exact and offers:
-                most = float(capacity @ trial) / min(offer.price for offer in offers)
-                if most < enough:
-                    enough, best = most, trial
+                bound = float(capacity @ trial) / offers[0].price
+                if bound < enough:
+                    enough, smooth.best = bound, trial
             fresh = [offer for offer in offers if self._improves(offer, dual)]
             if fresh:
                 dual = self._weigh(fresh)
-                smooth = _SMOOTH if self.small else 0.0
-            elif smooth > 0:
-                smooth = smooth / 2 if smooth > _LEAST_SMOOTH else 0.0
-            elif exact:
-                proved = True
-            else:
-                self.patience_s *= (
-                    2  # a better order may exist: it was not proved that there is none
-                )
-            reached = float(self.weights.sum())
-            proved = proved or reached >= enough * (1 - _TOLERANCE)
-            if proved or len(self.columns) > _MOST_COLUMNS or self.effort.is_over(self.name):
+                if self.small:
+                    smooth.reset()
+            elif not smooth.back_off():
+                proved = exact
+                # A better order may exist where it was not proved that there is none.
+                self.patience_s *= 2
+            proved = proved or float(self.weights.sum()) >= enough * (1 - _TOLERANCE)
+            if proved or len(self.columns) > _MAX_COLUMNS or self.effort.is_over(self.name):
                 break
         if not self.columns:
             raise InfeasibleError(f"{self.name}: none through all GPUs was found in time")
@@ -124,26 +124,18 @@ class _Generation:
         """Return cheap orders of all shapes, and whether the cheapest of each is among them;
         `urgent`: proof is wanted where heuristics find nothing that improves.
         """
-        found: list[Priced] = []
-        exact = True
-        for shape in self.shapes:
-            offers = self._price_shape(shape, prices, urgent)
-            found += offers[0]
-            exact = exact and offers[1]
-        return sorted(found, key=lambda offer: offer.price), exact
+        priced = [self._price_shape(shape, prices, urgent) for shape in self.shapes]
+        offers = [offer for listed, _ in priced for offer in listed]
+        return sorted(offers, key=lambda offer: offer.price), all(exact for _, exact in priced)
 
     def _price_shape(self, shape: str, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
+        """Return what `_price` does, for one shape."""
         if self.orders.is_small(shape):
             offers, exact = self.orders.cheapest(shape, prices, _FRESH, self.effort), True
         else:
-            carrying = [
-                c
-                for c, weight in zip(self.columns, self.weights, strict=True)
-                if weight > 0 and c[0] == shape
-            ]
-            offers = self.orders.near_cheapest(
-                shape, prices, [order for _, order in carrying][-4:], self.effort
-            )
+            weighed = zip(self.columns, self.weights, strict=True)
+            begun = [order for (kind, order), weight in weighed if weight > 0 and kind == shape]
+            offers = self.orders.near_cheapest(shape, prices, begun[-_STARTS:], self.effort)
             exact = False
             if urgent and not any(self._improves(offer, prices) for offer in offers):
                 offers, exact = self.orders.prove(shape, prices, self.effort.grant(self.patience_s))
@@ -157,36 +149,25 @@ class _Generation:
 
     def _improves(self, offer: Priced, dual: Floats) -> bool:
         """Return whether an order brings more than it costs under the program's duals."""
-        if (offer.shape, offer.order) in self.columns:
-            return False
-        uses = self.orders.uses(offer.shape, offer.order)
-        return (
-            not self.columns
-            or sum(float(dual[row]) * times for row, times in uses.items()) < 1 - _TOLERANCE
-        )
+        if not self.columns or (offer.shape, offer.order) in self.columns:
+            return not self.columns
+        uses = self.orders.uses(offer.shape, offer.order).items()
+        return sum(float(dual[row]) * times for row, times in uses) < 1 - _TOLERANCE
 
     def _weigh(self, fresh: Sequence[Priced]) -> Floats:
         """Add columns, and their opposite rings, which are nearly always as cheap; return the
         program's duals.
         """
+        exists = self.orders.routes.exists
         for offer in fresh[:_FRESH]:
-            listed = [offer.order]
-            if offer.shape == RING:
-                listed.append((0, *offer.order[:0:-1]))
-            for order in listed:
-                if (offer.shape, order) not in self.columns and self._has_routes(
-                    offer.shape, order
-                ):
-                    self.columns[offer.shape, order] = self.orders.uses(offer.shape, order)
+            given = offer.shape, offer.order
+            self.columns[given] = self.orders.uses(*given)
+            opposite = RING, (0, *offer.order[:0:-1])
+            if offer.shape == RING and all(exists[hop] for hop in hops(*opposite)):
+                self.columns[opposite] = self.orders.uses(*opposite)
         solved = pack(list(self.columns.values()), self.orders.floats, self.effort)
         if solved is None:
             raise InfeasibleError(f"{self.name}: the weights of the orders have no optimum")
         self.weights, dual = solved
         self.request.say(f"{self.name}: {len(self.columns)} orders, {self.weights.sum():.4g} GB/s")
         return dual
-
-    def _has_routes(self, shape: str, order: Order) -> bool:
-        exists = self.orders.routes.exists
-        return shape != RING or all(
-            exists[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True)
-        )

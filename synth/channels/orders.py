@@ -1,4 +1,4 @@
-"""What rings and chains load, and the cheapest of them: on the system's own routes, under prices of
+"""The loads of rings and chains on the system's own routes, and the cheapest of them under prices of
 directed links.
 """
 
@@ -15,11 +15,12 @@ import numpy as np
 from ..effort import Effort
 from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
-from ..numeric.circuits import MOST_NODES, Circuit, cheapest_circuits, search_circuit
+from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, search_circuit
 from ..numeric.linear import Floats
 from ..numeric.near_circuits import near_circuits
 from .channels import CHAIN, RING, Order
 
+# Nodes from which circuits are built by insertion where there are too many for an exact search.
 _STARTS = 6
 
 
@@ -40,21 +41,19 @@ def hops(shape: str, order: Order) -> list[tuple[int, int]]:
 
 
 class Orders:
-    """The rings and chains of one machine for one collective, what they load, and their prices.
+    """The rings and chains of one machine for one collective, their loads and prices.
 
-    Loads are whole: a GB of the collective's buffer loads a link `uses` / `whole` GB. `rows` are
+    Loads are whole: a GB of the collective's buffer loads a link `uses` / `ranks` GB. `rows` are
     the links on any route.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective) -> None:
         self.routes, self.ranks = routes, collective.ranks
         n = self.ranks
-        self.whole = n
         self.times = {RING: (2 if collective.name == "allreduce" else 1) * (n - 1), CHAIN: n}
         self.used = np.flatnonzero(np.asarray(routes.crossed.sum(axis=0)).reshape(-1))
         self._row = {int(link): row for row, link in enumerate(self.used)}
-        links = [routes.links[link] for link in self.used]
-        self.capacity = [routes.topology.capacity_GBps[link] * self.whole for link in links]
+        self.capacity = [routes.exact[link] * n for link in self.used]
 
     @cached_property
     def floats(self) -> Floats:
@@ -63,22 +62,14 @@ class Orders:
 
     def uses(self, shape: str, order: Order) -> Counter[int]:
         """Return how much of each row an order uses, in whole numbers."""
-        return Counter(
-            {
-                row: crossings * self.times[shape]
-                for row, crossings in Counter(
-                    row for hop in hops(shape, order) for row in self.rows(*hop)
-                ).items()
-            }
-        )
+        crossed = Counter(row for hop in hops(shape, order) for row in self.rows(*hop))
+        return Counter({row: times * self.times[shape] for row, times in crossed.items()})
 
     def rows(self, u: int, v: int) -> list[int]:
         """Return the rows of the links on the route from rank u to rank v."""
         crossed, pair = self.routes.crossed, u * self.ranks + v
-        return [
-            self._row[link]
-            for link in crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()
-        ]
+        links = crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]]
+        return [self._row[link] for link in links.tolist()]
 
     def distances(self, shape: str, prices: Floats) -> Floats:
         """Return the prices between the nodes of circuits: the ranks; for chains, first one where
@@ -93,11 +84,11 @@ class Orders:
         both[1:, 1:] = hop + hop.T
         return both
 
-    def cheapest(self, shape: str, prices: Floats, most: int, effort: Effort) -> list[Priced]:
+    def cheapest(self, shape: str, prices: Floats, count: int, effort: Effort) -> list[Priced]:
         """Return cheap orders of one shape, the cheapest of all first, none where there is none;
         for few ranks.
         """
-        circuits = cheapest_circuits(self.distances(shape, prices), most, effort)
+        circuits = cheapest_circuits(self.distances(shape, prices), count, effort)
         return self._name(shape, circuits)
 
     def near_cheapest(
@@ -106,10 +97,9 @@ class Orders:
         """Return cheap orders of one shape, without proof, some of them improved from those
         `begun`.
         """
-        circuits = near_circuits(
-            self.distances(shape, prices), (_to_circuit(shape, x) for x in begun), _STARTS, effort
-        )
-        return self._name(shape, circuits)
+        circuits = [x[1:] if shape == RING else tuple(rank + 1 for rank in x) for x in begun]
+        distance = self.distances(shape, prices)
+        return self._name(shape, near_circuits(distance, circuits, _STARTS, effort))
 
     def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
         """Return a cheap order of one shape, by CP-SAT, or none, and whether that is proved to be
@@ -124,7 +114,7 @@ class Orders:
 
     def is_small(self, shape: str) -> bool:
         """Return whether the cheapest order of a shape is found by dynamic programming."""
-        return self.ranks + (shape == CHAIN) <= MOST_NODES
+        return self.ranks + (shape == CHAIN) <= MAX_NODES
 
     def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:
         """Return circuits as orders: rings begin at rank 0, chains at the end that has the lower
@@ -135,7 +125,3 @@ class Orders:
             order = (0, *circuit) if shape == RING else tuple(node - 1 for node in circuit)
             out.setdefault(order[::-1] if shape == CHAIN and order[0] > order[-1] else order, value)
         return [Priced(value, shape, order) for order, value in out.items()]
-
-
-def _to_circuit(shape: str, order: Order) -> Circuit:
-    return order[1:] if shape == RING else tuple(rank + 1 for rank in order)

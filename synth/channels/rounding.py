@@ -1,10 +1,10 @@
-"""Equal channels: how often each order stands among K of them, and in which sequence, so that
-little is lost.
+"""The best equal channels of a machine: how many times each ring or chain of the column generation
+is used, and in which sequence, so that little is lost.
 
-The busiest link decides. For each K the linear program's weights, rounded, and the best K - 1
-channels with one more are improved by exchanging one channel for another until nothing helps: for
-any order known, or, for few ranks, for the cheapest of all under prices that rise with the links'
-loads.
+The busiest link decides. For each number K of channels the linear program's weights, rounded, and
+the best K - 1 channels with one more are improved by exchanging one channel for another until
+nothing helps: for any order known, or, for few ranks, for the cheapest of all under prices that
+rise with the links' loads.
 """
 
 from __future__ import annotations
@@ -13,28 +13,71 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...topo.errors import InfeasibleError, InputError
 from ..effort import Effort
+from ..forest.machine.links import Ints
+from ..forest.machine.routes import OwnRoutes
 from ..numeric.linear import Floats
-from .channels import Order
-from .columns import Column, Packed
+from ..request import Request
+from .channels import CHAIN, SHAPES, Channels, Order
+from .columns import Column, Packed, pack_orders
 from .orders import Orders
 from .whole import count_orders, find_circuits, list_times, may_fit, name_order
 
-Ints = NDArray[np.int64]
+# Most channels where the caller sets no limit.
+MAX_CHANNELS = 32
+# Seconds of a quiet core for rounding, beyond the effort of column generation.
+_ROUNDING_WORK_S = 6.0
 # Fraction of the rate of the best number of channels that may be lost for fewer.
 LOSS = Fraction(5, 1000)
-_SECOND = 1e-4
-_POWER = 16
+# Weight and exponent of the mean over all links beside the busiest: exchanges that leave fewer
+# links as busy are better.
+_SECOND, _POWER = 1e-4, 16
 # How steeply prices rise with load: a link at the busiest one's load is priced e^24 as high as an
 # idle one.
 _STEEP = 24.0
+# Relative gain from which an exchange counts: more than rounding errors.
 _BETTER = 1e-9
-_PRICED_RANKS = 10
-_MOST_PRICED = 8
+# With more ranks, orders under rising prices take too long; rounds of them, and orders a price.
+_PRICED_RANKS, _MAX_PRICED, _PRICED_ORDERS = 10, 8, 4
+# Shortest times for which whole crossings are tried by CP-SAT.
 _TRIED = 2
+# Seconds of a quiet core for each load that an exchange is judged by, and for each call.
 _ENTRY_S, _CALL_S = 2e-9, 5e-5
+
+
+def find_channels(
+    request: Request, shape: str, limit: int = MAX_CHANNELS, count: int | None = None
+) -> Channels:
+    """Return equal channels of one shape, whose rate (`channels.algbw_GBps`) is the best that was
+    found.
+
+    They are the fewest, at most `limit`, that lose next to nothing (rounding.LOSS) beside the best
+    number of them; or just `count`. They stand in a sequence of which every prefix is balanced.
+    InfeasibleError where there is no ring, or chain, through all GPUs, and where chains, which add
+    up and send back, are asked for something other than allreduce.
+    """
+    name = request.collective.name
+    if shape not in SHAPES:
+        raise InputError(f"channels: shape {shape!r}; expected one of {', '.join(SHAPES)}")
+    if limit < 1 or (count is not None and count < 1):
+        raise InputError(
+            f"channels: at most {limit if count is None else count}; expected at least 1"
+        )
+    if name not in ("allreduce", "allgather", "reduce-scatter") or (
+        shape == CHAIN and name != "allreduce"
+    ):
+        raise InfeasibleError(
+            f"channels: {shape}s have no {name}; rings have allreduce, allgather, reduce-scatter, "
+            "chains allreduce"
+        )
+    orders = Orders(OwnRoutes(request.router), request.collective)
+    packed = pack_orders(request, [shape], orders)
+    rounding = Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
+    numbers = rounding.round(count) if count is not None else rounding.choose(limit)
+    sequence = numbers[interleave(rounding.loads[numbers])]
+    return Channels(shape, tuple(rounding.listed[number][1] for number in sequence))
 
 
 class Rounding:
@@ -72,12 +115,12 @@ class Rounding:
             Fraction(load) / self.orders.capacity[row] for row, load in total.items()
         )
 
-    def choose(self, most: int) -> Ints:
-        """Return the fewest channels, at most `most`, that lose next to nothing (LOSS) beside the
+    def choose(self, limit: int) -> Ints:
+        """Return the fewest channels, at most `limit`, that lose next to nothing (LOSS) beside the
         best number of them.
         """
         rates: list[Fraction] = []
-        for count in range(1, most + 1):
+        for count in range(1, limit + 1):
             known = max(rates, default=Fraction(0)) * (1 + LOSS)
             rates.append(self.rate_GBps(self.round(count, float(known))))
             if float(rates[-1]) >= self.optimum * float(1 - LOSS):
@@ -96,14 +139,13 @@ class Rounding:
                 starts.append(
                     self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted)
                 )
-            improved = [self._exchange(start) for start in starts]
-            found = min(improved, key=lambda channels: self._busiest(channels))
-            if self._loses(found) and self._may_reach(wanted, known_GBps):
+            channels = min(map(self._exchange, starts), key=self._busiest)
+            if self._loses(channels) and self._may_reach(wanted, known_GBps):
                 if self.orders.ranks <= _PRICED_RANKS:
-                    found = self._price_exchanges(found)
-                if self._loses(found):
-                    found = self._fit_whole(found, known_GBps)
-            self.best.append(found)
+                    channels = self._price_exchanges(channels)
+                if self._loses(channels):
+                    channels = self._fit_whole(channels, known_GBps)
+            self.best.append(channels)
         return self.best[count - 1]
 
     def _busiest(self, channels: Ints) -> float:
@@ -154,14 +196,17 @@ class Rounding:
         """Return the channels after exchanges for the cheapest orders of all, under prices that
         rise with load.
         """
-        for _ in range(_MOST_PRICED):
+        for _ in range(_MAX_PRICED):
             if not self._loses(channels) or self.effort.is_over("equal channels"):
                 break
             total = self.loads[channels].sum(axis=0)
             before = len(self.listed)
             for number in np.unique(channels).tolist():
                 rest = total - self.loads[number]
-                self._add_cheapest(np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1)))
+                steepness = np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1))
+                prices = steepness / self.orders.floats
+                for offer in self.orders.cheapest(self.shape, prices, _PRICED_ORDERS, self.effort):
+                    self._add(offer.order)
             if len(self.listed) == before:
                 break
             improved = self._exchange(channels)
@@ -177,8 +222,8 @@ class Rounding:
         count = len(channels)
         units = self.orders.times[self.shape] / self.orders.floats
         now = self._busiest(channels)
-        most = min(now, count / known_GBps) if known_GBps else now
-        times = list_times(units, count / self.optimum, most)
+        longest = min(now, count / known_GBps) if known_GBps else now
+        times = list_times(units, count / self.optimum, longest)
         # The shortest time at which fractions of the known orders would do; whole ones may need a
         # little more.
         low, high = 0, len(times)
@@ -189,13 +234,12 @@ class Rounding:
         for time in times[low : low + _TRIED].tolist():
             if self.effort.is_over("equal channels"):
                 break
-            listed = find_circuits(self.orders, self.shape, units, count, time, self.effort)
-            found = np.array([self._add(order) for order in listed], dtype=np.int64)
-            if not listed:
-                counted = count_orders(self.loads, units, count, time, self.effort)
-                found = counted if counted is not None else found
-            if len(found):
-                return np.sort(found)
+            circuits = find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            numbers: Ints | None = np.array([self._add(order) for order in circuits], np.int64)
+            if not circuits:
+                numbers = count_orders(self.loads, units, count, time, self.effort)
+            if numbers is not None and len(numbers):
+                return np.sort(numbers)
         return channels
 
     def _add(self, order: Order) -> int:
@@ -208,23 +252,14 @@ class Rounding:
             self.weights = np.append(self.weights, 0.0)
         return self.known[column]
 
-    def _add_cheapest(self, steepness: Floats) -> None:
-        """Add the cheapest orders under prices in proportion to `steepness` over the links'
-        rates.
-        """
-        for offer in self.orders.cheapest(
-            self.shape, steepness / self.orders.floats, 4, self.effort
-        ):
-            self._add(offer.order)
-
 
 def _judge(load: Floats) -> Floats:
     """Return the load of the busiest link, with a little more the more links are as busy; of each
     row of loads.
     """
-    most = load.max(axis=-1)
-    ties = ((load / np.maximum(most, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
-    judged: Floats = most * (1 + _SECOND * ties)
+    highest = load.max(axis=-1)
+    ties = ((load / np.maximum(highest, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
+    judged: Floats = highest * (1 + _SECOND * ties)
     return judged
 
 
@@ -235,9 +270,8 @@ def interleave(loads: Floats) -> list[int]:
     left, total, out = list(range(len(loads))), np.zeros(loads.shape[1]), list[int]()
     while left:
         sums = -np.sort(-(total + loads[left]), axis=1)
-        chosen = left[
-            int(np.lexsort(np.round(sums / max(float(sums.max()), 1e-300), 9).T[::-1])[0])
-        ]
+        evenness = np.round(sums / max(float(sums.max()), 1e-300), 9)
+        chosen = left[int(np.lexsort(evenness.T[::-1])[0])]
         out.append(chosen)
         left.remove(chosen)
         total = total + loads[chosen]

@@ -12,33 +12,36 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from ..effort import Effort
+from ..forest.machine.links import Ints
 from ..numeric.cp_sat import solve
 from ..numeric.linear import Floats, Rows, minimise
 from .channels import CHAIN, Order
 from .orders import Orders, hops
 
-Ints = NDArray[np.int64]
-_SLACK = 1e-9
-# Arcs of all channels together up to which circuits are looked for.
+# Tolerance of times and counts of crossings, in crossings: above their rounding errors.
+_SLACK, _CLOSE = 1e-9, 1e-6
+# Arcs of all channels together up to which circuits are sought: models grow with them.
 _CIRCUIT_ARCS = 460
+# Seconds of a quiet core for each model.
 _WORK_S = 0.4
 
 
-def list_times(units: Floats, least: float, most: float) -> Floats:
-    """Return the times, from `least` to below `most`, at which links may be crossed once more than
+def list_times(units: Floats, shortest: float, longest: float) -> Floats:
+    """Return the times, from `shortest` to below `longest`, at which links may be crossed once more than
     just before.
 
     `units` is how long one crossing keeps each link busy.
     """
-    out = [least]
+    out = [shortest]
     for unit in np.unique(np.round(units, 12)).tolist():
-        out += (np.arange(np.ceil(least / unit - _SLACK), np.ceil(most / unit)) * unit).tolist()
+        out += (
+            np.arange(np.ceil(shortest / unit - _SLACK), np.ceil(longest / unit)) * unit
+        ).tolist()
     times = np.unique(np.round(out, 12))
-    return times[(times >= least * (1 - _SLACK)) & (times < most * (1 - 1e-6))]
+    return times[(times >= shortest * (1 - _SLACK)) & (times < longest * (1 - _CLOSE))]
 
 
 def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, Ints]:
@@ -49,7 +52,7 @@ def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, I
         np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True
     )
     allowed = np.full(len(crossings), np.iinfo(np.int64).max)
-    np.minimum.at(allowed, kind.reshape(-1), np.floor(time / units + 1e-6).astype(np.int64))
+    np.minimum.at(allowed, kind.reshape(-1), np.floor(time / units + _CLOSE).astype(np.int64))
     return crossings, allowed
 
 
@@ -59,14 +62,10 @@ def may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effor
     """
     crossings, allowed = _count_crossings(loads, units, time)
     link, order = np.nonzero(crossings)
-    rows = Rows(
-        link.tolist(),
-        order.tolist(),
-        crossings[link, order].astype(float).tolist(),
-        allowed.tolist(),
-    )
+    entries = crossings[link, order].astype(float).tolist()
+    rows = Rows(link.tolist(), order.tolist(), entries, allowed.tolist())
     optimum = minimise(-np.ones(len(loads)), rows, None, effort)
-    return optimum is not None and -optimum.value >= count - 1e-6
+    return optimum is not None and -optimum.value >= count - _CLOSE
 
 
 def count_orders(
@@ -121,7 +120,7 @@ def find_circuits(
                 load[row].append(arc)
         taken.append(hop)
     for row, crossing in load.items():
-        model.add(sum(crossing) <= int(np.floor(time / units[row] + 1e-6)))
+        model.add(sum(crossing) <= int(np.floor(time / units[row] + _CLOSE)))
     solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return []

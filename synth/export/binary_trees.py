@@ -18,8 +18,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError, InputError
 from ..channels.channels import CHAIN
-from ..channels.rounding import interleave
-from ..channels.search import find_channels
+from ..channels.rounding import find_channels, interleave
 from ..cost.affine import total_seconds
 from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, levels, schedule_of
@@ -129,7 +128,7 @@ class _Search:
         self.uses: list[Counter[int]] = []
         self.weights: Floats = np.zeros(0)
         try:
-            chains = find_channels(request, CHAIN, most=8).orders
+            chains = find_channels(request, CHAIN, limit=8).orders
         except InfeasibleError:
             chains = ()
         for order in chains:

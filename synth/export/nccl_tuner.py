@@ -33,7 +33,7 @@ _COLLECTIVES = {
 }
 _NO_END = 2**64 - 1
 _MOST_FILE_BYTES = 16 * 2**20
-_MOST_CHANNELS = 64
+_MAX_CHANNELS = 64
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def read_measured(argument: str, collective: Collective) -> Measured:
     channels = (
         int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
     )
-    if not 1 <= channels <= _MOST_CHANNELS:
+    if not 1 <= channels <= _MAX_CHANNELS:
         raise InputError(
-            f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MOST_CHANNELS}",
+            f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MAX_CHANNELS}",
             parameter="measured",
         )
     return Measured(parts[0], parts[1], channels, _read_times(path, collective))

@@ -19,7 +19,7 @@ from ...topo.pictures.cables import describe_rates
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import RING, Channels, algbw_GBps, check_order, schedule_channels
-from ..channels.search import find_channels
+from ..channels.rounding import find_channels
 from ..ir.collective import Collective
 from ..request import Request
 from ..verify import verify
@@ -35,7 +35,7 @@ from .gpu_numbers import number_gpus
 from .graph_check import make_plain
 
 RINGS, TREES = "NCCL_RINGS", "RCCL_TREES"
-_MOST_CHANNELS = 32
+_MAX_CHANNELS = 32
 _MOST_RANKS = 64
 _MOST_TREE_CHARACTERS = 255
 _LINE = re.compile(r'([A-Z_]+)=(?:"([^"\n]*)"|(\d+))')
@@ -65,7 +65,7 @@ class RcclEnv:
     def channels(self) -> int:
         """Number of channels that RCCL is told to run; 0 where it is not told."""
         count = 0 if self.trees is None else len(self.trees.trees)
-        return count and _MOST_CHANNELS // count * count
+        return count and _MAX_CHANNELS // count * count
 
 
 def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
@@ -89,11 +89,11 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
         )
     rings: Channels | None = None
     try:
-        rings = find_channels(request, RING, _MOST_CHANNELS)
+        rings = find_channels(request, RING, _MAX_CHANNELS)
     except InfeasibleError:
         if collective.name != "allreduce":
             raise
-    trees = find_binary_trees(request, _MOST_CHANNELS) if collective.name == "allreduce" else None
+    trees = find_binary_trees(request, _MAX_CHANNELS) if collective.name == "allreduce" else None
     return RcclEnv(
         topology, collective, rings, trees,
         Fraction(0) if rings is None else _compute_ring_GBps(request, rings),

@@ -17,7 +17,7 @@ from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
 from ..bounds.single_path import find_bounds
 from ..channels.channels import CHAIN, RING, Channels
-from ..channels.search import find_channels
+from ..channels.rounding import find_channels
 from ..effort import Effort
 from ..ir.collective import Collective
 from ..place.job import WHOLE

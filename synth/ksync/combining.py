@@ -10,17 +10,21 @@ keep several partial sums of a chunk apart: "infeasible" means within that form.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
 from ..effort import Effort
-from ..ir.schedule import Op, Schedule, Transfer, Transfers
-from .copying import Instance, add_rounds, run_solver
-from .fabric import Fabric
-
-# (chunk, edge, step, op)
-Send = tuple[int, int, int, Op]
+from ..ir.schedule import Schedule
+from .copying import (
+    EdgeSend,
+    Fabric,
+    Instance,
+    add_capacities,
+    add_rounds,
+    build_schedule,
+    run_solver,
+)
 
 
 def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
@@ -40,7 +44,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
                 model.add(has[v, c, j, steps] == 1)
     # A copy in the first step would destroy the only copy of the receiver's contribution, so there
     # is no variable for it.
-    sends: dict[Send, cp_model.IntVar] = {}
+    sends: dict[EdgeSend, cp_model.IntVar] = {}
     for c in range(count):
         for e in range(len(fabric.edges)):
             for s in range(steps):
@@ -53,34 +57,26 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
                 _add_step(model, fabric, has, sends, (v, c, s))
     # Copies and additions share the links.
     rounds = add_rounds(model, instance)
-    load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
-    for (_, e, s, _), var in sends.items():
-        for link in fabric.links_of(e):
-            load[link, s].append(var)
-    for (link, s), variables in load.items():
-        model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
-    # A schedule with chunks swapped is as good: the solver must not refute each of them on its own.
-    _break_symmetry(model, fabric, sends, count, steps)
+    add_capacities(model, fabric, sends, rounds)
+    # A schedule with chunks swapped is as good: the solver must not refute each of them on its own,
+    # so chunks are ordered by their number of sends in the first step.
+    first_sends = [
+        sum(sends[c, e, 0, "reduce"] for e in range(len(fabric.edges))) for c in range(count)
+    ]
+    for fewer, more in pairwise(first_sends):
+        model.add(fewer <= more)
     solver = run_solver(model, effort, instance)
     if solver is None:
         return None
     chosen = [key for key, var in sends.items() if solver.boolean_value(var)]
-    lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
-    chunks = instance.collective.even_chunks(count)
-    transfers = Transfers.of(
-        sorted(
-            Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in chosen
-        )
-    )
-    durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in lengths)
-    return Schedule(instance.collective, "exact", chunks, transfers, durations)
+    return build_schedule(fabric, instance, chosen, [solver.value(r) for r in rounds])
 
 
 def _add_step(
     model: cp_model.CpModel,
     fabric: Fabric,
     has: dict[tuple[int, int, int, int], cp_model.IntVar],
-    sends: dict[Send, cp_model.IntVar],
+    sends: dict[EdgeSend, cp_model.IntVar],
     where: tuple[int, int, int],
 ) -> None:
     """Add the constraints on what rank v holds of chunk c after step s, given what is sent to
@@ -111,18 +107,3 @@ def _add_step(
         if s:
             for e, copy in zip(inward, copies, strict=True):
                 model.add(after == has[fabric.edges[e][0], c, j, s]).only_enforce_if(copy)
-
-
-def _break_symmetry(
-    model: cp_model.CpModel,
-    fabric: Fabric,
-    sends: dict[Send, cp_model.IntVar],
-    count: int,
-    steps: int,
-) -> None:
-    """Order the chunks, which are interchangeable, by their number of sends in the first step."""
-    for c in range(count - 1):
-        first_sends, next_sends = (
-            sum(sends[d, e, 0, "reduce"] for e in range(len(fabric.edges))) for d in (c, c + 1)
-        )
-        model.add(first_sends <= next_sends)

@@ -1,30 +1,102 @@
 """SCCL's formulation as a CP-SAT model, for collectives that only copy: allgather, broadcast,
 gather, scatter, alltoall.
 
+The graph has ranks, and edges between two ranks that the hardware routes between without passing
+another GPU; a route may cross several physical links, and several edges may share one. Capacities
+are whole numbers: chunks a round, in the link unit.
+
 A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank
 gets every chunk over exactly one edge in one step, from a rank that had it in an earlier step; a
-link of bandwidth b carries at most b r_s chunks in step s; the r_s >= 1 add up to R (SCCL, section
-4). A send is a variable only where its source can have the chunk by then and its destination can
-still be of use, by hop distances.
+link of bandwidth b carries at most b r_s chunks in step s; the r_s >= 1 add up to R (Cai et al.,
+PPoPP 2021, section 4). A send is a variable only where its source can have the chunk by then and
+its destination can still be of use, by hop distances.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 from ortools.sat.python import cp_model
 
 from ...topo.errors import TimeLimitError
+from ...topo.graph import Topology
+from ...topo.routes import Route, Router, route_links
+from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule, Transfer, Transfers
+from ..ir.transfers import Op
 from ..numeric.cp_sat import solve
-from .fabric import Fabric
 
 # (chunk, edge, step)
 Key = tuple[int, int, int]
+# (chunk, edge, step, op)
+EdgeSend = tuple[int, int, int, Op]
+Rounds = list[cp_model.IntVar] | list[int]
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries
+    `capacity[link]` chunks a round, and `unit_GBps` is the bandwidth of one chunk a round.
+    """
+
+    topology: Topology
+    edges: tuple[tuple[int, int], ...]
+    routes: tuple[Route, ...]
+    capacity: dict[DirectedLink, int]
+    unit_GBps: Fraction
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.topology.ranks)
+
+    def into(self, rank: int) -> list[int]:
+        """Return the numbers of the edges that end at `rank`."""
+        return [i for i, (_, v) in enumerate(self.edges) if v == rank]
+
+    def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
+        """Return the physical links that an edge crosses."""
+        return route_links(self.routes[edge])
+
+    def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
+        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each
+        rank within reach.
+        """
+        neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
+        for u, v in self.edges:
+            neighbours[v if backwards else u].append(u if backwards else v)
+        hops = dict.fromkeys(sources, 0)
+        order = list(hops)
+        for rank in order:
+            for destination in neighbours[rank]:
+                if destination not in hops:
+                    hops[destination] = hops[rank] + 1
+                    order.append(destination)
+        return hops
+
+
+def fabric_of(router: Router) -> Fabric:
+    """Return the fabric of a router's topology: an edge for every ordered pair of ranks with a
+    route.
+    """
+    topology = router.topology
+    rank_of = {device: r for r, device in enumerate(topology.ranks)}
+    routes = {
+        (u, rank_of[destination]): route
+        for u in range(len(rank_of))
+        for destination, route in router.routes_from(u).items()
+    }
+    edges = tuple(sorted(routes))
+    used = {link for route in routes.values() for link in route_links(route)}
+    unit = router.unit_GBps
+    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
+    return Fabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
 
 
 @dataclass(frozen=True)
@@ -42,20 +114,20 @@ class Instance:
         return Fraction(self.rounds, self.chunks)
 
 
-def run_solver(model: cp_model.CpModel, effort: Effort, what: Instance) -> cp_model.CpSolver | None:
+def run_solver(
+    model: cp_model.CpModel, effort: Effort, instance: Instance
+) -> cp_model.CpSolver | None:
     """Return the solver with its solution, or None if the model is proved infeasible.
 
     Raises TimeLimitError where neither is known after the work that is allowed.
     """
     solver, status = solve(model, effort, "exact", varied=True)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return solver
-    if status == cp_model.INFEASIBLE:
-        return None
-    raise TimeLimitError(
-        f"no answer in time for {what.collective.name} with {what.chunks} chunks, {what.steps} "
-        f"steps, {what.rounds} rounds"
-    )
+    if status == cp_model.UNKNOWN:
+        raise TimeLimitError(
+            f"no answer in time for {instance.collective.name} with {instance.chunks} chunks, "
+            f"{instance.steps} steps, {instance.rounds} rounds"
+        )
+    return solver if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
 
 
 def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
@@ -87,7 +159,7 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
                 earlier = [variable[key] for key in arrivals[c, u] if key[2] < s]
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
     rounds = add_rounds(model, instance)
-    _add_capacities(model, fabric, variable, rounds)
+    add_capacities(model, fabric, {(*key, "copy"): var for key, var in variable.items()}, rounds)
     # A schedule with equal chunks swapped is as good: the solver must not refute each of them on
     # its own.
     _break_symmetry(model, instance, chunks, arrivals, variable)
@@ -95,8 +167,9 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
     if solver is None:
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
-    lengths = [r if isinstance(r, int) else solver.value(r) for r in rounds]
-    return _build_schedule(fabric, instance, chunks, chosen, lengths)
+    used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
+    sent: list[EdgeSend] = [(c, e, s, "copy") for c, e, s in used]
+    return build_schedule(fabric, instance, sent, [solver.value(r) for r in rounds])
 
 
 def list_possible_sends(
@@ -108,28 +181,17 @@ def list_possible_sends(
     hop distances; the only receiver of a chunk never sends it on.
     """
     out: list[Key] = []
-    hops_from_sources: dict[tuple[int, ...], dict[int, int]] = {}
-    hops_to_receivers: dict[tuple[int, ...], dict[int, int]] = {}
+    hops = cache(fabric.hops_from)
     for c, chunk in enumerate(chunks):
         sources, wanted = tuple(collective.holders(chunk)), tuple(collective.receivers(chunk))
-        if sources not in hops_from_sources:
-            hops_from_sources[sources] = fabric.hops_from(sources)
-        if wanted not in hops_to_receivers:
-            hops_to_receivers[wanted] = fabric.hops_from(wanted, backwards=True)
+        before, after = hops(sources), hops(wanted, backwards=True)
         for e, (u, v) in enumerate(fabric.edges):
-            if (
-                v in sources
-                or wanted == (u,)
-                or u not in hops_from_sources[sources]
-                or v not in hops_to_receivers[wanted]
-            ):
-                continue
-            first, last = hops_from_sources[sources][u], steps - 1 - hops_to_receivers[wanted][v]
-            out.extend((c, e, s) for s in range(first, last + 1))
+            if v not in sources and wanted != (u,) and u in before and v in after:
+                out.extend((c, e, s) for s in range(before[u], steps - after[v]))
     return out
 
 
-def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.IntVar] | list[int]:
+def add_rounds(model: cp_model.CpModel, instance: Instance) -> Rounds:
     """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the
     lengths.
     """
@@ -141,15 +203,15 @@ def add_rounds(model: cp_model.CpModel, instance: Instance) -> list[cp_model.Int
     return rounds
 
 
-def _add_capacities(
+def add_capacities(
     model: cp_model.CpModel,
     fabric: Fabric,
-    variable: dict[Key, cp_model.IntVar],
-    rounds: list[cp_model.IntVar] | list[int],
+    sends: Mapping[EdgeSend, cp_model.IntVar],
+    rounds: Rounds,
 ) -> None:
     """Limit the chunks on each link in each step to its capacity times the step's rounds."""
-    load: dict[tuple[tuple[str, str], int], list[cp_model.IntVar]] = defaultdict(list)
-    for (_, e, s), var in variable.items():
+    load: dict[tuple[DirectedLink, int], list[cp_model.IntVar]] = defaultdict(list)
+    for (_, e, s, _), var in sends.items():
         for link in fabric.links_of(e):
             load[link, s].append(var)
     for (link, s), variables in load.items():
@@ -177,19 +239,16 @@ def _break_symmetry(
         model.add(before <= after)
 
 
-def _build_schedule(
-    fabric: Fabric,
-    instance: Instance,
-    chunks: tuple[Chunk, ...],
-    chosen: set[Key],
-    rounds: list[int],
+def build_schedule(
+    fabric: Fabric, instance: Instance, sends: Iterable[EdgeSend], rounds: list[int]
 ) -> Schedule:
-    used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
-    transfers = Transfers.of(
-        sorted(Transfer(s, *fabric.edges[e], c, "copy", fabric.routes[e][1:-1]) for c, e, s in used)
+    """Return the schedule of the chosen sends, whose steps last so many rounds."""
+    chunks = instance.collective.even_chunks(instance.chunks)
+    transfers = sorted(
+        Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in sends
     )
     durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds)
-    return Schedule(instance.collective, "exact", chunks, transfers, durations)
+    return Schedule(instance.collective, "exact", chunks, Transfers.of(transfers), durations)
 
 
 def _drop_idle_sends(
@@ -200,10 +259,10 @@ def _drop_idle_sends(
     useful: set[Key] = set()
     for c, chunk in enumerate(chunks):
         for rank in collective.receivers(chunk):
-            # Backwards from the receiver along the sends that brought the chunk, until a part that
-            # is known already.
-            holder = rank
-            while (c, holder) in by_end and by_end[c, holder] not in useful:
-                useful.add(by_end[c, holder])
-                holder = fabric.edges[by_end[c, holder][1]][0]
+            # Backwards from the receiver along the sends that brought the chunk, until one that is
+            # useful already.
+            send = by_end.get((c, rank))
+            while send is not None and send not in useful:
+                useful.add(send)
+                send = by_end.get((c, fabric.edges[send[1]][0]))
     return useful

@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import ceil, floor
 
 from ...topo.errors import TimeLimitError
-from ...topo.routes import Router
+from ...topo.routes import Router, route_links
 from ..bounds.certificate import Bound
 from ..bounds.multipath import bound
 from ..effort import Effort
@@ -24,24 +24,26 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
 from .combining import solve_combining
-from .copying import Instance, solve_copying
-from .fabric import Fabric, fabric_of
+from .copying import Fabric, Instance, fabric_of, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
-_MOST_CHUNKS = {"broadcast": 24, "alltoall": 4}
-_MOST_CHUNKS_OF_EQUAL_STEPS = 32
-_MOST_VARIABLES = 300_000
-_ROUND_SLACK = 8
-_TRIES = 12
+# Most chunks that are tried: larger instances are rarely decided with the work of one.
+_MAX_CHUNKS = {"broadcast": 24, "alltoall": 4}
+_MAX_CHUNKS_OTHERS, _MAX_CHUNKS_EQUAL_STEPS = 8, 32
+# Most Booleans (chunk, edge, step) of a model.
+_MAX_VARIABLES = 300_000
+# Rounds beyond the steps that are tried where the caller sets no slack, and for direct allreduce.
+_ROUND_SLACK, _DIRECT_SLACK = 8, 1
+# Candidates tried for each number of steps, and of them those that may stay open.
+_TRIES, _MAX_OPEN = 12, 2
+# Most edges of fabrics on which allreduce is solved directly: a model has ranks times as many
+# variables.
 _DIRECT_EDGES = 72
-_DIRECT_SLACK = 1
-_INSTANCE_WORK_S = 3.0
-_OPEN_AT_MOST = 2
-_PROOF_WORK_S, _BOUND_WORK_S = 10.0, 20.0
+# Seconds of a quiet core for an instance, a proof of the least R/C, and the bound.
+_INSTANCE_WORK_S, _PROOF_WORK_S, _BOUND_WORK_S = 3.0, 10.0, 20.0
 # Time limit where the caller gives no effort.
 _PATIENCE_S = 300.0
-
 Progress = Callable[[str], None]
 
 
@@ -112,21 +114,38 @@ def pareto(
         rows, complete = _search_allreduce(router, scope)
     elif collective.reduces:
         rows, complete = _Search(collective.reversed(), router.reversed(), scope).run()
-        rows = [
-            replace(row, schedule=reverse(row.schedule) if row.schedule else None) for row in rows
-        ]
+        rows = [replace(row, schedule=row.schedule and reverse(row.schedule)) for row in rows]
     else:
         rows, complete = _Search(collective, router, scope).run()
-    share = collective.even_chunks(1)[0].share
-    fabric = fabric_of(router)
-    least = limit.s_per_GB * fabric.unit_GBps / share
+    return _make_front(rows, collective, fabric_of(router), limit, complete)
+
+
+def _make_front(
+    rows: list[Row], collective: Collective, fabric: Fabric, limit: Bound, complete: bool = True
+) -> Front:
+    """Return the front of rows, by steps up and then R/C down, with their flags set."""
+    least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
+    fewest = _count_needed_steps(collective, fabric)
+    feasible = [row for row in rows if row.status == FEASIBLE]
+
+    def beats(a: Row, b: Row) -> bool:
+        better = (a.steps, a.ratio) != (b.steps, b.ratio) or (a.chunks, a.form) < (b.chunks, b.form)
+        return a is not b and a.steps <= b.steps and a.ratio <= b.ratio and better
+
+    flagged = [
+        row
+        if row.status != FEASIBLE
+        else replace(
+            row,
+            latency_optimal=row.steps == fewest,
+            bandwidth_optimal=row.ratio == least,
+            dominated=any(beats(other, row) for other in feasible),
+        )
+        for row in rows
+    ]
+    flagged.sort(key=lambda r: (r.steps, -r.ratio, r.chunks))
     complete = complete and all(row.status != UNKNOWN for row in rows)
-    return Front(
-        tuple(_set_flags(rows, least, _count_needed_steps(collective, fabric))),
-        least,
-        limit,
-        complete,
-    )
+    return Front(tuple(flagged), least, limit, complete)
 
 
 def _count_needed_steps(collective: Collective, fabric: Fabric) -> int:
@@ -141,26 +160,26 @@ def _count_needed_steps(collective: Collective, fabric: Fabric) -> int:
     return needed
 
 
-def _set_flags(rows: list[Row], least: Fraction, fewest: int) -> list[Row]:
-    """Return the rows with their flags set, by steps up and then R/C down; no schedule has less
-    than `fewest` steps.
-    """
-    feasible = [row for row in rows if row.status == FEASIBLE]
-
-    def beats(a: Row, b: Row) -> bool:
-        better = (a.steps, a.ratio) != (b.steps, b.ratio) or (a.chunks, a.form) < (b.chunks, b.form)
-        return a is not b and a.steps <= b.steps and a.ratio <= b.ratio and better
-
-    out = [
-        replace(
-            row,
-            latency_optimal=row.status == FEASIBLE and row.steps == fewest,
-            bandwidth_optimal=row.status == FEASIBLE and row.ratio == least,
-            dominated=row.status == FEASIBLE and any(beats(other, row) for other in feasible),
-        )
-        for row in rows
-    ]
-    return sorted(out, key=lambda r: (r.steps, -r.ratio, r.chunks))
+def _solve_row(
+    solve: Callable[[Fabric, Instance, Effort], Schedule | None],
+    fabric: Fabric,
+    instance: Instance,
+    effort: Effort,
+    progress: Progress | None,
+) -> Row:
+    """Return the row of one instance, with its status and schedule."""
+    key = instance.chunks, instance.steps, instance.rounds
+    if progress is not None:
+        progress("{}: {} chunks, {} steps, {} rounds".format(instance.collective.name, *key))
+    started = time.monotonic()
+    try:
+        schedule = solve(fabric, instance, effort)
+    except TimeLimitError:
+        return Row(*key, UNKNOWN, "time limit", time.monotonic() - started)
+    seconds = time.monotonic() - started
+    if schedule is None:
+        return Row(*key, INFEASIBLE, "solver", seconds)
+    return Row(*key, FEASIBLE, "schedule", seconds, schedule=schedule)
 
 
 @dataclass(frozen=True)
@@ -176,41 +195,37 @@ class _Scope:
 class _Search:
     """The search for the rows of a collective that only copies."""
 
-    def __init__(
-        self,
-        collective: Collective,
-        router: Router,
-        scope: _Scope,
-    ) -> None:
-        self.collective, self.effort, self.progress = collective, scope.effort, scope.progress
-        self.fabric: Fabric = fabric_of(router)
+    def __init__(self, collective: Collective, router: Router, scope: _Scope) -> None:
+        self.collective, self.scope, self.effort = collective, scope, scope.effort
+        self.fabric = fabric_of(router)
         share = collective.even_chunks(1)[0].share
         limit = bound(collective, router.topology, scope.effort.grant(_BOUND_WORK_S, 0.5))
         self.least = limit.s_per_GB * self.fabric.unit_GBps / share
-        self.scope = scope
         self.rows: dict[tuple[int, int, int], Row] = {}
         self.complete = True
 
     def run(self) -> tuple[list[Row], bool]:
         """Return all rows, and whether the search ended with none unknown."""
         best: Fraction | None = None
-        steps, proof = self._find_fewest_steps()
-        last = self.scope.max_steps or (
-            steps + 3 if self.scope.slack is None else self.fabric.ranks
-        )
-        while (
-            proof is not None
-            and (best is None or steps <= last)
-            and not self.effort.is_over("exact")
-        ):
+        slack, proof = self.scope.slack, None
+        # The least number of steps in which all receivers can be reached.
+        for steps in range(1, self.fabric.ranks + 1):
+            proof = self._prove(steps)
+            if proof is not None:
+                break
+        last = self.scope.max_steps or (steps + 3 if slack is None else self.fabric.ranks)
+        while proof is not None and (best is None or steps <= last):
+            if self.effort.is_over("exact"):
+                break
             # Steps whose proved R/C is no better than what fewer steps reach cannot add to the
             # front.
-            if best is None or max(proof.value, self.least) < best:
+            least = max(proof.value, self.least)
+            if best is None or least < best:
                 self._search_most_chunks(steps)
-                ratio = self._search_least_ratio(steps, max(proof.value, self.least), best)
+                ratio = self._search_least_ratio(steps, least, best)
                 if ratio is not None:
                     best = ratio if best is None else min(best, ratio)
-                    if self.scope.slack is None:
+                    if slack is None:
                         self._add_proved_infeasible(steps, best, proof)
             if best == self.least:
                 return list(self.rows.values()), self.complete
@@ -228,16 +243,6 @@ class _Search:
             self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort
         )
 
-    def _find_fewest_steps(self) -> tuple[int, RatioProof | None]:
-        """Return the least number of steps in which all receivers can be reached, with the proof
-        for it; (0, None) if none.
-        """
-        for steps in range(1, self.fabric.ranks + 1):
-            proof = self._prove(steps)
-            if proof is not None:
-                return steps, proof
-        return 0, None
-
     def _search_most_chunks(self, steps: int) -> None:
         """Find the row with R = S that has the most chunks.
 
@@ -247,18 +252,19 @@ class _Search:
         started = time.monotonic()
         proof = self._prove(steps, equal_steps=True)
         least = max(proof.value, self.least) if proof is not None else self.least
-        most = min(floor(steps / least), _MOST_CHUNKS_OF_EQUAL_STEPS)
-        if most == 0:
-            self._add(1, steps, steps, INFEASIBLE, "LP dual", time.monotonic() - started)
+        limit = min(floor(steps / least), _MAX_CHUNKS_EQUAL_STEPS)
+        if limit == 0:
+            self._add_infeasible(1, steps, steps, time.monotonic() - started)
         # From the start up while rows are feasible; if the start itself is not, down to the first
         # that is.
-        even = min(
-            sum(self._find_width(e) for e, (u, _) in enumerate(self.fabric.edges) if u == r)
-            for r in self._list_sources()
-        )
-        start = most // even * even if most >= even else most
+        fabric, data = self.fabric, self.collective.even_chunks(1)
+        sources = {rank for chunk in data for rank in self.collective.holders(chunk)}
+        width = [min(fabric.capacity[link] for link in route_links(r)) for r in fabric.routes]
+        edges = list(zip(fabric.edges, width, strict=True))
+        even = min(sum(chunks for (u, _), chunks in edges if u == rank) for rank in sources)
+        start = limit // even * even if limit >= even else limit
         chunks = start
-        while 1 <= chunks <= most:
+        while 1 <= chunks <= limit:
             status = self._try(chunks, steps, steps).status
             if status != FEASIBLE and chunks > start:
                 return
@@ -266,41 +272,29 @@ class _Search:
             if status != FEASIBLE:
                 start = chunks
 
-    def _list_sources(self) -> set[int]:
-        """Return the ranks that hold data at first."""
-        return {
-            rank
-            for chunk in self.collective.even_chunks(1)
-            for rank in self.collective.holders(chunk)
-        }
-
-    def _find_width(self, edge: int) -> int:
-        """Return how many chunks a round an edge carries on its own."""
-        return min(self.fabric.capacity[link] for link in self.fabric.links_of(edge))
-
     def _search_least_ratio(
         self, steps: int, least: Fraction, best: Fraction | None
     ) -> Fraction | None:
         """Return the least R/C found feasible in `steps` steps, trying those below `best` from the
         least up.
         """
-        most = _MOST_CHUNKS.get(self.collective.name, 8)
-        feasible_ratios = [
-            r.ratio for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps
-        ]
-        ceiling = min([x for x in (best, *feasible_ratios) if x is not None], default=None)
+        tried = [r for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
+        reached = min((row.ratio for row in tried), default=None)
         if self.scope.slack == 0:
-            return min(feasible_ratios, default=None)
-        slack = _ROUND_SLACK if self.scope.slack is None else self.scope.slack
-        candidates = sorted(
-            (Fraction(rounds, chunks), chunks, rounds)
-            for chunks in range(1, most + 1)
-            for rounds in range(
-                max(steps, ceil(least * chunks)),
-                self._find_last_round(steps, least, chunks, slack) + 1,
-            )
-            if ceiling is None or Fraction(rounds, chunks) < ceiling
-        )
+            return reached
+        ceiling = min((x for x in (best, reached) if x is not None), default=None)
+        candidates = []
+        for chunks in range(1, _MAX_CHUNKS.get(self.collective.name, _MAX_CHUNKS_OTHERS) + 1):
+            fewest = ceil(least * chunks)
+            # Without k, at least the fewest rounds that the bound allows are tried.
+            last = max(steps + _ROUND_SLACK, fewest)
+            if self.scope.slack is not None:
+                last = steps + self.scope.slack
+            for rounds in range(max(steps, fewest), last + 1):
+                ratio = Fraction(rounds, chunks)
+                if ceiling is None or ratio < ceiling:
+                    candidates.append((ratio, chunks, rounds))
+        candidates.sort()
         # A row that the solver cannot decide takes all its work, and the next are mostly as hard.
         left_open = 0
         for ratio, chunks, rounds in candidates[:_TRIES]:
@@ -308,79 +302,46 @@ class _Search:
             if status == FEASIBLE:
                 return ratio
             left_open += status == UNKNOWN
-            if left_open >= _OPEN_AT_MOST:
+            if left_open >= _MAX_OPEN:
                 break
         self.complete = self.complete and not left_open and len(candidates) <= _TRIES
-        return min(feasible_ratios, default=None)
-
-    def _find_last_round(self, steps: int, least: Fraction, chunks: int, slack: int) -> int:
-        """Return the most rounds to try; without k, at least the fewest that the bound allows."""
-        return (
-            steps + slack
-            if self.scope.slack is not None
-            else max(steps + slack, ceil(least * chunks))
-        )
+        return reached
 
     def _add_proved_infeasible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
         """Add, as proved infeasible, rows just below the best R/C of this number of steps, where it
         is not at the bound.
         """
-        for chunks in range(2, 9):
+        for chunks in range(2, _MAX_CHUNKS_OTHERS + 1):
             rounds = ceil(best * chunks) - 1
-            if (
-                rounds < steps
-                or Fraction(rounds, chunks) < self.least
-                or (chunks, steps, rounds) in self.rows
-            ):
-                continue
-            if Fraction(rounds, chunks) < proof.value:
-                self._add(chunks, steps, rounds, INFEASIBLE, "LP dual", 0.0)
+            if rounds >= steps and self.least <= Fraction(rounds, chunks) < proof.value:
+                self._add_infeasible(chunks, steps, rounds, 0.0)
+
+    def _add_infeasible(self, chunks: int, steps: int, rounds: int, seconds: float) -> None:
+        key = chunks, steps, rounds
+        self.rows.setdefault(key, Row(*key, INFEASIBLE, "LP dual", seconds))
 
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
-        """Solve for one row, unless it is known already, and return it."""
+        """Solve for one row, unless it is in `rows` already, and return it."""
         key = chunks, steps, rounds
-        if key not in self.rows:
-            size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
-            if size > _MOST_VARIABLES or self.effort.is_over("exact"):
-                self.complete = False
-                return Row(
-                    *key, UNKNOWN, "too large" if size > _MOST_VARIABLES else "time limit", 0.0
-                )
-            if self.progress is not None:
-                self.progress(
-                    f"{self.collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds"
-                )
-            started = time.monotonic()
-            try:
-                effort = self.effort.grant(_INSTANCE_WORK_S)
-                schedule = solve_copying(self.fabric, Instance(self.collective, *key), effort)
-            except TimeLimitError:
-                self.complete = False
-                return self._add(*key, UNKNOWN, "time limit", time.monotonic() - started)
-            seconds = time.monotonic() - started
-            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
-            self._add(*key, status, proof, seconds, schedule)
-        return self.rows[key]
-
-    def _add(
-        self,
-        chunks: int,
-        steps: int,
-        rounds: int,
-        status: str,
-        proof: str,
-        seconds: float,
-        schedule: Schedule | None = None,
-    ) -> Row:
-        row = Row(chunks, steps, rounds, status, proof, seconds, schedule=schedule)
-        return self.rows.setdefault((chunks, steps, rounds), row)
+        if key in self.rows:
+            return self.rows[key]
+        size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
+        if size > _MAX_VARIABLES or self.effort.is_over("exact"):
+            reason = "too large" if size > _MAX_VARIABLES else "time limit"
+            row = Row(*key, UNKNOWN, reason, 0.0)
+        else:
+            instance, granted = Instance(self.collective, *key), self.effort.grant(_INSTANCE_WORK_S)
+            row = _solve_row(solve_copying, self.fabric, instance, granted, self.scope.progress)
+            self.rows[key] = row
+        self.complete = self.complete and row.status != UNKNOWN
+        return row
 
 
 def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
     """Return rows of allreduce, composed and direct, and whether none was left unknown."""
     n = len(router.topology.ranks)
-    # A reduce-scatter is an allgather on the reversed topology, turned round; on symmetric ones the
-    # same search serves.
+    # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric ones the same
+    # search serves.
     gather = Collective("allgather", n)
     gathers, complete = _Search(gather, router, scope).run()
     scatters = gathers
@@ -393,12 +354,9 @@ def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
         other = back.get((row.chunks, row.steps, row.rounds))
         if row.schedule is None or other is None or other.schedule is None:
             continue
-        rows.append(
-            Row(
-                row.chunks * n, 2 * row.steps, 2 * row.rounds, FEASIBLE, "schedule", row.synthesis_s, "composed",
-                schedule=compose(reverse(other.schedule), row.schedule),
-            )
-        )  # fmt: skip
+        key = row.chunks * n, 2 * row.steps, 2 * row.rounds
+        both = compose(reverse(other.schedule), row.schedule)
+        rows.append(Row(*key, FEASIBLE, "schedule", row.synthesis_s, "composed", schedule=both))
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(router).edges) > _DIRECT_EDGES:
         return rows, False
@@ -413,42 +371,19 @@ def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
     collective = Collective("allreduce", fabric.ranks)
     rows: list[Row] = []
     best: Fraction | None = None
+    slack = _DIRECT_SLACK if scope.slack is None else scope.slack
     for steps in range(fewest, 2 * fewest):
-        for rounds in range(
-            steps, steps + (_DIRECT_SLACK if scope.slack is None else scope.slack) + 1
-        ):
+        for rounds in range(steps, steps + slack + 1):
             # Only more chunks than the best R/C has in this number of rounds would be better.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
-                if scope.progress is not None:
-                    scope.progress(
-                        f"allreduce, direct: {chunks} chunks, {steps} steps, {rounds} rounds"
-                    )
-                started = time.monotonic()
                 instance = Instance(collective, chunks, steps, rounds)
-                try:
-                    schedule = solve_combining(
-                        fabric, instance, scope.effort.grant(_INSTANCE_WORK_S)
-                    )
-                    status, proof = (
-                        (FEASIBLE, "schedule")
-                        if schedule
-                        else (INFEASIBLE, "solver, one partial sum a rank")
-                    )
-                except TimeLimitError:
-                    schedule, status, proof = None, UNKNOWN, "time limit"
-                rows.append(
-                    Row(
-                        chunks,
-                        steps,
-                        rounds,
-                        status,
-                        proof,
-                        time.monotonic() - started,
-                        schedule=schedule,
-                    )
-                )
-                if schedule is None:
+                granted = scope.effort.grant(_INSTANCE_WORK_S)
+                row = _solve_row(solve_combining, fabric, instance, granted, scope.progress)
+                if row.status == INFEASIBLE:
+                    row = replace(row, proof="solver, one partial sum a rank")
+                rows.append(row)
+                if row.schedule is None:
                     break
                 best = Fraction(rounds, chunks)
                 chunks += 1
@@ -472,25 +407,9 @@ def decide(
     target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
     rows = []
-    for chunks, steps, rounds in instances:
-        if progress is not None:
-            progress(f"{collective.name}: {chunks} chunks, {steps} steps, {rounds} rounds")
-        started = time.monotonic()
-        try:
-            schedule = solve(fabric, Instance(target, chunks, steps, rounds), effort)
-            status, proof = (FEASIBLE, "schedule") if schedule else (INFEASIBLE, "solver")
-        except TimeLimitError:
-            schedule, status, proof = None, UNKNOWN, "time limit"
-        if schedule is not None and reversing:
-            schedule = reverse(schedule)
-        rows.append(
-            Row(chunks, steps, rounds, status, proof, time.monotonic() - started, schedule=schedule)
-        )
-    least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
-    needed = _count_needed_steps(target, fabric)
-    return Front(
-        tuple(_set_flags(rows, least, needed)),
-        least,
-        limit,
-        all(row.status != UNKNOWN for row in rows),
-    )
+    for key in instances:
+        row = _solve_row(solve, fabric, Instance(target, *key), effort, progress)
+        if row.schedule is not None and reversing:
+            row = replace(row, schedule=reverse(row.schedule))
+        rows.append(row)
+    return _make_front(rows, target, fabric, limit)

@@ -34,8 +34,7 @@ from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
-from .copying import Key, list_possible_sends
-from .fabric import Fabric
+from .copying import Fabric, Key, list_possible_sends
 
 _MAX_DENOMINATORS = (64, 1000, 10**6)
 _ALL = -1

@@ -20,7 +20,7 @@ from .linear import Floats
 Ints = NDArray[np.int64]
 Circuit = tuple[int, ...]
 # Nodes of graphs for which the dynamic program serves.
-MOST_NODES = 17
+MAX_NODES = 17
 _PRICE_SCALE = 10**9
 # Seconds of a quiet core to extend one path by one node.
 _STATE_S = 4e-9
@@ -64,7 +64,7 @@ def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[fl
     """Return up to `most` different cheap circuits with their prices, the cheapest of all first;
     none where there is none.
 
-    Each is the cheapest of those that visit some half of the nodes first. For at most MOST_NODES
+    Each is the cheapest of those that visit some half of the nodes first. For at most MAX_NODES
     nodes.
     """
     others = len(price) - 1

@@ -1,5 +1,7 @@
-"""Candidates for reproducible plans, and the choice of the one bracketing that a plan is to
-have.
+"""Candidates for reproducible plans, and the choice of the one bracketing of a plan.
+
+Levels come first; where they are far from the bound, one tree over which everything is added up,
+and searched bracketings are offered too.
 """
 
 from __future__ import annotations
@@ -16,12 +18,19 @@ from ...topo.routes import Router
 from ..cost.affine import Cost, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
 from ..cost.segmentation import families, fastest, on_own_routes
+from ..forest.trees import levels as tree_levels
 from ..ir.addition_order import find_bracketing
 from ..ir.schedule import Schedule
-from ..request import Request
+from ..request import (
+    MAX_TRANSFERS,
+    Request,
+    Send,
+    build_schedule,
+    segment_counts,
+    whole,
+)
 from .bracket import parse_bracket
 from .levels import build_levels
-from .one_tree import build_one_tree
 from .search import search_brackets
 
 Costed = list[tuple[Schedule, Cost]]
@@ -29,9 +38,13 @@ Costed = list[tuple[Schedule, Cost]]
 _GOOD = Fraction(98, 100)
 # Fraction of the greatest rate from which a bracketing is nearly the fastest at large sizes.
 _NEARLY = Fraction(95, 100)
-# Bytes at which bracketings are compared.
+# Bytes at which bracketings are compared: 1 KiB to 1 GiB.
 _SIZES = tuple(4**i for i in range(5, 16))
+# With more transfers, a schedule takes too long to simulate at every size.
 _PLAYED_TRANSFERS = 20_000
+# At most this many ranks are tried as the root of one tree.
+_ROOTS = 16
+ONE_TREE = "one-tree"
 
 
 def build_reproducible(request: Request) -> list[Schedule]:
@@ -39,15 +52,13 @@ def build_reproducible(request: Request) -> list[Schedule]:
     levels = build_levels(request)
     bases = {schedule.uncut: find_bracketing(schedule.uncut) for schedule in levels}
     trees: list[Schedule] = []
-    if request.bound is not None and bases:
+    if request.bound is not None:
+        bracketed = (base for base, text in bases.items() if text is not None)
         enough = request.bound_GBps * _GOOD
-        if any(
-            text is not None and _compute_rate(request, base) >= enough
-            for base, text in bases.items()
-        ):
+        if any(_compute_rate(request, base) >= enough for base in bracketed):
             return levels
     try:
-        trees = build_one_tree(request)
+        trees = _build_one_tree(request)
         bases |= {schedule.uncut: find_bracketing(schedule.uncut) for schedule in trees}
     except InfeasibleError as error:
         request.say(str(error))
@@ -58,6 +69,63 @@ def build_reproducible(request: Request) -> list[Schedule]:
         if not levels + trees:
             raise
         return levels + trees
+
+
+def _build_one_tree(request: Request) -> list[Schedule]:
+    """Return the schedules of the shallowest tree. InfeasibleError where no rank reaches
+    all others.
+    """
+    name, n = request.collective.name, request.collective.ranks
+    roots = [request.collective.root or 0] if name == "reduce" else range(0, n, max(1, n // _ROOTS))
+    trees = [tree for root in roots if (tree := _grow_tree(request, root)) is not None]
+    if not trees:
+        raise InfeasibleError(
+            f"{ONE_TREE}: no rank has routes to all others and back, over other ranks where it must be"
+        )
+    parents = min(trees, key=lambda tree: max(tree_levels(tree)[0]))
+    chunks = whole(request.collective)
+    if len(chunks) * 2 * n > MAX_TRANSFERS:
+        raise InfeasibleError(
+            f"{ONE_TREE}: the parts of {n} ranks take more transfers than are planned for"
+        )
+    depth, height = tree_levels(parents)
+    top = max(height)
+    sends: list[Send] = []
+    for c, chunk in enumerate(chunks):
+        sends += [
+            (height[rank], rank, parent, c, "reduce")
+            for rank, parent in enumerate(parents)
+            if parent >= 0
+        ]
+        into = list(range(n)) if name == "allreduce" else []
+        # A part that is for one rank goes back only along the path to it.
+        rank = -1 if chunk.target is None else chunk.target
+        while rank >= 0:
+            into.append(rank)
+            rank = parents[rank]
+        sends += [(top + depth[r] - 1, parents[r], r, c, "copy") for r in into if parents[r] >= 0]
+    schedule = build_schedule(request, ONE_TREE, chunks, sends, trees=1)
+    return [replace(schedule, segments=m) for m in segment_counts(len(chunks))]
+
+
+def _grow_tree(request: Request, root: int) -> list[int] | None:
+    """Return the parents in a tree of fewest hops over routes that exist in both directions; None where it
+    does not reach all.
+    """
+    router, ranks = request.router, {gpu: rank for rank, gpu in enumerate(request.topology.ranks)}
+    parents = [-1] * len(ranks)
+    reached, layer = {root}, [root]
+    while layer:
+        following = []
+        for parent in layer:
+            for gpu in router.routes_from(parent):
+                rank = ranks[gpu]
+                if rank not in reached and router.route(rank, parent) is not None:
+                    reached.add(rank)
+                    parents[rank] = parent
+                    following.append(rank)
+        layer = following
+    return parents if len(reached) == len(ranks) else None
 
 
 def _compute_rate(request: Request, base: Schedule) -> Fraction:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ...topo.errors import InfeasibleError
 from ..forest.survey import survey
@@ -20,6 +21,7 @@ from ..ir.schedule import Schedule
 from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 from ..strategies.placement import place
 
+# Size for which ranks are placed: 64 MiB, where bandwidth decides and latency does not.
 LARGE_BYTES = 1 << 26
 # With more, ranks are not placed, and those of a box are all one level.
 _PLACED_RANKS = 64
@@ -39,11 +41,18 @@ class Levels:
 
     def strides(self) -> list[tuple[int, int]]:
         """Return, for each level, the distance in `order` between its neighbours, and its size."""
-        out, stride = [], 1
-        for size in self.sizes:
-            out.append((stride, size))
-            stride *= size
-        return out
+        return [(prod(self.sizes[:level]), size) for level, size in enumerate(self.sizes)]
+
+    def peers(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each level, place in `order`, digit that other places of its group have at the
+        level, and such a place.
+        """
+        for level, (stride, size) in enumerate(self.strides()):
+            for p in range(len(self.order)):
+                own = p // stride % size
+                for digit in range(size):
+                    if digit != own:
+                        yield level, p, digit, p + (digit - own) * stride
 
 
 def build_levels(request: Request) -> list[Schedule]:
@@ -127,26 +136,18 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
     order = levels.order
     sends: list[Send] = []
-    # Chunk c is ended by the rank at place c: at each level it goes to the place whose coordinate
+    # Chunk c is completed by the rank at place c: at each level it goes to the place whose coordinate
     # there is that of c.
-    for level, (stride, size) in enumerate(levels.strides()):
-        for p in range(n):
-            for c in range(p % stride, n, stride):
-                digit = c // stride % size
-                if digit != p // stride % size:
-                    peer = p + (digit - p // stride % size) * stride
-                    sends.append((level, order[p], order[peer], order[c], "reduce"))
-    top = len(levels.sizes)
+    strides, top = levels.strides(), len(levels.sizes)
+    for level, p, digit, peer in levels.peers():
+        stride, size = strides[level]
+        for c in range(p % stride + digit * stride, n, stride * size):
+            sends.append((level, order[p], order[peer], order[c], "reduce"))
     if name == "allreduce":
-        for level, (stride, size) in enumerate(levels.strides()):
-            for p in range(n):
-                for c in range(p % (stride * size), n, stride * size):
-                    for digit in range(size):
-                        if digit != p // stride % size:
-                            peer = p + (digit - p // stride % size) * stride
-                            sends.append(
-                                (2 * top - 1 - level, order[p], order[peer], order[c], "copy")
-                            )
+        for level, p, _, peer in levels.peers():
+            stride, size = strides[level]
+            for c in range(p % (stride * size), n, stride * size):
+                sends.append((2 * top - 1 - level, order[p], order[peer], order[c], "copy"))
     elif name == "reduce":
         root = request.collective.root or 0
         sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
@@ -163,11 +164,7 @@ def _exchange(request: Request, levels: Levels) -> list[Schedule]:
     if n * sum(size - 1 for size in levels.sizes) > MAX_TRANSFERS:
         raise InfeasibleError(f"{n} ranks send each other more than is planned for")
     sends: list[Send] = [
-        (level, order[p], order[p + (digit - p // stride % size) * stride], 0, "reduce")
-        for level, (stride, size) in enumerate(levels.strides())
-        for p in range(n)
-        for digit in range(size)
-        if digit != p // stride % size
+        (level, order[p], order[peer], 0, "reduce") for level, p, _, peer in levels.peers()
     ]
     return [build_schedule(request, NAME, whole(request.collective), sends)]
 

@@ -27,8 +27,7 @@ from topoplan.synth.channels.channels import (
 )
 from topoplan.synth.channels.columns import find_exact_rates, pack_orders
 from topoplan.synth.channels.orders import hops
-from topoplan.synth.channels.rounding import LOSS
-from topoplan.synth.channels.search import find_channels
+from topoplan.synth.channels.rounding import LOSS, find_channels
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.numeric.circuits import cheapest_circuits, search_circuit

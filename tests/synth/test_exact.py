@@ -12,8 +12,7 @@ from topoplan.synth.cost.affine import rounds
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.transform import reverse
-from topoplan.synth.ksync.copying import Instance, solve_copying
-from topoplan.synth.ksync.fabric import fabric_of
+from topoplan.synth.ksync.copying import Instance, fabric_of, solve_copying
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.ksync.ratio_bound import prove_least_ratio
 from topoplan.synth.verify import verify
