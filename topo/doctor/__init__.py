@@ -56,7 +56,10 @@ class Examination:
             for severity in SEVERITIES
         ]
         listed = ", ".join(f"{n} {severity}{'s' * (n > 1)}" for n, severity in counts if n)
-        return f"{listed or 'nothing wrong found'} in {len(self.checked)} check{'s' * (len(self.checked) != 1)}"
+        return (
+            f"{listed or 'nothing wrong found'} in {len(self.checked)} "
+            f"check{'s' * (len(self.checked) != 1)}"
+        )
 
 
 def list_findings(topology: Topology) -> tuple[Finding, ...]:

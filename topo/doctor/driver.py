@@ -36,15 +36,16 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
         return
     evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),) if reason is not None else tuple(notes)
     if "mismatch" in evidence[0].lower():
-        message = (
+        yield Finding(
+            "error",
+            "driver-mismatch",
+            (),
             "the driver's library and its kernel module are of unlike versions, so that no GPU is "
-            "listed"
-        )
-        advice = (
+            "listed",
+            evidence,
             "reboot, or reload the kernel module, after an update of the driver; in a container "
-            "use the host's library"
+            "use the host's library",
         )
-        yield Finding("error", "driver-mismatch", (), message, evidence, advice)
         return
     addresses = tuple(_list_nvidia_gpus(view))
     if addresses:
@@ -59,21 +60,22 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
             for bus_id in addresses
             if view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)
         )
-        advice = (
+        yield Finding(
+            "error",
+            "no-driver",
+            about,
+            message,
+            evidence,
             "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has to "
-            "work"
+            "work",
         )
-        yield Finding("error", "no-driver", about, message, evidence, advice)
     else:
-        message = (
-            "NVML, the driver's library, does not answer; if this machine has NVIDIA GPUs, they "
-            "are not known"
-        )
         yield Finding(
             "note",
             "no-driver",
             (),
-            message,
+            "NVML, the driver's library, does not answer; if this machine has NVIDIA GPUs, they "
+            "are not known",
             evidence,
             "install the NVIDIA driver if there are such GPUs",
         )
@@ -198,21 +200,27 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
                 if view.facts.get_source(subject, key)
             ]
     for state, about, evidence in view.group(pending):
-        message = (
+        yield Finding(
+            "error",
+            "fabric-not-completed",
+            about,
             f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches "
-            "does not work"
-        )
-        advice = (
+            "does not work",
+            evidence,
             "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch "
-            "trays; then reset the GPUs"
+            "trays; then reset the GPUs",
         )
-        yield Finding("error", "fabric-not-completed", about, message, evidence, advice)
     if len(parts) > 1:
         about = tuple(ident for part in parts.values() for ident in part)
         groups = " | ".join(join_names(part) for part in parts.values())
-        message = f"the GPUs are in {len(parts)} cliques or clusters that no NVLink joins: {groups}"
-        advice = "have the fabric manager put them into one partition if one job is to use them all"
-        yield Finding("warning", "fabric-split", about, message, tuple(evidence_of), advice)
+        yield Finding(
+            "warning",
+            "fabric-split",
+            about,
+            f"the GPUs are in {len(parts)} cliques or clusters that no NVLink joins: {groups}",
+            tuple(evidence_of),
+            "have the fabric manager put them into one partition if one job is to use them all",
+        )
 
 
 def check_any_active(view: DoctorView) -> Iterator[Finding]:

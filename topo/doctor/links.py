@@ -71,19 +71,25 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             ]
             counts.append(((many, few), (a, b), lines))
     for (fast, slow), about, evidence in view.group(rates):
-        message = (
+        yield Finding(
+            "warning",
+            "asymmetric-link",
+            about,
             f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} "
-            "back"
+            "back",
+            evidence,
+            "measure both directions; a healthy cable carries the same in each",
         )
-        advice = "measure both directions; a healthy cable carries the same in each"
-        yield Finding("warning", "asymmetric-link", about, message, evidence, advice)
     for (many, few), about, evidence in view.group(counts):
-        message = f"{_join_pairs(evidence[::2])}: one end counts {many} links, the other {few}"
-        advice = (
+        yield Finding(
+            "warning",
+            "link-count-mismatch",
+            about,
+            f"{_join_pairs(evidence[::2])}: one end counts {many} links, the other {few}",
+            evidence,
             "look at each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge "
-            "or reset the GPU"
+            "or reset the GPU",
         )
-        yield Finding("warning", "link-count-mismatch", about, message, evidence, advice)
 
 
 def _join_pairs(evidence: Sequence[str]) -> str:
@@ -319,10 +325,9 @@ def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
 
 
 def _list_inactive(view: DoctorView, ident: str) -> list[str]:
-    subjects = view.nvlink_subjects.get(view.index_of.get(ident, ""), ())
     return [
         view.format_fact(s, keys.NVLINK_STATE)
-        for s in subjects
+        for s in view.nvlink_subjects.get(view.index_of.get(ident, ""), ())
         if view.facts.get_text(s, keys.NVLINK_STATE) == "inactive"
     ]
 
@@ -334,35 +339,40 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """
     for note in view.list_notes("link-without-peer"):
         about = tuple(ident for ident in note.about if ident in view.topology.by_id)
-        message = (
-            f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing "
-            "in the topology"
-        )
-        advice = (
-            "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
-            "-m)"
-        )
         evidence = (f"{note} (the topology's notes)",)
-        yield Finding("warning", "link-without-peer", about, message, evidence, advice)
+        yield Finding(
+            "warning",
+            "link-without-peer",
+            about,
+            f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing "
+            "in the topology",
+            evidence,
+            "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
+            "-m)",
+        )
     about = view.topology.ranks
     for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
         evidence = (f"{note} (the topology's notes)",)
         if note.kind == "nvlinks-left-out":
-            message = (
+            yield Finding(
+                "warning",
+                "no-nvlink-told",
+                about,
                 f"{join_names(about)}: NVLinks are left out of the text, so all is judged and "
-                "planned without them"
+                "planned without them",
+                evidence,
+                "give the output of nvidia-smi topo -m",
             )
-            advice = "give the output of nvidia-smi topo -m"
-            yield Finding("warning", "no-nvlink-told", about, message, evidence, advice)
         else:
-            message = (
-                f"{join_names(about)}: no NVLink in the file, though boards of this model have it"
-            )
-            advice = (
+            yield Finding(
+                "note",
+                "no-nvlink-told",
+                about,
+                f"{join_names(about)}: no NVLink in the file, though boards of this model have it",
+                evidence,
                 "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it "
-                "is counted"
+                "is counted",
             )
-            yield Finding("note", "no-nvlink-told", about, message, evidence, advice)
 
 
 # The checks of this file.

@@ -78,9 +78,12 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
                 view.facts.get_text(subject, key) == _OK
                 and view.facts.get_text(back, key) in _REFUSALS
             ):
-                joined = _find_joint(view, a, b, subject) is not None
                 cases.append(
-                    (joined, (a, b), (view.format_fact(subject, key), view.format_fact(back, key)))
+                    (
+                        _find_joint(view, a, b, subject) is not None,
+                        (a, b),
+                        (view.format_fact(subject, key), view.format_fact(back, key)),
+                    )
                 )
     for joined, about, evidence in view.group(cases):
         yield Finding(
@@ -113,8 +116,11 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
     near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
     switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
     if b in near[0] or a in near[1] or any(switches):
-        kinds = {x.kind for x in view.links_from.get(a, ())} & set(WIRES)
-        return "xGMI" if kinds == {"xgmi"} else "NVLink"
+        return (
+            "xGMI"
+            if ({x.kind for x in view.links_from.get(a, ())} & set(WIRES)) == {"xgmi"}
+            else "NVLink"
+        )
     shared = view.islands.get(a, frozenset()) & view.islands.get(b, frozenset())
     return (
         "a PCIe switch"
@@ -136,8 +142,9 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
             below[bridge].add(gpu.id)
     cases: list[Case] = []
     for bridge, parent in above.items():
-        controls = view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS)
-        if "redirect" in controls and len(below[parent]) > len(below[bridge]):
+        if "redirect" in view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS) and len(
+            below[parent]
+        ) > len(below[bridge]):
             cases.append(
                 ("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
             )
@@ -157,11 +164,10 @@ def check_iommu(view: DoctorView) -> Iterator[Finding]:
     """Report an IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs or
     NICs: a warning.
     """
-    alone = len(view.gpus) + bool(view.nics) < 2 or not view.gpus
     if (
         view.facts.get_text(HOST, keys.HOST_IOMMU) == "translating"
         and view.facts.get_text(HOST, keys.HOST_VIRTUAL) == "no"
-        and not alone
+        and not (len(view.gpus) + bool(view.nics) < 2 or not view.gpus)
     ):
         yield Finding(
             "warning",

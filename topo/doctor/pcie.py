@@ -243,8 +243,13 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
         is_old = (state.generation or _MODERN) <= _OLD and newest >= _MODERN
         if is_old or (state.width == 1 and widest > 1):
             rate = f"{float(PCIE_GTps[state.generation]):g} GT/s" if state.generation else ""
-            made_for = f"Gen{newest}" if is_old else f"{widest} lanes"
-            cases.append(((rate, state.width, made_for), (ident,), state.evidence))
+            cases.append(
+                (
+                    (rate, state.width, f"Gen{newest}" if is_old else f"{widest} lanes"),
+                    (ident,),
+                    state.evidence,
+                )
+            )
     for (rate, width, made_for), about, evidence in view.group(cases):
         lanes = f" x{width}" if width else ""
         uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
@@ -272,10 +277,9 @@ def _list_cards_below(
     for ident, kind in of_kinds.items():
         if kind == "switch":
             near = view.topology.out_neighbours[ident]
-            is_above = any(view.topology.by_id[x].kind == "cpu" for x in near)
             cards += (
                 []
-                if is_above
+                if any(view.topology.by_id[x].kind == "cpu" for x in near)
                 else [x for x in near if view.topology.by_id[x].kind in ("gpu", "nic")]
             )
     return [known[ident] for ident in cards if ident in known]

@@ -59,14 +59,6 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
             )
             continue
         if gpus:
-            message = (
-                f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other "
-                "GPUs have one near"
-            )
-            advice = (
-                f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC "
-                "send for the others"
-            )
             several = (
                 len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1
                 and not guessed
@@ -75,14 +67,21 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
                 "warning" if several else "note",
                 "gpu-without-near-nic",
                 gpus,
-                message,
+                f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other "
+                "GPUs have one near",
                 evidence,
-                advice,
+                f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC "
+                "send for the others",
             )
         if nics:
-            message = f"{join_names(nics)}: no GPU is near, where other NICs have one"
-            advice = f"keep GPU traffic off these (NCCL_IB_HCA), or move them to the GPUs' {place}"
-            yield Finding("note", "nic-without-near-gpu", nics, message, evidence, advice)
+            yield Finding(
+                "note",
+                "nic-without-near-gpu",
+                nics,
+                f"{join_names(nics)}: no GPU is near, where other NICs have one",
+                evidence,
+                f"keep GPU traffic off these (NCCL_IB_HCA), or move them to the GPUs' {place}",
+            )
 
 
 def check_nic_switches(view: DoctorView) -> Iterator[Finding]:

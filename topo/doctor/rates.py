@@ -66,22 +66,25 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
             fast.append(("", (link.src, link.dst), lines))
     for broken, about, evidence in view.group(slow):
         share = "two fifths" if broken else "seven tenths"
-        message = f"{join_names(about)}: measured below {share} of what is declared for their links"
         yield Finding(
             "error" if broken else "warning",
             "slow-link",
             about,
-            message,
+            f"{join_names(about)}: measured below {share} of what is declared for their links",
             evidence,
             "measure again with the machine idle; then look at link errors, lanes at work and the "
             "route that is taken",
         )
     for _, about, evidence in view.group(fast):
-        message = (
+        yield Finding(
+            "note",
+            "fast-link",
+            about,
             f"{join_names(about)}: measured well above what is declared for their links, so the "
-            "declaration is doubtful"
+            "declaration is doubtful",
+            evidence,
+            "plan with the measured value",
         )
-        yield Finding("note", "fast-link", about, message, evidence, "plan with the measured value")
 
 
 def _is_doubted(link: Link) -> bool:
@@ -188,27 +191,23 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
         ):
             slow.append(((link.kind, lane), (link.src, link.dst), (view.format_link(link),)))
     for _, about, evidence in view.group(direct):
-        message = (
-            f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a "
-            "switch or a CPU between"
-        )
         yield Finding(
             "warning",
             "pcie-between-gpus",
             about,
-            message,
+            f"{join_names(about)}: direct links between GPUs that are called PCIe, which needs a "
+            "switch or a CPU between",
             evidence,
             "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that "
             "they share",
         )
     for (kind, lane), about, evidence in view.group(slow):
         links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
-        message = f"{join_names(about)}: {links}, rather like PCIe"
         yield Finding(
             "warning",
             "pcie-like-rate",
             about,
-            message,
+            f"{join_names(about)}: {links}, rather like PCIe",
             evidence,
             "correct the bandwidth, or measure the links",
         )
@@ -218,9 +217,12 @@ def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
     """Return the GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None
     if both are unknown.
     """
-    ends = [view.topology.by_id[end] for end in (link.src, link.dst)]
     rates = []
-    for extra in (d.extra for d in ends if d.kind == "gpu"):
+    for extra in (
+        d.extra
+        for d in [view.topology.by_id[end] for end in (link.src, link.dst)]
+        if d.kind == "gpu"
+    ):
         sm, gcn = parse_whole(extra.get("sm")), extra.get("gcn")
         if link.kind == "xgmi" and isinstance(gcn, (str, int)) and not isinstance(gcn, bool):
             rates.append(xgmi_counted_GBps(str(gcn)))
@@ -259,24 +261,26 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
             view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about
         )
         if all(_is_locality_part(view.topology.by_id[ident]) for ident in about):
-            message = (
+            yield Finding(
+                "note",
+                "mlopart",
+                tuple(about),
                 f"{join_names(about)}: parts of one GPU (MLOPart) at PCI address {bus_id}, with "
-                "its links between them"
-            )
-            advice = (
+                "its links between them",
+                evidence,
                 "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the "
-                "GPU once"
+                "GPU once",
             )
-            yield Finding("note", "mlopart", tuple(about), message, evidence, advice)
             continue
-        message = (
+        yield Finding(
+            "error",
+            "shared-bus-id",
+            tuple(about),
             f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and "
-            "refuses"
+            "refuses",
+            evidence,
+            "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition",
         )
-        advice = (
-            "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition"
-        )
-        yield Finding("error", "shared-bus-id", tuple(about), message, evidence, advice)
 
 
 def _is_locality_part(gpu: Device) -> bool:

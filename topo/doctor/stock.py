@@ -19,7 +19,10 @@ from ..matrix import ConnectionFinder
 from .finding import Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
 
-_GRAPH_FILE = "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph -o graph.xml"
+_GRAPH_FILE = (
+    "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph "
+    "-o graph.xml"
+)
 _LEAST_RING_GBps = Fraction(18)
 _LEAST_SM = 100
 _MOST_ROUTED = 32
@@ -42,8 +45,12 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
     on_switches = any(
         view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst)
     )
-    by_pcie = any(x.kind == "pcie" for x in view.topology.links)
-    if not bridged or len(groups) < 2 or on_switches or not by_pcie:
+    if (
+        not bridged
+        or len(groups) < 2
+        or on_switches
+        or not any(x.kind == "pcie" for x in view.topology.links)
+    ):
         return
     about = tuple(ident for members in bridged for ident in members)
     listed = " | ".join(join_names(members) for members in bridged)

@@ -129,13 +129,19 @@ class DoctorView(MachineView):
 
     def format_attribute(self, device: Device, key: str, value: object) -> str:
         """Return an attribute of a device as a line of evidence."""
-        return f"{device.id} {key} = {shorten(value)} ({device.source or self.topology.source or 'the topology'})"
+        return (
+            f"{device.id} {key} = {shorten(value)} "
+            f"({device.source or self.topology.source or 'the topology'})"
+        )
 
     def format_link(self, link: Link) -> str:
         """Return a link as a line of evidence."""
         lanes = f"{link.count} x, " if link.count > 1 else ""
         source = link.source or self.topology.source or "the topology"
-        return f"{link.src} -> {link.dst} {link.kind} = {lanes}{format_GBps(link.bandwidth_GBps)} ({source})"
+        return (
+            f"{link.src} -> {link.dst} {link.kind} = {lanes}{format_GBps(link.bandwidth_GBps)} "
+            f"({source})"
+        )
 
 
 @dataclass(frozen=True)

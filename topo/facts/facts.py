@@ -153,8 +153,12 @@ def facts_from_json(data: object, where: str) -> Facts:
     """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything
     else.
     """
-    rows = read_as(data, list[FactFields], f"{where}: facts")
-    return Facts(tuple(Fact(r.subject, r.key, r.value, r.source, r.missing) for r in rows))
+    return Facts(
+        tuple(
+            Fact(r.subject, r.key, r.value, r.source, r.missing)
+            for r in read_as(data, list[FactFields], f"{where}: facts")
+        )
+    )
 
 
 def load_facts(extra: Mapping[str, Any], where: str) -> Facts:

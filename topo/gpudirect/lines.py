@@ -81,7 +81,10 @@ def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     each other". Pairs that are the same on several hosts are said once.
     """
     if mutual and _joins_hosts(pairs):
-        return f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those of each other host"
+        return (
+            f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those "
+            "of each other host"
+        )
     of_host: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for a, b in pairs:
         (host, first), (other, second) = split_host(a), split_host(b)
@@ -136,9 +139,11 @@ def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
 def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
     """Return whether pairs are each two of some ids that are of different hosts, and no others."""
     on_host = Counter(split_host(ident)[0] for ident in {ident for pair in pairs for ident in pair})
-    of_one_host = any(split_host(a)[0] == split_host(b)[0] for a, b in pairs)
     across = (on_host.total() ** 2 - sum(n * n for n in on_host.values())) // 2
-    return not of_one_host and len({frozenset(pair) for pair in pairs}) == across
+    return (
+        not any(split_host(a)[0] == split_host(b)[0] for a, b in pairs)
+        and len({frozenset(pair) for pair in pairs}) == across
+    )
 
 
 def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:

@@ -61,11 +61,17 @@ _REFUSED = {
     ),
 }
 _GATED = "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared memory"
-_BROKEN = "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where there are NVSwitches"
+_BROKEN = (
+    "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where "
+    "there are NVSwitches"
+)
 
 # Two GPUs of different hosts, and the NVSwitch that both are linked to.
 FabricPair = tuple[str, str, str]
-_FABRIC_RULE = "NVLink joins their hosts in one fabric, which NCCL takes (MNNVL) where the IMEX service runs on both"
+_FABRIC_RULE = (
+    "NVLink joins their hosts in one fabric, which NCCL takes (MNNVL) where the IMEX service runs "
+    "on both"
+)
 _FABRIC_ADVICE = "see systemctl status nvidia-imex on each host, and NCCL_MNNVL_ENABLE"
 
 
@@ -113,12 +119,18 @@ def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
     for gpu in (a, b):
         lost = view.facts.get_text(view.find_subject(gpu), keys.GPU_LOST)
         if lost is not None:
-            advice = "see dmesg for its Xid, reset it or restart the machine"
-            yield Answer("no", "a GPU does not answer", (f"{gpu}: {lost}",), advice)
+            yield Answer(
+                "no",
+                "a GPU does not answer",
+                (f"{gpu}: {lost}",),
+                "see dmesg for its Xid, reset it or restart the machine",
+            )
     if "on" in (view.facts.get_text(view.find_subject(gpu), keys.GPU_MIG) for gpu in (a, b)):
-        advice = "switch MIG off: nvidia-smi -mig 0, on each GPU"
         yield Answer(
-            "no", "instances of GPUs (MIG) do not reach each other", ("MIG is on",), advice
+            "no",
+            "instances of GPUs (MIG) do not reach each other",
+            ("MIG is on",),
+            "switch MIG off: nvidia-smi -mig 0, on each GPU",
         )
 
 
@@ -134,9 +146,10 @@ def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]
         (_ask_nvml(view, a, c, path), _ask_nvml(view, c, b, path))
         for c in view.paths.list_relays(a, b)
     ]
-    legs = [decide((), pair, pair[0]) for pair in through]
     order = ("yes", "unknown", "no")
-    yield min(legs, key=lambda leg: order.index(leg.answer))
+    yield min(
+        [decide((), pair, pair[0]) for pair in through], key=lambda leg: order.index(leg.answer)
+    )
 
 
 def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:

@@ -46,32 +46,28 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
     hidden = [port for port in ports if not view.get_acs(port)]
     on = [view.get_acs(port) for port in ports if "redirect" in view.get_acs(port)]
     if any("direct translated" not in text for text in on):
-        rule = (
-            "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU "
-            "translates"
-        )
         yield Answer(
             "no",
-            rule,
+            "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU "
+            "translates",
             ("ACS redirect is on at bridges between them",),
             _advise_on_acs(view.redirecting),
         )
     elif on:
-        rule = (
-            "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root "
-            "complex"
-        )
         yield Answer(
             "unknown",
-            rule,
+            "ACS lets only translated requests (ATS) go directly; the rest is sent up to the root "
+            "complex",
             ("ACS redirect and direct translated are on between them",),
             "measure it",
         )
     elif hidden and not (from_file and keys.PCI_ACS not in view.asked_keys):
         reasons = sorted({view.explain_missing(pci_subject(port), keys.PCI_ACS) for port in hidden})
-        rule = "ACS of the bridges between them is not known"
         yield Answer(
-            "unknown", rule, (f"ACS: {reasons[0]}",), AS_ROOT if "root" in reasons[0] else HERE
+            "unknown",
+            "ACS of the bridges between them is not known",
+            (f"ACS: {reasons[0]}",),
+            AS_ROOT if "root" in reasons[0] else HERE,
         )
     elif not hidden:
         yield Answer("yes", "", ("ACS redirect is off between them",))

@@ -35,7 +35,10 @@ _NO_RDMA = {
 _PEERMEM = (
     "modprobe nvidia-peermem, or use NVIDIA's open kernel modules on Linux 5.12 or later (DMA-BUF)"
 )
-_AMD_PEERMEM = "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver package"
+_AMD_PEERMEM = (
+    "use a kernel with DMABUF_MOVE_NOTIFY and PCI_P2PDMA, or the peer memory of the NIC's driver "
+    "package"
+)
 _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
 
@@ -52,13 +55,10 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     yes = Answer("yes", rule)
     if maker == NVIDIA and _can_only_receive(view, gpu):
         reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
-        rule = (
-            "both can, and are near each other, but before sm 80 NCCL only receives this way and "
-            "sends from host memory"
-        )
         yes = Answer(
             "yes",
-            rule,
+            "both can, and are near each other, but before sm 80 NCCL only receives this way and "
+            "sends from host memory",
             (reads,),
             "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster",
         )

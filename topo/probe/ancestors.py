@@ -24,7 +24,10 @@ from ..hardware import LATENCY_us
 from ..notes import assumed
 
 SOURCE = "NVML's common ancestors and affinities"
-NOTE = "no PCI bridges are listed below /sys; GPUs are placed by NVML's common ancestors and NUMA affinities"
+NOTE = (
+    "no PCI bridges are listed below /sys; GPUs are placed by NVML's common ancestors and NUMA "
+    "affinities"
+)
 _LEAST = 2
 _LABELS = {
     "internal": "PIX",

@@ -73,13 +73,12 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     links: list[Link] = []
     for a, b in pairs:
         count = max(counts.get(a, Counter())[b], counts.get(b, Counter())[a])
-        latency = LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"]
         links += both_ways(
             Link(
                 a,
                 b,
                 min(rates[x] for x in (a, b) if x in rates) * count,
-                latency,
+                LATENCY_us["nvswitch" if NVSWITCH in (a, b) else "nvlink"],
                 "nvlink",
                 count,
                 SOURCE,
@@ -94,13 +93,12 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     generations = [
         g for g in (_find_generation(facts, index) for index in switched) if g is not None
     ]
-    adding = nvswitch_adding(min(generations, default=None))
     switch = Device(
         NVSWITCH,
         "switch",
         "nvswitch",
         source="NVML: remote ends of active NVLinks",
-        in_network=adding,
+        in_network=nvswitch_adding(min(generations, default=None)),
     )
     return NvLinks(
         (switch,) if any(NVSWITCH in pair for pair in pairs) else (), tuple(links), tuple(notes)

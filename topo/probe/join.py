@@ -176,15 +176,13 @@ class _Joiner:
             affinity = self.facts.get_text(subject, keys.NUMA_CPUS)
             if affinity is not None:
                 own = {"cpus": affinity, "socket": self.facts.get_number(subject, keys.NUMA_SOCKET)}
-                source = self.facts.get_source(subject, keys.NUMA_CPUS)
-                known = {k: v for k, v in own.items() if v is not None}
                 cpus.append(
                     Device(
                         f"cpu{node}",
                         "cpu",
                         numa_node=int(node),
-                        source=source,
-                        extra={**extra, **known},
+                        source=self.facts.get_source(subject, keys.NUMA_CPUS),
+                        extra={**extra, **{k: v for k, v in own.items() if v is not None}},
                     )
                 )
         if not cpus:
@@ -226,7 +224,6 @@ class _Joiner:
                     _make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot)
                 )
             if slot.is_switch:
-                extra = {"pci": _read_pci_details(self.facts, slot.bus_id)}
                 switches.append(
                     Device(
                         f"pci-{slot.bus_id}",
@@ -237,7 +234,7 @@ class _Joiner:
                         cpu_of_top[slot.top].numa_node,
                         slot.bus_id,
                         slot.source.rpartition("/")[0] or slot.source,
-                        extra,
+                        {"pci": _read_pci_details(self.facts, slot.bus_id)},
                     )
                 )
         switches += self.told.switches

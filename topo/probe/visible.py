@@ -62,8 +62,13 @@ def select_visible(
         seen.append(index)
     hidden = [f"gpu{index}" for index in indices if index not in seen]
     if hidden:
-        text = f"{', '.join(hidden)}: hidden by {VARIABLE}={listed[:80]}; left out"
-        notes.append(Note(text, "gpu-hidden", hidden))
+        notes.append(
+            Note(
+                f"{', '.join(hidden)}: hidden by {VARIABLE}={listed[:80]}; left out",
+                "gpu-hidden",
+                hidden,
+            )
+        )
     names = {facts.get_text(gpu_subject(index), keys.GPU_NAME) for index in indices}
     if (
         len(names) > 1

@@ -306,8 +306,12 @@ def read_iommu(root: Path) -> Fact:
     }
     asked = [known[name] for name in _list_groups(root) if name in known] or list(known.values())
     if asked:
-        value = "translating" if "translating" in asked else "passthrough"
-        return Fact(HOST, keys.HOST_IOMMU, value, f"{show_path(root, folder)}/*/type")
+        return Fact(
+            HOST,
+            keys.HOST_IOMMU,
+            "translating" if "translating" in asked else "passthrough",
+            f"{show_path(root, folder)}/*/type",
+        )
     if not groups and folder.parent.is_dir() and not list_folder(root / "sys/class/iommu"):
         return Fact(HOST, keys.HOST_IOMMU, "off", f"{show_path(root, folder)}: there are no groups")
     return _read_command_line(root, believe_off=not groups)

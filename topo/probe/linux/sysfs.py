@@ -281,10 +281,9 @@ def read_locality(root: Path, facts: Facts) -> Facts:
 
 
 def _find_nodes(root: Path, facts: Facts) -> Iterator[Fact]:
-    numbered = [name for name in facts.list_names(NUMA) if name]
     nodes = {
         int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "")
-        for name in numbered
+        for name in [name for name in facts.list_names(NUMA) if name]
     }
     for bus_id in facts.list_names(PCI):
         if facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE) is not None:
