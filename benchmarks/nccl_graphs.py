@@ -60,10 +60,9 @@ class Machine:
 
 def list_machines() -> Iterator[Machine]:
     """Yield the machines of the table, the presets, and the recorded machines that are here."""
-    from topoplan.synth.planner.machine import load_for_planning
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.errors import InputError
-    from topoplan.topo.loader.resolve import resolve
+    from topoplan.topo.loader.resolve import load_for_planning, resolve
 
     seen: set[str] = set()
     for name, file, text, wanted in MACHINES:

@@ -39,8 +39,8 @@ LARGE_BYTES = 1 << 30
 
 
 def make_plan(topology: str, collective: str, *, reproducible: bool) -> Any:
-    from topoplan.synth.planner.machine import load_for_planning
     from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.topo.loader.resolve import load_for_planning
 
     machine = load_for_planning(topology)[0]
     return synthesize(collective_on(collective, machine), machine, reproducible=reproducible).plan

@@ -143,7 +143,7 @@ def open_machine(file: str | None, text: str | None) -> Topology | None:
     """Return a machine by its file in SHARED, its preset's name, or the text of a matrix; None
     where its file is absent.
     """
-    from topoplan.synth.planner.machine import load_for_planning
+    from topoplan.topo.loader.resolve import load_for_planning
 
     with tempfile.TemporaryDirectory() as folder:
         source = file if file is None or "/" not in file else str(SHARED / file)

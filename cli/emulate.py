@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.ranks.launch import end_on_signals
-    from ..synth.planner.machine import load_for_planning
+    from ..topo.loader.resolve import load_for_planning
 
     topology, _ = load_for_planning(args.topology)
     rate = None if args.slowest is None else parse_rate(args.slowest)

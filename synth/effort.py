@@ -1,4 +1,4 @@
-"""Limits of a search: an amount of work that does not depend on the machine's load, and a time
+"""Limit a search: by an amount of work that does not depend on the machine's load, and by a time
 limit.
 
 Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time,

@@ -1,9 +1,12 @@
-"""Find the way of data from one GPU to another: the path through switches, sockets and NICs that
+"""Find the route of data from one GPU to another: the path through switches, sockets and NICs that
 the hardware takes.
 
-A sender does not choose: peer-to-peer traffic takes the closest path, and other GPUs do not
-forward. So there is one route an ordered pair: the one with least latency, then fewest hops, then
-most bandwidth.
+A sender cannot choose: peer-to-peer traffic takes the closest path, and other GPUs do not forward.
+So there is one route an ordered pair: the one with least latency, then fewest hops, then most
+bandwidth.
+
+A `Router` is a rule of routes applied to one topology. Whoever plans, costs or verifies is given
+one; a subclass is another rule, and `router.on(topology)` applies a rule to another topology.
 """
 
 from __future__ import annotations
@@ -33,26 +36,26 @@ def route_links(route: Route) -> tuple[tuple[str, str], ...]:
 
 
 class Router:
-    """Finds routes of one topology, per source when first asked for."""
+    """Finds the routes of one topology by the hardware's rule, from each source when first asked.
+
+    `steps` is the amount of work so far: links searched or crossed, and routes returned.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._previous_of: dict[str, dict[str, str]] = {}
         self.steps = 0
-        """Amount of work so far: links looked at or crossed, and routes asked for."""
+        self._previous_of: dict[str, dict[str, str]] = {}
         self._gpus = frozenset(topology.ranks)
+        # Whole numbers compare several times as fast as fractions: latencies over their common
+        # denominator, and the rank of each width.
         scale = lcm(*(x.denominator for x in topology.latency_us.values()))
         width = {c: -i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
-        latency = {hop: int(us * scale) for hop, us in topology.latency_us.items()}
+        hops = {
+            link: (link[1], int(topology.latency_us[link] * scale), width[capacity])
+            for link, capacity in topology.capacity_GBps.items()
+        }
         self._out = {
-            device: [
-                (
-                    neighbour,
-                    latency[device, neighbour],
-                    width[topology.capacity_GBps[device, neighbour]],
-                )
-                for neighbour in neighbours
-            ]
+            device: [hops[device, neighbour] for neighbour in neighbours]
             for device, neighbours in topology.out_neighbours.items()
         }
         self._widest = min(width.values(), default=0)
@@ -67,7 +70,7 @@ class Router:
         """Return the route from one device to another, of any kind, by their ids; None where only
         GPUs could forward.
         """
-        previous = self._search(start)
+        previous = self.before_each(start)
         self.steps += 1
         if end not in previous or end == start:
             return None
@@ -78,8 +81,8 @@ class Router:
         return tuple(reversed(path))
 
     def reversed(self) -> Router:
-        """Return a router of the reversed topology that gives the same routes, turned round."""
-        return _TurnedRouter(self)
+        """Return a router of the reversed topology that gives the same routes, reversed."""
+        return _ReversedRouter(self)
 
     def on(self, topology: Topology) -> Router:
         """Return the router of another topology that finds routes by the same rule."""
@@ -109,8 +112,8 @@ class Router:
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Return the routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""
-        routes = ((gpu, self.route(src, dst)) for dst, gpu in enumerate(self.topology.ranks))
-        return {gpu: route for gpu, route in routes if route is not None}
+        routes = {gpu: self.route(src, dst) for dst, gpu in enumerate(self.topology.ranks)}
+        return {gpu: route for gpu, route in routes.items() if route is not None}
 
     def latency_us(self, route: Route) -> Fraction:
         """Return the latency along a route: the sum over its links."""
@@ -121,14 +124,8 @@ class Router:
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the device before each one on its route from `start`, nearest first; `start`
-        stands before itself.
-        """
-        return self._search(start)
-
-    def _search(self, start: str) -> dict[str, str]:
-        """Return the device before each one that is reached (Dijkstra); of routes alike in all, the
-        one found first.
+        """Return the device before each one on its route from `start` (Dijkstra), nearest first;
+        `start` is before itself. Of routes alike in all, the first found counts.
         """
         if start not in self._previous_of:
             self._previous_of[start] = {
@@ -148,31 +145,20 @@ class Router:
             if device in settled:
                 continue
             settled[device] = latency, hops, narrow, previous
-            # a GPU is reached, but does not forward
+            # A GPU is reached, but does not forward.
             if device != start and device in self._gpus:
                 continue
             self.steps += len(out[device])
             for next_device, hop_latency, width in out[device]:
                 if next_device not in settled:
                     count += 1
-                    heapq.heappush(
-                        heap,
-                        (
-                            latency + hop_latency,
-                            hops + 1,
-                            max(narrow, width),
-                            count,
-                            next_device,
-                            device,
-                        ),
-                    )
+                    key = latency + hop_latency, hops + 1, max(narrow, width)
+                    heapq.heappush(heap, (*key, count, next_device, device))
         return settled
 
 
-class _TurnedRouter(Router):
-    """The router of a reversed topology whose data goes, against the links, on the routes of the
-    one that was reversed.
-    """
+class _ReversedRouter(Router):
+    """The router of a reversed topology that gives the routes of the original one, reversed."""
 
     def __init__(self, forward: Router) -> None:
         super().__init__(forward.topology.reversed())
@@ -184,13 +170,11 @@ class _TurnedRouter(Router):
         return None if route is None else route[::-1]
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Routes to a device are no tree of those from it."""
-        raise NotImplementedError(
-            "routes that were turned round do not form a tree from their source"
-        )
+        """Reversed routes do not form a tree from their source."""
+        raise NotImplementedError("reversed routes do not form a tree from their source")
 
     def reversed(self) -> Router:
-        """Return the router that was turned round."""
+        """Return the original router."""
         return self.forward
 
     def on(self, topology: Topology) -> Router:

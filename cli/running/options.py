@@ -208,7 +208,7 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
                 "by one"
             )
     if args.topology is not None:
-        from ...synth.planner.machine import load_for_planning
+        from ...topo.loader.resolve import load_for_planning
 
         machine, _ = load_for_planning(args.topology)
         for plan in plans:

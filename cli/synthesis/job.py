@@ -133,9 +133,9 @@ def make_job(args: argparse.Namespace) -> Job:
     """Return the run that the options ask for. Raises InputError if the machine or its changes
     cannot be.
     """
-    from ...synth.planner.machine import load_for_planning
     from ...synth.planner.synthesize import collective_on
     from ...topo.derived.degrade import Change, degrade, move_root
+    from ...topo.loader.resolve import load_for_planning
 
     started, size = time.monotonic(), parse_size(args.size)
     machine, given_router = load_for_planning(args.topology)

@@ -166,7 +166,7 @@ class PlanFinder:
         if isinstance(machine, TopoplanError):
             raise machine
         assert machine is not None
-        from ...synth.planner.machine import load_for_planning
+        from ...topo.loader.resolve import load_for_planning
 
         topology, router = load_for_planning(machine)
         with _SYNTHESIZES:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...synth.planner.machine import load_for_planning
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_ways
+from ...topo.loader.resolve import load_for_planning
 from ...topo.presets import preset
 from ..emulate.blueprint import blueprint
 

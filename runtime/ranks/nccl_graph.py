@@ -20,10 +20,10 @@ from ...synth.export.graph_file import MOST_CHARACTERS, looks_like_graph_file, r
 from ...synth.export.nccl_graph import COLLECTIVES
 from ...synth.export.nccl_version import NEWEST, parse_nccl_version
 from ...synth.plan import Plan
-from ...synth.planner.machine import load_for_planning
 from ...synth.planner.synthesize import collective_on
 from ...topo.errors import InputError
 from ...topo.graph import Topology
+from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Router
 
 VARIABLE = "NCCL_GRAPH_FILE"

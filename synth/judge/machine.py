@@ -10,8 +10,7 @@ from pathlib import Path
 from ...topo.derived.hosts import group_by_host
 from ...topo.errors import InputError, TopoplanError
 from ...topo.graph import Device, Topology
-from ...topo.loader.resolve import LOCAL
-from ..planner.machine import load_for_planning
+from ...topo.loader.resolve import LOCAL, load_for_planning
 from .reading import Location, Reading
 
 # Endings by which people name a graph dump or a log.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...topo.errors import InputError
 from ...topo.graph import Topology
-from ...topo.loader.resolve import load
+from ...topo.loader.resolve import load, load_for_planning
 from ..describe import count_bytes, describe_plan, describe_schedule
 from ..effort import USUAL_LIMIT_S
 from ..forest.candidates import TreeLimits
@@ -20,7 +20,6 @@ from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
 from ..plan import Plan
 from ..verify import verify as verify_schedule
-from .machine import load_for_planning
 from .registry import AUTO
 from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan

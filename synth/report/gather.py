@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from ...topo.doctor import Examination, examine
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...topo.graph import Topology
+from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network
@@ -21,7 +22,6 @@ from ..explain import Explanation, explain
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..plan import Plan
-from ..planner.machine import load_for_planning
 from ..planner.registry import AUTO
 from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S

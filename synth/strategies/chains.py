@@ -27,11 +27,14 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 
-# Numbers of chains of equal shares that are offered beside the best shares, at most.
-_FEW = 8
+# Numbers of chains of equal shares that are offered beside the best shares: fewer chains take fewer
+# messages.
+_MAX_EQUAL = 8
 # Fraction of the rate of the best number of chains that fewer of them must have.
-_ENOUGH = Fraction(98, 100)
+_MIN_RATE = Fraction(98, 100)
+# Relative difference of rates, which are floats, that counts as one.
 _BETTER = 1e-6
+# Work for rounding shares to equal ones, in seconds of a quiet core.
 _EQUAL_WORK_S = 1.0
 
 
@@ -43,13 +46,13 @@ def build(request: Request) -> list[Schedule]:
     """
     n = request.collective.ranks
     check_size("chains", n, 2 * n * (n - 1))
-    most = MAX_TRANSFERS // (2 * n * (n - 1))
+    max_orders = MAX_TRANSFERS // (2 * n * (n - 1))
     if request.collective.name != "allreduce":
         packed = pack_orders(request, [RING])
-        return [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
+        return [_schedule_shares(request, find_exact_rates(packed, request.effort), max_orders)]
     orders = Orders(OwnRoutes(request.router), request.collective)
     packed = _pack_best(request, orders)
-    schedules = [_schedule_shares(request, find_exact_rates(packed, request.effort), most)]
+    schedules = [_schedule_shares(request, find_exact_rates(packed, request.effort), max_orders)]
     if all(shape == CHAIN for shape, _ in packed.columns):
         schedules += _build_equal(request, orders, packed, len(schedules[0].chunks))
     return [
@@ -61,55 +64,51 @@ def _pack_best(request: Request, orders: Orders) -> Packed:
     """Return chains, or where these are not proved to be the best, rings or both if they carry
     more.
     """
-    found: list[Packed] = []
+    best: Packed | None = None
     declined: list[InfeasibleError] = []
     for shapes in ([CHAIN], [RING], [CHAIN, RING]):
         if len(shapes) > 1 and declined:
-            break  # one of the two has none
+            break  # one of the two shapes has none
         try:
-            found.append(pack_orders(request, shapes, orders))
+            packed = pack_orders(request, shapes, orders)
         except InfeasibleError as error:
             declined.append(error)
             continue
-        if found[-1].algbw_GBps >= float(request.bound_GBps) * (1 - _BETTER):
+        if best is None or packed.algbw_GBps > best.algbw_GBps * (1 + _BETTER):
+            best = packed
+        if packed.algbw_GBps >= float(request.bound_GBps) * (1 - _BETTER):
             break
-    if not found:
+    if best is None:
         raise declined[0]
-    best = found[0]
-    for other in found[1:]:
-        if other.algbw_GBps > best.algbw_GBps * (1 + _BETTER):
-            best = other
     return best
 
 
 def _build_equal(
     request: Request, orders: Orders, packed: Packed, less_than: int
 ) -> list[Schedule]:
-    """Return schedules of fewer chains, of equal shares: the best one, and the fewest that lose
-    little beside the best few.
+    """Return schedules of fewer chains than `less_than`, of equal shares: the best one, and the
+    fewest that lose little beside the best few.
     """
     rounding = Rounding(orders, packed, request.effort.grant(_EQUAL_WORK_S))
-    counts = range(1, min(_FEW + 1, less_than))
+    counts = range(1, min(_MAX_EQUAL + 1, less_than))
     rates = {count: rounding.rate_GBps(rounding.round(count)) for count in counts}
-    enough = max(rates.values(), default=Fraction(0)) * _ENOUGH
+    enough = max(rates.values(), default=Fraction(0)) * _MIN_RATE
+    fewest = [count for count, rate in rates.items() if rate >= enough][:1]
     out = []
-    for count in sorted(
-        {1, next((k for k, rate in rates.items() if rate >= enough), 1)} & set(counts)
-    ):
-        standing = Counter(rounding.listed[number] for number in rounding.round(count).tolist())
-        out.append(
-            _schedule_shares(
-                request, {column: Fraction(k, count) for column, k in standing.items()}, count
-            )
-        )
+    for count in sorted({*counts[:1], *fewest}):
+        times = Counter(rounding.listed[number] for number in rounding.round(count).tolist())
+        shares = {column: Fraction(k, count) for column, k in times.items()}
+        out.append(_schedule_shares(request, shares, count))
     return out
 
 
-def _schedule_shares(request: Request, rates: Mapping[Column, Fraction], most: int) -> Schedule:
+def _schedule_shares(
+    request: Request, rates: Mapping[Column, Fraction], max_orders: int
+) -> Schedule:
     """Return the schedule of chains and rings with shares in proportion to their rates: of the
-    heaviest, at most `most`.
+    heaviest, at most `max_orders`.
     """
-    heaviest = dict(sorted(rates.items(), key=lambda item: -item[1])[:most])
+    heaviest = dict(sorted(rates.items(), key=lambda item: -item[1])[:max_orders])
     total = sum(heaviest.values(), Fraction(0))
     chains = [(order, rate / total) for (shape, order), rate in heaviest.items() if shape == CHAIN]
     rings = [(order, rate / total) for (shape, order), rate in heaviest.items() if shape == RING]
@@ -131,10 +130,8 @@ def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
     step, src, dst, chunk, op, route = other.transfers.columns
     moved = Transfers(step, src, dst, chunk + len(one.chunks), op, route, other.transfers.routes)
     transfers = Transfers.joined([one.transfers, moved]).sorted()
-    return tighten(
-        Schedule(one.collective, "chains", one.chunks + other.chunks, transfers, ()),
-        request.topology,
-    )
+    both = Schedule(one.collective, "chains", one.chunks + other.chunks, transfers, ())
+    return tighten(both, request.topology)
 
 
 def _hang_chain(request: Request, order: Order) -> RootedTree:

@@ -1,7 +1,7 @@
-"""Hierarchical allreduce on equal boxes: reduce inside each box to its lanes, across boxes lane by
-lane, and back.
+"""Hierarchical allreduce on equal boxes: reduce inside each box to its rails, across boxes rail by
+rail, and back.
 
-The boxes are found by their links and solved once; across them every lane has trees of boxes: a
+The boxes are found by their links and solved once; across them every rail has trees of boxes: a
 pair of binary trees, a chain, chains or stars from every box (synth/forest/machine/boxes.py,
 shapes.py).
 """
@@ -40,7 +40,7 @@ def build(request: Request) -> list[Schedule]:
     picked = pareto([p for p in builder.candidates if request.limits.allows(p)])
     if not picked:
         raise InfeasibleError(
-            "hierarchical: some lanes of the boxes have no routes between them, or limits leave "
+            "hierarchical: some rails of the boxes have no routes between them, or limits leave "
             "nothing"
         )
     schedules = [

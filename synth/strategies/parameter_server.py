@@ -41,14 +41,11 @@ def build(request: Request) -> list[Schedule]:
     builder.candidates = pareto(builder.candidates)
     if len(servers) > 1:
         builder.add_weighed(servers, "all ranks serve")
-    return [
-        replace(
-            schedule_of(p.forest, request.collective, request.topology, "parameter-server"),
-            trees=None,
-            depth=None,
-        )
+    schedules = [
+        schedule_of(p.forest, request.collective, request.topology, "parameter-server")
         for p in pareto(builder.candidates)
     ]
+    return [replace(schedule, trees=None, depth=None) for schedule in schedules]
 
 
 def _star(request: Request, server: int) -> RootedTree | None:

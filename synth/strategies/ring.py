@@ -21,10 +21,10 @@ def build(request: Request) -> list[Schedule]:
     """
     n = request.collective.ranks
     check_size("ring", n, 2 * n * (n - 1))
-    most = MAX_TRANSFERS // (2 * n * (n - 1))
     rates = find_exact_rates(pack_orders(request, [RING]), request.effort)
-    heaviest = sorted(rates.items(), key=lambda item: -item[1])[:most]
+    # Of more rings than can be planned, the heaviest carry the whole buffer.
+    max_rings = MAX_TRANSFERS // (2 * n * (n - 1))
+    heaviest = sorted(rates.items(), key=lambda item: -item[1])[:max_rings]
     total = sum((rate for _, rate in heaviest), Fraction(0))
-    return [
-        schedule_rings(request, [(order, rate / total) for (_, order), rate in heaviest], "ring")
-    ]
+    rings = [(order, rate / total) for (_, order), rate in heaviest]
+    return [schedule_rings(request, rings, "ring")]

@@ -32,12 +32,12 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.effort import Effort
 from topoplan.synth.numeric.circuits import cheapest_circuits, search_circuit
 from topoplan.synth.numeric.near_circuits import near_circuits
-from topoplan.synth.planner.machine import load_for_planning
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
 

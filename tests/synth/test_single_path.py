@@ -1,5 +1,5 @@
-"""The bound for one way a pair: against a linear programme over all trees, against schedules, and
-on recorded machines.
+"""Test the single-path bound: against a linear program over all trees, against schedules, and on
+recorded machines.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.transfers import Transfers
 from topoplan.synth.plan import Plan, _hash
-from topoplan.synth.planner.machine import load_for_planning
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
 
@@ -40,7 +40,7 @@ Edge = tuple[int, int]
 
 @st.composite
 def machines(draw: st.DrawFn, most: int = 5, two_way: bool = True) -> Topology:
-    """A random machine of 3 to `most` GPUs and 1 to 3 switches, with several ways between GPUs."""
+    """A random machine of 3 to `most` GPUs and 1 to 3 switches, with several paths between GPUs."""
     return draw(
         graphs(most=most, two_way=two_way, switches=3).filter(
             lambda t: len(t.devices) > len(t.ranks)
@@ -172,7 +172,7 @@ def test_allgather_is_the_best_of_all_trees(topology: Topology) -> None:
 @pytest.mark.parametrize("name", [x for x in COLLECTIVES if x not in ("allreduce", "allgather")])
 @settings(max_examples=count_examples(8))
 @given(machines(most=4, two_way=False))
-def test_the_others_are_the_best_of_all_trees_and_ways(name: str, topology: Topology) -> None:
+def test_the_others_are_the_best_of_all_trees_and_paths(name: str, topology: Topology) -> None:
     assert_is_least(name, topology)
 
 
@@ -242,7 +242,7 @@ def test_recorded_machines(
     )
 
 
-def test_where_the_system_has_one_way_only_the_bounds_are_the_same() -> None:
+def test_where_pairs_have_a_single_path_anyway_the_bounds_are_the_same() -> None:
     for argument in ("dgx1", "switch:4", "pcie-2socket", "switch:300"):
         bounds = bounds_of("allreduce", preset(argument))
         assert bounds.single_path == bounds.multipath
@@ -252,6 +252,39 @@ def test_where_the_system_has_one_way_only_the_bounds_are_the_same() -> None:
     )
     bounds = bounds_of("allreduce", able)  # where switches compute, only cuts are known
     assert bounds.single_path == bounds.multipath
+
+
+class AroundRouter(Router):
+    """Another rule of routes: none through the switch "near"."""
+
+    def __init__(self, topology: Topology) -> None:
+        links = tuple(link for link in topology.links if "near" not in (link.src, link.dst))
+        super().__init__(replace(topology, links=links))
+        self.topology = topology
+
+
+def test_plans_and_bounds_follow_the_rule_of_routes_that_they_are_given() -> None:
+    gpus = [f"gpu{i}" for i in range(3)]
+    devices = [Device(gpu, "gpu") for gpu in gpus] + [Device(s, "switch") for s in ("near", "far")]
+    links = [
+        link
+        for switch, rate, latency in (("near", 4, 1), ("far", 2, 5))
+        for gpu in gpus
+        for link in both_ways(Link(gpu, switch, Fraction(rate), Fraction(latency)))
+    ]
+    topology = Topology("two switches", tuple(devices), tuple(links))
+    collective = on("allreduce", topology)
+    usual = synthesize(collective, topology, "packing").plan
+    around = synthesize(collective, topology, "packing", router=AroundRouter(topology)).plan
+    assert {t.route for e in usual.entries for t in e.schedule.transfers} == {("near",)}
+    assert {t.route for e in around.entries for t in e.schedule.transfers} == {("far",)}
+    assert usual.bound == around.bound
+    assert usual.bound_one_way.algbw_GBps == 2 * around.bound_one_way.algbw_GBps
+    for plan in (usual, around):
+        plan.verify()
+        assert plan.gap_of(plan.entries[-1]) == 0
+    with pytest.raises(VerificationError, match="the certificate proves"):
+        check_bound(around.bound_one_way, collective, topology, Router(topology))
 
 
 def make_plan(topology: Topology = SUPERCHIPS) -> Plan:

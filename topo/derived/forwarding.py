@@ -1,4 +1,4 @@
-"""The way of data between GPUs that no own route joins: other GPUs hand it on, as sockets do and as
+"""Find routes between GPUs that no own route joins: other GPUs relay the data, as sockets do and as
 stock collectives must.
 """
 
@@ -9,23 +9,25 @@ import networkx as nx
 from ..graph import Topology
 from ..routes import Route
 
+# Of paths with the same number of hops the widest counts: a hop costs 1, and at most this share
+# more the narrower its link is, so that no sum of shares makes up a hop.
+_WIDTH_SHARE = 1e-6
+
 
 class Forwarding:
-    """Finds ways over any device of one topology: those of fewest hops, and of these the widest."""
+    """Finds routes over any device of one topology: those of fewest hops, and of these the
+    widest.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
-        self._graph.add_nodes_from(d.id for d in topology.devices)
+        self._graph.add_nodes_from(topology.by_id)
         widest = max(topology.capacity_GBps.values(), default=None)
         for (a, b), capacity in topology.capacity_GBps.items():
             assert widest is not None
-            self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * 1e-6)
+            self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * _WIDTH_SHARE)
 
     def routes_from(self, start: str) -> dict[str, Route]:
-        """Return the way to every device that can be reached; together they form a tree."""
-        return {
-            end: tuple(way)
-            for end, way in nx.single_source_dijkstra_path(
-                self._graph, start, weight="weight"
-            ).items()
-        }
+        """Return the route to every device that can be reached; together they form a tree."""
+        paths = nx.single_source_dijkstra_path(self._graph, start)
+        return {end: tuple(path) for end, path in paths.items()}

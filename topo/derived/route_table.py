@@ -1,8 +1,8 @@
-"""The way of data between every two GPUs as arrays of link numbers, for thousands of orders of
-ranks at once.
+"""List the routes between every two GPUs as arrays of link numbers, for thousands of rank orders
+at once.
 
-The routes are the Router's, found with one search over the switches a GPU; where a pair has none,
-other GPUs forward.
+The routes are the Router's, found by one search over the switches for each GPU; where a pair has
+none, other GPUs forward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Links = NDArray[np.int32]
 
 
 class RouteTable:
-    """The routes of one topology. `number` has each GPU's by its id, `links` are the directed
-    links; row (u, v) of `crossed` has the numbers of those from GPU u to GPU v, filled up with
-    `len(links)`. `forwarded[u, v]`: other GPUs hand on what u sends to v.
+    """The routes of one topology. `number` is the number of each GPU by its id, `links` are the
+    directed links; row (u, v) of `crossed` lists the numbers of those from GPU u to GPU v, padded
+    with `len(links)`. `forwarded[u, v]`: other GPUs forward what u sends to v.
 
     Raises InfeasibleError where a GPU cannot reach another.
     """
@@ -35,14 +35,11 @@ class RouteTable:
         self.number = {gpu: i for i, gpu in enumerate(topology.ranks)}
         size = len(topology.ranks)
         self.forwarded: NDArray[np.bool_] = np.zeros((size, size), dtype=bool)
-        number = {d.id: i for i, d in enumerate(topology.devices)}
+        number = {device: i for i, device in enumerate(topology.by_id)}
         self._gpus = np.array([number[gpu] for gpu in topology.ranks], dtype=np.int64)
-        ends = np.array([(number[a], number[b]) for a, b in self.links], dtype=np.int64).reshape(
-            -1, 2
-        )
-        keys = ends[:, 0] * len(number) + ends[:, 1]
-        by_key = np.argsort(keys)
-        self._keys, self._link_of_key = keys[by_key], by_key
+        keys = np.array([number[a] * len(number) + number[b] for a, b in self.links], np.int64)
+        self._link_of_key = np.argsort(keys)
+        self._keys = keys[self._link_of_key]
         rates = [topology.capacity_GBps[link] for link in self.links]
         self._widths = sorted(set(rates))
         at = {rate: i for i, rate in enumerate(self._widths)}
@@ -54,11 +51,11 @@ class RouteTable:
         for u, walk in enumerate(walks):
             self.crossed[u, :, : walk.shape[1]] = walk
 
-    def widest_GBps(self, ways: Links) -> Fraction:
-        """Return the width of the widest of some ways (rows of `crossed`), each as wide as its
+    def widest_GBps(self, routes: Links) -> Fraction:
+        """Return the width of the widest of some routes (rows of `crossed`), each as wide as its
         narrowest link.
         """
-        narrowest = self._width_of[ways].min(axis=-1)
+        narrowest = self._width_of[routes].min(axis=-1)
         return self._widths[int(narrowest.max())]
 
     def _search_all(self, number: dict[str, int]) -> tuple[Ints, dict[int, Ints]]:
@@ -77,13 +74,13 @@ class RouteTable:
                 continue
             forwarding = forwarding or Forwarding(topology)
             tree = np.full(len(number), -1, dtype=np.int64)
-            for end, way in forwarding.routes_from(gpu).items():
-                tree[number[end]] = number[way[-2] if len(way) > 1 else end]
-            if (tree[self._gpus] < 0).any():
-                apart = topology.ranks[int(np.flatnonzero(tree[self._gpus] < 0)[0])]
+            for end, route in forwarding.routes_from(gpu).items():
+                tree[number[end]] = number[route[-2] if len(route) > 1 else end]
+            apart = np.flatnonzero(tree[self._gpus] < 0)
+            if len(apart):
                 raise InfeasibleError(
-                    f"{topology.name}: {gpu} cannot reach {apart}; a job needs a way between all "
-                    "of its GPUs"
+                    f"{topology.name}: {gpu} cannot reach {topology.ranks[apart[0]]}; a job needs "
+                    "a route between all of its GPUs"
                 )
             forwarded[u] = tree
             self.forwarded[u] = missing
@@ -92,29 +89,22 @@ class RouteTable:
     def _walk_from(self, u: int, before: Ints, forwarded: dict[int, Ints]) -> Links:
         """Return the links from GPU u to every GPU, as `crossed` has them, the last link first."""
         size, pad = before.shape[1], len(self.links)
-        start = self._gpus[u]
-        now = self._gpus.copy()
-        table = (
-            np.where(self.forwarded[u][:, None], forwarded[u], before[u])
-            if u in forwarded
-            else before[u]
-        )
-        rows = np.arange(len(now))
+        start, now = self._gpus[u], self._gpus
         columns: list[Ints] = []
         while (now != start).any():
-            previous = table[rows, now] if table.ndim == 2 else table[now]
-            link = self._link_of_key[
-                np.searchsorted(self._keys, previous * size + now).clip(max=pad - 1)
-            ]
-            columns.append(np.where(now == start, pad, link))
+            previous = before[u][now]
+            if u in forwarded:
+                previous = np.where(self.forwarded[u], forwarded[u][now], previous)
+            number = np.searchsorted(self._keys, previous * size + now).clip(max=pad - 1)
+            columns.append(np.where(now == start, pad, self._link_of_key[number]))
             now = np.where(now == start, start, previous)
         links: Links = np.array(columns, dtype=np.int32).reshape(len(columns), len(now)).T
         return links
 
 
 class _SwitchSearch(Router):
-    """A router that searches over switches alone and then puts the GPUs beside them, which is the
-    same and much quicker.
+    """Searches over switches alone, then adds the GPUs beside them: the Router's routes, found much
+    faster where each switch has many GPUs.
     """
 
     def __init__(self, topology: Topology, number: dict[str, int]) -> None:
@@ -131,28 +121,22 @@ class _SwitchSearch(Router):
         }
 
     def fill(self, start: str, before: Ints) -> None:
-        """Write the number of the device before each one that is reached from `start` into
-        `before`.
-        """
+        """Write into `before` the number of the device before each one reached from `start`."""
         settled = self._settle(start, self._between)
         rows = []
         for order, (device, (latency, hops, narrow, previous)) in enumerate(settled.items()):
             before[self._number[device]] = self._number[previous]
             ends = self._ends[device]
             if len(ends):
-                row = np.empty((len(ends), 6), dtype=np.int64)
-                row[:, 0], row[:, 1], row[:, 2] = ends[:, 0], latency + ends[:, 1], hops + 1
-                row[:, 3], row[:, 4], row[:, 5] = (
-                    np.maximum(narrow, ends[:, 2]),
-                    order,
-                    self._number[device],
-                )
-                rows.append(row)
+                end, us, width = ends.T
+                key = latency + us, np.full_like(end, hops + 1), np.maximum(narrow, width)
+                origin = np.full_like(end, order), np.full_like(end, self._number[device])
+                rows.append(np.stack([end, *key, *origin]))
         if not rows:
             return
-        offers = np.concatenate(rows)
-        # of several offers to a GPU the least counts: by latency, hops, width, and which device was
-        # reached first
-        best_last = np.lexsort((offers[:, 4], offers[:, 3], offers[:, 2], offers[:, 1]))[::-1]
-        before[offers[best_last, 0]] = offers[best_last, 5]
+        offers = np.concatenate(rows, axis=1)
+        # Of several offers to a GPU the least counts: by latency, hops, width, and the device that
+        # was reached first. It is written last.
+        end, *_, device_before = offers[:, np.lexsort(offers[4:0:-1])[::-1]]
+        before[end] = device_before
         before[self._number[start]] = self._number[start]

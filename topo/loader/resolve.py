@@ -6,11 +6,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..derived.stripes import merge_nvswitches
 from ..errors import InputError
 from ..formats import nccl_xml
 from ..formats.detect import read_topology_text
 from ..graph import Topology
 from ..presets import PRESETS, preset
+from ..routes import HARDWARE, Router
 
 if TYPE_CHECKING:
     from ..formats.clusters import Box
@@ -37,6 +39,18 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
     return resolve(fspath(path_or_name), None if box is None else fspath(box))
 
 
+def load_for_planning(machine: str | PathLike[str] | Topology) -> tuple[Topology, Router]:
+    """Return the topology that a path, a name or a topology stands for as planners take it, and its
+    router. All planning enters here.
+
+    NVSwitches side by side are merged, since GPUs spread every message over all of them: a route
+    through one of them would have a fraction of the hardware's bandwidth. Raises InputError where
+    the name stands for no topology.
+    """
+    topology = merge_nvswitches(machine if isinstance(machine, Topology) else load(machine))
+    return topology, HARDWARE.on(topology)
+
+
 def probe(root: str | PathLike[str] = "/") -> Topology:
     """Return the machine that this runs on: its GPUs, CPUs, NICs and switches, and the links
     between them.
@@ -44,7 +58,9 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
     What cannot be found out is named in `extra["notes"]`, and everything else is there. `root` is a
     folder or tar archive below which a copy of another machine's `/sys` and `/proc` lies.
     """
-    return _probe(Path(root))
+    from ..probe.join import probe_local  # most arguments do not need the probes
+
+    return probe_local(Path(root))
 
 
 def resolve(argument: str, box: str | None = None) -> Topology:
@@ -55,28 +71,27 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     machine's `/sys` and `/proc`; all else is a preset. `box` names what each host is, where a file
     only says where hosts are.
     """
-    if argument == LOCAL and box is None:
-        return _probe(Path("/"))
-    path = Path(argument)
+    path, is_local, is_preset = Path(argument), argument == LOCAL, _names_a_preset(argument)
     try:
-        exists = bool(argument) and path.exists()
-    except (OSError, ValueError):
+        # A folder that has the name of a preset is not meant.
+        exists = bool(argument) and path.exists() and not (path.is_dir() and is_preset)
+    except (OSError, ValueError):  # no rights to look there; a name that no file can have
         exists = False
-    if box is not None and (argument == LOCAL or (exists and (path.is_dir() or is_archive(path)))):
-        raise _unused_box(argument)
-    if exists and not (path.is_dir() and _names_a_preset(argument)):
-        if not (path.is_dir() or path.is_file()):
+    if is_local or (exists and (path.is_dir() or (path.is_file() and is_archive(path)))):
+        if box is not None:
+            raise _unused_box(argument)
+        return probe("/" if is_local else path)
+    if exists:
+        if not path.is_file():  # reading a FIFO would wait for ever
             raise InputError(
                 f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
                 "first"
             )
-        if path.is_dir() or is_archive(path):
-            return _probe(path)
         text = _read_text(path)
         if nccl_xml.is_skeleton(text):
-            return nccl_xml.fill_skeleton(text, argument, _probe(Path("/")))
+            return nccl_xml.fill_skeleton(text, argument, probe())
         return read_topology_text(text, argument, None if box is None else _read_box(box))
-    if not _names_a_preset(argument) and ("/" in argument or path.suffix[1:].isalpha()):
+    if not is_preset and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as "
             "dgx1 or ring:8"
@@ -96,21 +111,13 @@ def _unused_box(argument: str) -> InputError:
 
 
 def _read_box(argument: str) -> Box:
-    """Return the box that an argument names: what each host of a cluster is."""
     from ..formats.clusters import read_box  # only cluster files need it
 
     return read_box(argument, resolve)
 
 
-def _probe(root: Path) -> Topology:
-    """Return the machine whose `/sys` and `/proc` are below `root`."""
-    from ..probe.join import probe_local  # only these arguments need the probes
-
-    return probe_local(root)
-
-
 def is_archive(path: Path) -> bool:
-    """Return whether a path is a tar archive, by how it begins; no text is."""
+    """Return whether a path is a tar archive, compressed or not, by its first bytes."""
     try:
         with path.open("rb") as file:
             start = file.read(262 + 3)
@@ -120,12 +127,11 @@ def is_archive(path: Path) -> bool:
 
 
 def _names_a_preset(argument: str) -> bool:
-    """Return whether an argument begins with a preset's name."""
     return argument.partition("@")[0].partition(":")[0] in PRESETS
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is no
+    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is not
     UTF-8.
     """
     try:

@@ -23,7 +23,6 @@ from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_way, list_ways
 from topoplan.synth.plan import Plan
-from topoplan.synth.planner.machine import load_for_planning
 from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
 from topoplan.synth.report.machine import write_machine
@@ -32,7 +31,7 @@ from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.graph import Device, Link, Topology, both_ways
-from topoplan.topo.loader.resolve import resolve
+from topoplan.topo.loader.resolve import load_for_planning, resolve
 from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.pictures.collapse import MAX_CABLES, collapse
 from topoplan.topo.presets import preset
