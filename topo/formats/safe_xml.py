@@ -1,7 +1,6 @@
-"""Parse XML from strangers without harm: no DTD, no entities, bounded depth and size, lines known.
+"""Parse untrusted XML safely: no DTD, no entities, bounded depth and size, known line numbers.
 
-Nothing is ever fetched: where a format has a document type, its name is read over and nothing of it
-is used.
+Nothing is ever fetched: if a format has a document type, its name is ignored.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from defusedxml.ElementTree import DefusedXMLParser
 
 from ..errors import InputError
 
+# Limits that keep a hostile file from exhausting memory or time; machines' files stay far below.
 MAX_CHARACTERS = 16 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
-MAX_TEXT = 2**20
-# Of one element; hwloc writes some 30. The parser builds all of them before it calls anybody.
+MAX_TEXT_CHARACTERS = 2**20
+# Per element; hwloc writes some 30. The parser builds all of them before its first call back.
 MAX_ATTRIBUTES = 256
 
 _ATTRIBUTE = r"""\s+[^\s=<>"']+\s*=\s*(?:"[^"<]*"|'[^'<]*')"""
@@ -31,9 +31,7 @@ _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 @dataclass(eq=False)
 class Element:
-    """One element: its tag, attributes, children in order and stripped text, and its file and
-    line.
-    """
+    """An element: tag, attributes, children in order and stripped text, with its file and line."""
 
     tag: str
     attributes: Mapping[str, str]
@@ -46,6 +44,10 @@ class Element:
         """Iterate over the children, in order."""
         return iter(self.children)
 
+    def select(self, *tags: str) -> list[Element]:
+        """Return the children with one of `tags`, in order."""
+        return [child for child in self.children if child.tag in tags]
+
     def walk(self) -> Iterator[Element]:
         """Yield this element and all below it, in the order of the text."""
         stack = [self]
@@ -55,35 +57,36 @@ class Element:
             stack.extend(reversed(element.children))
 
     def get(self, key: str) -> str | None:
-        """Return an attribute, None where it is absent or empty."""
+        """Return an attribute, None if it is absent or empty."""
         return self.attributes.get(key) or None
 
     def get_integer(
-        self, key: str, default: int | None = None, least: int = 0, most: int = 10**9
+        self, key: str, default: int | None = None, minimum: int = 0, maximum: int = 10**9
     ) -> int | None:
-        """Return a whole number, `default` where the attribute is absent or empty. Raises
-        InputError for anything else.
+        """Return a whole number, `default` if the attribute is absent or empty.
+
+        Raises InputError for any other text, and for a number out of range.
         """
         text = self.get(key)
         if text is None:
             return default
         try:
-            value = int(text) if len(text) <= 20 else most + 1
+            value = int(text) if len(text) <= 20 else maximum + 1  # int() of long texts is slow
         except ValueError:
-            value = most + 1
-        if not least <= value <= most:
-            raise self.make_error(
-                f"{key}={text[:40]!r}: expected a whole number from {least} to {most}"
-            )
-        return value
+            value = maximum + 1
+        if minimum <= value <= maximum:
+            return value
+        raise self.make_error(
+            f"{key}={text[:40]!r}: expected a whole number from {minimum} to {maximum}"
+        )
 
     def make_error(self, what: str) -> InputError:
-        """Return an InputError that says in which file and line."""
+        """Return an InputError that names the file, line and tag."""
         return InputError(f"{self.where}, line {self.line}: <{self.tag}> {what}")
 
 
 class _Builder:
-    """Builds elements from the parser's events; stops as soon as a limit is passed."""
+    """Builds elements from the parser's events; raises InputError when a limit is exceeded."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -120,9 +123,10 @@ class _Builder:
         if not self._open:
             return
         self._lengths[-1] += len(text)
-        if self._lengths[-1] > MAX_TEXT:
+        if self._lengths[-1] > MAX_TEXT_CHARACTERS:
             raise self._open[-1].make_error(
-                f"has a text of more than {MAX_TEXT} characters; so long a text is refused"
+                f"has a text of more than {MAX_TEXT_CHARACTERS} characters; so long a text is "
+                "refused"
             )
         self._texts[-1].append(text)
 
@@ -133,18 +137,17 @@ class _Builder:
 def _refuse_subset(
     name: str, sysid: str | None, pubid: str | None, has_internal_subset: int
 ) -> None:
-    """Refuse what a document type declares by itself; an address of one is only a text."""
+    """Refuse declarations inside a document type; the address of one is only a text."""
     if has_internal_subset:
         raise DTDForbidden(name, sysid, pubid)
 
 
 def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
-    """Return the root element of `text`; `where` names the file in errors.
+    """Parse `text` and return its root element; `where` names the file in errors.
 
     With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`),
-    which is not fetched. Raises InputError, with line and column, where the text is cut off or
-    malformed, and where it declares entities or a document type otherwise (which these formats have
-    no use for).
+    which is not fetched. Raises InputError for text that is cut off or malformed (with line and
+    column), for declarations of entities or document types, and where a limit is exceeded.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")

@@ -18,8 +18,8 @@ from topoplan.cli.probe import main as probe
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats.clusters import read_box
-from topoplan.topo.formats.clusters.cluster import MOST_HOSTS
-from topoplan.topo.formats.clusters.hostlist import expand_hostlist
+from topoplan.topo.formats.clusters.cluster import MAX_HOSTS
+from topoplan.topo.formats.clusters.slurm_conf import expand_hostlist
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Device, Link, Topology, both_ways
 from topoplan.topo.loader.resolve import load, resolve
@@ -273,7 +273,7 @@ REFUSED = {
     "graph host twice": (GRAPH.replace('"n3"', '"n1"'), r"instances\[3\]: host n1 .*instances\[1\]"),
     "graph contradicts": (GRAPH.replace('["leaf1", "spine"]', '["leaf1", "x"]', 1), r"instances\[3\]: leaf1 is below spine"),
     "graph no layers": ('{"instances": [{"id": "a"}]}', r"instances\[0\]"),
-    "graph cut off": (GRAPH[:-5], r"no JSON"),
+    "graph cut off": (GRAPH[:-5], r"malformed JSON"),
     "no label": (nodes(node("a", {ZONE: "z"}), node("b", {})), r"items\[1\]: node b has no label topology"),
     "no labels": (nodes(node("a", {}), node("b", {})), r"no node has a label"),
     "pods": (nodes({**node("a", {}), "kind": "Pod"}), r"items\[0\]: a 'Pod'; expected nodes"),
@@ -312,7 +312,7 @@ def test_host_lists_expand_as_slurm_does() -> None:
     assert expand_hostlist("r[0-1]n[08-10]x", "t") == [
         f"r{r}n{n}x" for r in "01" for n in ("08", "09", "10")
     ]
-    for bad in ("", "a[", "a]", "a[[1]]", "a[3-1]", "a[x]", f"a[0-{MOST_HOSTS}]"):
+    for bad in ("", "a[", "a]", "a[[1]]", "a[3-1]", "a[x]", f"a[0-{MAX_HOSTS}]"):
         with pytest.raises(InputError):
             expand_hostlist(bad, "t")
 

@@ -180,14 +180,14 @@ def test_direct_nvlinks_are_directed_and_counted() -> None:
     topology = nccl_xml.read(text, "small.xml")
     assert topology.capacity_GBps["gpu0", "gpu1"] == 40
     assert topology.capacity_GBps["gpu1", "gpu0"] == 60
-    assert "gpu1 -> gpu0: 3 links one way but 2 the other" in notes(topology)
-    assert "gpu2: has 0 NVLink or xGMI links where the best connected GPU has 3" in notes(topology)
+    assert "gpu1 -> gpu0: 3 links in one direction, 2 in the other" in notes(topology)
+    assert "gpu2: has 0 NVLink or xGMI links; the best connected GPU has 3" in notes(topology)
 
 
 def test_a_link_told_by_one_side_only_stays_one_way() -> None:
     topology = nccl_xml.read(machine(nvlink("0000:01:00.0"), ""), "small.xml")
     assert ("gpu1", "gpu0") not in topology.capacity_GBps
-    assert "gpu0 -> gpu1: told by one side only" in notes(topology)
+    assert "gpu0 -> gpu1: only one end lists it" in notes(topology)
     check_round_trip(topology)
 
 

@@ -1,5 +1,6 @@
-"""Where a cluster's hosts are, as schedulers and clouds write it: behind which switches; what each
-is must be said besides.
+"""Read where a cluster's hosts are, behind which switches, from files of schedulers and clouds.
+
+What each host consists of, a box, must be given as well.
 """
 
 from __future__ import annotations
@@ -9,22 +10,19 @@ from dataclasses import dataclass
 
 from ...errors import InputError
 from ...graph import Topology
-from . import host_tiers, kubernetes, slurm_conf, topograph
-from .boxes import Box, read_box
-from .build import build
+from . import kubernetes, layers, slurm_conf
+from .build import Box, build, read_box
 from .cluster import Cluster
 
 __all__ = ["CLUSTER_FORMATS", "Box", "ClusterFormat", "read_box", "read_cluster"]
 
-
+# The part of a text by whose start formats are detected.
 _SNIFF_CHARACTERS = 64 * 2**10
 
 
 @dataclass(frozen=True)
 class ClusterFormat:
-    """A format: its `name` in messages, a test of how its texts start (or of whole ones), and its
-    reader.
-    """
+    """A format: its `name` in messages, a test of a text's start (or `whole`), and its reader."""
 
     name: str
     starts: Callable[[str], bool]
@@ -33,51 +31,49 @@ class ClusterFormat:
 
 
 def _read_yaml(text: str, where: str) -> Cluster:
-    """Return the cluster of a topology.yaml."""
-    from .slurm_yaml import read  # PyYAML takes longer to import than all else here
+    from .slurm_yaml import read  # PyYAML takes longer to import than everything else here
 
     return read(text, where)
 
 
 # Formats that say where hosts are, in the order in which they are tried.
 CLUSTER_FORMATS = (
-    ClusterFormat(topograph.WHAT, topograph.looks_like, topograph.read),
+    ClusterFormat(layers.TOPOGRAPH, layers.looks_like_topograph, layers.read_topograph),
     ClusterFormat("kubectl get nodes -o json", kubernetes.looks_like, kubernetes.read),
-    ClusterFormat(slurm_conf.WHAT, slurm_conf.looks_like, slurm_conf.read),
+    ClusterFormat(slurm_conf.CONF, slurm_conf.looks_like_conf, slurm_conf.read_conf),
     ClusterFormat(slurm_conf.YAML, slurm_conf.looks_like_yaml, _read_yaml),
     ClusterFormat(
         "a list of hosts (first line: host rack spine)",
-        host_tiers.looks_like,
-        host_tiers.read,
+        layers.looks_like_list,
+        layers.read_list,
         True,
     ),
 )
 
 
 def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
-    """Return the topology of a text that says where hosts are, each of them being `box`; None where
-    it is of another format.
+    """Read the topology of a cluster whose hosts are each a `box`; None for other formats.
 
-    Raises InputError, naming the place, for what is wrong in it, and where a box is missing or of
-    no use.
+    Raises InputError for a malformed file, for a missing box, and for a box with another format.
     """
     start = text[:_SNIFF_CHARACTERS].lstrip("\ufeff \t\r\n")
     format = next(
         (form for form in CLUSTER_FORMATS if form.starts(text if form.whole else start)), None
     )
-    if format is None and box is not None:
+    if format is None:
+        if box is None:
+            return None
         raise InputError(
-            f"{where}: a box is only for files that say where hosts are, and this is none; leave it out",
+            f"{where}: a box is only for files that say where hosts are, and this is none; leave "
+            "it out",
             parameter="box",
         )
-    if format is None:
-        return None
     cluster = format.read(text.removeprefix("\ufeff"), where)
     if box is None:
         raise InputError(
-            f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not what "
-            "each is; give box='dgx-h100' (a preset or a file of one host), or first save the cluster "
-            "with its box as JSON",
+            f"{where}: {cluster.what}, {len(cluster.hosts)} hosts: it says where they are, not "
+            "what each is; give box='dgx-h100' (a preset or a file of one host), or first save the "
+            "cluster with its box as JSON",
             parameter="box",
         )
     return build(cluster, box)

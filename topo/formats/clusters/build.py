@@ -1,58 +1,119 @@
-"""Make a topology of a cluster: every host the same box, hosts behind network switches, rates where
-no file gives any.
+"""Build a topology from a cluster and a box: every host is the same box behind network switches,
+and links between switches get assumed rates, since no file gives any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import PurePath
 
+from ...derived.hosts import NETWORK, group_by_host, join_hosts
 from ...devices import Device, Link, both_ways
 from ...errors import InputError
 from ...graph import Topology
 from ...hardware import LATENCY_us
 from ...names import pick_unused_name
 from ...notes import Note, assumed
+from ...presets import PRESETS, preset
 from ...topology_file import MAX_DEVICES, MAX_LINKS
-from .boxes import Box
 from .cluster import Cluster
 
-# A switch's way up is assumed to carry what the hosts below it send, divided by this: files do not
-# say.
+# Files do not give the rates of uplinks: these carry what the hosts below send, divided by this.
 OVERSUBSCRIBED = 2
 _SOURCE = assumed(f"1/{OVERSUBSCRIBED} of what the hosts below send")
 
 
-def build(cluster: Cluster, box: Box) -> Topology:
-    """Return the topology of a cluster whose hosts are all like `box`, ranks host by host in the
-    file's order.
+@dataclass(frozen=True)
+class Box:
+    """A host: its devices, its links, and its links into the network, to a switch named later."""
 
-    A device `gpu3` of host node7 is `node7/gpu3`, and names its host. Hosts hang on their switch by
-    the box's ways into the network. A link from a switch to one above it is assumed to carry half
-    of what the hosts below send, at least what one host does. Raises InputError where that is
-    larger than a topology may be.
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    ways_out: tuple[Link, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def rate_GBps(self) -> Fraction:
+        """GB/s that the host sends into the network over all its links."""
+        return sum((link.bandwidth_GBps for link in self.ways_out), Fraction(0))
+
+
+def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
+    """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
+
+    Presets of several boxes say how each is joined to the network. For a file, its NICs of known
+    speed do; without any, the rate is assumed as when hosts are joined. Raises InputError if the
+    argument names anything but one host with GPUs.
     """
-    inner, out = len(box.links), 2 * len(box.ways_out)
+    entry = PRESETS.get(argument)
+    if entry is not None and entry.size == "boxes":
+        boxes = preset(f"{argument}:2")
+        first = {d.id: d for d in boxes.devices if d.extra.get("box") == 0}
+        links = [link for link in boxes.links if link.src in first]
+        return Box(
+            argument,
+            tuple(first.values()),
+            tuple(link for link in links if link.dst in first),
+            tuple(link for link in links if link.dst == NETWORK),
+        )
+    machine = resolve(argument)
+    if not machine.ranks:
+        raise InputError(
+            f"{argument}: it has no GPU; a box is one host with its GPUs", parameter="box"
+        )
+    hosts = len(group_by_host([machine.by_id[gpu] for gpu in machine.ranks]))
+    if hosts > 1 or NETWORK in machine.by_id:
+        raise InputError(
+            f"{argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100",
+            parameter="box",
+        )
+    locations = [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
+    joined = join_hosts([machine, machine], locations)
+    assumptions = [note for note in joined.notes if note.kind == "network-rate-assumed"][:1]
+    return Box(
+        argument,
+        machine.devices,
+        machine.links,
+        tuple(
+            replace(link, src=link.src.removeprefix("host0/"))
+            for link in joined.links
+            if link.dst == NETWORK and link.src.startswith("host0/")
+        ),
+        tuple(note.with_text(f"every host: {note.detail}") for note in assumptions),
+    )
+
+
+def build(cluster: Cluster, box: Box) -> Topology:
+    """Build the topology of a cluster whose hosts are all like `box`.
+
+    Ranks follow the file's order, host by host. Device `gpu3` of host node7 is `node7/gpu3`, and
+    its field `host` names the host. Hosts hang on their switch by the box's links into the network.
+    A link from a switch to one above it is assumed to carry half of what the hosts below send, and
+    at least what one host does. Raises InputError if the result is larger than a topology may be.
+    """
+    links_of_host = len(box.links) + 2 * len(box.ways_out)
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)
-    links = len(cluster.hosts) * (inner + out) + 2 * sum(map(len, cluster.above.values()))
+    links = len(cluster.hosts) * links_of_host + 2 * sum(map(len, cluster.above.values()))
     if devices > MAX_DEVICES or links > MAX_LINKS:
         raise InputError(
             f"{cluster.where}: {len(cluster.hosts)} hosts, each {box.name}, are {devices} devices "
-            f"and {links} links; more "
-            f"than {MAX_DEVICES} and {MAX_LINKS} are refused: give the part of the cluster that "
-            "the job runs on"
+            f"and {links} links; more than {MAX_DEVICES} and {MAX_LINKS} are refused: give the "
+            "part of the cluster that the job runs on"
         )
+    # a switch keeps its name: those of other devices hold a slash
+    ids: dict[str, str] = {}
+    for name in cluster.above:
+        ids[name] = pick_unused_name(name, ids.values())
     gpus: list[Device] = []
     others: list[Device] = []
     wires: list[Link] = []
-    ids = _name_switches(cluster)
     for name, host in cluster.hosts.items():
         for device in box.devices:
-            extra = {
-                key: value for key, value in device.extra.items() if key not in ("box", "host")
-            }
+            extra = {k: v for k, v in device.extra.items() if k not in ("box", "host")}
             own = replace(device, id=f"{name}/{device.id}", extra={**extra, "host": name})
             (gpus if device.kind == "gpu" else others).append(own)
         wires += [
@@ -60,14 +121,15 @@ def build(cluster: Cluster, box: Box) -> Topology:
         ]
         for link in box.ways_out:
             wires += both_ways(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
-    rates = _assume_rates(cluster, box.rate_GBps)
+    below: Counter[str] = Counter()
+    for host in cluster.hosts.values():
+        below.update(cluster.find_above({host.switch}))
     for child, parents in cluster.above.items():
+        carried = max(Fraction(below[child], OVERSUBSCRIBED), Fraction(1))
         for parent in parents:
-            rate = rates[child] / len(parents)
-            link = Link(
-                ids[child], ids[parent], rate, LATENCY_us["network"], "network", source=_SOURCE
-            )
-            wires += both_ways(link)
+            rate = box.rate_GBps * carried / len(parents)
+            ends = ids[child], ids[parent]
+            wires += both_ways(Link(*ends, rate, LATENCY_us["network"], "network", source=_SOURCE))
     switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
     notes = [*cluster.notes, *box.notes]
     if any(cluster.above.values()):
@@ -83,30 +145,3 @@ def build(cluster: Cluster, box: Box) -> Topology:
         f"{cluster.what}; every host taken to be {box.name}",
         {"hosts": list(cluster.hosts), "notes": notes},
     )
-
-
-def _name_switches(cluster: Cluster) -> Mapping[str, str]:
-    """Return the id of each switch: its name, which no other device has, since theirs hold a
-    slash.
-    """
-    ids: dict[str, str] = {}
-    for name in cluster.above:
-        ids[name] = pick_unused_name(name, ids.values())
-    return ids
-
-
-def _assume_rates(cluster: Cluster, host_GBps: Fraction) -> Mapping[str, Fraction]:
-    """Return GB/s of each switch's way up, all links together."""
-    hosts: dict[str, int] = dict.fromkeys(cluster.above, 0)
-    for host in cluster.hosts.values():
-        stack, seen = [host.switch], {host.switch}
-        while stack:
-            name = stack.pop()
-            hosts[name] += 1
-            above = [parent for parent in cluster.above[name] if parent not in seen]
-            seen.update(above)
-            stack += above
-    return {
-        name: host_GBps * max(Fraction(count, OVERSUBSCRIBED), Fraction(1))
-        for name, count in hosts.items()
-    }

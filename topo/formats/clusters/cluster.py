@@ -1,24 +1,26 @@
-"""Hosts behind switches, as a scheduler's or cloud's file names them: checked for what such files
-get wrong.
-"""
+"""Hosts behind switches, as a scheduler's or cloud's file names them, with checks of such files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...errors import InputError
 from ...names import join_first
 from ...schema import is_label
 
-MOST_HOSTS = 16_384
-_MOST_CHARACTERS = 253
-_NAMED = 3
+# Bounds what a few characters such as node[1-999999999] can ask for.
+MAX_HOSTS = 16_384
+# The longest DNS name.
+_MAX_CHARACTERS = 253
+# Names that a note lists before "and 5 more".
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host: the switch that it hangs on, and the place in the file that says so."""
+    """A host: its switch, and the place in the file that says so."""
 
     switch: str
     place: str
@@ -26,10 +28,10 @@ class Host:
 
 @dataclass
 class Cluster:
-    """Collects hosts and switches while a file is read; `what` names the format, `where` the file.
+    """Collects hosts and switches from a file; `what` names the format, `where` the file.
 
-    `hosts` are in the file's order, which is that of ranks. `above` has the switches right above
-    each switch.
+    `hosts` are in the file's order, which is that of ranks. `above` maps a switch to the switches
+    right above it, each with the place in the file that says so.
     """
 
     what: str
@@ -40,9 +42,7 @@ class Cluster:
     _places: dict[str, str] = field(default_factory=dict)
 
     def add_switch(self, name: str, place: str, *, once: bool = False) -> None:
-        """Add a switch. Raises InputError for a name that is none, and, with `once`, for one that
-        there is already.
-        """
+        """Add a switch. Raises InputError for a bad name, and, if `once`, for one in use."""
         self._check_name(name, "switch", place)
         if once and name in self._places:
             raise InputError(
@@ -53,70 +53,74 @@ class Cluster:
         self.above.setdefault(name, {})
 
     def add_host(self, name: str, switch: str, place: str) -> None:
-        """Add a host below a switch. Raises InputError for a name that is none, or that another
-        host has.
-        """
+        """Add a host below a switch. Raises InputError for a bad name or one in use."""
         self._check_name(name, "host", place)
         if name in self.hosts:
             raise InputError(
                 f"{place}: host {name} is there already ({self.hosts[name].place}); name each "
                 "host once"
             )
-        if len(self.hosts) == MOST_HOSTS:
+        if len(self.hosts) == MAX_HOSTS:
             raise InputError(
-                f"{place}: more than {MOST_HOSTS} hosts; give the part of the cluster that the "
+                f"{place}: more than {MAX_HOSTS} hosts; give the part of the cluster that the "
                 "job runs on"
             )
         self.hosts[name] = Host(switch, place)
 
     def put_below(self, child: str, parent: str, place: str) -> None:
-        """Join a switch to one above it."""
+        """Put a switch below another one."""
         if child == parent:
             raise InputError(f"{place}: switch {child} is below itself; correct the line")
         self.above[child].setdefault(parent, place)
 
     def _check_name(self, name: str, what: str, place: str) -> None:
-        plain = name and len(name) <= _MOST_CHARACTERS and is_label(name)
-        if not plain or any(c.isspace() or c in "/'\"\\$`" for c in name):
+        is_plain = name and len(name) <= _MAX_CHARACTERS and is_label(name)
+        if not is_plain or any(c.isspace() or c in "/'\"\\$`" for c in name):
             raise InputError(
                 f"{place}: {name!r:.60} is no name of a {what}; expected one word without / and "
                 "quotes"
             )
 
-    def finish(self) -> Cluster:
-        """Return the cluster, switches without hosts left out and alike ones above the same
-        switches made one.
+    def join_tops(self) -> None:
+        """Put one network above the switches without any above them, if there are several."""
+        tops = [name for name, parents in self.above.items() if not parents]
+        if len(tops) > 1:
+            network = "network0"
+            while network in self.above:
+                network += "_"
+            self.add_switch(network, self.where)
+            for top in tops:
+                self.put_below(top, network, self.where)
+            names = join_first(tops, _MAX_NAMED)
+            self.notes.append(f"{names}: assumed to be joined by one network")
 
-        Raises InputError where there is no host, switches are in a circle, or hosts cannot reach
-        each other.
+    def finish(self) -> Cluster:
+        """Check the cluster, drop switches without hosts and merge equivalent ones.
+
+        Raises InputError if there is no host, switches form a circle, or hosts cannot reach each
+        other.
         """
         if not self.hosts:
             raise InputError(
                 f"{self.where}: {self.what} without a host; expected lines that name hosts"
             )
         self._refuse_circles()
-        used = set(self._list_used())
+        used = self.find_above({host.switch for host in self.hosts.values()})
         idle = [name for name in self.above if name not in used]
         if idle:
-            self.notes.append(f"{join_first(idle, _NAMED)}: no host below, left out")
-        self.above = {
-            child: {parent: place for parent, place in parents.items() if parent in used}
-            for child, parents in self.above.items()
-            if child in used
-        }
+            self.notes.append(f"{join_first(idle, _MAX_NAMED)}: no host below, left out")
+        self.above = {name: parents for name, parents in self.above.items() if name in used}
         self._merge_planes()
         self._refuse_parts()
         return self
 
-    def _list_used(self) -> Iterable[str]:
-        """Yield the switches that have hosts below them."""
-        stack = [host.switch for host in self.hosts.values()]
-        seen = set(stack)
-        while stack:
-            name = stack.pop()
-            yield name
-            stack += [parent for parent in self.above[name] if parent not in seen]
-            seen |= self.above[name].keys()
+    def find_above(self, switches: set[str]) -> set[str]:
+        """Return some switches and all above them."""
+        reached, fresh = set(switches), switches
+        while fresh:
+            fresh = {parent for name in fresh for parent in self.above[name]} - reached
+            reached |= fresh
+        return reached
 
     def _refuse_circles(self) -> None:
         done: set[str] = set()
@@ -124,8 +128,8 @@ class Cluster:
             path: dict[str, None] = {}
             stack: list[tuple[str, bool]] = [(start, False)]
             while stack:
-                name, left = stack.pop()
-                if left:
+                name, is_left = stack.pop()
+                if is_left:
                     del path[name]
                     done.add(name)
                 elif name in path:
@@ -140,25 +144,21 @@ class Cluster:
                     stack += [(name, True), *((parent, False) for parent in self.above[name])]
 
     def _merge_planes(self) -> None:
-        """Make switches one that stand above the same switches (the spines of a fat tree): data is
-        spread over them.
-        """
+        """Merge switches above the same switches (the spines of a fat tree): they share traffic."""
+        hosting = {host.switch for host in self.hosts.values()}
         while True:
-            below = self.list_below()
-            alike: dict[tuple[str, ...], list[str]] = {}
-            for name, children in below.items():
+            alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+            for name, children in self._list_below().items():
                 if children:
-                    alike.setdefault((*sorted(children), "", *sorted(self.above[name])), []).append(
-                        name
-                    )
+                    key = (*sorted(children), "", *sorted(self.above[name]))
+                    alike[key].append(name)
             planes = [names for names in alike.values() if len(names) > 1]
-            hanging = {host.switch for host in self.hosts.values()}
-            planes = [names for names in planes if not hanging & set(names)]
+            planes = [names for names in planes if not hosting & set(names)]
             if not planes:
                 return
             for names in planes:
                 self.notes.append(
-                    f"{join_first(names, _NAMED)}: above the same switches; taken as one, "
+                    f"{join_first(names, _MAX_NAMED)}: above the same switches; taken as one, "
                     f"{names[0]}: data is spread over them"
                 )
                 for parents in self.above.values():
@@ -167,7 +167,7 @@ class Cluster:
                 for name in names[1:]:
                     del self.above[name]
 
-    def list_below(self) -> Mapping[str, list[str]]:
+    def _list_below(self) -> Mapping[str, list[str]]:
         """Return the switches right below each switch."""
         below: dict[str, list[str]] = {name: [] for name in self.above}
         for child, parents in self.above.items():
@@ -175,12 +175,9 @@ class Cluster:
                 below[parent].append(child)
         return below
 
-    def list_tops(self) -> list[str]:
-        """Return the switches that nothing is above."""
-        return [name for name, parents in self.above.items() if not parents]
-
     def _refuse_parts(self) -> None:
-        below, joined = self.list_below(), {next(iter(self.hosts.values())).switch}
+        below, first = self._list_below(), next(iter(self.hosts))
+        joined = {self.hosts[first].switch}
         stack = list(joined)
         while stack:
             name = stack.pop()
@@ -189,24 +186,7 @@ class Cluster:
             stack += near
         for name, host in self.hosts.items():
             if host.switch not in joined:
-                first = next(iter(self.hosts))
                 raise InputError(
                     f"{host.place}: nothing joins {name}'s switch {host.switch} to {first}'s, "
-                    f"{self.hosts[first].switch}; "
-                    "add the switch above both"
+                    f"{self.hosts[first].switch}; add the switch above both"
                 )
-
-
-def join_tops(cluster: Cluster, place: str) -> None:
-    """Put one network above the switches that nothing is above, where there are several; it is
-    noted.
-    """
-    tops = cluster.list_tops()
-    if len(tops) > 1:
-        name = "network0"
-        while name in cluster.above:
-            name += "_"
-        cluster.add_switch(name, place)
-        for top in tops:
-            cluster.put_below(top, name, place)
-        cluster.notes.append(f"{join_first(tops, _NAMED)}: assumed to be joined by one network")

@@ -1,4 +1,4 @@
-"""Kubernetes nodes with labels that say where they are: `kubectl get nodes -o json`."""
+"""Read Kubernetes nodes with labels that say where they are: `kubectl get nodes -o json`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from msgspec import Struct, field
 from ...errors import InputError
 from ...schema import Identifier, read_as
 from .cluster import Cluster
-from .layers import Row, add_rows, drop_single_tiers
-from .topograph import parse_json
+from .layers import Row, build_cluster, drop_single_tiers, parse_json
 
-WHAT = "Kubernetes nodes"
 _FIRST = re.compile(r'\{\s*"(?:apiVersion|items|kind)"\s*:')
 _TIER = re.compile(r"fabric\.topograph\.run/tier-(\d{1,3})")
 _NVIDIA, _GOOGLE, _AWS = (
@@ -23,8 +21,7 @@ _NVIDIA, _GOOGLE, _AWS = (
     "topology.k8s.aws/",
 )
 _CLOUD, _USUAL = "cloud.provider.com/topology-", "topology.kubernetes.io/"
-# Labels of one maker each, from the closest tier on; the first family of which nodes have labels is
-# used.
+# Labels of one provider each, the closest tier first; the first family that nodes have is used.
 FAMILIES: tuple[tuple[str, ...], ...] = (
     tuple(
         _NVIDIA + tier for tier in ("accelerator", "leaf", "block", "spine", "core", "datacenter")
@@ -34,7 +31,7 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
     tuple(_CLOUD + tier for tier in ("rack", "block")),
     (_USUAL + "rack", "topology.kubernetes.io/block"),
 )
-# Labels of whatever is above those.
+# Labels of what is above those.
 ABOVE = (_USUAL + "zone", _USUAL + "region")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
@@ -47,13 +44,13 @@ class Metadata(Struct):
 
 
 class Status(Struct):
-    """What a node has to give."""
+    """A node's resources."""
 
     capacity: dict[str, Any] = field(default_factory=dict)
 
 
 class Node(Struct):
-    """A node; all else of it is read over."""
+    """A node; its other fields are ignored."""
 
     metadata: Metadata
     kind: str = "Node"
@@ -61,7 +58,7 @@ class Node(Struct):
 
 
 class NodeList(Struct):
-    """What `kubectl get nodes -o json` prints."""
+    """The output of `kubectl get nodes -o json`."""
 
     items: list[Node]
 
@@ -72,9 +69,9 @@ def looks_like(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Cluster:
-    """Return the cluster of a list of nodes: those with GPUs, where any says that it has some.
+    """Read a list of nodes: only those with GPUs if any node reports GPUs.
 
-    Raises InputError, naming file and node, where labels are missing, or for what is wrong else.
+    Raises InputError that names file and node, for example for a missing label.
     """
     data = parse_json(text, where)
     if isinstance(data, Mapping) and "items" not in data:
@@ -86,26 +83,27 @@ def read(text: str, where: str) -> Cluster:
                 f"{where}: items[{number}]: a {node.kind!r:.40}; expected nodes: kubectl get "
                 "nodes -o json"
             )
-    with_gpus = [any(str(n.status.capacity.get(key, "0")) != "0" for key in _GPUS) for n in nodes]
-    if any(with_gpus):
-        kept = [(i, n.metadata) for i, n in enumerate(nodes) if with_gpus[i]]
-    else:
-        kept = [(i, n.metadata) for i, n in enumerate(nodes)]
-    cluster = Cluster(WHAT, where)
-    if len(kept) < len(nodes):
-        cluster.notes.append(f"{len(nodes) - len(kept)} nodes without GPUs are left out")
-    add_rows(cluster, _list_rows(kept, where), qualify=True)
-    return cluster.finish()
+    numbered = list(enumerate(nodes))
+    with_gpus = [
+        (i, node)
+        for i, node in numbered
+        if any(str(node.status.capacity.get(key, "0")) != "0" for key in _GPUS)
+    ]
+    used = with_gpus or numbered
+    cluster = Cluster("Kubernetes nodes", where)
+    if len(used) < len(nodes):
+        cluster.notes.append(f"{len(nodes) - len(used)} nodes without GPUs are left out")
+    rows = _list_rows([(i, node.metadata) for i, node in used], where)
+    return build_cluster(cluster, rows, qualify=True)
 
 
 def _list_rows(nodes: list[tuple[int, Metadata]], where: str) -> list[Row]:
-    """Return the nodes with the values of the labels that say where they are."""
+    """Return the nodes with the values of the labels of the tiers above them."""
     keys = _choose_labels(list(dict.fromkeys(key for _, node in nodes for key in node.labels)))
     if not keys and nodes:
         raise InputError(
             f"{where}: no node has a label that says where it is; expected such as "
-            f"{FAMILIES[0][2]}, "
-            f"fabric.topograph.run/tier-0 or {ABOVE[0]}"
+            f"{FAMILIES[0][2]}, fabric.topograph.run/tier-0 or {ABOVE[0]}"
         )
     rows: list[Row] = []
     for number, node in nodes:
@@ -120,10 +118,10 @@ def _list_rows(nodes: list[tuple[int, Metadata]], where: str) -> list[Row]:
     return drop_single_tiers(rows)
 
 
-def _choose_labels(there: list[str]) -> list[str]:
-    """Return the labels to go by, from the closest tier on."""
-    tiers = sorted(int(match[1]) for key in there if (match := _TIER.fullmatch(key)))
-    found = [f"fabric.topograph.run/tier-{tier}" for tier in tiers]
+def _choose_labels(present: list[str]) -> list[str]:
+    """Return the labels to use, the closest tier first."""
+    tiers = sorted(int(match[1]) for key in present if (match := _TIER.fullmatch(key)))
+    chosen = [f"fabric.topograph.run/tier-{tier}" for tier in tiers]
     for family in FAMILIES:
-        found = found or [key for key in family if key in there]
-    return [*found, *(key for key in ABOVE if key in there)]
+        chosen = chosen or [key for key in family if key in present]
+    return [*chosen, *(key for key in ABOVE if key in present)]

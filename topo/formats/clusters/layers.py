@@ -1,28 +1,122 @@
-"""Hosts with the switches above them, closest first: what topograph, Kubernetes labels and lists by
-hand have in common.
+"""Read formats that list each host with the switches above it, the closest first: NVIDIA
+topograph's JSON, and lists of hosts by hand (lines `host rack spine`).
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from ...errors import InputError
-from .cluster import Cluster, join_tops
+from ...exact import load_json
+from ...schema import Identifier, read_as
+from .cluster import Cluster
+
+TOPOGRAPH = "topograph's graph JSON"
+_TOPOGRAPH_START = re.compile(r'\{\s*"instances"\s*:')
+# Characters of JSON: 16,384 hosts with their tiers take about 2 MB.
+_MAX_JSON = 5_000_000
+_LIST = "a list of hosts"
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_HEADING = "host"
+# Longer texts are no lists of MAX_HOSTS hosts; checking every line of them would take long.
+_MAX_LIST_CHARACTERS = 2**21
 
 # A host, the names of the switches above it from the closest on, and the place in the file.
 Row = tuple[str, tuple[str, ...], str]
 
 
-def add_rows(cluster: Cluster, rows: Iterable[Row], *, qualify: bool) -> None:
-    """Add hosts with the switches above them, all hosts as many; one network is assumed above them
-    all.
+class Instance(Struct):
+    """A host, and the switches above it from the closest on; labels are ignored."""
 
-    With `qualify` switches of one name below different ones are different (labels name domains
-    within domains). Without it that is refused, as a host named twice is.
+    id: Identifier
+    network_layers: Annotated[list[Identifier], Meta(min_length=1, max_length=16)]
+
+
+class Graph(Struct):
+    """The output of topograph's graph engine."""
+
+    instances: Annotated[list[Instance], Meta(min_length=1)]
+
+
+def looks_like_topograph(text: str) -> bool:
+    """Return whether a text is topograph's JSON, by its first field."""
+    return _TOPOGRAPH_START.match(text) is not None
+
+
+def read_topograph(text: str, where: str) -> Cluster:
+    """Read topograph's JSON. Raises InputError that names the file and the instance."""
+    instances = read_as(parse_json(text, where), Graph, where).instances
+    rows = [
+        (x.id, tuple(x.network_layers), f"{where}: instances[{i}]") for i, x in enumerate(instances)
+    ]
+    return build_cluster(Cluster(TOPOGRAPH, where), rows, qualify=False)
+
+
+def parse_json(text: str, where: str) -> object:
+    """Parse JSON text. Raises InputError if it is malformed."""
+    try:
+        return load_json(text, _MAX_JSON)
+    except ValueError as error:
+        raise InputError(f"{where}: malformed JSON: {error}") from None
+
+
+def looks_like_list(text: str) -> bool:
+    """Return whether a text is a list of hosts.
+
+    Either its first line begins with the word host, or all lines have the same number of names, at
+    least two, of which some share the last.
+    """
+    rows = [words for _, words in _list_lines(text)] if len(text) <= _MAX_LIST_CHARACTERS else []
+    if not rows:
+        return False
+    if rows[0][0].lower() == _HEADING and len(rows[0]) > 1 and all(map(_WORD.fullmatch, rows[0])):
+        return True
+    return (
+        len(rows[0]) > 1
+        and all(len(row) == len(rows[0]) for row in rows)
+        and len({row[-1] for row in rows}) < len(rows)
+        and not any("X" in row for row in rows)  # the diagonal of nvidia-smi's matrix
+        and all(_WORD.fullmatch(word) for row in rows for word in row)
+    )
+
+
+def read_list(text: str, where: str) -> Cluster:
+    """Read a list of hosts. Raises InputError that names file and line."""
+    lines = _list_lines(text)
+    columns = [_HEADING, *(f"tier {number}" for number in range(1, len(lines[0][1])))]
+    if lines[0][1][0].lower() == _HEADING:
+        columns = lines.pop(0)[1]
+    rows: list[Row] = []
+    for number, words in lines:
+        place = f"{where}: line {number}"
+        if len(words) != len(columns):
+            raise InputError(
+                f"{place}: {len(words)} words, and {len(columns)} columns ({', '.join(columns)}); "
+                "give each host all tiers"
+            )
+        rows.append((words[0], tuple(words[1:]), place))
+    return build_cluster(Cluster(_LIST, where), rows, qualify=False)
+
+
+def _list_lines(text: str) -> list[tuple[int, list[str]]]:
+    """Return number and words of each line that has any; # begins a comment."""
+    lines = enumerate(text.splitlines(), 1)
+    return [(i, words) for i, line in lines if (words := line.partition("#")[0].split())]
+
+
+def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluster:
+    """Add the rows' hosts, with a network above all if needed, and finish the cluster.
+
+    With `qualify`, switches of one name below different ones are different (labels name domains
+    within domains). Without it that is refused, like a host that occurs twice.
     """
     seen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
-    rows = list(rows)
     ids = _name_paths([path for _, path, _ in rows]) if qualify else {}
     for name, path, place in rows:
         for depth, switch in enumerate(path):
@@ -32,44 +126,40 @@ def add_rows(cluster: Cluster, rows: Iterable[Row], *, qualify: bool) -> None:
                 one, other = (" and ".join(above) or "nothing" for above in (rest, before))
                 raise InputError(
                     f"{place}: {switch} is below {one}, and below {other} at "
-                    f"{first.removeprefix(cluster.where + ': ')}; give "
-                    "different switches different names"
+                    f"{first.removeprefix(cluster.where + ': ')}; give different switches "
+                    "different names"
                 )
         names = [ids.get(path[depth:], switch) for depth, switch in enumerate(path)]
         if len(set(names)) < len(names):
             raise InputError(
-                f"{place}: host {name} is below one switch twice ({', '.join(names)}); name each "
-                "tier apart"
+                f"{place}: host {name} is below one switch twice ({', '.join(names)}); give each "
+                "tier its own name"
             )
         for switch in names:
             cluster.add_switch(switch, place)
         for child, parent in pairwise(names):
             cluster.put_below(child, parent, place)
         cluster.add_host(name, names[0], place)
-    join_tops(cluster, cluster.where)
+    cluster.join_tops()
+    return cluster.finish()
 
 
 def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Return a name for each switch (it and what is above it): its own where that tells it apart,
-    else with those above.
-    """
+    """Name each switch, given with those above it: by its own name if that is unique."""
     switches = dict.fromkeys(path[depth:] for path in paths for depth in range(len(path)))
-    count: dict[str, int] = {}
-    for path in switches:
-        count[path[0]] = count.get(path[0], 0) + 1
+    count = Counter(path[0] for path in switches)
     return {path: path[0] if count[path[0]] == 1 else ".".join(reversed(path)) for path in switches}
 
 
 def drop_single_tiers(rows: list[Row]) -> list[Row]:
-    """Return rows without tiers in which every host is alone, or that divide hosts as the tier
-    before does.
-    """
+    """Drop tiers in which every host is alone, or that divide hosts as the tier before does."""
     depths = range(min((len(path) for _, path, _ in rows), default=0))
-    kept: list[int] = []
+    used: list[int] = []
+    before = len(rows)
     for depth in depths:
         parts = len({path[depth:] for _, path, _ in rows})
-        before = len({path[kept[-1] :] for _, path, _ in rows}) if kept else len(rows)
         if parts < before:
-            kept.append(depth)
-    kept = kept or list(depths[-1:])
-    return [(name, tuple(path[depth] for depth in kept), place) for name, path, place in rows]
+            used.append(depth)
+            before = parts
+    used = used or list(depths[-1:])
+    return [(name, tuple(path[depth] for depth in used), place) for name, path, place in rows]

@@ -1,42 +1,45 @@
-"""Slurm's topology.conf: trees of switches (topology/tree), or blocks (topology/block)."""
+"""Read Slurm's topology.conf: trees of switches (topology/tree), or blocks (topology/block)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 
 from ...errors import InputError
-from .cluster import Cluster, join_tops
-from .hostlist import expand_hostlist
+from .cluster import MAX_HOSTS, Cluster
 
-WHAT, YAML = "Slurm's topology.conf", "Slurm's topology.yaml"
-_FIRST_OF_YAML = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
-_FIRST = re.compile(r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE)
+CONF, YAML = "Slurm's topology.conf", "Slurm's topology.yaml"
+_YAML_START = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
+_CONF_START = re.compile(
+    r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE
+)
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)\s*")
-_KNOWN = {
-    "switchname": ("nodes", "switches", "linkspeed"),
-    "blockname": ("nodes",),
-    "blocksizes": (),
+# Slurm's spelling of the word that begins a line, and the line's other fields.
+_LINES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "switchname": ("SwitchName", ("nodes", "switches", "linkspeed")),
+    "blockname": ("BlockName", ("nodes",)),
+    "blocksizes": ("BlockSizes", ()),
 }
-_WRITTEN = {"switchname": "SwitchName", "blockname": "BlockName", "blocksizes": "BlockSizes"}
+# Parts of a host list: text with an optional bracket, and a range in a bracket.
+_PIECE = re.compile(r"([^\[\],]*)(?:\[([^\[\]]*)\])?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-def looks_like(text: str) -> bool:
+def looks_like_conf(text: str) -> bool:
     """Return whether a text is a topology.conf, by its first line."""
-    return _FIRST.match(text) is not None
+    return _CONF_START.match(text) is not None
 
 
 def looks_like_yaml(text: str) -> bool:
-    """Return whether a text is a topology.yaml, by its first line; it is read in slurm_yaml.py."""
-    return _FIRST_OF_YAML.match(text) is not None
+    """Return whether a text is a topology.yaml, by its first line; slurm_yaml.py reads it."""
+    return _YAML_START.match(text) is not None
 
 
-def read(text: str, where: str) -> Cluster:
-    """Return the cluster of a topology.conf. Raises InputError, naming file and line, for what is
-    wrong in it.
-    """
-    cluster = Cluster(WHAT, where)
+def read_conf(text: str, where: str) -> Cluster:
+    """Read a topology.conf. Raises InputError that names file and line."""
+    cluster = Cluster(CONF, where)
     children: list[tuple[str, list[str], str]] = []
     blocks: list[str] = []
     sizes: list[int] = []
@@ -46,11 +49,10 @@ def read(text: str, where: str) -> Cluster:
             continue
         name = fields[kind]
         cluster.add_switch(name, place, once=True)
-        if kind == "blockname":
-            blocks.append(name)
+        blocks += [name] if kind == "blockname" else []
         if "nodes" not in fields and "switches" not in fields:
             raise InputError(
-                f"{place}: {_WRITTEN[kind]}={name} names nothing below it; expected Nodes= or "
+                f"{place}: {_LINES[kind][0]}={name} names nothing below it; expected Nodes= or "
                 "Switches="
             )
         for host in expand_hostlist(fields["nodes"], place) if "nodes" in fields else ():
@@ -64,13 +66,14 @@ def read(text: str, where: str) -> Cluster:
             "topology/block"
         )
     if blocks:
-        join_blocks(cluster, blocks, sizes, where)
+        join_blocks(cluster, blocks, sizes)
     return cluster.finish()
 
 
 def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -> None:
-    """Put switches below those that name them; (switch, names below it, place). InputError where a
-    name is no switch.
+    """Put switches below those that name them; `children` are (switch, names below it, place).
+
+    Raises InputError for a name that no line describes.
     """
     for parent, names, place in children:
         for name in names:
@@ -83,8 +86,9 @@ def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -
 
 
 def read_block_sizes(texts: list[str], place: str) -> list[int]:
-    """Return the sizes of blocks, and of blocks of blocks, in hosts. Raises InputError where they
-    are none.
+    """Parse the sizes of blocks, and of blocks of blocks, in hosts.
+
+    Raises InputError unless each is a multiple of the one before.
     """
     sizes = [int(text) if re.fullmatch(r"\s*[1-9]\d{0,6}\s*", text) else 0 for text in texts]
     if not all(sizes) or any(b % a or a == b for a, b in pairwise(sizes)):
@@ -95,13 +99,11 @@ def read_block_sizes(texts: list[str], place: str) -> list[int]:
     return sizes
 
 
-def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int], where: str) -> None:
-    """Put a switch above blocks that belong together by their sizes (which follow each other), and
-    one above all.
-    """
+def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
+    """Put a switch above each group of successive blocks of a size, and one above all."""
     cluster.notes.append(
-        "blocks are taken as hosts behind one network switch each; what joins their GPUs is not "
-        "said"
+        "blocks are taken as hosts behind one network switch each; the file does not say what "
+        "joins their GPUs"
     )
     level = blocks
     for number, size in enumerate(sizes[1:]):
@@ -109,16 +111,18 @@ def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int], where: st
         upper = []
         for first in range(0, len(level), each):
             name = f"blocks-of-{size}-{first // each}"
-            cluster.add_switch(name, where, once=True)
+            cluster.add_switch(name, cluster.where, once=True)
             upper.append(name)
             for below in level[first : first + each]:
-                cluster.put_below(below, name, where)
+                cluster.put_below(below, name, cluster.where)
         level = upper
-    join_tops(cluster, where)
+    cluster.join_tops()
 
 
 def _read_lines(text: str, where: str) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield for each line its place, what it describes, and its fields in lower case."""
+    """Yield the place, first field and fields (names in lower case) of each line, continued ones
+    joined.
+    """
     begun, whole = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].strip()
@@ -149,14 +153,75 @@ def _read_fields(line: str, place: str) -> tuple[str, str, dict[str, str]]:
         fields[match[1].lower()] = match[2]
         at = match.end()
     kind = next(iter(fields))
-    if kind not in _KNOWN:
+    if kind not in _LINES:
         raise InputError(
             f"{place}: {line!r:.60} begins with neither SwitchName= nor BlockName= nor BlockSizes="
         )
+    written, others = _LINES[kind]
     for name in list(fields)[1:]:
-        if name not in _KNOWN[kind]:
+        if name not in others:
             raise InputError(
-                f"{place}: {name}= is nothing that a {_WRITTEN[kind]} line has; correct or remove "
-                "it"
+                f"{place}: {name}= is no field of a {written} line; correct or remove it"
             )
     return place, kind, fields
+
+
+# -- host lists ----------------------------------------------------------------
+
+
+def expand_hostlist(text: str, place: str) -> list[str]:
+    """Expand Slurm's host list: `tux[0-3,12,18-20],login` names nine hosts, in order.
+
+    Raises InputError that names the place for a malformed list.
+    """
+    names: list[str] = []
+    for part in _split_list(text, place):
+        pieces: list[list[str]] = []
+        at = 0
+        while at < len(part):
+            match = _PIECE.match(part, at)
+            if match is None or match.end() == at:
+                raise _make_list_error(part, place)
+            pieces.append([match[1]])
+            if match[2] is not None:
+                pieces.append(_expand_ranges(match[2], part, place))
+            at = match.end()
+        if len(names) + prod(map(len, pieces)) > MAX_HOSTS:
+            raise InputError(
+                f"{place}: {part!r:.60} stands for more than {MAX_HOSTS} names; give a part of "
+                "the cluster"
+            )
+        names += map("".join, product(*pieces))
+    return names
+
+
+def _split_list(text: str, place: str) -> Iterator[str]:
+    """Yield the parts between commas outside brackets."""
+    depth, start = 0, 0
+    for at, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if depth not in (0, 1):
+            raise _make_list_error(text, place)
+        if character == "," and not depth:
+            yield text[start:at].strip()
+            start = at + 1
+    if depth or not text.strip():
+        raise _make_list_error(text, place)
+    yield text[start:].strip()
+
+
+def _expand_ranges(text: str, part: str, place: str) -> list[str]:
+    numbers: list[str] = []
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item.strip())
+        if match is None or not 0 <= int(match[2] or match[1]) - int(match[1]) < MAX_HOSTS:
+            raise _make_list_error(part, place)
+        run = range(int(match[1]), int(match[2] or match[1]) + 1)
+        numbers += [str(number).zfill(len(match[1])) for number in run]
+    return numbers
+
+
+def _make_list_error(text: str, place: str) -> InputError:
+    return InputError(
+        f"{place}: {text!r:.60} is no list of names; expected for example node[01-04,7] or a,b"
+    )

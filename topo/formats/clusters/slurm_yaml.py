@@ -1,4 +1,4 @@
-"""Slurm's topology.yaml: the topology that is the cluster's default, as a tree or as blocks."""
+"""Read Slurm's topology.yaml: the topology that is the cluster's default, a tree or blocks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import yaml
 
 from ...errors import InputError
 from .cluster import Cluster
-from .hostlist import expand_hostlist
-from .slurm_conf import YAML, join_blocks, put_children, read_block_sizes
+from .slurm_conf import YAML, expand_hostlist, join_blocks, put_children, read_block_sizes
 
-_MOST_CHARACTERS, _MOST_DEPTH = 2**19, 16
-# libyaml's where PyYAML was built with it: the one in Python takes 9 s for a file of 500 KB.
+# Bounds the time of the parser in Python, 9 s for a file of 500 KB.
+_MAX_CHARACTERS = 2**19
+_MAX_DEPTH = 16
+# libyaml's parser if PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 
 
 def read(text: str, where: str) -> Cluster:
-    """Return the cluster of a topology.yaml. Raises InputError, naming file and line, for what is
-    wrong in it.
-    """
-    if len(text) > _MOST_CHARACTERS:
+    """Read a topology.yaml. Raises InputError that names file and line."""
+    if len(text) > _MAX_CHARACTERS:
         raise InputError(
-            f"{where}: larger than {_MOST_CHARACTERS >> 10} KiB; write hosts as lists such as "
+            f"{where}: larger than {_MAX_CHARACTERS >> 10} KiB; write hosts as lists such as "
             "node[001-512]"
         )
     try:
@@ -33,9 +32,9 @@ def read(text: str, where: str) -> Cluster:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
                 event, yaml.CollectionEndEvent
             )
-            if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
                 what = (
-                    "an alias; write it out" if depth <= _MOST_DEPTH else "deeper than any topology"
+                    "an alias; write it out" if depth <= _MAX_DEPTH else "deeper than any topology"
                 )
                 raise InputError(f"{where}: line {event.start_mark.line + 1}: {what}")
         root = yaml.compose(text, Loader=_LOADER)
@@ -58,9 +57,7 @@ def read(text: str, where: str) -> Cluster:
 
 
 def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
-    """Return the type and the description of the topology that is the default; of a single one,
-    whatever it says.
-    """
+    """Return type and description of the default topology; a single one is the default."""
     defaults = [
         e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")
     ]
@@ -75,8 +72,7 @@ def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
     if kind not in ("tree", "block"):
         raise InputError(
             f"{entry.place}: topology {entry.read('topology')} is {kind or 'of no type'}; "
-            "expected a tree or blocks, which "
-            "say where hosts are"
+            "expected a tree or blocks, which say where hosts are"
         )
     return kind, _Map(entry.fields[kind], where)
 
@@ -115,7 +111,7 @@ def _read_blocks(cluster: Cluster, block: _Map) -> None:
         names.append(name)
         for host in expand_hostlist(item.read("nodes"), item.place):
             cluster.add_host(host, name, item.place)
-    join_blocks(cluster, names, sizes, cluster.where)
+    join_blocks(cluster, names, sizes)
 
 
 class _Map:

@@ -64,7 +64,7 @@ def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMa
 
 def _read_matrix(element: Element) -> BandwidthMatrix:
     """Return the matrix of an element. Raises InputError where it is not whole."""
-    size = element.get_integer("nbobjs", least=1, most=MAX_OBJECTS)
+    size = element.get_integer("nbobjs", minimum=1, maximum=MAX_OBJECTS)
     names = _read_words(element, "indexes")
     values = _read_words(element, "u64values")
     if size is None or len(names) != size or len(values) != size * size:

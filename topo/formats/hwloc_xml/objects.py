@@ -57,7 +57,7 @@ def read_gp_index(element: Element) -> int | None:
     """Return the number by which matrices name an object, None where it has none; version 3 has it
     in the id as well.
     """
-    number = element.get_integer("gp_index", most=2**63)
+    number = element.get_integer("gp_index", maximum=2**63)
     if (
         number is None
         and (name := element.get("id") or "").startswith("obj")
@@ -69,7 +69,7 @@ def read_gp_index(element: Element) -> int | None:
 
 def read_os_index(element: Element) -> int | None:
     """Return the number that the operating system gives an object, None where it gives none."""
-    number = element.get_integer("os_index", most=MAX_INDEX, least=-1)
+    number = element.get_integer("os_index", maximum=MAX_INDEX, minimum=-1)
     return None if number in (-1, MAX_INDEX) else number
 
 
@@ -152,7 +152,7 @@ def is_osdev(element: Element, version: int, *kinds: str) -> bool:
     """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor,
     network, openfabrics).
     """
-    type_code = element.get_integer("osdev_type", 0, most=2**31) or 0
+    type_code = element.get_integer("osdev_type", 0, maximum=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
     return any(type_code & code for code in codes) if version >= 3 else type_code in codes
 

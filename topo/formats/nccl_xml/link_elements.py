@@ -1,15 +1,18 @@
-"""Read the NVLink, xGMI, C2C and pcilink elements of NCCL's and RCCL's XML, with the rates that the
-libraries count.
+"""Read what joins devices beside the PCI tree in NCCL's and RCCL's XML: NVLink, xGMI, C2C and
+pcilink elements, at the rates that the libraries count, and the elements that topoplan adds for
+what the format itself cannot say.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from ...graph import Link, both_ways
+from ...exact import parse_fraction
+from ...graph import Device, Link, both_ways
 from ...hardware import (
     LATENCY_us,
     LOCAL_GBps,
@@ -21,164 +24,158 @@ from ...hardware import (
 )
 from ...notes import counted
 from ..safe_xml import Element
-from .partial_topology import CPU_CLASS, GPU_CLASSES, GpuElement, PartialTopology, has_class
+from .partial_topology import (
+    CPU_CLASS,
+    GPU_CLASSES,
+    TOPOPLAN_PREFIX,
+    GpuElement,
+    PartialTopology,
+    has_class,
+)
 
+# Addresses that NCCL writes where it could not ask for one: fffffff:ff:ff.0.
 _UNREADABLE = re.compile(r"f+:f+:f+\.[0f]", re.IGNORECASE)
+# Bounds on numbers in files, far above any machine's, that keep products printable.
 _MAX_LINKS = 10_000
-_MAX_C2C = 10**9
+_MAX_C2C_MBps = 10**9
+_MAX_SM = 10_000
+_MAX_NUMBER = 10**18
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
-    """Return the links that leave the GPUs otherwise than by PCI, in rank order; add the NVSwitch
-    where any GPU has one.
-    """
+    """Return the links of GPUs beside PCI, in rank order; add the NVSwitch if any GPU has one."""
     links: list[Link] = []
     peers = {gpu.id for gpu in gpus}
-    members: dict[str, None] = {}
+    targets: set[str] = set()
     for gpu in gpus:
         links += _read_c2c_links(gpu)
-        for (target, kind), counts in _count_links(partial, gpu, nvswitch).items():
+        for (end, kind), counts in _count_links(partial, gpu, nvswitch).items():
             count = sum(counts.values())
-            link = Link(
-                gpu.id,
-                target,
-                count * _rate_GBps(partial, gpu, kind, target),
-                LATENCY_us[kind],
-                kind,
-                count,
-            )
-            link = replace(
-                link,
-                source=counted(f"{count} x {kind}", "RCCL" if kind == "xgmi" else "NCCL"),
-            )
-            if target == nvswitch:
-                members |= dict.fromkeys(counts)
-                link = replace(link, latency_us=LATENCY_us["nvswitch"], extra={"targets": counts})
-            # a GPU at the other end lists the way back itself; a switch or CPU has no element to
-            # list it in
-            links += (link,) if target in peers else both_ways(link)
-    if members:
-        known = sorted(name for name in members if not _UNREADABLE.fullmatch(name))
-        switched = {link.src for link in links if link.dst == nvswitch}
-        capabilities = [
-            gpu.element.get_integer("sm", None, most=10_000) for gpu in gpus if gpu.id in switched
-        ]
-        generations = [nvlink_generation(sm) for sm in capabilities if sm]
-        most = max(link.count for link in links if link.dst == nvswitch)
-        adding = nvswitch_adding(min(generations, default=None), most)
-        partial.add(
-            nvswitch,
-            kind="switch",
-            family="nvswitch",
-            extra={"members": known} if known else {},
-            in_network=adding,
-        )
+            rate = count * _get_rate_GBps(partial, gpu, kind, end)
+            source = counted(f"{count} x {kind}", "RCCL" if kind == "xgmi" else "NCCL")
+            link = Link(gpu.id, end, rate, LATENCY_us[kind], kind, count, source)
+            if end == nvswitch:
+                targets |= counts.keys()
+                link = replace(
+                    link, latency_us=LATENCY_us["nvswitch"], extra={"targets": dict(counts)}
+                )
+            # a GPU at the other end lists the link back itself; a switch or CPU has no element
+            links += (link,) if end in peers else both_ways(link)
+    if targets:
+        _add_nvswitch(partial, gpus, nvswitch, links, targets)
     _note_odd_counts(partial, links, gpus)
     return links
 
 
+def _add_nvswitch(
+    partial: PartialTopology,
+    gpus: list[GpuElement],
+    nvswitch: str,
+    links: list[Link],
+    targets: set[str],
+) -> None:
+    """Add the one device for all NVSwitches; the oldest GPU's generation says if they can add."""
+    counts = {link.src: link.count for link in links if link.dst == nvswitch}
+    capabilities = [
+        gpu.element.get_integer("sm", None, maximum=_MAX_SM) for gpu in gpus if gpu.id in counts
+    ]
+    generation = min((nvlink_generation(sm) for sm in capabilities if sm), default=None)
+    members = sorted(name for name in targets if not _UNREADABLE.fullmatch(name))
+    partial.add(
+        nvswitch,
+        kind="switch",
+        family="nvswitch",
+        extra={"members": members} if members else {},
+        in_network=nvswitch_adding(generation, max(counts.values())),
+    )
+
+
 def _count_links(
     partial: PartialTopology, gpu: GpuElement, nvswitch: str
-) -> dict[tuple[str, str], dict[str, int]]:
-    """Return how many links a GPU has, keyed by (device, kind) and then by the address that the
-    file names.
-    """
-    counts: dict[tuple[str, str], dict[str, int]] = {}
-    for element in gpu.element:
-        if element.tag not in ("nvlink", "xgmi"):
-            continue
-        count = element.get_integer("count", 1, most=_MAX_LINKS) or 0
+) -> dict[tuple[str, str], Counter[str]]:
+    """Count a GPU's links by (device, kind) and then by the address that the file names."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for element in gpu.element.select("nvlink", "xgmi"):
+        count = element.get_integer("count", 1, maximum=_MAX_LINKS) or 0
         address = (element.get("target") or "").lower()
-        target = _find_target(partial, gpu, element, address, nvswitch)
-        if target is not None and count:
-            addresses = counts.setdefault((target, element.tag), {})
-            addresses[address] = addresses.get(address, 0) + count
+        end = _find_end(partial, gpu, element, address, nvswitch)
+        if end is not None and count:
+            counts.setdefault((end, element.tag), Counter())[address] += count
     return counts
 
 
-def _find_target(
+def _find_end(
     partial: PartialTopology, gpu: GpuElement, element: Element, address: str, nvswitch: str
 ) -> str | None:
-    """Return the device at the other end, None where the file does not tell. The target's class
-    decides, as in NCCL.
+    """Return the device at a link's other end, None if it is unknown.
+
+    The target's class decides, as in NCCL.
     """
     if address == gpu.bus_id:
-        doubt = f"its {element.tag} has the GPU itself as target, which tells no peer; left out"
+        doubt = f"its {element.tag} has the GPU itself as target, so its peer is unknown; left out"
         partial.notes.add(gpu.id, doubt, "link-without-peer", element.tag)
         return None
     peer = partial.gpu_by_bus.get((gpu.position.host, address))
-    readable = address and not _UNREADABLE.fullmatch(address)
-    if readable and (
-        has_class(element, GPU_CLASSES, "tclass") or (peer and not element.get("tclass"))
-    ):
+    is_readable = address and not _UNREADABLE.fullmatch(address)
+    is_gpu = has_class(element, GPU_CLASSES, "tclass") or (peer and not element.get("tclass"))
+    if is_readable and is_gpu:
         if peer is None:
             doubt = f"its {element.tag} leads to {address}, a GPU that is not in the file; left out"
             partial.notes.add(gpu.id, doubt, "link-without-peer", element.tag)
         return peer
     if has_class(element, (CPU_CLASS,), "tclass"):
         return gpu.position.cpu
-    if not readable and (gpu.id, nvswitch) not in partial.exact_pairs:
+    if not is_readable and (gpu.id, nvswitch) not in partial.exact_pairs:
         partial.notes.add(
             gpu.id, "the target of its NVLinks is not readable; taken for an NVSwitch, as NCCL does"
         )
     return nvswitch
 
 
-def _rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, target: str) -> Fraction:
-    """Return the rate of one NVLink or xGMI link of a GPU, and note it where the file does not give
-    the architecture.
-    """
-    doubtful = (gpu.id, target) not in partial.exact_pairs
+def _get_rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, end: str) -> Fraction:
+    """Return the rate of one NVLink or xGMI link of a GPU; note an unknown architecture."""
     if kind == "xgmi":
-        if gpu.element.get("gcn") is None and doubtful:
-            partial.notes.add(
-                gpu.id, "no gcn attribute; its xGMI links are counted as the slowest ones"
-            )
-        return xgmi_counted_GBps(gpu.element.get("gcn") or "")
-    sm = gpu.element.get_integer("sm", None, most=10_000)
-    if sm is None and doubtful:
-        partial.notes.add(gpu.id, "no sm attribute; its NVLinks are counted as those of sm 80")
-    return nvlink_counted_GBps(sm)
+        gcn = gpu.element.get("gcn")
+        rate, is_known = xgmi_counted_GBps(gcn or ""), gcn is not None
+        doubt = "no gcn attribute; its xGMI links are counted as the slowest ones"
+    else:
+        sm = gpu.element.get_integer("sm", None, maximum=_MAX_SM)
+        rate, is_known = nvlink_counted_GBps(sm), sm is not None
+        doubt = "no sm attribute; its NVLinks are counted as those of sm 80"
+    if not is_known and (gpu.id, end) not in partial.exact_pairs:
+        partial.notes.add(gpu.id, doubt)
+    return rate
 
 
 def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
-    """Yield the links between a GPU and its CPU, both directions."""
-    for element in gpu.element:
-        if element.tag != "c2c" or gpu.position.cpu is None:
-            continue
-        count = element.get_integer("count", 1, most=_MAX_LINKS) or 0
-        rate = c2c_GBps(element.get_integer("bw", 0, most=_MAX_C2C) or 0, count)
-        if rate:
-            link = Link(
-                gpu.id,
-                gpu.position.cpu,
-                rate,
-                LATENCY_us["c2c"],
-                "c2c",
-                count,
-                "bw x count of the c2c element",
-            )
-            yield from both_ways(link)
+    """Yield the links between a GPU and its CPU, in both directions."""
+    cpu = gpu.position.cpu
+    for element in gpu.element.select("c2c") if cpu is not None else ():
+        count = element.get_integer("count", 1, maximum=_MAX_LINKS) or 0
+        rate = c2c_GBps(element.get_integer("bw", 0, maximum=_MAX_C2C_MBps) or 0, count)
+        if rate and cpu is not None:
+            source = "bw x count of the c2c element"
+            yield from both_ways(Link(gpu.id, cpu, rate, LATENCY_us["c2c"], "c2c", count, source))
 
 
 def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[GpuElement]) -> None:
-    """Note links that one side tells or that differ by direction, and GPUs with fewer links than
-    the best connected one.
+    """Note links that only one end lists or that differ by direction, and GPUs with fewer links
+    than others.
     """
-    ids = {gpu.id for gpu in gpus}
     counts = {
         (x.src, x.dst): x.count
         for x in links
         if x.kind != "c2c" and (x.src, x.dst) not in partial.exact_pairs
     }
+    ids = {gpu.id for gpu in gpus}
     for (a, b), count in counts.items():
         back = counts.get((b, a))
         if back is None and (b, a) not in partial.exact_pairs:
             partial.notes.add(
-                f"{a} -> {b}", "told by one side only; taken as one direction, as the file says"
+                f"{a} -> {b}", "only one end lists it; taken as one direction, as the file says"
             )
         elif back is not None and back < count and {a, b} <= ids:
-            partial.notes.add(f"{a} -> {b}", f"{count} links one way but {back} the other")
+            partial.notes.add(f"{a} -> {b}", f"{count} links in one direction, {back} in the other")
     if partial.exact_pairs:
         return
     totals = {gpu.id: sum(n for (a, _), n in counts.items() if a == gpu.id) for gpu in gpus}
@@ -186,32 +183,61 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
     for name, total in totals.items():
         if total < most:
             partial.notes.add(
-                name, f"has {total} NVLink or xGMI links where the best connected GPU has {most}"
+                name, f"has {total} NVLink or xGMI links; the best connected GPU has {most}"
             )
 
 
 def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
-    """Yield the links between two PCI bridges beside the tree, one direction for each pcilink
-    element.
-    """
+    """Yield links between PCI bridges beside the tree, one direction for each pcilink element."""
+    source = "pcilink, which NCCL counts as limiting nothing"
+    extra = {"element": "pcilink"}
     for host, bridge, element in partial.pcilinks:
         address = (element.get("target") or "").lower()
-        target = partial.bridge_by_bus.get((host, address))
-        if target is None or target == bridge:
-            partial.notes.add(
-                bridge,
-                f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left "
-                "out",
-            )
+        end = partial.bridge_by_bus.get((host, address))
+        if end is not None and end != bridge:
+            yield Link(bridge, end, LOCAL_GBps, LATENCY_us["pcie"], "pcie", 1, source, extra)
             continue
-        source = "pcilink, which NCCL counts as limiting nothing"
-        yield Link(
+        partial.notes.add(
             bridge,
-            target,
-            LOCAL_GBps,
-            LATENCY_us["pcie"],
-            "pcie",
-            1,
-            source,
-            {"element": "pcilink"},
+            f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left out",
         )
+
+
+# -- topoplan's own elements ---------------------------------------------------
+
+
+def apply_topoplan_elements(
+    root: Element, devices: list[Device], links: list[Link]
+) -> tuple[list[Device], list[Link]]:
+    """Correct devices and links by topoplan's own elements; a rate of 0 removes a link."""
+    by_id = {d.id: d for d in devices}
+    for element in root.select(TOPOPLAN_PREFIX + "device"):
+        name, kind = element.get("id") or "", element.get("kind")
+        device = by_id.get(name) or Device(name or "?", kind or "switch")
+        by_id[name] = replace(
+            device,
+            kind=kind or device.kind,
+            family=element.get("family"),
+            numa_node=element.get_integer("numa_node", None, -_MAX_NUMBER, _MAX_NUMBER),
+            bus_id=element.get("bus_id"),
+            can_reduce=element.get("can_reduce") == "1",
+            can_copy=element.get("can_copy") == "1",
+        )
+    listed: list[Link] = []
+    replaced: set[tuple[str, str]] = set()
+    for element in root.select(TOPOPLAN_PREFIX + "link"):
+        src, dst = element.get("src") or "", element.get("dst") or ""
+        replaced.add((src, dst))
+        if rate := _read_fraction(element, "GBps"):
+            kind = element.get("kind") or "link"
+            count = element.get_integer("count", 1, 1, _MAX_NUMBER) or 1
+            listed.append(Link(src, dst, rate, _read_fraction(element, "us"), kind, count))
+    return list(by_id.values()), [x for x in links if (x.src, x.dst) not in replaced] + listed
+
+
+def _read_fraction(element: Element, key: str) -> Fraction:
+    text = element.get(key)
+    try:
+        return parse_fraction(text)
+    except ValueError:
+        raise element.make_error(f"{key}={(text or '')[:40]!r}: expected a number") from None

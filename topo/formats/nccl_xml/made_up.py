@@ -1,9 +1,8 @@
-"""Make up what NCCL's XML must say of CPUs and GPUs for NCCL to load it, where the topology does
-not know it.
+"""Make up attributes of CPUs and GPUs that NCCL's XML must have and the topology does not.
 
-NCCL asks the host that it runs on for what a file leaves out, and stops where that has no answer.
-What is made up fits the rates of the topology as well as NCCL's own table allows, is marked, and is
-not taken for a fact when the file is read again.
+NCCL asks its host for what a file leaves out, and stops if the host has no answer. Made-up
+attributes fit the rates of the topology as well as NCCL's own table allows, and are marked: reading
+the file again does not take them for facts.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from ...hardware import inter_cpu_GBps_of
 from .partial_topology import TOPOPLAN_PREFIX
 
 MADE_UP = TOPOPLAN_PREFIX + "made_up"
-# What of a cpu element and of a gpu element is made up, as the mark says.
+# Values of the mark: the made-up part of a cpu element, and of a gpu element.
 CPU_MODEL, CAPABILITY = "model", "sm"
 CPU_ATTRIBUTES = ("arch", "vendor", "familyid", "modelid")
 
 _SKYLAKE = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
 _ARM = {"arch": "arm64"}
-# CPUs of x86 that NCCL tells apart by the rate between sockets: Skylake, Broadwell, Sapphire and
+# The x86 CPUs with different rates between sockets in NCCL: Skylake, Broadwell, Sapphire and
 # Emerald Rapids, EPYC.
 _CPUS: tuple[Mapping[str, str], ...] = (
     _SKYLAKE,
@@ -36,18 +35,18 @@ _CPUS: tuple[Mapping[str, str], ...] = (
     {**_SKYLAKE, "modelid": "207"},
     {"arch": "x86_64", "vendor": "AuthenticAMD", "familyid": "25", "modelid": "1"},
 )
-_SM_OF_LANES = ((18, 90), (12, 80), (6, 70), (1, 60))
-_SM_OF_CARDS = 89  # of GPUs without NVLink
-_FAST_LANE_GBps = Fraction(40)
-_SM_OF_FAST_LANES = 100
+# Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100.
+_SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60))
+_SM_OF_CARDS = 89  # L40S and the like, without NVLink
+# Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25).
+_FAST_NVLINK_GBps = Fraction(40)
+_SM_OF_FAST_NVLINKS = 100
 
 
 def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes of a CPU whose file gives those `listed`, none where these tell what it
-    is.
-    """
+    """Return the attributes to make up for a CPU, given those `listed`; none if these suffice."""
     arch, vendor = listed.get("arch"), listed.get("vendor")
-    if arch == "arm64" or arch == "ppc64" or (arch and vendor):
+    if arch in ("arm64", "ppc64") or (arch and vendor):
         return {}
     if any(x.kind == "c2c" for x in topology.links):
         made_up: Mapping[str, str] = _ARM  # GPUs with C2C are on Grace
@@ -61,9 +60,7 @@ def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> d
 
 
 class Capabilities:
-    """The compute capabilities, times ten, of a topology's GPUs: as its facts have them, else made
-    up.
-    """
+    """The compute capabilities, times ten, of a topology's GPUs: from its facts, else made up."""
 
     def __init__(self, topology: Topology) -> None:
         try:
@@ -71,25 +68,17 @@ class Capabilities:
         except InputError:
             facts = Facts()  # the doctor says that they cannot be read
         self._view = MachineView(topology, facts)
-        self._lanes: dict[str, int] = {}
-        self._fastest: dict[str, Fraction] = {}
-        for link in topology.links:
-            if link.kind == "nvlink":
-                self._lanes[link.src] = self._lanes.get(link.src, 0) + link.count
-                rate = link.bandwidth_GBps / link.count
-                self._fastest[link.src] = max(rate, self._fastest.get(link.src, rate))
+        self._nvlinks = [link for link in topology.links if link.kind == "nvlink"]
 
     def find_attributes(self, gpu: str) -> dict[str, str]:
-        """Return the attribute of a GPU whose file does not give it, marked where it is made up by
-        its NVLinks.
-        """
-        known = self._view.facts.get_number(
-            gpu_subject(self._view.find_gpu_index(gpu)), keys.GPU_SM
-        )
+        """Return a GPU's `sm`: as a fact gives it, else made up from its NVLinks, with the mark."""
+        subject = gpu_subject(self._view.find_gpu_index(gpu))
+        known = self._view.facts.get_number(subject, keys.GPU_SM)
         if known is not None:
             return {"sm": str(known)}
-        lanes = self._lanes.get(gpu, 0)
-        sm = next((sm for least, sm in _SM_OF_LANES if lanes >= least), _SM_OF_CARDS)
-        if lanes and self._fastest[gpu] >= _FAST_LANE_GBps:
-            sm = _SM_OF_FAST_LANES
+        links = [link for link in self._nvlinks if link.src == gpu]
+        count = sum(link.count for link in links)
+        sm = next((sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum), _SM_OF_CARDS)
+        if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in links):
+            sm = _SM_OF_FAST_NVLINKS
         return {"sm": str(sm), MADE_UP: CAPABILITY}

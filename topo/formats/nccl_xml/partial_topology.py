@@ -1,6 +1,4 @@
-"""Collect what the readers of an NCCL XML file find, element by element, until it becomes a
-Topology.
-"""
+"""Hold what the readers of NCCL's XML have read so far, until it becomes a Topology."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from ..safe_xml import Element
 
 # Prefixes of the PCI classes of GPUs: display controllers, and processing accelerators (RCCL).
 GPU_CLASSES = ("0x03", "0x12")
-
 NVSWITCH_CLASS = "0x068000"
 CPU_CLASS = "0x068001"
 # Prefix of the attributes and elements that topoplan adds to the format.
@@ -27,9 +24,7 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True)
 class TreePosition:
-    """Position of an element in the tree: its host, the CPU above it, and the device above it
-    (None: one that was made up).
-    """
+    """Position of an element in the tree: its host, CPU and parent device (None: a made-up one)."""
 
     host: int
     prefix: str
@@ -40,9 +35,7 @@ class TreePosition:
 
 @dataclass(frozen=True)
 class GpuElement:
-    """A GPU of the file: its device's id, its element, its bus address and its position in the
-    tree.
-    """
+    """A GPU of the file: its device's id, element, bus address, position, `dev` and `rank`."""
 
     id: str
     element: Element
@@ -54,10 +47,10 @@ class GpuElement:
 
 @dataclass
 class PartialTopology:
-    """Devices and links read so far. GPUs and bridges are looked up by (host, PCI address).
+    """Devices and links read so far; GPUs and bridges are keyed by (host, PCI address).
 
-    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no doubts
-    are noted about them.
+    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no notes
+    question them.
     """
 
     where: str
@@ -72,9 +65,7 @@ class PartialTopology:
     notes: Notes = field(default_factory=Notes)
 
     def add(self, wanted: str, **facts: Any) -> Device:
-        """Add a device called `wanted`, or `wanted#2` and so on where the name is taken, and return
-        it.
-        """
+        """Add and return a device called `wanted`, or `wanted#2` and so on if that is taken."""
         name = pick_unused_name(wanted, self.devices)
         if name != wanted:
             self.notes.add(name, f"the file has more than one {wanted}")
@@ -82,9 +73,7 @@ class PartialTopology:
         return self.devices[name]
 
     def sort_gpus(self) -> list[GpuElement]:
-        """Return the GPUs by the file's ranks where all are given and distinct, else by device
-        number.
-        """
+        """Return the GPUs by rank if the file gives each a distinct one, else by device number."""
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):
             return sorted(self.gpus, key=lambda gpu: gpu.rank or 0)
@@ -94,29 +83,20 @@ class PartialTopology:
         return sorted(self.gpus, key=lambda gpu: (gpu.position.host, gpu.dev))
 
 
-def parse_value(text: str) -> int | str:
-    """Return an attribute as a JSON value: whole numbers as such, everything else as text."""
-    return int(text) if _INTEGER.fullmatch(text) else text
-
-
-def read_attributes(element: Element, *without: str) -> dict[str, int | str]:
-    """Return an element's attributes as JSON values, except those named in `without` and topoplan's
-    own.
-    """
+def read_attributes(element: Element, *without: str) -> dict[str, Any]:
+    """Return attributes, whole numbers as such, except `without` and topoplan's own."""
     return {
-        key: parse_value(text)
+        key: int(text) if _INTEGER.fullmatch(text) else text
         for key, text in element.attributes.items()
         if key not in without and not key.startswith(TOPOPLAN_PREFIX)
     }
 
 
 def get_topoplan_attribute(element: Element, key: str) -> str | None:
-    """Return the attribute `topoplan_<key>`, None where it is absent or empty."""
+    """Return the attribute `topoplan_<key>`, None if it is absent or empty."""
     return element.get(TOPOPLAN_PREFIX + key)
 
 
 def has_class(element: Element, prefixes: Iterable[str], key: str = "class") -> bool:
-    """Return whether a PCI class (or, with `key`, the class of a link's target) starts with one of
-    `prefixes`.
-    """
+    """Return whether an element's PCI class, in the attribute `key`, has one of `prefixes`."""
     return (element.get(key) or "").lower().startswith(tuple(prefixes))

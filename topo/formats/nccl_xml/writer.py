@@ -1,8 +1,8 @@
-"""Write NCCL's XML (or RCCL's, where there are xGMI links or gcn attributes).
+"""Write NCCL's XML (or RCCL's, if there are xGMI links or gcn attributes).
 
-What NCCL understands is written as NCCL's own elements: the PCI tree, GPUs, NICs, NVLinks. That
-text is read back, and wherever it says something else than the topology, topoplan's elements are
-added (see `nccl_xml`).
+What NCCL understands becomes NCCL's own elements: the PCI tree, GPUs, NICs, NVLinks. That text is
+read back, and wherever it differs from the topology, topoplan's elements are added (see
+`nccl_xml`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from .xml_tree import XmlNode, assign_addresses, build_tree, iterate_free_number
 
 NIC_CLASS = "0x020000"
 BRIDGE_CLASS = "0x060400"
+# What NCCL itself writes if it cannot ask for a target's address; it reads that as an NVSwitch.
 _NO_TARGET = "fffffff:ff:ff.0"
 _NVIDIA_GPU_CLASS, _AMD_GPU_CLASS = "0x030200", "0x038000"
+# Generation and width of a PCIe link whose rate no link has; `_list_differences` corrects the rate.
 _DEFAULT_SLOT = (4, 16)
 PCIE_WIDTHS = (16, 8, 4, 2, 1)
-_MOST_LINKS, _MOST_C2C = 10_000, 10**9
-_MOST_Mbps = 10**9
+# Numbers beyond these are refused when the file is read back.
+_MAX_LINKS = 10_000
+_MAX_C2C_MBps = 10**9
+_MAX_Mbps = 10**9
 
 
 def write_all(topology: Topology) -> str:
-    """Return the topology as XML text; `read` gives back its devices, links and ranks.
+    """Write the topology as XML text; `read` gives back its devices, links and ranks.
 
-    Raises InputError where there are no GPUs, and where NCCL would not load the text (too large,
-    values too long).
+    Raises InputError if there are no GPUs, and if NCCL would not load the text (too large, values
+    too long).
     """
     if not topology.ranks:
         raise InputError(
@@ -44,9 +48,9 @@ def write_all(topology: Topology) -> str:
     writer = _Writer(topology)
     root, dialect = writer.build_system(), RCCL if writer.amd else NCCL
     gpu_addresses = [(gpu, writer.addresses[gpu]) for gpu in topology.ranks]
-    check_limits(root, topology.name, dialect, gpu_addresses)
     # limits are checked before reading back, which large files would make slow, and again with what
     # was added
+    check_limits(root, topology.name, dialect, gpu_addresses)
     root.children += _list_differences(topology, read(root.to_text(), topology.name))
     check_limits(root, topology.name, dialect, gpu_addresses)
     return root.to_text()
@@ -54,9 +58,8 @@ def write_all(topology: Topology) -> str:
 
 def is_amd(topology: Topology) -> bool:
     """Return whether the machine's library is RCCL."""
-    return any(x.kind == "xgmi" for x in topology.links) or any(
-        "gcn" in d.extra for d in topology.devices
-    )
+    has_xgmi = any(x.kind == "xgmi" for x in topology.links)
+    return has_xgmi or any("gcn" in d.extra for d in topology.devices)
 
 
 def choose_gpu_class(topology: Topology) -> str:
@@ -67,6 +70,12 @@ def choose_gpu_class(topology: Topology) -> str:
 def format_speed(generation: int) -> str:
     """Return the speed of a PCIe generation as Linux prints it."""
     return f"{float(PCIE_GTps[generation]):.1f} GT/s PCIe"
+
+
+def get_pci_fields(device: Device) -> Mapping[str, object]:
+    """Return the PCI fields that a device's file gives, empty if it gives none."""
+    fields = device.extra.get("pci")
+    return fields if isinstance(fields, Mapping) else {}
 
 
 class _Writer:
@@ -80,7 +89,6 @@ class _Writer:
         self.tree = build_tree(topology)
         self.addresses = assign_addresses(topology, self.tree)
         self.numbers = number_nodes([d for d in topology.devices if d.kind == "cpu"])
-        self.nvswitches = [d.id for d in topology.devices if d.family == "nvswitch"]
         self.out: dict[str, list[Link]] = defaultdict(list)
         for link in topology.links:
             self.out[link.src].append(link)
@@ -89,41 +97,33 @@ class _Writer:
         self.capabilities = Capabilities(topology)
 
     def build_system(self) -> XmlNode:
-        """Return the <system> element; what is below no CPU is put below one that is made up."""
+        """Build the <system> element; devices below no CPU are put below a made-up one."""
         root = XmlNode("system", {"version": "2" if self.amd else "1"})
         if fits(self.topology.name):
             root.attributes[TOPOPLAN_PREFIX + "name"] = self.topology.name
-        if self.nvswitches and self.nvswitches[0] != "nvswitch0":
-            root.attributes[TOPOPLAN_PREFIX + "nvswitch"] = self.nvswitches[0]
-        for cpu in self.topology.devices:
-            if cpu.kind == "cpu":
-                root.children.append(self._build_cpu(cpu))
+        nvswitches = [d.id for d in self.topology.devices if d.family == "nvswitch"]
+        if nvswitches and nvswitches[0] != "nvswitch0":
+            root.attributes[TOPOPLAN_PREFIX + "nvswitch"] = nvswitches[0]
+        root.children = [self._build_cpu(d) for d in self.topology.devices if d.kind == "cpu"]
         if self.tree.orphans:
             numa = str(next(iterate_free_numbers(self.numbers.values())))
-            made_up = XmlNode(
-                "cpu", {"numaid": numa, "arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6"}
-            )
-            made_up.attributes |= {"modelid": "85", MADE_UP: "1"}
-            made_up.children = self._build_below(self.tree.orphans, None)
-            root.children.append(made_up)
+            skylake = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
+            below = self._build_below(self.tree.orphans, None)
+            root.children.append(XmlNode("cpu", {"numaid": numa, **skylake, MADE_UP: "1"}, below))
         return root
 
     def _build_cpu(self, cpu: Device) -> XmlNode:
-        """Return a cpu element with all below it."""
+        """Build a cpu element with all below it."""
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
-        node = XmlNode(
-            "cpu", {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)}
-        )
-        if cpu.id != f"cpu{numa}":
-            node.attributes[TOPOPLAN_PREFIX + "id"] = cpu.id
+        attributes = {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)}
+        node = XmlNode("cpu", attributes)
+        node.name(cpu.id, f"cpu{numa}")
         node.children = self._build_below(self.tree.children[cpu.id], cpu)
         return node
 
     def _build_below(self, devices: list[Device], parent: Device | None) -> list[XmlNode]:
-        """Return the elements of what hangs on one CPU or switch; the ports of one NIC share
-        theirs.
-        """
+        """Build what hangs on one CPU or switch; the ports of one NIC share an element."""
         nodes: list[XmlNode] = []
         adapters: dict[str, XmlNode] = {}
         for device in devices:
@@ -141,185 +141,142 @@ class _Writer:
                 nodes.append(self._build_slot(device, parent, adapters[bus]))
         return nodes
 
-    def _build_slot(self, device: Device, parent: Device | None, child: XmlNode | None) -> XmlNode:
-        """Return a device's pci element, with the link that its file told or the one nearest to its
-        rate.
-        """
-        listed = device.extra.get("pci")
-        facts = select_attributes("pci", listed) if isinstance(listed, Mapping) else {}
+    def _build_slot(self, device: Device, parent: Device | None, *children: XmlNode) -> XmlNode:
+        """Build a device's pci element with the file's PCIe link, else the one with its rate."""
+        facts = select_attributes("pci", get_pci_fields(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
         fits_rate = ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate)
         generation, width = next(fits_rate, _DEFAULT_SLOT)
-        listed_class = facts.pop("class", "")
-        attributes = {
-            "busid": self.addresses[device.id],
-            "class": self._choose_class(device, listed_class),
-            **facts,
-        }
+        address = self.addresses[device.id]
+        pci_class = self._choose_class(device, facts.pop("class", ""))
+        attributes = {"busid": address, "class": pci_class, **facts}
         attributes.setdefault("link_speed", format_speed(generation))
         attributes.setdefault("link_width", str(width))
-        node = XmlNode("pci", attributes, [] if child is None else [child])
-        if device.bus_id is None or self.addresses[device.id] != device.bus_id.lower():
-            node.attributes[MADE_UP] = "bus" if parent is not None else "slot"
-        return node
+        if device.bus_id is None or address != device.bus_id.lower():
+            attributes[MADE_UP] = "bus" if parent is not None else "slot"
+        return XmlNode("pci", attributes, list(children))
 
     def _choose_class(self, device: Device, listed: str) -> str:
-        """Return the class that was listed, where NCCL takes it for what the device is, else one
-        that it does.
-        """
-        is_gpu_class = listed.startswith(GPU_CLASSES if self.amd else GPU_CLASSES[0])
+        """Return the listed class if NCCL reads it as the device's kind, else one that it does."""
         if device.kind == "gpu":
-            return listed if is_gpu_class else self.gpu_class
+            classes = GPU_CLASSES if self.amd else GPU_CLASSES[:1]
+            return listed if listed.startswith(classes) else self.gpu_class
         if device.kind == "nic":
             return listed or NIC_CLASS
-        leaf = listed.startswith((*GPU_CLASSES, "0x02", NVSWITCH_CLASS, CPU_CLASS))
-        return listed if listed and not leaf else BRIDGE_CLASS
+        is_leaf = listed.startswith((*GPU_CLASSES, "0x02", NVSWITCH_CLASS, CPU_CLASS))
+        return listed if listed and not is_leaf else BRIDGE_CLASS
 
     def _build_bridge(self, switch: Device, parent: Device | None) -> XmlNode:
-        """Return the pci element of a PCIe switch with all below it."""
-        node = self._build_slot(switch, parent, None)
-        if switch.id != f"pci-{node.attributes['busid']}":
-            node.attributes[TOPOPLAN_PREFIX + "id"] = switch.id
+        """Build the pci element of a PCIe switch with all below it."""
+        node = self._build_slot(switch, parent)
+        node.name(switch.id, f"pci-{node.attributes['busid']}")
         merged = switch.extra.get("flattened")
         if isinstance(merged, list) and fits(" ".join(map(str, merged))):
             node.attributes[TOPOPLAN_PREFIX + "flattened"] = " ".join(map(str, merged))
         node.children = self._build_below(self.tree.children[switch.id], switch)
-        for link in self.out[switch.id]:
-            if link.extra.get("element") == "pcilink":
-                node.children.append(XmlNode("pcilink", {"target": self.addresses[link.dst]}))
+        node.children += [
+            XmlNode("pcilink", {"target": self.addresses[link.dst]})
+            for link in self.out[switch.id]
+            if link.extra.get("element") == "pcilink"
+        ]
         return node
 
     def _build_net(self, nic: Device) -> XmlNode:
-        """Return the net element of a NIC."""
-        facts = select_attributes(
-            "net", nic.extra, "net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY
-        )
-        node = XmlNode(
-            "net",
-            {"name": facts.pop("name", nic.id), "dev": facts.pop("dev", str(self.nets)), **facts},
-        )
+        """Build the net element of a NIC."""
+        without = ("net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
+        facts = select_attributes("net", nic.extra, *without)
+        name, dev = facts.pop("name", nic.id), facts.pop("dev", str(self.nets))
+        node = XmlNode("net", {"name": name, "dev": dev, **facts})
         self.nets += 1
         if "speed" not in facts and (speed := self._estimate_net_GBps(nic)):
-            node.attributes["speed"] = str(min(int(speed * 8000), _MOST_Mbps))
-        if nic.id != node.attributes["name"]:
-            node.attributes[TOPOPLAN_PREFIX + "id"] = nic.id
+            node.attributes["speed"] = str(min(int(speed * 8000), _MAX_Mbps))
+        node.name(nic.id, name)
         return node
 
     def _estimate_net_GBps(self, nic: Device) -> Fraction:
         """Return a NIC's rate: its own, or else that of its links to networks."""
         listed = nic.extra.get("net_speed_GBps")
-        if isinstance(listed, (int, float)) and 0 < listed < _MOST_Mbps:
+        if isinstance(listed, (int, float)) and 0 < listed < _MAX_Mbps:
             return Fraction(listed)
         return sum((x.bandwidth_GBps for x in self.out[nic.id] if x.kind == "network"), Fraction(0))
 
     def _build_gpu(self, gpu: Device) -> XmlNode:
-        """Return the gpu element of a GPU with its NVLinks and the like."""
+        """Build the gpu element of a GPU with its links beside PCI."""
         facts = select_attributes("gpu", gpu.extra, "rank", "box", "host")
-        node = XmlNode(
-            "gpu",
-            {
-                "dev": facts.pop("dev", str(self.rank[gpu.id])),
-                "rank": str(self.rank[gpu.id]),
-                **facts,
-            },
-        )
-        if "sm" not in node.attributes and not self.amd:
+        rank = str(self.rank[gpu.id])
+        dev = facts.pop("dev", rank)
+        node = XmlNode("gpu", {"dev": dev, "rank": rank, **facts})
+        if "sm" not in facts and not self.amd:
             node.attributes |= self.capabilities.find_attributes(gpu.id)
-        if gpu.id != f"gpu{node.attributes['dev']}":
-            node.attributes[TOPOPLAN_PREFIX + "id"] = gpu.id
+        node.name(gpu.id, f"gpu{dev}")
         for link in self.out[gpu.id]:
-            if link.count <= _MOST_LINKS:
+            if link.count <= _MAX_LINKS:
                 node.children += self._build_direct_links(link)
         return node
 
     def _build_direct_links(self, link: Link) -> Iterator[XmlNode]:
-        """Yield elements for a link that leaves a GPU otherwise than by PCI, as far as NCCL knows
-        such links.
-        """
+        """Yield the elements of a GPU's link beside PCI, none if NCCL has no such links."""
         peer = self.topology.by_id[link.dst]
         tag = "xgmi" if link.kind == "xgmi" else "nvlink"
         if peer.kind == "cpu" and link.kind == "c2c":
-            megabytes = round(link.bandwidth_GBps * 1000 / link.count)
-            if megabytes <= _MOST_C2C:
-                yield XmlNode("c2c", {"bw": str(megabytes), "count": str(link.count)})
-        elif peer.family == "nvswitch" or (peer.kind == "cpu" and link.kind == "nvlink"):
+            rate_MBps = round(link.bandwidth_GBps * 1000 / link.count)
+            if rate_MBps <= _MAX_C2C_MBps:
+                yield XmlNode("c2c", {"bw": str(rate_MBps), "count": str(link.count)})
+            return
+        counts: Mapping[str, int] = {}
+        if peer.family == "nvswitch" or (peer.kind == "cpu" and link.kind == "nvlink"):
             tclass = NVSWITCH_CLASS if peer.kind == "switch" else CPU_CLASS
-            for target, count in _count_targets(link).items():
-                yield XmlNode(tag, {"target": target, "count": str(count), "tclass": tclass})
+            counts = _count_targets(link)
         elif peer.kind == "gpu" and link.kind in ("nvlink", "xgmi", "link"):
-            pci = peer.extra.get("pci")
-            tclass = self._choose_class(
-                peer, str(pci.get("class") or "") if isinstance(pci, Mapping) else ""
-            )
-            yield XmlNode(
-                tag, {"target": self.addresses[peer.id], "count": str(link.count), "tclass": tclass}
-            )
+            tclass = self._choose_class(peer, str(get_pci_fields(peer).get("class") or ""))
+            counts = {self.addresses[peer.id]: link.count}
+        for target, count in counts.items():
+            yield XmlNode(tag, {"target": target, "count": str(count), "tclass": tclass})
 
 
 def _count_targets(link: Link) -> Mapping[str, int]:
-    """Return the addresses that a file named for the links of a GPU into its NVSwitch, and how many
-    lead to each.
-    """
+    """Return how many links into an NVSwitch lead to each address that the file lists."""
     listed = link.extra.get("targets")
-    counts = listed.values() if isinstance(listed, Mapping) else ()
-    usable = isinstance(listed, Mapping) and all(
-        isinstance(n, int) and 0 < n <= _MOST_LINKS for n in counts
-    )
-    return (
-        {str(target): count for target, count in listed.items()}
-        if listed and usable
-        else {_NO_TARGET: link.count}
-    )
+    counts = listed if isinstance(listed, Mapping) else {}
+    if counts and all(isinstance(n, int) and 0 < n <= _MAX_LINKS for n in counts.values()):
+        return {str(target): count for target, count in counts.items()}
+    return {_NO_TARGET: link.count}
 
 
-# -- what NCCL's own elements leave unsaid
-# -------------------------------------------------------------------------
+# -- what NCCL's own elements cannot say ---------------------------------------
 
 
 def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode]:
-    """Yield the elements that turn what the text says (`as_read`) into `topology`."""
+    """Yield the elements that correct the text's meaning (`as_read`) to `topology`."""
     for device in topology.devices:
         other = as_read.by_id.get(device.id)
-        if other is None or _get_compared_fields(other) != _get_compared_fields(device):
-            facts = {"id": device.id, "kind": device.kind, "family": device.family or ""}
-            facts |= {
-                "can_reduce": str(int(device.can_reduce)),
-                "can_copy": str(int(device.can_copy)),
-            }
-            if device.numa_node is not None:
-                facts["numa_node"] = str(device.numa_node)
-            if device.bus_id:
-                facts["bus_id"] = device.bus_id
-            yield XmlNode(TOPOPLAN_PREFIX + "device", facts)
+        fields = _get_written_fields(device)
+        if other is None or _get_written_fields(other) != fields:
+            yield XmlNode(TOPOPLAN_PREFIX + "device", {"id": device.id, **fields})
     links_of_pair, read_links = _group_links(topology), _group_links(as_read)
     for src, dst in dict.fromkeys((*links_of_pair, *read_links)):
         links = links_of_pair.get((src, dst), [])
         if links == read_links.get((src, dst), []):
             continue
+        ends = {"src": src, "dst": dst}
         if not links:
-            yield XmlNode(TOPOPLAN_PREFIX + "link", {"src": src, "dst": dst, "GBps": "0"})
+            yield XmlNode(TOPOPLAN_PREFIX + "link", {**ends, "GBps": "0"})
         for rate, latency, kind, count in links:
-            facts = {
-                "src": src,
-                "dst": dst,
-                "GBps": str(rate),
-                "us": str(latency),
-                "kind": kind,
-                "count": str(count),
-            }
-            yield XmlNode(TOPOPLAN_PREFIX + "link", facts)
+            rates = {"GBps": str(rate), "us": str(latency)}
+            fields = {**ends, **rates, "kind": kind, "count": str(count)}
+            yield XmlNode(TOPOPLAN_PREFIX + "link", fields)
 
 
-def _get_compared_fields(device: Device) -> tuple[object, ...]:
-    """Return the fields of a device that the text must give back."""
-    return (
-        device.kind,
-        device.family,
-        device.can_reduce,
-        device.can_copy,
-        device.numa_node,
-        device.bus_id or None,
-    )
+def _get_written_fields(device: Device) -> dict[str, str]:
+    """Return the attributes of a topoplan_device element."""
+    optional = {"numa_node": device.numa_node, "bus_id": device.bus_id or None}
+    return {
+        "kind": device.kind,
+        "family": device.family or "",
+        "can_reduce": str(int(device.can_reduce)),
+        "can_copy": str(int(device.can_copy)),
+        **{key: str(value) for key, value in optional.items() if value is not None},
+    }
 
 
 def _group_links(

@@ -1,4 +1,4 @@
-"""Lay a topology out as NCCL's tree of elements: what hangs on what, and at which PCI address."""
+"""Lay a topology out as NCCL's tree of elements: parents, PCI addresses, NUMA nodes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from ...errors import InputError
 from ...graph import Device, Topology
 from ...printable import printable
 from ..safe_xml import MAX_DEPTH
+from .partial_topology import TOPOPLAN_PREFIX
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-9a-f])")
-_MOST_DOMAINS = 1 << 20
-_MOST_NODES = 1 << 15
-_DEEPEST = MAX_DEPTH - 6
+# Larger domains do not fit the ids that NCCL makes of addresses.
+_MAX_DOMAINS = 1 << 20
+# Larger numbers are replaced; Linux numbers at most 1,024 NUMA nodes.
+_MAX_NODES = 1 << 15
+# Room for the elements above and below a chain of switches: system, cpu, pci, nic, net.
+_MAX_SWITCH_DEPTH = MAX_DEPTH - 6
 
 
 def quote(value: str) -> str:
-    """Return a value between double quotes: RCCL's parser knows no others.
+    """Put a value between double quotes: RCCL's parser accepts no others.
 
-    What a terminal would obey or hide is written by its number, which XML reads as the same.
+    Characters that a terminal would obey or hide become references by number.
     """
     text = escape(value, {'"': "&quot;"})
     if printable(text) != text:
@@ -38,6 +42,11 @@ class XmlNode:
     tag: str
     attributes: dict[str, str]
     children: list[XmlNode] = field(default_factory=list)
+
+    def name(self, ident: str, implied: str) -> None:
+        """Add a device's id unless the reader would give it that name anyway."""
+        if ident != implied:
+            self.attributes[TOPOPLAN_PREFIX + "id"] = ident
 
     def format_lines(self, indent: int = 0) -> Iterator[str]:
         """Yield the element as lines of XML."""
@@ -64,26 +73,24 @@ class XmlNode:
 
 
 def normalize_address(text: str | None) -> str | None:
-    """Return a PCI address as NCCL compares it, letter by letter, None where the text is none.
+    """Write a PCI address as NCCL compares it, letter by letter: `0000:3b:00.0` for
+    `00000000:3B:00.0`.
 
-    `00000000:3B:00.0` is `0000:3b:00.0`; domains larger than NCCL has room for are no addresses,
-    either.
+    Returns None if the text is no address, or its domain is too large for NCCL.
     """
     match = _ADDRESS.fullmatch((text or "").strip().lower())
-    if match is None:
-        return None
-    domain = int(match.group(1) or "0", 16)
+    domain = int(match[1] or "0", 16) if match else _MAX_DOMAINS
     return (
-        f"{domain:04x}:{match.group(2)}:{match.group(3)}.{match.group(4)}"
-        if domain < _MOST_DOMAINS
+        f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
+        if match and domain < _MAX_DOMAINS
         else None
     )
 
 
 @dataclass(frozen=True)
 class PcieTree:
-    """The devices below each CPU and PCIe switch, those nearest to a CPU first; `orphans` are below
-    neither.
+    """The devices below each CPU and PCIe switch, the nearest to a CPU first; `orphans` are below
+    none.
     """
 
     children: Mapping[str, list[Device]]
@@ -91,10 +98,9 @@ class PcieTree:
 
 
 def build_tree(topology: Topology) -> PcieTree:
-    """Return the tree that a topology's PCIe links make; of several ways to a device the shortest
-    counts.
+    """Build the tree of a topology's PCIe links; of several routes to a device the shortest counts.
 
-    Raises InputError where switches hang below each other deeper than XML is read.
+    Raises InputError if switches are nested deeper than XML is read.
     """
     joined: dict[str, dict[str, None]] = defaultdict(dict)
     for link in topology.links:
@@ -107,9 +113,8 @@ def build_tree(topology: Topology) -> PcieTree:
     def hang(queue: list[Device]) -> None:
         depth.update((d.id, 0) for d in queue)
         for upper in queue:
-            below = [
-                d for n in joined[upper.id] if n not in depth and _may_hang(d := topology.by_id[n])
-            ]
+            unplaced = (topology.by_id[n] for n in joined[upper.id] if n not in depth)
+            below = [d for d in unplaced if d.kind in ("gpu", "nic") or d.family == "pcie"]
             depth.update((d.id, depth[upper.id] + 1) for d in below)
             children[upper.id] = below
             queue += [d for d in below if d.kind == "switch"]
@@ -122,11 +127,11 @@ def build_tree(topology: Topology) -> PcieTree:
             orphans.append(device)
             hang([device])
     orphans += [d for d in topology.devices if d.kind in ("gpu", "nic") and d.id not in depth]
-    if max(depth.values(), default=0) > _DEEPEST:
+    if max(depth.values(), default=0) > _MAX_SWITCH_DEPTH:
         raise InputError(
-            f"topology {topology.name!r:.60}: PCIe switches hang below each other deeper than "
-            f"{_DEEPEST}; "
-            "no machine's do, so NCCL's XML is not written; keep the topology as JSON"
+            f"topology {topology.name!r:.60}: PCIe switches are nested deeper than "
+            f"{_MAX_SWITCH_DEPTH}; no machine's are, so NCCL's XML is not written; keep the "
+            "topology as JSON"
         )
     index = {d.id: i for i, d in enumerate(topology.devices)}
     for below in children.values():
@@ -134,24 +139,16 @@ def build_tree(topology: Topology) -> PcieTree:
     return PcieTree(children, orphans)
 
 
-def _may_hang(device: Device) -> bool:
-    """Return whether a device can be below another in the PCI tree."""
-    return device.kind in ("gpu", "nic") or device.family == "pcie"
-
-
 def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
-    """Return a PCI address for each device, all different but for ports of one adapter.
+    """Assign a PCI address to each device, all different except for ports of one adapter.
 
-    Known and distinct addresses are kept; the others are made up, in domains from f000.
+    Known and distinct addresses stay; the others are made up, in domains from f000.
     """
     parent = {d.id: name for name, below in tree.children.items() for d in below}
     normal = {d.id: normalize_address(d.bus_id) for d in topology.devices}
-    known = Counter(
-        address for d in topology.devices if d.kind != "nic" and (address := normal[d.id])
-    )
+    known = Counter(normal[d.id] for d in topology.devices if d.kind != "nic")
     adapters: dict[str, str | None] = {}
     assigned: dict[str, str] = {}
-    number = 0
     for device in topology.devices:
         address = normal[device.id]
         if address and device.kind == "nic":
@@ -160,31 +157,21 @@ def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
                 assigned[device.id] = address
         elif address and known[address] == 1:
             assigned[device.id] = address
-    # what has no address of its own gets one that no device of the machine has
+    # the others get addresses that no device of the machine has
     taken = set(normal.values())
-    for device in topology.devices:
-        if device.id in assigned:
-            continue
-        while _make_up_address(number) in taken:
-            number += 1
-        assigned[device.id] = _make_up_address(number)
-        number += 1
-    return assigned
-
-
-def _make_up_address(number: int) -> str:
-    """Return the made-up address of a number, in the domains from f000."""
-    return f"{0xF000 + (number >> 8):04x}:{number & 0xFF:02x}:00.0"
+    made_up = (f"{0xF000 + (number >> 8):04x}:{number & 0xFF:02x}:00.0" for number in count())
+    free = (address for address in made_up if address not in taken)
+    return assigned | {d.id: next(free) for d in topology.devices if d.id not in assigned}
 
 
 def number_nodes(cpus: list[Device]) -> dict[str, int]:
-    """Return a `numaid` for each CPU, all different: its own, -1 for one that is not known, else
-    the first that is free.
+    """Assign a different `numaid` to each CPU: its own, -1 if that is unknown, else the first free
+    one.
     """
     owners: dict[int, str] = {}
     for cpu in cpus:
         numa = -1 if cpu.numa_node is None else cpu.numa_node
-        if -1 <= numa < _MOST_NODES:
+        if -1 <= numa < _MAX_NODES:
             owners.setdefault(numa, cpu.id)
     numbers = {name: numa for numa, name in owners.items()}
     free = iterate_free_numbers(owners)
@@ -192,6 +179,6 @@ def number_nodes(cpus: list[Device]) -> dict[str, int]:
 
 
 def iterate_free_numbers(taken: Iterable[int]) -> Iterator[int]:
-    """Return an iterator over the numbers from 0 on that are not `taken`."""
+    """Iterate over the numbers from 0 that are not `taken`."""
     used = set(taken)
     return (number for number in count() if number not in used)
