@@ -2,15 +2,15 @@
 
     machine = topoplan.probe()                                      or topoplan.load("dgx1"), load("matrix.txt"), ...
     plan = topoplan.synthesize("allreduce", machine)                the fastest schedules by size, verified, with their bound
-    print(topoplan.describe(plan)); plan.save("plan.json")          and later topoplan.Plan.load("plan.json")
+    print(plan.describe()); plan.save("plan.json")                  and later topoplan.Plan.load("plan.json")
     topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
     torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
     with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
     topoplan.place("dgx1").order                                    which GPU each rank should get
 
-What needs torch is imported when it is first used; topologies and plans do without. docs/api.md is
-the reference.
+Modules are imported when their names are first used: topologies and plans need no torch.
+docs/api.md is the reference.
 """
 
 from __future__ import annotations
@@ -19,27 +19,33 @@ from importlib import import_module
 
 from .topo.version import VERSION
 
-TYPE_CHECKING = False  # as typing has it: importing typing takes longer than all else here
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
-    from .runtime.backend.options import BackendOptions, backend_options
-    from .runtime.choose import Choice
+    from .runtime.backend.options import Plans, backend_options
+    from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
-    from .runtime.ddp import ddp_hook
+    from .runtime.ddp import DdpHook, ddp_hook
     from .runtime.mpi.launched import join_mpi
+    from .runtime.ranks.groups import GroupMaker
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
+    from .runtime.ranks.transport import Transport
     from .synth.bounds.certificate import Bound
+    from .synth.cost.affine import Cost
+    from .synth.effort import Effort
     from .synth.forest.candidates import TreeLimits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
-    from .synth.ir.transfers import Transfer
-    from .synth.place.placement import Placement
+    from .synth.ir.transfers import Transfer, Transfers
+    from .synth.place.job import Job, Traffic
+    from .synth.place.placement import Placement, Step
     from .synth.place.placing import place
+    from .synth.place.proof.check import PlaceBound
     from .synth.plan import Entry, Plan
-    from .synth.planner.api import describe, synthesize, verify
+    from .synth.planner.api import synthesize, verify
     from .synth.planner.registry import strategy
     from .synth.request import Request, Send, build_schedule
-    from .topo.devices import Device, Link
+    from .topo.devices import Device, InNetwork, Link
     from .topo.errors import (
         ExecutionError,
         InfeasibleError,
@@ -51,111 +57,147 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from .topo.graph import Topology
-    from .topo.loader.resolve import load, probe, resolve
+    from .topo.loader.resolve import load, probe
+    from .topo.notes import Note
+    from .topo.routes import Router
 
 
 __version__ = VERSION
 
 # The module that each public name is in.
 _HOMES = {
-    "BackendOptions": "runtime.backend.options",
     "Bound": "synth.bounds.certificate",
     "Choice": "runtime.choose",
+    "ChooseMode": "runtime.choose",
     "Chunk": "synth.ir.collective",
     "Collective": "synth.ir.collective",
     "CollectiveName": "synth.ir.collective",
     "Communicator": "runtime.communicator",
+    "Cost": "synth.cost.affine",
+    "DdpHook": "runtime.ddp",
     "Device": "topo.devices",
+    "Effort": "synth.effort",
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
+    "GroupMaker": "runtime.ranks.groups",
+    "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
-    "TreeLimits": "synth.forest.candidates",
+    "Job": "synth.place.job",
     "Link": "topo.devices",
+    "Note": "topo.notes",
+    "PlaceBound": "synth.place.proof.check",
     "Placement": "synth.place.placement",
     "Plan": "synth.plan",
     "PlanMismatchError": "topo.errors",
+    "Plans": "runtime.backend.options",
     "Request": "synth.request",
+    "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
+    "Step": "synth.place.placement",
     "StrategyError": "topo.errors",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
+    "Traffic": "synth.place.job",
     "Transfer": "synth.ir.transfers",
+    "Transfers": "synth.ir.transfers",
+    "Transport": "runtime.ranks.transport",
+    "TreeLimits": "synth.forest.candidates",
     "VerificationError": "topo.errors",
     "backend_options": "runtime.backend.options",
     "build_schedule": "synth.request",
     "ddp_hook": "runtime.ddp",
-    "describe": "synth.planner.api",
     "device_mesh": "runtime.ranks.mesh",
     "join_mpi": "runtime.mpi.launched",
     "load": "topo.loader.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
-    "resolve": "topo.loader.resolve",
     "strategy": "synth.planner.registry",
     "synthesize": "synth.planner.api",
     "verify": "synth.planner.api",
 }
 
-# Old names, which warn for one version.
-_RENAMED = {"Limits": "TreeLimits"}
+# Old names: the module and the name there, and what to write instead. They go with version 0.2.
+_OLD = {
+    "BackendOptions": (
+        "runtime.backend.options",
+        "BackendOptions",
+        "topoplan.backend_options(...)",
+    ),
+    "Limits": ("synth.forest.candidates", "TreeLimits", "topoplan.TreeLimits"),
+    "describe": ("synth.describe", "describe", "the method describe() of the object"),
+    "resolve": ("topo.loader.resolve", "resolve", "topoplan.load"),
+}
 
 __all__ = [
-    "BackendOptions",
     "Bound",
     "Choice",
+    "ChooseMode",
     "Chunk",
     "Collective",
     "CollectiveName",
     "Communicator",
+    "Cost",
+    "DdpHook",
     "Device",
+    "Effort",
     "Entry",
     "ExecutionError",
+    "GroupMaker",
+    "InNetwork",
     "InfeasibleError",
     "InputError",
+    "Job",
     "Link",
+    "Note",
+    "PlaceBound",
     "Placement",
     "Plan",
     "PlanMismatchError",
+    "Plans",
     "Request",
+    "Router",
     "Schedule",
     "Send",
+    "Step",
     "StrategyError",
     "TimeLimitError",
     "Topology",
     "TopoplanError",
+    "Traffic",
     "Transfer",
+    "Transfers",
+    "Transport",
     "TreeLimits",
     "VerificationError",
     "backend_options",
     "build_schedule",
     "ddp_hook",
-    "describe",
     "device_mesh",
     "join_mpi",
     "load",
     "nccl_graph",
     "place",
     "probe",
-    "resolve",
     "strategy",
     "synthesize",
     "verify",
 ]
 
-if not TYPE_CHECKING:  # type checkers are to know which names there are not
+if not TYPE_CHECKING:  # with __getattr__, type checkers would accept names that do not exist
 
     def __getattr__(name: str) -> object:
-        """Import a public name's module when the name is first asked for."""
-        if name in _RENAMED:
+        """Import a public name's module when the name is first used; warn about an old name."""
+        if name in _OLD:
             from warnings import warn
 
-            new = _RENAMED[name]
-            warn(f"topoplan.{name} is now topoplan.{new}", DeprecationWarning, stacklevel=2)
-            return __getattr__(new)
+            home, now, instead = _OLD[name]
+            message = f"topoplan.{name} goes with version 0.2; use {instead}"
+            warn(message, DeprecationWarning, stacklevel=2)
+            return getattr(import_module(f".{home}", __name__), now)
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
@@ -164,5 +206,5 @@ if not TYPE_CHECKING:  # type checkers are to know which names there are not
 
 
 def __dir__() -> list[str]:
-    """Return the public names, whether they were asked for yet or not."""
+    """Return the public names, whether they were used yet or not."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -7,7 +7,7 @@ import sys
 
 from ..topo.errors import InputError
 from .shared.common import Example, Parser, run_command
-from .shared.progress import Progress
+from .shared.progress import ProgressReporter
 
 PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     with end_on_signals(), emulate(topology, rate, listed) as network:
         built = network.blueprint
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
-        Progress(PROG, args).tell(
+        ProgressReporter(PROG, args).tell(
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, "
             f"{len(built.devices) - len(built.home)} other devices, "
             f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"

@@ -12,7 +12,7 @@ from ..topo.pictures.fit import wrap_text
 from ..topo.printable import printable_lines
 from .shared.common import Example, Parser, find_width, name_option, run_command, say_error
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
-from .shared.progress import Progress, Say
+from .shared.progress import ProgressReporter, Say
 
 if TYPE_CHECKING:
     from ..synth.judge.machine import Machines
@@ -124,7 +124,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     from ..topo.errors import InputError
 
     check_outputs(arguments, "output", "csv")
-    progress = Progress(PROG, arguments)
+    progress = ProgressReporter(PROG, arguments)
     given = [name for name in arguments.files if is_topology_file(name)]
     files = [name for name in arguments.files if name not in given]
     if len(given) > 1:

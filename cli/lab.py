@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .shared.common import Example, Parser, run_command
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
-from .shared.progress import Progress
+from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from ..runtime.lab.report.page import Report
@@ -157,7 +157,7 @@ def _run(args: argparse.Namespace) -> int:
     ]
     sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
     check_outputs(args, "output", "plot", "csv")
-    progress = Progress(PROG, args)
+    progress = ProgressReporter(PROG, args)
     dataset = load(args.dataset, args.seed)
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..topo.printable import printable, printable_lines
 from .shared.common import Example, Parser, find_width, print_error, run_command
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
-from .shared.progress import Progress
+from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
     import argparse
@@ -152,7 +152,7 @@ def _is_rank_0() -> bool:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    progress = Progress(PROG, arguments, not _is_launched() or _is_rank_0())
+    progress = ProgressReporter(PROG, arguments, not _is_launched() or _is_rank_0())
     if not _is_launched() or _is_rank_0():
         check_outputs(arguments, "output", "csv")
     topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
@@ -213,7 +213,7 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
     return [resolve(name, arguments.box) for name in names]
 
 
-def _measure(arguments: argparse.Namespace, progress: Progress) -> Topology:
+def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
     """Return the named topology, or that of the hosts that the ranks are on, with measured
     rates.
     """

@@ -10,7 +10,7 @@ from ..synth.report import USUAL_LIMIT_S
 from ..topo.errors import InputError
 from .shared.common import Example, Parser, run_command
 from .shared.outputs import OUTPUT, add_force, check_outputs
-from .shared.progress import Progress, Say
+from .shared.progress import ProgressReporter, Say
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +70,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from ..synth.report.page import write_page
     from ..topo.files import write_whole
 
-    progress = Progress(PROG, arguments)
+    progress = ProgressReporter(PROG, arguments)
     with progress.follow("gathering ...", arguments.time_limit) as work:
         report = _gather(arguments.subject, arguments.time_limit, work.say)
     page = write_page(report)

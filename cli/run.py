@@ -23,7 +23,7 @@ from .running.options import (
 )
 from .shared.common import run_command
 from .shared.outputs import write_rows
-from .shared.progress import Progress, Say, Work
+from .shared.progress import ProgressReporter, Say, Work
 
 if TYPE_CHECKING:
     import argparse
@@ -134,7 +134,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=options.timeout_s)
     rank = int(os.environ["RANK"])
-    progress = Progress(PROG, args, speaks=rank == 0)
+    progress = ProgressReporter(PROG, args, speaks=rank == 0)
     with keep_output_clean():
         try:
             dist.init_process_group(
@@ -272,7 +272,7 @@ def _host_costs(
 
 
 def _write_calibrated(
-    args: argparse.Namespace, topology: Topology, host: HostCosts, progress: Progress
+    args: argparse.Namespace, topology: Topology, host: HostCosts, progress: ProgressReporter
 ) -> None:
     """Write the topology (an emulated one with its own rates) and its host costs to a file or to
     standard output.
@@ -291,7 +291,7 @@ def _write_calibrated(
 
 
 def _write_all(
-    args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: Progress
+    args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: ProgressReporter
 ) -> None:
     """Print the rows, and write the files that were asked for."""
     from ..topo.files import write_whole

@@ -36,14 +36,14 @@ def main() -> None:
     machine = sys.argv[1] if len(sys.argv) > 1 else "path:8"
     mine = topoplan.synthesize("allreduce", machine, "middle")
     best = topoplan.synthesize("allreduce", machine)
-    print(topoplan.describe(mine, "16M"))
-    print(topoplan.describe(best, "16M"))
+    print(mine.describe("16M"))
+    print(best.describe("16M"))
 
     # Whatever a strategy returns is replayed before it counts; a schedule can also be checked by
     # itself.
     schedule = mine.entries[-1].schedule
     topoplan.verify(schedule, machine)
-    print(topoplan.describe(schedule))
+    print(schedule.describe())
 
 
 if __name__ == "__main__":

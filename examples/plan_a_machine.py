@@ -30,7 +30,7 @@ def main() -> None:
             text = Path(folder) / "matrix.txt"
             text.write_text(MATRIX, encoding="utf-8")
             machine = topoplan.load(text)
-    print(topoplan.describe(machine))
+    print(machine.describe())
     for link in machine.links:
         if link.kind == "nvlink":
             print(
@@ -39,7 +39,7 @@ def main() -> None:
             )
 
     plan = topoplan.synthesize("allreduce", machine)
-    print(topoplan.describe(plan, "64M"))
+    print(plan.describe("64M"))
     plan.save(PLAN, overwrite=True)
 
     again = topoplan.Plan.load(PLAN)  # verified when it is written, and when it is read

@@ -37,7 +37,7 @@ def main() -> None:
             "dist.all_reduce has it"
         )
         if choice is not None:
-            print(topoplan.describe(choice))
+            print(choice.describe())
     communicator.close()
     dist.destroy_process_group()
     if not same:

@@ -37,6 +37,8 @@ MODES = ("race", "model", "plan", SAME_BITS)
 # From a size in bytes and the candidates to one of them, None for the stock collective, or one of
 # MODES to use; alike on all ranks.
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
+# How a Communicator picks the schedule for a size: a name in MODES, or a function from the size in
+# bytes and the candidates to one of them, None (the stock collective), or a name in MODES.
 ChooseMode = str | ChooseFunction
 # Candidates that are predicted to take more than this many times the best one's time are not raced.
 _NEAR = 1.4

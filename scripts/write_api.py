@@ -1,6 +1,4 @@
-"""Write docs/api.md, the reference of the Python API, from the docstrings of the public names:
-`make api`.
-"""
+"""Write docs/api.md, the reference of the Python API, from docstrings of public names: `make api`."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ import topoplan
 ROOT = Path(__file__).resolve().parents[1]
 QUOTE = "'"
 PAGE = ROOT / "docs/api.md"
-# The whole programs of the page, files in examples/, with their headings.
+# Complete programs on the page: files in examples/, with their headings.
 PROGRAMS = {
-    "plan_a_machine.py": "Plan for a machine that is known by a text, and save the plan",
+    "plan_a_machine.py": "Plan for a machine described by a text file, and save the plan",
     "run_a_collective.py": "Run a collective through a plan",
-    "own_strategy.py": "A strategy of one's own",
+    "own_strategy.py": "Write your own strategy",
 }
 SECTIONS = {
-    "Machines": ("probe", "load", "resolve", "Topology", "Device", "Link"),
-    "Plans": ("synthesize", "describe", "Plan", "Entry", "TreeLimits", "Bound"),
-    "Where ranks go": ("place", "Placement", "device_mesh"),
+    "Machines": ("probe", "load", "Topology", "Device", "Link", "InNetwork"),
+    "Plans": ("synthesize", "Plan", "Entry", "TreeLimits", "Bound", "Cost"),
+    "Where ranks go": ("place", "Placement", "Traffic", "Step", "PlaceBound", "device_mesh"),
     "Collectives and schedules": (
         "Collective",
         "CollectiveName",
@@ -35,14 +33,17 @@ SECTIONS = {
     ),
     "Running": (
         "Communicator",
+        "ChooseMode",
         "Choice",
+        "GroupMaker",
         "ddp_hook",
         "backend_options",
-        "BackendOptions",
+        "Plans",
         "join_mpi",
         "nccl_graph",
     ),
-    "Strategies of one's own": ("strategy", "Request", "Send", "build_schedule"),
+    "Your own strategies": ("strategy", "Request", "Send", "build_schedule"),
+    "Types in signatures": ("DdpHook", "Effort", "Job", "Note", "Router", "Transfers", "Transport"),
     "Errors": (
         "TopoplanError",
         "InputError",
@@ -55,27 +56,31 @@ SECTIONS = {
     ),
 }
 INTRODUCTIONS = {
-    "Strategies of one's own": """\
-A strategy is a function from a `Request` to schedules. `@topoplan.strategy("mine")` makes it known in a process; an entry
-point makes it known wherever its package is installed, to `topo-synth --strategy mine` and to the backend too:
+    "Your own strategies": """\
+A strategy is a function from a `Request` to schedules. `@topoplan.strategy("mine")` registers it in one process. An entry
+point registers it wherever its package is installed, also for `topo-synth --strategy mine` and the backend:
 
 ```toml
 [project.entry-points."topoplan.strategies"]
 mine = "package.module:build"
 ```
 
-Its schedules are verified and costed as ours are, and bear its name. What goes wrong in it is one line with its name: asked
-for by name, an error; in `auto`, a warning in the log `topoplan`, and planning goes on without it. The backend keeps plans
-in its cache folder: empty that after installing a strategy that it is to use.
+Its schedules are verified and costed like the built-in ones, and carry its name. If the strategy fails, the message is one
+line with its name: an error if you asked for it by name; in `auto` a warning in the log `topoplan`, and planning continues
+without it. The backend caches plans, so empty its cache folder after you install a strategy that it should use.
+""",
+    "Types in signatures": """\
+Programs get objects of these types and pass them on. Their attributes and methods are not promised.
 """,
     "Errors": """\
-Every error that is raised on purpose is a `TopoplanError`, and its message one line. `exit_code` is what commands end with: 1
-failed, 2 bad input, 3 infeasible, 4 out of time, 5 a plan or schedule that does not hold.
+Every error that topoplan raises on purpose is a `TopoplanError` with a one-line message. `exit_code` is the exit code of a
+command that ends with it: 1 failed, 2 bad input, 3 infeasible, 4 out of time, 5 a plan or schedule that fails verification.
 """,
 }
-# Members that only topoplan itself needs, and for which nothing is promised.
+# Public members that only topoplan itself needs, and that the page leaves out.
 INSIDE = {
     "Bound": ("from_fields",),
+    "Communicator": ("prepare", "find_again"),
     "Collective": ("problem_with",),
     "TreeLimits": ("allows",),
     "Schedule": ("from_fields", "tick"),
@@ -84,27 +89,26 @@ INSIDE = {
 HEAD = """\
 # The Python API
 
-Written by `scripts/write_api.py` from the docstrings; change those, then `make api`.
+`scripts/write_api.py` generates this page from the docstrings; to change it, edit those and run `make api`.
 
-`import topoplan` shows the names below and imports nothing heavy: each name's module is imported when the name is first
-used, and torch only with those under [Running](#running). Sizes are bytes, or texts such as `"64M"`
-where that is said; bandwidths are in GB/s (1e9 bytes a second), in fractions. Objects print as one line;
-`print(topoplan.describe(x))` has the tables that the commands print. The package is typed
-(`py.typed`; programs pass `mypy --strict`).
+`import topoplan` imports nothing heavy: each name's module is imported when the name is first used, and torch only for the
+names under [Running](#running). Sizes are bytes, or, where noted, text such as `"64M"`; bandwidths are in GB/s (1e9 bytes a
+second), as fractions. Objects print as one line; `print(x.describe())` shows the tables that the commands print. The package
+is typed (`py.typed`; programs pass `mypy --strict`).
 
-## What stays as it is
+## Compatibility
 
-Versions are semantic. The promise covers the names on this page, what they take and return, the attributes and methods
-listed here, and the files that they write; it does not cover what begins with an underscore, or is imported from
-`topoplan.topo`, `topoplan.synth`, `topoplan.runtime` and `topoplan.cli`: these are the inside, and may change in any
-version.
+Versions are semantic. Covered are the names on this page, their parameters and results, the attributes and methods listed
+here, and the files that they write. Not covered are names that begin with an underscore, and everything imported from
+`topoplan.topo`, `topoplan.synth`, `topoplan.runtime` and `topoplan.cli`: these are internal and may change in any version.
 
-- Until 1.0 a minor version (0.1 to 0.2) may change what is promised; [CHANGELOG.md](../CHANGELOG.md) then says what to
-  write instead. A patch version (0.1.0 to 0.1.1) does not. From 1.0 on only a major version does.
+- Until 1.0 a minor version (0.1 to 0.2) may change the covered interface; [CHANGELOG.md](../CHANGELOG.md) then says what to
+  use instead, and old names warn (`DeprecationWarning`) for one version. A patch version (0.1.0 to 0.1.1) changes nothing.
+  From 1.0 on only a major version does.
 - New names, parameters with defaults, strategies, presets and fields of files may come with any minor version.
-- Plans and topologies are files with a `version`. A file of an older version is read, or refused in one line that says so.
-- Not promised: the words of messages, of `repr` and of `describe`, and which schedules a plan holds. The same request
-  gives the same plan with the same version of topoplan and the same strategies installed; a newer one may find a better
+- Plans and topologies are files with a `version`. A file of an older version is read, or refused with a one-line error.
+- The wording of messages, of `repr` and of `describe` may change, and so may the schedules in a plan. The same request
+  gives the same plan with the same version of topoplan and the same strategies installed; a newer version may find a better
   plan.
 - Errors keep their classes and exit codes.
 """
@@ -171,6 +175,8 @@ def _read(file: Path) -> list[ast.stmt]:
 
 def _describe_class(name: str, node: ast.ClassDef, doc: str) -> str:
     """Return a class, with its fields or what makes one, and its public methods and properties."""
+    if name in SECTIONS["Types in signatures"]:
+        return f"### {name}\n\n{_prose(doc)}\n"
     head = _code(_heading(name, node))
     members = [
         _describe_member(m, _find_file(name))

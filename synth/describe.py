@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..topo.errors import InputError
 from ..topo.printable import printable
@@ -254,3 +254,10 @@ def count_bytes(size: int | str) -> int:
             f"size is {size!r}; expected bytes as a whole number, or a text such as '64M'"
         )
     return size
+
+
+def describe(thing: Any, size: int | str = "1G") -> str:
+    """Format an object as text, as version 0.1 did; the objects have a method for it now."""
+    from .plan import Plan
+
+    return str(thing.describe(size) if isinstance(thing, Plan) else thing.describe())

@@ -171,6 +171,14 @@ class Plan:
         at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
         return f"<Plan of {self.collective} on {self.topology.name}: {labels}, {at_most}>"
 
+    def describe(self, size: int | str = "1G") -> str:
+        """Format the plan as topo-synth's table, with the prediction for `size` (bytes, or text
+        such as "64M").
+        """
+        from .describe import count_bytes, describe_plan
+
+        return describe_plan(self, count_bytes(size))
+
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic.
 

@@ -159,6 +159,12 @@ class Topology:
         beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
         return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
+    def describe(self) -> str:
+        """Format the machine as the tables of topo-probe."""
+        from .pictures import table  # imports rich, which nothing else here needs
+
+        return table.write(self).rstrip("\n")
+
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits that depend neither on names nor on the order of devices and links.

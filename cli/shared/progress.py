@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 _PAUSE_S = 0.5
 
 
-class Progress:
+class ProgressReporter:
     """Whether and how a command speaks, by its -v and -q and by whether standard error is a
     terminal.
     """

@@ -12,7 +12,7 @@ from .job import bound_json
 
 if TYPE_CHECKING:
     from ...synth.bounds.single_path import Bounds
-    from .job import Job
+    from .job import SynthRun
 
 # Fields of a plan's JSON, which a bound alone leaves empty.
 _EMPTY = (
@@ -28,7 +28,7 @@ _EMPTY = (
 )
 
 
-def run(job: Job) -> None:
+def run(job: SynthRun) -> None:
     """Find the bounds and print them."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import find_bounds
@@ -55,7 +55,7 @@ def bounds_json(bounds: Bounds) -> dict[str, object]:
     return {"bound": bound_json(bounds.multipath), "bound_one_way": bound_json(bounds.single_path)}
 
 
-def head_line(job: Job, bounds: Bounds | None) -> str:
+def head_line(job: SynthRun, bounds: Bounds | None) -> str:
     """Return the collective, the machine and their bounds as text."""
     text = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks"
     return text if bounds is None else f"{text}: {bounds_text(bounds)}"

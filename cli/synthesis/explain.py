@@ -10,7 +10,7 @@ from ...synth.sizes import show_size
 from ...topo.pictures.cables import format_rate
 from ...topo.pictures.fit import print_table
 from ...topo.printable import printable
-from .job import Job, print_lines
+from .job import SynthRun, print_lines
 from .plan import report, synthesize_job
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _MAX_LISTED = 8
 _MAX_ORDER = 60
 
 
-def run(job: Job) -> None:
+def run(job: SynthRun) -> None:
     """Synthesize a plan with every strategy, print it, and explain what limits it."""
     from ...synth.effort import Effort
     from ...synth.explain import explain
@@ -58,7 +58,7 @@ def run(job: Job) -> None:
     report(job, planned, with_forests=True, more_json={"explain": fields}, more=section)
 
 
-def _try_orders(job: Job) -> Placement | None:
+def _try_orders(job: SynthRun) -> Placement | None:
     """Return the order of ranks in which the stock collective is fastest; None if there is no model
     of it, or the machine is too large.
     """

@@ -8,10 +8,10 @@ import sys
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from .bound import bounds_json, head_line
-from .job import Job
+from .job import SynthRun
 
 
-def run(job: Job) -> None:
+def run(job: SynthRun) -> None:
     """Write what --format names to the file of -o, or print it."""
     from ...synth.effort import Effort
     from ...synth.export.formats import export

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.pictures.fit import print_table
-from .job import Job, deliver, plan_json
+from .job import SynthRun, deliver, plan_json
 from .options import parse_instance
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-def run(job: Job) -> None:
+def run(job: SynthRun) -> None:
     """Find the front, print it with the plan of its schedules, and write the files asked for.
 
     Raises InfeasibleError or TimeLimitError, after printing, if no row has a schedule.
@@ -66,7 +66,7 @@ def run(job: Job) -> None:
     _check_feasible(job, front)
 
 
-def _find_front(job: Job, effort: Effort, say: Callable[[str], None]) -> Front:
+def _find_front(job: SynthRun, effort: Effort, say: Callable[[str], None]) -> Front:
     from ...synth.ksync.pareto import decide, pareto
 
     args = job.args
@@ -99,7 +99,7 @@ def _print_front(console: Console, front: Front) -> None:
     console.print(text, highlight=False)
 
 
-def _check_feasible(job: Job, front: Front) -> None:
+def _check_feasible(job: SynthRun, front: Front) -> None:
     """Raise InfeasibleError or TimeLimitError, with what was proved, if no row has a schedule."""
     from ...synth.ksync.pareto import FEASIBLE, INFEASIBLE
 

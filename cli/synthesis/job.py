@@ -16,7 +16,7 @@ from ...synth.sizes import parse_size
 from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
 from ..shared.outputs import write_rows
-from ..shared.progress import Progress, Say
+from ..shared.progress import ProgressReporter, Say
 from .options import PROG
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Section = Callable[["Console"], None]
 
 
 @dataclass
-class Job:
+class SynthRun:
     """One run of topo-synth.
 
     `machine` is the machine as given, with its `given_router` and the collective `given` on it;
@@ -54,7 +54,7 @@ class Job:
     collective: Collective
     started: float
     size: int
-    progress: Progress
+    progress: ProgressReporter
     seconds: float = 0.0
     cut_short: list[str] = field(default_factory=list)
     in_network: Bound | None = None
@@ -129,7 +129,7 @@ class Job:
         return [text] if listed else []
 
 
-def make_job(args: argparse.Namespace) -> Job:
+def make_job(args: argparse.Namespace) -> SynthRun:
     """Return the run that the options ask for. Raises InputError if the machine or its changes
     cannot be.
     """
@@ -147,9 +147,9 @@ def make_job(args: argparse.Namespace) -> Job:
     collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
     if change and collective.root is not None:
         given = replace(given, root=machine.ranks.index(topology.ranks[collective.root]))
-    return Job(
+    return SynthRun(
         args, machine, topology, given_router, router, given, collective, started, size,
-        Progress(PROG, args),
+        ProgressReporter(PROG, args),
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def bound_json(limit: Bound | None) -> dict[str, Any] | None:
 
 
 def plan_json(
-    job: Job, plan: Plan | None, bound: Bound | None, one_way: Bound | None
+    job: SynthRun, plan: Plan | None, bound: Bound | None, one_way: Bound | None
 ) -> dict[str, Any]:
     """Return the fields of --json that describe a plan, or its absence."""
     from ...synth.cost.host_costs import describe_host
@@ -210,7 +210,7 @@ def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
     return dict(zip(("size_bytes", "algbw_GBps"), reach_at(plan, entry, size), strict=True))
 
 
-def _chosen_json(job: Job, plan: Plan | None) -> dict[str, Any]:
+def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
     """Return the figures of the schedule for the requested size.
 
     Chunks are in SCCL's units (per rank, or of the whole buffer) if they divide evenly.
@@ -251,7 +251,7 @@ def print_lines(console: Console, *lines: str, style: str | None = None) -> None
 
 
 def deliver(
-    job: Job,
+    job: SynthRun,
     plan: Plan | None,
     body: Callable[[], dict[str, Any]],
     rows: Callable[[], list[dict[str, Any]]],

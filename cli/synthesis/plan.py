@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...synth.describe import show_us
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
-from .job import Job, Section, at_size_json, deliver, plan_json, print_lines
+from .job import Section, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import parse_limits
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _NO_GAP = 1e-6
 
 
 @dataclass(frozen=True)
-class Planned:
+class Outcome:
     """The synthesis for a machine, and the plan for the machine before it changed."""
 
     result: Synthesis
     healthy: Plan | None
 
 
-def run(job: Job) -> None:
+def run(job: SynthRun) -> None:
     """Synthesize a plan, print it and write the files that were asked for."""
     with job.search() as say:
         planned = synthesize_job(job, say)
@@ -44,7 +44,7 @@ def run(job: Job) -> None:
     report(job, planned, with_forests=with_forests)
 
 
-def synthesize_job(job: Job, say: Callable[[str], None]) -> Planned:
+def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
     """Return the plan that was asked for and, if the machine was changed, the one for the machine
     as given.
     """
@@ -69,12 +69,12 @@ def synthesize_job(job: Job, say: Callable[[str], None]) -> Planned:
         healthy = before.plan
         job.cut_short += before.cut_short
     job.in_network = bound_in_network(job.collective, job.topology, result.plan.bound)
-    return Planned(result, healthy)
+    return Outcome(result, healthy)
 
 
 def report(
-    job: Job,
-    planned: Planned,
+    job: SynthRun,
+    planned: Outcome,
     *,
     with_forests: bool,
     more_json: dict[str, Any] | None = None,
@@ -113,7 +113,7 @@ def report(
     deliver(job, plan, body, lambda: _list_rows(job, plan), picture, then=(sections,))
 
 
-def _healthy_json(job: Job, plan: Plan, healthy: Plan) -> dict[str, Any]:
+def _healthy_json(job: SynthRun, plan: Plan, healthy: Plan) -> dict[str, Any]:
     """Return the figures of the machine before the change, and the ratios of today's to them."""
     entry = healthy.entry_for(job.size)
     time_s = healthy.time_s(entry, job.size)
@@ -129,7 +129,7 @@ def _healthy_json(job: Job, plan: Plan, healthy: Plan) -> dict[str, Any]:
     }
 
 
-def _print_healthy(console: Console, job: Job, plan: Plan, healthy: Plan) -> None:
+def _print_healthy(console: Console, job: SynthRun, plan: Plan, healthy: Plan) -> None:
     figures = _healthy_json(job, plan, healthy)
     print_lines(
         console,
@@ -153,7 +153,7 @@ def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
     print_table(console, columns, lines, ("found by", "depth"), title="trees considered")
 
 
-def _list_rows(job: Job, plan: Plan) -> list[dict[str, Any]]:
+def _list_rows(job: SynthRun, plan: Plan) -> list[dict[str, Any]]:
     """Return the rows of a plan's table for --csv, one for each range of sizes."""
     rows = []
     for entry in plan.entries:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
@@ -20,6 +21,8 @@ from ..scratch import parse_scratch
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
+# A plan, a plan's file, a folder of such files, several of these, a topology to plan for, or auto
+# or off.
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
 # Time for one synthesis, during which calls go on by the stock collectives (sizes.py).
 _TIME_LIMIT_S = 20.0
@@ -63,7 +66,7 @@ def backend_options(
     even_alltoall: bool | None = None,
     transport: str | None = None,
     scratch: str | int | None = None,
-) -> BackendOptions:
+) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
     An option that is not given is taken from the environment variable named here, else from its

@@ -170,6 +170,12 @@ class Schedule:
         sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
         return f"<Schedule {self.label}: {self.collective}, {sizes}>"
 
+    def describe(self) -> str:
+        """Format the schedule's figures and its first transfers as text."""
+        from ..describe import describe_schedule
+
+        return describe_schedule(self)
+
     def offsets(self) -> tuple[Fraction, ...]:
         """Return where each chunk begins in its block, as a share of the buffer.
 

@@ -8,12 +8,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Protocol
 
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
-from ..describe import count_bytes, describe_plan, describe_schedule
+from ..describe import count_bytes
 from ..effort import USUAL_LIMIT_S
 from ..forest.candidates import TreeLimits
 from ..ir.collective import Collective, CollectiveName
@@ -25,27 +24,6 @@ from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan
 
 log = logging.getLogger("topoplan")
-
-
-class Describes(Protocol):
-    """Something that describes itself, as a Choice does."""
-
-    def describe(self) -> str:
-        """Return text of several lines."""
-
-
-def describe(thing: Topology | Plan | Schedule | Describes, size: int | str = "1G") -> str:
-    """Format a topology, plan, schedule or choice as text: a topology as the tables of topo-probe,
-    a plan as the table of topo-synth with the prediction for `size` (bytes, or text such as "64M"),
-    a schedule as its figures and first transfers, a choice as its race.
-    """
-    if isinstance(thing, Topology):
-        from ...topo.pictures import table  # imports rich, which nothing else here needs
-
-        return table.write(thing).rstrip("\n")
-    if isinstance(thing, Plan):
-        return describe_plan(thing, count_bytes(size))
-    return describe_schedule(thing) if isinstance(thing, Schedule) else thing.describe()
 
 
 def synthesize(

@@ -68,16 +68,31 @@ def test_public_names_are_shown_and_documented() -> None:
     ]
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     assert [name for name in topoplan.__all__ if f"\n### {name}\n" not in page] == []
+    assert not set(topoplan._OLD) & set(topoplan.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         topoplan.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_old_names_still_work_and_warn() -> None:
+    ring = topoplan.load("ring:3")
+    with pytest.warns(DeprecationWarning, match=r"goes with version 0.2; use topoplan\.load"):
+        assert topoplan.resolve("ring:3") == ring  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="the method describe"):
+        assert topoplan.describe(ring) == ring.describe()  # type: ignore[attr-defined]
+    plan = topoplan.synthesize("allreduce", ring, "ring")
+    with pytest.warns(DeprecationWarning):
+        assert topoplan.describe(plan, "1M") == plan.describe("1M")  # type: ignore[attr-defined]
+    for name in topoplan._OLD:
+        with pytest.warns(DeprecationWarning, match=f"topoplan.{name} goes"):
+            assert getattr(topoplan, name)
 
 
 def test_planning_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys, topoplan; p = topoplan.synthesize('allreduce', 'ring:3', 'ring'); "
         "p.save('plan.json')\n"
-        "topoplan.describe(p)\n"
-        "topoplan.Plan.load('plan.json'); topoplan.describe(topoplan.load('ring:3')); "
+        "p.describe()\n"
+        "topoplan.Plan.load('plan.json'); topoplan.load('ring:3').describe(); "
         "topoplan.strategy('x')(print)\n"
         "dir(topoplan); print('torch' in sys.modules, topoplan.TreeLimits(max_trees=3))"
     )
@@ -95,7 +110,7 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
 
 def test_a_machine_is_loaded_by_name_by_path_and_from_the_local_machine(tmp_path: Path) -> None:
     ring = topoplan.load("ring:3")
-    assert ring == topoplan.resolve("ring:3")
+    assert ring.fingerprint == topoplan.Topology.loads(ring.dumps()).fingerprint
     (tmp_path / "ring.json").write_text(ring.dumps(), encoding="utf-8")
     assert (
         topoplan.load(tmp_path / "ring.json") == topoplan.load(str(tmp_path / "ring.json")) == ring
@@ -197,7 +212,7 @@ def test_a_schedule_is_verified_by_itself() -> None:
 @given(graphs(switches=2))
 def test_a_machine_prints_as_one_line_and_describes_itself(machine: topoplan.Topology) -> None:
     assert len(repr(machine)) < 120 and "\n" not in repr(machine)
-    assert machine.fingerprint in topoplan.describe(machine)
+    assert machine.fingerprint in machine.describe()
 
 
 def test_objects_print_as_one_line_and_describe_themselves_as_the_commands_do() -> None:
@@ -217,24 +232,23 @@ def test_objects_print_as_one_line_and_describe_themselves_as_the_commands_do() 
         "--size",
         "1M",
     ).stdout
-    assert topoplan.describe(plan, "1M") == topoplan.describe(plan, 1 << 20)
-    table = [line.split() for line in topoplan.describe(plan, "1M").splitlines()]
+    assert plan.describe("1M") == plan.describe(1 << 20)
+    table = [line.split() for line in plan.describe("1M").splitlines()]
     assert table == [line.split() for line in printed.splitlines()][: len(table)]
-    assert max(
-        map(len, topoplan.describe(plan).splitlines()[1:])
-    ) < 200 and "…" not in topoplan.describe(plan)
+    assert max(map(len, plan.describe().splitlines()[1:])) < 200 and "…" not in plan.describe()
 
 
 def test_a_name_that_looks_like_markup_is_printed_as_it_is() -> None:
     machine = replace(topoplan.load("ring:3"), name="[/a] [bold]b")
-    assert "allreduce on [/a] [bold]b (3 ranks" in topoplan.describe(
-        topoplan.synthesize("allreduce", machine, "ring")
+    assert (
+        "allreduce on [/a] [bold]b (3 ranks"
+        in topoplan.synthesize("allreduce", machine, "ring").describe()
     )
 
 
 def test_a_schedule_describes_its_first_transfers() -> None:
     (entry,) = topoplan.synthesize("broadcast", "switch:3", "packing", size="16M").entries
-    head, titles, *rows = topoplan.describe(entry.schedule).splitlines()
+    head, titles, *rows = entry.schedule.describe().splitlines()
     assert (
         head.startswith("packing x")
         and "broadcast over 3 ranks, root 0" in head
@@ -243,22 +257,22 @@ def test_a_schedule_describes_its_first_transfers() -> None:
     assert titles.split() == ["step", "from", "to", "chunk", "share", "operation", "through"]
     assert len(rows) == len(entry.schedule.transfers) and rows[0].split()[-1] == "switch0"
     many = topoplan.synthesize("alltoall", "full:16", "direct").entries[0].schedule
-    assert topoplan.describe(many).splitlines()[-1] == "... and 176 more transfers"
+    assert many.describe().splitlines()[-1] == "... and 176 more transfers"
 
 
 def test_a_choice_describes_the_race() -> None:
     own = topoplan.synthesize("allreduce", "ring:3", "ring").entries[0].schedule
     raced = topoplan.Choice(own, own, lambda _: None, {"stock": 20.0, own.label: 10.0})
     assert repr(raced) == f"<Choice {own.label}, 2 raced>"
-    assert [line.split()[0] for line in topoplan.describe(raced).splitlines()] == [
+    assert [line.split()[0] for line in raced.describe().splitlines()] == [
         "used:",
         "schedule",
         "ring",
         "stock",
     ]
-    assert topoplan.describe(raced).splitlines()[2].endswith("10.0  used")
+    assert raced.describe().splitlines()[2].endswith("10.0  used")
     assert (
-        topoplan.describe(topoplan.Choice(None, own, lambda _: None, {}))
+        topoplan.Choice(None, own, lambda _: None, {}).describe()
         == "used: stock, chosen without a race"
     )
 

@@ -13,7 +13,6 @@ from launch import run_module
 
 from topoplan.synth.describe import describe_plan
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.planner.api import describe
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.formats.nccl_xml import write as write_xml
 from topoplan.topo.graph import Topology
@@ -82,7 +81,7 @@ def test_rows_of_a_table_stay_aligned() -> None:
 
 def test_what_python_describes_is_escaped() -> None:
     plan = synthesize(Collective("allreduce", 2), hostile(), "ring").plan
-    for text in (describe(hostile()), describe_plan(plan, 1 << 20), describe(plan.schedules[0])):
+    for text in (hostile().describe(), describe_plan(plan, 1 << 20), plan.schedules[0].describe()):
         assert_harmless(text)
 
 
