@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 from ...topo.errors import InputError, suggest
 
+# The collectives by name, as every command and the API take them.
 CollectiveName = Literal[
     "allreduce",
     "allgather",
