@@ -1,4 +1,4 @@
-"""A machine rebuilt out of network namespaces with rate-limited links; ranks run inside, over real
+"""Emulate a machine with network namespaces and rate-limited links; ranks run inside, over
 sockets.
 """
 

@@ -1,11 +1,9 @@
-"""What to build for a topology: a namespace a device, a cable a pair of linked devices, and every
-pair's own route.
+"""Plan the emulation of a topology: a namespace per device, a cable per linked pair, all routes.
 
-Pure data, worked out before anything is touched. A rank has an identity address (10.99.x.y) that
-its process groups are bound to; every device on the way from one rank to another knows where to
-hand packets on. Where a pair has no route that the hardware would take (only other GPUs lie between
-them), those GPUs forward: sockets connect everybody to everybody, and that is also what a stock
-collective in a bad rank order would have to do.
+Pure data, computed before anything is touched. A rank has an identity address (10.99.x.y) that its
+process groups are bound to; every device on a route knows the next hop. If the hardware would take
+no route between two GPUs (only other GPUs lie between them), those GPUs forward: sockets need
+connections between all ranks, and a stock collective in a bad rank order would do the same.
 """
 
 from __future__ import annotations
@@ -23,23 +21,24 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Link, Topology
 from ...topo.routes import Router
 
+# 10.99.0.0/16 and 10.128.0.0/16: private networks that only the namespaces see.
 IDENTITY_NET = 10 << 24 | 99 << 16
 _CABLE_NET = 10 << 24 | 128 << 16
-_MOST_RANKS = 250
-_MOST_DEVICES = 600
-# What all links of an emulated machine may carry together, for each core of the host: with that
-# they keep their rates.
+# Each device is a namespace, a process that holds it, and several calls of ip and tc.
+_MAX_RANKS = 250
+_MAX_DEVICES = 600
+# Sum of all emulated links for each core of the host, at which links still keep their rates.
 _TOTAL_bps_PER_CORE = Fraction(800_000_000)
-# The rate of the widest emulated link where none is asked for, unless _TOTAL_bps_PER_CORE allows
-# less.
-_MOST_bps = Fraction(800_000_000)
+# Default rate of the widest emulated link, unless _TOTAL_bps_PER_CORE allows less.
+_DEFAULT_bps = Fraction(800_000_000)
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Cable:
-    """A veth pair between the devices numbered `a` and `b`; rates in bit/s out of each end, None
-    where no link leads.
+    """A veth pair between the devices numbered `a` and `b`.
+
+    Rates are in bit/s out of each end, None in a direction without a link.
     """
 
     number: int
@@ -63,7 +62,9 @@ class Cable:
 
 @dataclass(frozen=True)
 class Hop:
-    """At a device: packets for rank `dst` (of rank `src`; None: of any) go to device `via`."""
+    """A forwarding rule: packets for rank `dst` (from rank `src`, None for any) go to device
+    `via`.
+    """
 
     src: int | None
     dst: int
@@ -72,9 +73,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """`topology` has the scaled rates, ranks in the order asked for, and only devices that are
-    built: `devices[i]` is the id of the i-th, `home[r]` the number of rank r's. `paths[s, d]` lists
-    device numbers.
+    """Everything to build for an emulated machine.
+
+    `topology` has the scaled rates, ranks in the requested order, and only devices that are built.
+    `devices[i]` is the id of device i, `home[r]` the number of rank r's device, `paths[s, d]` the
+    device numbers on a route.
     """
 
     topology: Topology
@@ -90,9 +93,7 @@ class Blueprint:
         return format_address(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> Cable:
-        """Return the cable between two devices, given their numbers. Raises KeyError where there is
-        none.
-        """
+        """Return the cable between two devices, given their numbers; KeyError without one."""
         return self._cables[frozenset((a, b))]
 
     @cached_property
@@ -101,14 +102,12 @@ class Blueprint:
 
 
 def format_address(address: int) -> str:
-    """Return an IPv4 address in dotted notation."""
+    """Format an IPv4 address in dotted notation."""
     return ".".join(str(address >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def parse_rate(text: str) -> Fraction:
-    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes). Raises InputError where it is
-    not a rate.
-    """
+    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes); InputError for others."""
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
@@ -117,7 +116,7 @@ def parse_rate(text: str) -> Fraction:
 
 
 def parse_order(text: str, ranks: int) -> tuple[int, ...]:
-    """Return the GPU number of each rank. Raises InputError unless each GPU is listed once."""
+    """Return the GPU number of each rank; raise InputError unless each GPU is listed once."""
     try:
         order = tuple(int(x) for x in text.split(","))
     except ValueError:
@@ -132,22 +131,22 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
-    """Return what to build for a topology.
+    """Plan the emulation of a topology.
 
-    Raises InputError where it is too large, InfeasibleError where some rank cannot reach another.
+    Raise InputError if it is too large, InfeasibleError if a rank cannot reach another.
     """
     ranks = len(topology.ranks)
-    if not 2 <= ranks <= _MOST_RANKS:
+    if not 2 <= ranks <= _MAX_RANKS:
         raise InputError(
-            f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MOST_RANKS} can be emulated"
+            f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MAX_RANKS} can be emulated"
         )
     if order is not None:
         topology = _reorder(topology, order)
     routes = _find_routes(topology)
     used = {device for route in routes.values() for device in route}
-    if len(used) > _MOST_DEVICES:
+    if len(used) > _MAX_DEVICES:
         raise InputError(
-            f"topology {topology.name!r}: {len(used)} devices; at most {_MOST_DEVICES} can be "
+            f"topology {topology.name!r}: {len(used)} devices; at most {_MAX_DEVICES} can be "
             "emulated"
         )
     crossed = {link for route in routes.values() for link in pairwise(route)}
@@ -180,7 +179,7 @@ def blueprint(
 
 
 def _reorder(topology: Topology, order: tuple[int, ...]) -> Topology:
-    """Return the machine with its GPUs listed so that rank i is the order[i]-th."""
+    """Reorder the GPUs so that rank i is the order[i]-th."""
     gpus = iter([d for d in topology.devices if d.kind == "gpu"][i] for i in order)
     devices = tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices)
     return replace(topology, devices=devices)
@@ -200,7 +199,8 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
             for gpu in missing:
                 if gpu not in forwarded:
                     raise InfeasibleError(
-                        f"{src_gpu} cannot reach {gpu}: sockets need a way there and back between "
+                        f"{src_gpu} cannot reach {gpu}: sockets need a route there and back "
+                        "between "
                         "all ranks"
                     )
                 direct[gpu] = forwarded[gpu]
@@ -211,7 +211,7 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
 
 
 def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
-    """Return the emulated bandwidth for each unit of the topology's own."""
+    """Return the emulated bit/s for each GB/s of the topology."""
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)
@@ -219,7 +219,7 @@ def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     total = _TOTAL_bps_PER_CORE * cores / sum(rates)
-    return min(total, _MOST_bps / max(rates))
+    return min(total, _DEFAULT_bps / max(rates))
 
 
 def _scale_link(link: Link, scale: Fraction) -> Link:
@@ -227,9 +227,7 @@ def _scale_link(link: Link, scale: Fraction) -> Link:
 
 
 def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:
-    """Return each device's forwarding rules: one for each destination, and more where sources take
-    different ways.
-    """
+    """Return each device's rules: one per destination, more if sources take different routes."""
     by_destination: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     start: dict[int, int] = {}
     for (src, dst), path in paths.items():

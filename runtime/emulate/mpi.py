@@ -1,12 +1,13 @@
-"""Ranks that Open MPI starts inside an emulated machine: mpirun runs in rank 0's namespace, and
-reaches the other hosts by an agent in place of ssh, a script that enters the namespace of the
-host that it is asked for.
+"""Start ranks with Open MPI inside an emulated machine.
 
-Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine of its
-own and sends by TCP, between identity addresses: these have each pair's own route. All processes
-die with the one that started them, as elsewhere on emulated machines: mpirun with this process,
-Open MPI's daemons with mpirun, a rank with its daemon. Where a link is cut Open MPI does not notice
-by itself: mpirun would wait for daemons that cannot reach it, and they for mpirun.
+mpirun runs in rank 0's namespace. In place of ssh it calls an agent, a script that enters the
+namespace of the host it is asked for.
+
+Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine and sends
+by TCP between identity addresses, which have each pair's own route. All processes die with the one
+that started them, as elsewhere on emulated machines: mpirun with this process, Open MPI's daemons
+with mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: mpirun would
+wait for daemons that cannot reach it, and they for mpirun.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ _DEFAULTS: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_EXPECTED = "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
+_EXPECTED = (
+    "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: "
+    "sh scripts/system-packages.sh)"
+)
 _ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 _START_RANK = """\
 #!/bin/sh
@@ -69,9 +73,7 @@ class OpenMpi:
     version: int
 
     def list_options(self, folder: Path, agent: Path) -> list[str]:
-        """Return the options that make it send over emulated links and nothing else, and reach
-        hosts by the agent.
-        """
+        """Return options to send over emulated links only, and to reach hosts through the agent."""
         remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
         settings = {
             "plm": remote,
@@ -93,16 +95,14 @@ class OpenMpi:
         ]
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
-        """Return the options that put one rank on each host, in their order."""
+        """Return options that put one rank on each host, in their order."""
         quiet = ["--quiet"] if self.version < 5 else []
         placed = ["--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
         return [*quiet, "-np", str(len(hosts)), *placed]
 
 
 def find_open_mpi() -> OpenMpi:
-    """Return the Open MPI whose mpirun is found first. Raises EmulationError, with what to install,
-    where there is none.
-    """
+    """Return the Open MPI of the first mpirun; raise EmulationError without one."""
     if shutil.which("setpriv") is None:
         raise EmulationError(
             "--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
@@ -133,7 +133,7 @@ def find_open_mpi() -> OpenMpi:
 
 
 def why_not_mpi() -> str | None:
-    """Return why Open MPI can start no ranks on emulated machines here, or None."""
+    """Return why Open MPI cannot start ranks on emulated machines here, or None if it can."""
     reason = why_not()
     if reason is None:
         try:
@@ -144,16 +144,17 @@ def why_not_mpi() -> str | None:
 
 
 def enter_host(namespace: str, name: str) -> list[str]:
-    """Return the prefix that makes a command run in a network namespace, given its file, on a host
-    of that name.
+    """Return a command prefix that enters a network namespace, given its file, under a host
+    name.
     """
     renamed = ["unshare", "--uts", "--", "sh", "-c", _ENTER, name]
     return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]
 
 
 def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
-    """Write a script into a folder that takes ssh's place (`agent HOST COMMAND`), given hosts'
-    names with the files of their namespaces; return its path.
+    """Write the script that replaces ssh (`agent HOST COMMAND`) to a folder and return its path.
+
+    `hosts` maps names to the files of their namespaces.
     """
     # A shell that forked would keep for itself that it dies with mpirun: the daemon takes its
     # place.
@@ -167,9 +168,7 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
 
 
 def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
-    """Return the command that runs mpirun on the first host, given names with files of namespaces.
-    `folder` is for what it needs.
-    """
+    """Return the command that runs mpirun on the first host; `folder` is for files it needs."""
     agent = write_agent(folder, hosts)
     first = next(iter(hosts))
     return [
@@ -181,10 +180,10 @@ def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments
 
 
 class Mpirun(subprocess.Popen[bytes]):
-    """A running mpirun, in a session of its own, which its daemons and ranks are in too.
+    """A running mpirun, in a session of its own together with its daemons and ranks.
 
-    With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it
-    does not outlive its ranks by more than `last_report_s`.
+    With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it is
+    ended at the latest `last_report_s` after its ranks.
     """
 
     def __init__(
@@ -206,9 +205,7 @@ class Mpirun(subprocess.Popen[bytes]):
         )
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs; end it where its ranks have ended and it does
-        not.
-        """
+        """Return the exit code, or None while it runs; end it soon after its ranks."""
         code = super().poll()
         if code is None and self._outlives_its_ranks():
             print(
@@ -233,18 +230,14 @@ class Mpirun(subprocess.Popen[bytes]):
         return now - self._gone_since > self._last_report_s
 
     def end_session(self) -> None:
-        """End all that is left of what it started: daemons that it cannot reach, and what ranks
-        left behind.
-        """
+        """Kill what is left of its session: unreachable daemons, and leftovers of ranks."""
         for process in _list_session(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
 
 def _has_ended(file: Path) -> bool:
-    """Return whether the process has ended whose id is in a file; False where that is not written
-    yet.
-    """
+    """Return whether the process with the id in a file has ended; False without the file."""
     try:
         process = int(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -253,15 +246,13 @@ def _has_ended(file: Path) -> bool:
 
 
 def _list_session(leader: int) -> list[int]:
-    """Return the processes of a session that are alive."""
+    """Return the live processes of a session."""
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return [process for process in processes if _read_status(process)[1] == leader]
 
 
 def _read_status(process: int) -> tuple[str, int]:
-    """Return the state of a process (Z: it has ended and nobody has taken notice) and its session;
-    ("", 0) without it.
-    """
+    """Return a process's state (Z: ended, not yet reaped) and session; ("", 0) if there is none."""
     try:
         after_name = (
             Path(f"/proc/{process}/stat")
@@ -275,8 +266,9 @@ def _read_status(process: int) -> tuple[str, int]:
 
 
 def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
-    """Run `command` once a rank, started by Open MPI, rank i of MPI in the namespace of rank i; 0,
-    or the exit code of mpirun, which is that of the first failed rank.
+    """Run `command` once per rank under Open MPI, MPI's rank i in rank i's namespace.
+
+    Return 0, or mpirun's exit code, which is that of the first failed rank.
     """
     ranks = range(len(network.blueprint.home))
     hosts = {f"rank{rank}": network.namespace_of(network.blueprint.home[rank]) for rank in ranks}
@@ -295,7 +287,7 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
 
 
 def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int | None, int]:
-    """Run mpirun, and end all that it started with it; return what `run_together` does."""
+    """Run mpirun and end everything it started; return what `run_together` does."""
     running: list[Mpirun] = []
 
     def start(_: int) -> Mpirun:
@@ -311,9 +303,7 @@ def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int |
 
 @contextmanager
 def _forward_output(folder: Path) -> Iterator[None]:
-    """Print, where this process does, what ranks write into pipes in a folder: Open MPI 4 loses
-    what one run in some sixty prints.
-    """
+    """Print what ranks write into pipes: Open MPI 4 loses the output of one run in sixty."""
     ends, readers = [], []
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):

@@ -1,8 +1,7 @@
-"""Builds a blueprint out of unnamed network namespaces, veth pairs and token buckets, and takes it
-all down again.
+"""Build a blueprint from unnamed network namespaces, veth pairs and token buckets.
 
-Each namespace is held by a process that dies with this one (PR_SET_PDEATHSIG), and with a namespace
-go its cables: not even SIGKILL leaves anything behind, and two runs side by side cannot meet.
+Each namespace is held by a process that dies with this one (PR_SET_PDEATHSIG), and a namespace
+takes its cables with it: not even SIGKILL leaves anything behind, and two runs cannot interfere.
 Programs used: `unshare` and `nsenter` (util-linux), `ip` and `tc` (iproute2).
 """
 
@@ -24,36 +23,37 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from .blueprint import Blueprint, blueprint
 
-MTU = 9000
-# What a link may send at once after a pause: less and short pauses cost rate, more and small
-# messages travel free.
+MTU = 9000  # bytes; jumbo frames are fewer packets for the host to forward
+# Bytes that a link may send at once after a pause: with less, short pauses cost rate; with more,
+# small messages travel free.
 BURST_BYTES = 64 << 10
-# Part of a link's rate that is left after headers and acknowledgements.
+# Fraction of a link's rate that is left after headers and acknowledgements.
 WIRE = 0.99
-# Part of such a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as
-# long as with half of it).
+# Bytes of a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as long as
+# with half of it).
 BURST_USED = BURST_BYTES // 2
+# Queue of a link: room for the socket buffers of all ranks, so that nothing is dropped.
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
-_SETTLE_S = 20.0
+_SETTLE_S = 20.0  # for namespaces and routes to come up, on a busy host
 # Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to.
 IDENTITY = "id0"
 _PROBE = Path(__file__).with_name("reach.py")
 
 
 class EmulationError(TopoplanError):
-    """This machine cannot be divided into namespaces; the message says what is missing and what to
+    """This host cannot create network namespaces; the message says what is missing and what to
     do.
     """
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: this process gets SIGKILL when the thread that started it ends."""
+    """For preexec_fn: have this process killed when the thread that started it ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def why_not() -> str | None:
-    """Return why nothing can be emulated on this machine, or None."""
+    """Return why nothing can be emulated on this host, or None if it can."""
     if sys.platform != "linux":
         return f"topologies are emulated with Linux's network namespaces; this is {sys.platform}"
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
@@ -76,46 +76,39 @@ def why_not() -> str | None:
 
 
 class Network:
-    """An emulated machine; `emulate` builds one."""
+    """An emulated machine, built by `emulate`."""
 
     def __init__(self, plan: Blueprint) -> None:
         self.blueprint = plan
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    # -- using it
-    # -----------------------------------------------------------------------------------------------
-
     def enter(self, device: int) -> list[str]:
-        """Return the prefix that makes a command run in the namespace of a device, given its
-        number.
-        """
+        """Return a command prefix that enters the namespace of a device, given its number."""
         return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
 
     def namespace_of(self, device: int) -> str:
-        """Return the file that is the namespace of a device, given its number."""
+        """Return the namespace file of a device, given its number."""
         return f"/proc/{self._holders[device].pid}/ns/net"
 
     def enter_rank(self, rank: int) -> list[str]:
-        """Return the prefix that makes a command run in a rank's namespace."""
+        """Return a command prefix that enters a rank's namespace."""
         return self.enter(self.blueprint.home[rank])
 
     def cut(self, a: str, b: str) -> None:
-        """Cut the cable between two devices, in both directions. Raises KeyError where there is
-        none.
-        """
+        """Cut the cable between two devices in both directions; raise KeyError if there is none."""
         self._set_cable(a, b, "down")
 
     def mend(self, a: str, b: str) -> None:
-        """Restore a cable that was cut."""
+        """Restore a cut cable."""
         self._set_cable(a, b, "up")
         devices = self.blueprint.devices
         for device in (devices.index(a), devices.index(b)):
             self._batch(device, "ip", self._list_routes(device))
 
     def slow_down(self, a: str, b: str, rate_bps: int) -> None:
-        """Give the cable between two devices another rate, in both directions.
+        """Change the rate of the cable between two devices in both directions.
 
-        Raises KeyError where there is none.
+        Raise KeyError if there is none.
         """
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
         self.blueprint.cable_between(x, y)
@@ -128,14 +121,10 @@ class Network:
         for device, peer in ((x, y), (y, x)):
             self._batch(device, "ip", [f"link set to{peer} {state}"])
 
-    # -- building
-    # ------------------------------------------------------------------------------------------------
-
     def build(self) -> None:
         """Build and check the machine.
 
-        Raises EmulationError where the kernel refuses, ExecutionError where a rate or route is not
-        as asked for.
+        Raise EmulationError if the kernel refuses, ExecutionError if a rate or route is wrong.
         """
         plan = self.blueprint
         for _ in plan.devices:
@@ -161,7 +150,7 @@ class Network:
         self._check()
 
     def _await_namespaces(self) -> None:
-        """Wait until every holder is in its own namespace."""
+        """Wait until every holder process is in its own namespace."""
         outside = Path("/proc/self/ns/net").readlink()
         deadline = time.monotonic() + _SETTLE_S
         for holder in self._holders:
@@ -178,10 +167,15 @@ class Network:
         """Set a device's kernel parameters, addresses, routes and rates."""
         plan = self.blueprint
         settings = {
-            "ip_forward": "1", "tcp_congestion_control": "reno", "tcp_rmem": _SOCKET_BYTES, "tcp_wmem": _SOCKET_BYTES,
-            "conf/all/rp_filter": "0", "conf/default/rp_filter": "0", "tcp_no_metrics_save": "1",
+            "ip_forward": "1",
+            "tcp_congestion_control": "reno",
+            "tcp_rmem": _SOCKET_BYTES,
+            "tcp_wmem": _SOCKET_BYTES,
+            "conf/all/rp_filter": "0",
+            "conf/default/rp_filter": "0",
+            "tcp_no_metrics_save": "1",
             "tcp_slow_start_after_idle": "0",
-        }  # fmt: skip
+        }
         script = "".join(
             f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n"
             for name, value in settings.items()
@@ -231,12 +225,9 @@ class Network:
         if lines:
             _run([*self.enter(device), program, "-batch", "-"], lines)
 
-    # -- checking
-    # ------------------------------------------------------------------------------------------------
-
     def _check(self) -> None:
-        """Check that every cable has its rates and every rank reaches every other; raise
-        ExecutionError otherwise.
+        """Raise ExecutionError unless all cables have their rates and all ranks reach each
+        other.
         """
         plan = self.blueprint
         for device, name in enumerate(plan.devices):
@@ -277,11 +268,8 @@ class Network:
                 f"the emulated machine does not connect {', '.join(unreached[:5])}{more}"
             )
 
-    # -- taking down
-    # ---------------------------------------------------------------------------------------------
-
     def close(self) -> None:
-        """End the holders; the kernel takes down what was in their namespaces."""
+        """End the holder processes; the kernel removes what was in their namespaces."""
         for holder in self._holders:
             holder.kill()
         for holder in self._holders:
@@ -290,14 +278,13 @@ class Network:
 
 
 def _describe_bucket(interface: str, rate_bps: int) -> str:
-    """Return the line for tc that gives an interface a rate."""
-    return f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {_choose_burst(rate_bps)} limit {_QUEUE_BYTES}"
+    """Return tc's arguments that give an interface a rate."""
+    bucket = f"rate {rate_bps}bit burst {_choose_burst(rate_bps)} limit {_QUEUE_BYTES}"
+    return f"qdisc replace dev {interface} root tbf {bucket}"
 
 
 def _choose_burst(rate_bps: int) -> int:
-    """Return the bytes of a millisecond at a rate, at least BURST_BYTES, so that a late timer costs
-    nothing.
-    """
+    """Return the bytes of a millisecond at a rate, so that late timers cost nothing."""
     return max(BURST_BYTES, rate_bps // 8 // 1000)
 
 
@@ -316,11 +303,10 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
 def emulate(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Iterator[Network]:
-    """Emulate a machine for as long as the context lasts. Call it from the main thread: namespaces
-    end with their thread.
+    """Emulate a machine for as long as the context lasts.
 
-    Raises EmulationError, InputError, InfeasibleError (some rank cannot reach another) and
-    ExecutionError.
+    Call it from the main thread, since namespaces end with their thread. Raise EmulationError,
+    InputError, InfeasibleError (a rank cannot reach another) or ExecutionError.
     """
     plan = blueprint(topology, slowest_bps, order)
     reason = why_not()

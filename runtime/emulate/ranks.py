@@ -1,6 +1,4 @@
-"""Ranks inside an emulated machine: what their processes see, and how they are started and
-ended.
-"""
+"""Start and end ranks inside an emulated machine, and set up what they see."""
 
 from __future__ import annotations
 
@@ -18,16 +16,18 @@ from ...synth.cost.host_costs import HostCosts, host_of, with_host
 from ..ranks.launch import EMULATED, RENDEZVOUS, run_together
 from .network import BURST_USED, IDENTITY, WIRE, Network, die_with_parent
 
-_PORT = 29500
-# Waits until its input is closed, and for those who still write to the folder to die.
+_PORT = 29500  # torchrun's; the network is this machine's own
+# Wait until the input is closed, and for writers to the folder to die, then remove it.
 _REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
 
 
 def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as one rank, a session of its own, printing to `output` (default: where this
-    process prints). `folder` is what all ranks of one run share (see `write_topology`).
+    """Start `command` as one rank in a session of its own.
+
+    It prints to `output` (default: like this process). `folder` is shared by all ranks of a run
+    (see `write_topology`).
     """
     return subprocess.Popen(
         [*network.enter_rank(rank), *command],
@@ -41,9 +41,7 @@ def start_rank(
 
 
 def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
-    """Return the environment variables that say who a rank is, where the ranks meet, and what
-    machine is emulated.
-    """
+    """Return a rank's environment variables: its number, the rendezvous, the machine."""
     ranks = len(network.blueprint.home)
     return {
         "RANK": str(rank),
@@ -61,15 +59,16 @@ def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, 
 
 
 def write_topology(network: Network, folder: Path) -> None:
-    """Write the emulated topology, with its host costs, to where ranks look for it."""
+    """Write the emulated topology, with its host costs, to the file that ranks read."""
     topology = network.blueprint.topology
     host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_USED, wire=WIRE)
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
 def run_ranks(network: Network, command: list[str]) -> int:
-    """Run `command` once a rank, their output going where this process's goes; 0, or the first
-    failed rank's exit code.
+    """Run `command` once per rank; return 0 or the first failed rank's exit code.
+
+    Their output goes where this process's does.
     """
     with share_folder() as folder:
         write_topology(network, folder)
@@ -81,9 +80,7 @@ def run_ranks(network: Network, command: list[str]) -> int:
 
 @contextmanager
 def share_folder() -> Iterator[Path]:
-    """Make a folder for what the ranks of a run share; it is removed at the end, also where this
-    process is killed.
-    """
+    """Make a folder for the ranks of a run, removed even if this process is killed."""
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
         nothing = subprocess.DEVNULL
         remover = subprocess.Popen(
@@ -101,7 +98,7 @@ def share_folder() -> Iterator[Path]:
 
 
 def show_code(failed: int | None, code: int) -> int:
-    """Return the exit code for what `run_together` returned: 128 and the number of the signal that
-    ended a rank.
+    """Return the exit code for a result of `run_together`: 128 plus the signal that ended a
+    rank.
     """
     return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

@@ -1,5 +1,4 @@
-"""Prints the ranks that this one cannot connect to; runs in a rank's namespace with the standard
-library alone.
+"""Print the ranks that this one cannot connect to, in a rank's namespace, without dependencies.
 
 reach.py RANK ADDRESS...  prints a JSON list of rank numbers.
 """
@@ -10,14 +9,12 @@ import socket
 import sys
 import time
 
-PORT = 29399
-PATIENCE_S = 15.0
+PORT = 29399  # any free one: each rank has a namespace of its own
+PATIENCE_S = 15.0  # until a silent rank counts as unreachable, on a busy host
 
 
 def main() -> None:
-    """Connect to every other rank, and answer them, until all have been heard of or patience
-    ends.
-    """
+    """Connect to every other rank and answer them, until all are heard of or PATIENCE_S is over."""
     rank, addresses = int(sys.argv[1]), sys.argv[2:]
     ends = time.monotonic() + PATIENCE_S
     server = socket.create_server((addresses[rank], PORT), backlog=len(addresses))

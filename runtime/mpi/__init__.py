@@ -1,3 +1,3 @@
-"""MPI as a third transport: the library at hand, the ranks that mpirun started, communicators, and
-MPI's own collectives.
+"""MPI as a third transport: the library, the ranks that mpirun started, communicators,
+collectives.
 """

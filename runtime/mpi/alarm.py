@@ -1,7 +1,6 @@
-"""Deadlines of calls that wait inside MPI, kept by one thread: it rings where one has passed.
+"""Enforce deadlines of calls that wait inside MPI, from one thread for all of them.
 
-Nothing but two stores and a comparison is added to a call: the lock that would be simpler costs a
-small one a twentieth.
+A call pays two stores and a comparison. A lock would be simpler, but cost a small call a twentieth.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from weakref import WeakMethod, WeakSet
 
-_LOOK_S = 0.2
+_LOOK_S = 0.2  # between looks, so a call may end this much after its deadline
 
 _alarms: WeakSet[Alarm] = WeakSet()
 _guard = threading.Lock()
@@ -19,12 +18,12 @@ _started: list[bool] = []
 
 
 class Alarm:
-    """The deadline of whoever waits inside MPI: `deadline` (time.monotonic) is set before, and
-    `stop` is called after.
+    """The deadline of one caller that may wait inside MPI.
 
-    In between, once the deadline has passed, another thread sets `struck` to it and calls `ring`, a
-    method, which may find the wait over. It may come _LOOK_S late. The alarm does not keep the
-    method's object.
+    The caller sets `deadline` (time.monotonic) before the wait and calls `stop` after it. If the
+    deadline passes in between, another thread sets `struck` to it and calls `ring`, a method that
+    must tolerate a wait already over. That may be up to _LOOK_S late. The alarm does not keep the
+    method's object alive.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -38,7 +37,7 @@ class Alarm:
                 threading.Thread(target=_watch, name="topoplan-alarm", daemon=True).start()
 
     def stop(self, deadline: float) -> None:
-        """End the watch over `deadline`. After this nobody rings for it any more."""
+        """End the watch over `deadline`; `ring` is not called after this returns."""
         self.deadline = 0.0
         if self.struck == deadline:
             self._rung.wait()
@@ -46,8 +45,8 @@ class Alarm:
     def look(self, now: float) -> None:
         """Ring if the deadline has passed.
 
-        Each side first sets its own variable and then reads the other's, so at least one of them
-        sees the other: either nobody rings, or who stops the alarm waits for it.
+        Each side sets its own variable before it reads the other's, so at least one of them sees
+        the other: either `ring` is not called, or `stop` waits for it.
         """
         deadline = self.deadline
         if deadline and deadline < now and self.struck != deadline:

@@ -1,6 +1,4 @@
-"""The communicator of some ranks for topoplan's messages alone, whatever numbers they have in MPI's
-world.
-"""
+"""An MPI communicator for topoplan's messages alone, over ranks with any numbers in MPI's world."""
 
 from __future__ import annotations
 
@@ -15,18 +13,20 @@ from typing import Any
 from ...topo.errors import InputError
 from .library import describe_mpi, load_mpi
 
-# The largest tag that every MPI has.
-_MOST_IN_TAGS = 32767
-# Tags that are needed: a message's number between two ranks takes 16 bits of its tag.
-_LEAST_TAGS = 1 << 16
-# Environment variables by which launchers name what they have started.
+# The largest tag that the MPI standard guarantees.
+_GUARANTEED_TAG = 32767
+# Tags needed: a message's number between two ranks takes 16 bits.
+_MIN_TAGS = 1 << 16
+# Environment variables in which launchers name the job.
 _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's number in its MPI world, how many ranks that has, the launcher's name for it, the
-    rank's host, and the numbers of the cores that it may use.
+    """A rank's place in an MPI launch.
+
+    That is its number in the MPI world, the size of that world, the launcher's name for it, the
+    rank's host, and the cores it may use.
     """
 
     world_rank: int
@@ -37,18 +37,17 @@ class Seat:
 
 
 def find_own_seat(host: str, cores: frozenset[int]) -> Seat:
-    """Return this process's seat. Raises InputError where there is no MPI."""
+    """Return this process's seat; raise InputError without MPI."""
     world = load_mpi().COMM_WORLD
     name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
     return Seat(world.rank, world.size, name, host, cores)
 
 
 class Lane:
-    """An MPI communicator over ranks at `seats`, by their numbers in the group; `name` is the
-    group's.
+    """An MPI communicator over the ranks at `seats`, by their numbers in the group named `name`.
 
-    Making it is collective over these ranks alone. `yields` says that ranks share cores: who waits
-    lets others run. Raises InputError where the ranks are not of one MPI world.
+    Construction is collective over these ranks alone. `yields` is set if ranks share cores: a
+    waiting rank then yields to others. Raise InputError if the ranks are not of one MPI world.
     """
 
     def __init__(self, seats: Sequence[Seat], rank: int, name: str, *, yields: bool) -> None:
@@ -56,46 +55,45 @@ class Lane:
         check_seats(seats)
         world = mpi.COMM_WORLD
         self.most_in_tags = int(world.Get_attr(mpi.TAG_UB))
-        if self.most_in_tags < _LEAST_TAGS:
+        if self.most_in_tags < _MIN_TAGS:
             raise InputError(
                 f"transport mpi: tags of {describe_mpi()} end at {self.most_in_tags}, expected "
-                f"{_LEAST_TAGS} at least; "
+                f"{_MIN_TAGS} at least; "
                 "go over gloo"
             )
         members = world.Get_group().Incl([seat.world_rank for seat in seats])
         self.mpi = mpi
-        self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _MOST_IN_TAGS)
+        self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _GUARANTEED_TAG)
         members.Free()
         self.rank, self.size = rank, len(seats)
         self.yields = yields
         self.what = describe_mpi()
         self._own = mpi.COMM_SELF.Dup()
         self.can_wait = mpi.Query_thread() == mpi.THREAD_MULTIPLE
-        self.bell: Any
-        self.hang_bell()
+        self.wake_up_request: Any
+        self.post_wake_up()
 
-    def hang_bell(self) -> None:
-        """Make `bell` a request that ends when `ring` is called."""
-        self.bell = self._own.Irecv([None, 0, self.mpi.BYTE])
+    def post_wake_up(self) -> None:
+        """Make `wake_up_request` a request that completes when `wake_up` is called."""
+        self.wake_up_request = self._own.Irecv([None, 0, self.mpi.BYTE])
 
-    def ring(self) -> None:
-        """End a wait for `bell`, from another thread."""
+    def wake_up(self) -> None:
+        """End a wait for `wake_up_request`, from another thread."""
         self._own.Send([None, 0, self.mpi.BYTE], 0)
 
     def tag(self, tag: int) -> int:
-        """Return a message's tag among those that this MPI has: other ones for the messages of a
-        call.
-        """
+        """Return a message's tag within this MPI's range, unique among the messages of a call."""
         return tag % self.most_in_tags
 
     def barrier(self, deadline: float) -> None:
-        """Wait for all ranks. Raises RuntimeError where one does not come before `deadline`
-        (time.monotonic).
+        """Wait for all ranks; raise RuntimeError if one is not there by `deadline`.
+
+        `deadline` is a time.monotonic.
         """
         self._await(self.comm.Ibarrier(), deadline)
 
     def find_largest(self, values: list[float], deadline: float) -> list[float]:
-        """Return, for each of the values, the largest of any rank; raises as `barrier`."""
+        """Return the maximum of each value over all ranks; raises like `barrier`."""
         mine, largest = array("d", values), array("d", values)
         self._await(self.comm.Iallreduce(mine, largest, self.mpi.MAX), deadline)
         return largest.tolist()
@@ -108,10 +106,10 @@ class Lane:
                 os.sched_yield()
 
     def close(self) -> None:
-        """Free the communicator, unless MPI has ended already."""
+        """Free the communicator unless MPI has been finalized."""
         if not self.mpi.Is_finalized() and self.comm != self.mpi.COMM_NULL:
-            self.bell.Cancel()
-            self.bell.Wait()
+            self.wake_up_request.Cancel()
+            self.wake_up_request.Wait()
             self.comm.Free()
             self._own.Free()
 

@@ -1,6 +1,4 @@
-"""Ranks that mpirun or srun started: who they are, told to torch by the variables that torchrun
-would set.
-"""
+"""Set torchrun's variables in ranks that mpirun or srun started."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from .library import describe_mpi, load_mpi
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher of MPI ranks, and the environment variables by which it tells a rank its number
-    and how many there are.
-    """
+    """A launcher of MPI ranks, and its variables for a rank's number and the number of ranks."""
 
     name: str
     rank: str
@@ -34,8 +30,9 @@ LAUNCHERS = (
 
 
 def find_launcher() -> Launcher | None:
-    """Return which launcher started this process as an MPI rank; None where none did, or torch's
-    own variables say more.
+    """Return the launcher that started this process as an MPI rank, or None.
+
+    None too if torch's own variables are set, which take precedence.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return None
@@ -43,21 +40,18 @@ def find_launcher() -> Launcher | None:
 
 
 def number_of_launch() -> int:
-    """Return the rank that a launcher's variables give this process, torchrun's included; 0 where
-    there are none.
-    """
+    """Return the rank by any launcher's variables, torchrun's included; 0 without any."""
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
 
 
 def join_mpi() -> bool:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process
-    that mpirun or srun has started, so that init_process_group finds the other ranks; what is set
-    already stays.
+    """Set the variables that init_process_group reads, in a process that mpirun or srun started.
 
-    Collective over all ranks of the launch. Returns False, and does nothing, where no launcher of
-    MPI started this process, or RANK and WORLD_SIZE are set. Raises InputError where mpi4py is not
-    there, or works with another MPI than the launcher.
+    These are RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those
+    already set stay. Collective over all ranks of the launch. Return False, and do nothing, if no
+    MPI launcher started this process, or RANK and WORLD_SIZE are set. Raise InputError if mpi4py is
+    missing, or uses another MPI than the launcher.
     """
     launcher = find_launcher()
     if launcher is None:
@@ -94,9 +88,7 @@ def join_mpi() -> bool:
 
 
 def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
-    """Return the address and a free port at which rank 0, on the first of these hosts, can be met,
-    or why there is none.
-    """
+    """Return rank 0's address and a free port, or why there is none; it is on the first host."""
     other = next((host for host in hosts if host != hosts[0]), None)
     try:
         address = "127.0.0.1" if other is None else _find_address_towards(other)
@@ -104,13 +96,14 @@ def _choose_meeting(hosts: Sequence[str]) -> dict[str, str] | str:
             free.bind((address, 0))
             return {"MASTER_ADDR": address, "MASTER_PORT": str(free.getsockname()[1])}
     except OSError as error:
-        return f"rank 0 has no address ({error}); set MASTER_ADDR and MASTER_PORT to where it can be reached"
+        return (
+            f"rank 0 has no address ({error}); set MASTER_ADDR and MASTER_PORT to where it can be "
+            "reached"
+        )
 
 
 def _find_address_towards(host: str) -> str:
-    """Return this host's address on the way to another one: its own name is often that of the
-    loopback alone.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, 9))  # sends nothing
-        return str(way.getsockname()[0])
+    """Return this host's address on the route to another; its name often means the loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,6 +1,4 @@
-"""The MPI at hand, by mpi4py: what it is, what it can, and one clear line where it cannot be
-used.
-"""
+"""Load MPI through mpi4py and describe it, with one clear line if it cannot be used."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip inst
 
 @cache
 def load_mpi() -> Any:
-    """Return mpi4py's MPI, initialised. Raises InputError where there is none, or threads may not
-    use it.
-    """
+    """Return mpi4py's MPI, initialized; raise InputError without one or without threads."""
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -47,7 +43,7 @@ def load_mpi() -> Any:
 
 
 def describe_mpi() -> str:
-    """Return the name and version of the MPI at hand: "Open MPI 4.1.4"."""
+    """Return the name and version of the MPI in use: "Open MPI 4.1.4"."""
     mpi = load_mpi()
     name, version = mpi.get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
@@ -55,9 +51,7 @@ def describe_mpi() -> str:
 
 @cache
 def takes_gpu_memory() -> bool:
-    """Return whether the MPI at hand says that it sends from and receives to CUDA memory; one that
-    does not say does not.
-    """
+    """Return whether this MPI declares that it sends and receives CUDA memory."""
     library = _open_library()
     if library is None:
         return False

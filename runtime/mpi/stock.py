@@ -1,6 +1,4 @@
-"""MPI's own collectives on flat tensors, by address: plans are measured beside them, and they are
-used where they win.
-"""
+"""Call MPI's own collectives on flat tensors; plans are raced against them."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ ReduceOp = dist.ReduceOp.RedOpType
 
 
 def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
-    """Return whether MPI has a collective for a dtype and a reduction: it adds no half-precision
-    numbers.
-    """
+    """Return whether MPI has a collective for a dtype and reduction; it adds no half precision."""
     return not collective.reduces or (
         dtype in _name_types(lane.mpi) and op in _name_operations(lane.mpi)
     )
@@ -29,12 +25,11 @@ def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: R
 def make_collective(
     lane: Lane, collective: Collective, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
 ) -> Callable[[], None]:
-    """Return a function that calls MPI's collective over a lane, reading flat `source` and writing
-    flat `target`.
+    """Return a function that calls MPI's collective on flat `source` and `target`.
 
-    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
-    It returns when this rank is through, and knows no deadline. Raises KeyError where there is none
-    (see `has_collective`).
+    For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
+    divides. The function returns when this rank is done, and has no deadline. Raise KeyError if
+    there is no such collective (see `has_collective`).
     """
     mpi, comm, root = lane.mpi, lane.comm, collective.root or 0
     given, got = _view(lane, source, collective), _view(lane, target, collective)
@@ -64,8 +59,9 @@ def make_collective(
 
 
 def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
-    """Return a tensor's memory as mpi4py takes it, which counts the elements (or bytes, where
-    nothing is added up) itself, and each rank's part of them.
+    """Return a tensor's memory as mpi4py takes it, and each rank's part of it in elements.
+
+    Without additions the elements are bytes.
     """
     mpi = lane.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)

@@ -115,8 +115,8 @@ def _renew_wake_up(lane: Lane, active: list[Any], deadline: float) -> None:
 
     Raises RuntimeError if it was sent for this call, and not late for an earlier one.
     """
-    lane.hang_bell()
-    active[0] = lane.bell
+    lane.post_wake_up()
+    active[0] = lane.wake_up_request
     if time.monotonic() > deadline:
         raise RuntimeError(_LATE)
 
@@ -126,7 +126,7 @@ class PlayerAsTheyCome:
 
     def __init__(self, requests: Requests, dependencies: Sequence[Sequence[int]]) -> None:
         self.lane, self._requests = requests.lane, requests
-        self._alarm = Alarm(self.lane.ring)
+        self._alarm = Alarm(self.lane.wake_up)
         node_of = requests.node_of
         self._needs = [len(dependencies[number]) for number in node_of]
         self._followers: list[list[int]] = [[] for _ in node_of]
@@ -144,7 +144,7 @@ class PlayerAsTheyCome:
         """See Player. Raises PlayError with the earliest message of the program that did not
         end.
         """
-        active: list[Any] = [self.lane.bell]
+        active: list[Any] = [self.lane.wake_up_request]
         whose: list[int] = [_WAKE_UP]
         needs = self._needs.copy()
         self._alarm.deadline = deadline if self.lane.can_wait else 0.0
@@ -319,7 +319,7 @@ class PlayerInWaves:
         """From another thread, end whatever the call waits for: receives by cancelling them, sends
         by the wake-up request.
         """
-        self._requests.lane.ring()
+        self._requests.lane.wake_up()
         cancelled: _BoundWave | None = None
         while self._alarm.deadline:
             wave = self._wave
@@ -337,7 +337,7 @@ class PlayerInWaves:
         has those that did not end.
         """
         lane = self._requests.lane
-        active = [lane.bell, *sends]
+        active = [lane.wake_up_request, *sends]
         left = dict(enumerate(nodes, 1))
         while left:
             for place in lane.mpi.Prequest.Waitsome(active) or ():
