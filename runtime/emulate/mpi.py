@@ -105,7 +105,7 @@ def find_open_mpi() -> OpenMpi:
     """Return the Open MPI of the first mpirun; raise EmulationError without one."""
     if shutil.which("setpriv") is None:
         raise EmulationError(
-            "--mpi: setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
+            "setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
         )
     refused = ""
     for name in ("mpirun", "mpirun.openmpi"):  # Debian has the second where MPICH is the first
@@ -119,17 +119,16 @@ def find_open_mpi() -> OpenMpi:
             check=False,
             env={**os.environ, **_AS_ROOT},
         )
-        found = re.search(r"\(Open MPI\) ([45])\.", asked.stdout)
-        if found is not None:
-            return OpenMpi(path, int(found[1]))
-        said = " ".join((asked.stdout or asked.stderr).split()[:6])
+        if version := re.search(r"\(Open MPI\) ([45])\.", asked.stdout):
+            return OpenMpi(path, int(version[1]))
+        answer = " ".join((asked.stdout or asked.stderr).split()[:6])
         what = (
             "MPICH's, which would send through memory"
             if "HYDRA" in asked.stdout
-            else f"another ({said:.60})"
+            else f"another ({answer:.60})"
         )
         refused = refused or f"{path} is {what}"
-    raise EmulationError(f"--mpi: {refused or 'mpirun: not found'}; {_EXPECTED}")
+    raise EmulationError(f"{refused or 'mpirun: not found'}; {_EXPECTED}")
 
 
 def why_not_mpi() -> str | None:
