@@ -164,12 +164,10 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     from .cost.host_costs import describe_host, host_of, step_us
 
     collective, topology, soft_wrap = plan.collective, plan.topology, not console.is_terminal
-    ranks = f"{collective.ranks} ranks"
-    if not collective.has_all_gpus:
-        ranks = f"ranks {spell_ranks(collective.members)} of {len(topology.ranks)}"
+    of_all = "" if collective.has_all_gpus else f" of {len(topology.ranks)}"
     console.print(
         f"[bold]{collective.name}[/bold] on [bold]{escape(topology.name)}[/bold] "
-        f"({ranks}, fingerprint {topology.fingerprint[:12]}): "
+        f"({collective.spelled_ranks}{of_all}, fingerprint {topology.fingerprint[:12]}): "
         f"{escape(bounds_text(Bounds(plan.bound, plan.bound_one_way)))}",
         highlight=False,
         soft_wrap=soft_wrap,

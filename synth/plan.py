@@ -139,7 +139,7 @@ class Plan:
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return the predicted seconds: simulated if the topology has host costs, else alpha-beta."""
+        """Return the predicted seconds: simulated if there are host costs, else alpha-beta."""
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
@@ -153,8 +153,8 @@ class Plan:
         return 1 / needed if needed else None
 
     def gap_of(self, entry: Entry) -> Fraction:
-        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) / single-path
-        bound; 0 is at the bound.
+        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) over the
+        single-path bound; 0 is at the bound.
         """
         return self._gap_to(self.bound_one_way, entry)
 
@@ -169,7 +169,8 @@ class Plan:
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
         at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
-        return f"<Plan of {self.collective} on {self.topology.name}: {labels}, {at_most}>"
+        of = f"{self.collective.name} on {self.topology.name}: {self.collective.spelled_ranks}"
+        return f"<Plan {of}, {labels}, {at_most}>"
 
     def describe(self, size: int | str = "1G") -> str:
         """Format the plan as topo-synth's table, with the prediction for `size` (bytes, or text

@@ -55,7 +55,7 @@ class ReproducibleFields(Struct, forbid_unknown_fields=True):
 
 
 class PlanFile(Struct, forbid_unknown_fields=True):
-    """For each range of sizes a schedule, with the topology and the bound; `hash` covers the rest."""
+    """A schedule for each range of sizes, the topology and the bound; `hash` covers the rest."""
 
     format: Literal["topoplan-plan"]
     version: Literal[1, 2]

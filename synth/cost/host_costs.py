@@ -1,9 +1,9 @@
-"""The hosts' own costs of sending: core time per message and per byte, and the delay until a message
-is noticed.
+"""The hosts' own costs of sending: core time per message and per byte, and the delay until the
+receiver notices a message.
 
 They are fitted on the machine at hand by calibration (runtime/measuring/calibrate.py) and stored
-with the topology, in the field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and LogGP's
-G (Alexandrov et al. 1995), with cores that all ranks of a host share.
+with the topology, in the field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and
+LogGP's G (Alexandrov et al. 1995), with cores that all ranks of a host share.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...topo.graph import Topology
 from ...topo.schema import Count, Index, read_as
 
 FIELD = "host"
-# Microseconds that a step between GPUs costs over NCCL beyond the latencies of its links, if nothing
-# was measured.
+# Microseconds of a step between GPUs over NCCL beyond the latencies of its links, if nothing was
+# measured.
 #
 # A step is one group of ncclSend and ncclRecv, which is one kernel: it must be launched, find its
 # connections, and end before the next. NCCL's tuner counts 6.6 us of this for any ring
@@ -36,7 +36,7 @@ _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Times in microseconds, or in nanoseconds per byte; `cores` is the number that all ranks share.
+    """Times in microseconds, or in nanoseconds per byte; all ranks share `cores` cores.
 
     `send_us` is a rank's own time to post a message, `receive_us` its time to post, await and
     unpack one; `io_us` is the time of the transport's thread for an arriving message; `wake_us`

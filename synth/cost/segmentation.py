@@ -21,8 +21,9 @@ from .loads import computes_in_network
 from .simulate import predict_us, shape_of
 
 # Numbers of segments that are tried, each twice the last; `fastest` stops at the first that is
-# clearly slower. Strategies may give pipelines of up to MAX_SEGMENTS.
+# clearly slower.
 _STEPWISE = (2, 4, 8)
+# The same for pipelines; strategies may give longer ones, up to MAX_SEGMENTS.
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
 # Pipelines are tried if the links need this many times as long for a schedule's steps one after the
 # other as for all of them at once.

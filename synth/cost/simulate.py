@@ -14,7 +14,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -67,16 +67,8 @@ class Shape:
 
     ranks: int
     groups: tuple[_Group, ...]
-    us_per_byte: tuple[float, ...]
-
-    @cached_property
-    def busiest_us_per_byte(self) -> float:
-        """The time of the busiest link for each byte of the buffer."""
-        load = [0.0] * len(self.us_per_byte)
-        for group in self.groups:
-            for link in group.links:
-                load[link] += group.share * self.us_per_byte[link]
-        return max(load, default=0.0)
+    us_per_byte: tuple[float, ...]  # of each link
+    busiest_us_per_byte: float  # of the busiest link, for each byte of the buffer
 
 
 @lru_cache(maxsize=256)
@@ -111,24 +103,21 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
         writers[dst, chunk].append(group)
     # A message takes one route, even where a schedule divides its pieces over several: the runtime
     # cannot choose routes. The first one listed wins.
-    backwards = reversed([*zip(group_of.tolist(), transfers.route.tolist(), strict=True)])
-    route_of = dict(backwards)
+    route_of = dict(zip(group_of[::-1].tolist(), transfers.route[::-1].tolist(), strict=True))
     number: dict[tuple[str, str], int] = {}
-    us_per_byte: list[float] = []
-    routes: list[tuple[tuple[int, ...], float]] = []
-    for group, k in enumerate(keys.tolist()):
-        links: list[int] = []
-        latency = 0.0
-        if topology is not None:
-            src, dst = k // n % n, k % n
-            path = (topology.ranks[src], *transfers.routes[route_of[group]], topology.ranks[dst])
-            for link in pairwise(path):
-                if link not in number:
-                    number[link] = len(us_per_byte)
-                    us_per_byte.append(float(1 / topology.capacity_GBps[link]) * 1e-3)
-                links.append(number[link])
-                latency += float(topology.latency_us[link])
-        routes.append((tuple(links), latency))
+    routes: list[tuple[tuple[int, ...], float]] = [((), 0.0)] * len(keys)
+    us_per_byte: tuple[float, ...] = ()
+    if topology is not None:
+        for group, k in enumerate(keys.tolist()):
+            src, dst = topology.ranks[k // n % n], topology.ranks[k % n]
+            hops = tuple(pairwise((src, *transfers.routes[route_of[group]], dst)))
+            links = tuple(number.setdefault(hop, len(number)) for hop in hops)
+            routes[group] = links, sum(float(topology.latency_us[hop]) for hop in hops)
+        us_per_byte = tuple(float(1 / topology.capacity_GBps[hop]) * 1e-3 for hop in number)
+    load = [0.0] * len(us_per_byte)
+    for share, (links, _) in zip(total.tolist(), routes, strict=True):
+        for link in links:
+            load[link] += share * us_per_byte[link]
     return Shape(
         ranks=n,
         groups=tuple(
@@ -138,7 +127,8 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
             )
             for i, k in enumerate(keys.tolist())
         ),
-        us_per_byte=tuple(us_per_byte),
+        us_per_byte=us_per_byte,
+        busiest_us_per_byte=max(load, default=0.0),
     )  # fmt: skip
 
 
@@ -289,7 +279,7 @@ def _play(
         return end
 
     def post_sends(rank: int, now: float) -> None:
-        """Post the sends of as many ticks as possible; set the messages that the next one awaits."""
+        """Post the sends of as many ticks as possible; set what the next one awaits."""
         while tick[rank] < len(sends[rank]):
             batch = sends[rank][tick[rank]]
             needed = set().union(*(messages[number].needs for number in batch))

@@ -37,6 +37,7 @@ _SPELLINGS = {
     "alltoallsingle": "alltoall",
 }
 _OPPOSITES = {"allgather": "reduce-scatter", "broadcast": "reduce", "gather": "scatter"}
+# The collective that each becomes when time runs backwards.
 _REVERSED = (
     {"allreduce": "allreduce", "alltoall": "alltoall"}
     | _OPPOSITES
@@ -107,13 +108,15 @@ class Collective:
             raise InputError(f"{self.name} needs a root {expected}, got {self.root}")
 
     def __str__(self) -> str:
-        which = f"rank{'s' if self.ranks > 1 else ''}"
-        over = (
-            f"{self.ranks:,} {which}"
-            if self.has_all_gpus
-            else f"{which} {spell_ranks(self.members)}"
-        )
-        return f"{self.name} over {over}{'' if self.root is None else f', root {self.root}'}"
+        root = "" if self.root is None else f", root {self.root}"
+        return f"{self.name} over {self.spelled_ranks}{root}"
+
+    @property
+    def spelled_ranks(self) -> str:
+        """The members in words: "4 ranks" if all GPUs are members, else "ranks 0, 2"."""
+        if self.has_all_gpus:
+            return f"{self.ranks} rank{'' if self.ranks == 1 else 's'}"
+        return f"rank{'' if self.ranks == 1 else 's'} {spell_ranks(self.members)}"
 
     @classmethod
     def with_default_root(

@@ -32,9 +32,9 @@ from .transfers import OPS, Op, Transfer, Transfers
 
 __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 
-# Limits on what a file may hold: the largest number of segments that planning tries, and the steps
-# of a ring over 8,192 ranks (16,382).
+# Limit of a file: as many segments as planning tries.
 MAX_SEGMENTS = 2048
+# Limit of a file: a ring over 8,192 ranks has 16,382 steps.
 MAX_STEPS = 16_384
 
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]

@@ -16,8 +16,8 @@ def reverse(schedule: Schedule) -> Schedule:
     """Return the schedule of the opposite collective: every transfer reversed, the last step first,
     copies as additions.
 
-    Allgather becomes reduce-scatter, broadcast becomes reduce, gather becomes scatter, and each the
-    other way round; alltoall stays alltoall. The result is for the reversed topology (SCCL, section
+    Allgather becomes reduce-scatter, broadcast reduce, and gather scatter, or the reverse; alltoall
+    stays alltoall. The result is for the reversed topology (SCCL, section
     3.5). Each rank must get each chunk at most once.
     """
     opposite = schedule.collective.reversed()
