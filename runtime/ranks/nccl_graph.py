@@ -16,7 +16,7 @@ from pathlib import Path
 from ...synth.effort import USUAL_LIMIT_S, Effort
 from ...synth.export.formats import NCCL_GRAPH, export
 from ...synth.export.graph_check import check_graph_file
-from ...synth.export.graph_file import MOST_CHARACTERS, looks_like_graph_file, read_graph_file
+from ...synth.export.graph_file import MAX_CHARACTERS, looks_like_graph_file, read_graph_file
 from ...synth.export.nccl_graph import COLLECTIVES
 from ...synth.export.nccl_version import NEWEST, parse_nccl_version
 from ...synth.plan import Plan
@@ -96,7 +96,7 @@ def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | Non
         return None
     try:
         with path.open("rb") as file:
-            raw = file.read(MOST_CHARACTERS + 1)
+            raw = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if not looks_like_graph_file(raw.decode("utf-8", "replace")):

@@ -1,3 +1,1 @@
-"""Write what other executors read: NCCL's graph files, RCCL's rings and trees, the tables of
-tuners.
-"""
+"""Write files for other executors: NCCL's graphs, RCCL's rings and trees, tables of tuners."""

@@ -1,9 +1,9 @@
-"""Equal trees through all ranks in which nobody has more than two children, for allreduce: what
-RCCL's kernels carry out.
+"""Find equal trees through all ranks with at most two children a rank, which RCCL's kernels run for
+allreduce.
 
-Column generation over own routes: a linear program weighs trees, its duals price the links, and
-cheap trees under these, grown rank by rank, come next; the chains of `channels.search` are among
-the first ones. Then the weights are rounded to equal trees.
+Column generation over the system's own routes: a linear program weighs trees, its duals price the
+links, and cheap trees under these prices, grown rank by rank, come next; the chains of
+`channels.rounding` are among the first ones. Then the weights are rounded to equal trees.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -27,10 +27,14 @@ from ..numeric.linear import Floats, pack
 from ..request import Request
 
 # RCCL's trees have room for three children, of which its kernels read two (device/common.h).
-MOST_CHILDREN = 2
+MAX_CHILDREN = 2
+# Rounds of column generation, and passes of exchanges while rounding: safeguards.
 _ROUNDS, _PASSES = 60, 30
+# Chains that the search begins with.
+_MAX_CHAINS = 8
+# What a hop from the root costs beside its links: only enough to prefer flat trees.
 _DEPTH_SHARE = 1e-6
-# Fraction of the rate of the best number of trees that may be lost for fewer.
+# Share of the rate of the best number of trees that may be lost for fewer.
 _LOSS = Fraction(5, 1000)
 
 # The parent of every rank, -1 at the root.
@@ -39,82 +43,70 @@ Parents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BinaryTrees:
-    """Trees with equal shares of the buffer; a tree that stands several times has as many
-    shares.
-    """
+    """Trees with equal shares of the buffer; a repeated tree has a share each time."""
 
     trees: tuple[Parents, ...]
 
     @property
     def depth(self) -> int:
-        """The greatest number of hops from a root."""
+        """The largest number of hops from a root."""
         return max(max(levels(parents)[0]) for parents in self.trees)
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
-    """Raise InputError unless parents are one tree through all ranks with at most two children
-    each.
-    """
+    """Raise InputError unless parents are one tree through all ranks, of two children at most."""
     depth, _ = levels(parents)
     roots = [rank for rank, parent in enumerate(parents) if parent < 0]
     unreached = [rank for rank, parent in enumerate(parents) if parent >= 0 and not depth[rank]]
     if len(roots) != 1 or unreached:
-        raise InputError(f"{where}: not one tree: roots {roots}, not joined to one {unreached}")
+        raise InputError(f"{where}: not one tree: roots {roots}, not connected to one {unreached}")
     for parent, children in Counter(parent for parent in parents if parent >= 0).items():
-        if children > MOST_CHILDREN:
+        if children > MAX_CHILDREN:
             raise InputError(
                 f"{where}: rank {parent} has {children} children; RCCL's kernels read "
-                f"{MOST_CHILDREN}"
+                f"{MAX_CHILDREN}"
             )
 
 
 def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
-    """Return the allreduce of equal trees, each edge on the system's own route. InfeasibleError
-    where two have none.
+    """Return the allreduce of equal trees, each edge on the system's own route.
+
+    Raises InfeasibleError if an edge has none.
     """
-    topology, rooted = request.topology, []
+    topology, route, rooted = request.topology, request.router.route, []
     for parents in trees.trees:
-        up = [
-            None if parent < 0 else request.router.route(rank, parent)
-            for rank, parent in enumerate(parents)
-        ]
-        down = [
-            None if parent < 0 else request.router.route(parent, rank)
-            for rank, parent in enumerate(parents)
-        ]
-        if any(
-            parent >= 0 and (up[r] is None or down[r] is None) for r, parent in enumerate(parents)
-        ):
+        edges = list(enumerate(parents))
+        up = tuple(None if parent < 0 else route(rank, parent) for rank, parent in edges)
+        down = tuple(None if parent < 0 else route(parent, rank) for rank, parent in edges)
+        # Only the root has no route up and down.
+        if up.count(None) > 1 or down.count(None) > 1:
             raise InfeasibleError(
                 f"{name}: a tree of {topology.name!r} has an edge that only other GPUs could "
                 "forward"
             )
-        rooted.append(RootedTree(parents.index(-1), tuple(up), tuple(down)))
-    share = Fraction(1, len(rooted))
-    return schedule_of(
-        Forest(tuple(rooted), (share,) * len(rooted), trees.depth),
-        request.collective,
-        topology,
-        name,
-    )
+        rooted.append(RootedTree(parents.index(-1), up, down))
+    shares = (Fraction(1, len(rooted)),) * len(rooted)
+    forest = Forest(tuple(rooted), shares, trees.depth)
+    return schedule_of(forest, request.collective, topology, name)
 
 
 def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
-    """Return the algbw that trees come near at large sizes, from the exact loads of their links."""
+    """Return the algbw of trees at large sizes, from the exact loads of their links."""
     return 1 / max(total_seconds(schedule, request.topology).values())
 
 
 def find_binary_trees(request: Request, most: int) -> BinaryTrees:
-    """Return the best equal trees found, at most `most`. InfeasibleError where the GPUs are not
-    joined.
+    """Return the best equal trees of a search, at most `most`.
+
+    Raises InfeasibleError if the GPUs are not connected.
     """
-    search = _Search(request)
+    search = _TreeSearch(request)
     search.generate()
     return BinaryTrees(search.round(most))
 
 
-class _Search:
-    """Trees and their loads on the links of own routes, as whole numbers and as floats."""
+class _TreeSearch:
+    """Trees, how often each crosses the links of the system's own routes, and their weights."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.n = request, request.collective.ranks
@@ -122,13 +114,13 @@ class _Search:
         both = self.routes.exists & self.routes.exists.T
         if not both.any(axis=1).all():
             raise InfeasibleError(
-                f"topology {request.topology.name!r}: not every GPU has a way to another and back"
+                f"topology {request.topology.name!r}: not every GPU has a route to another and back"
             )
         self.trees: list[Parents] = []
         self.uses: list[Counter[int]] = []
         self.weights: Floats = np.zeros(0)
         try:
-            chains = find_channels(request, CHAIN, limit=8).orders
+            chains = find_channels(request, CHAIN, _MAX_CHAINS).orders
         except InfeasibleError:
             chains = ()
         for order in chains:
@@ -143,15 +135,14 @@ class _Search:
         for rank, parent in enumerate(parents):
             for u, v in ((rank, parent), (parent, rank)) if parent >= 0 else ():
                 pair = u * self.n + v
-                uses.update(
-                    crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()
-                )
+                links = crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]]
+                uses.update(links.tolist())
         self.trees.append(parents)
         self.uses.append(uses)
         return True
 
     def generate(self) -> None:
-        """Add trees until none that is found is cheaper than it brings, and weigh them."""
+        """Add trees until no cheap one is new, and weigh them."""
         capacity, prices = self.routes.capacity, 1.0 / self.routes.capacity
         for _ in range(_ROUNDS):
             fresh = [
@@ -170,12 +161,12 @@ class _Search:
                 f"topology {self.request.topology.name!r}: no tree with two children a GPU was "
                 "found"
             )
-        if len(self.weights) < len(self.trees):
-            self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
+        # Trees of the last round have no weight yet.
+        self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
 
     def _grow(self, prices: Floats, root: int) -> Parents | None:
-        """Return a cheap tree from a root: the rank that is cheapest to hang comes next, the nearer
-        to the root the better.
+        """Return a tree grown from a root, each time by the rank that is cheapest to attach, and
+        preferably near the root.
         """
         distance = self.routes.distances(prices)
         distance = distance + distance.T
@@ -188,8 +179,10 @@ class _Search:
         while left:
             cost, parent, child = min(
                 (distance[u, v] + _DEPTH_SHARE * scale * (depth[u] + 1), u, v)
-                for u in reached if children[u] < MOST_CHILDREN for v in left
-            )  # fmt: skip
+                for u in reached
+                if children[u] < MAX_CHILDREN
+                for v in left
+            )
             if not np.isfinite(cost):
                 return None
             parents[child], depth[child] = parent, depth[parent] + 1
@@ -199,9 +192,7 @@ class _Search:
         return tuple(parents)
 
     def round(self, most: int) -> tuple[Parents, ...]:
-        """Return equal trees, the fewest that lose next to nothing beside the best number of
-        them.
-        """
+        """Return the fewest equal trees that lose almost nothing against their best number."""
         loads = np.zeros((len(self.trees), len(self.routes.links)))
         for row, uses in enumerate(self.uses):
             loads[row, list(uses)] = list(uses.values())
@@ -211,10 +202,9 @@ class _Search:
         rates = [self._rate(chosen) for chosen in sets]
         enough = max(rates) * (1 - _LOSS)
         best = next(chosen for chosen, rate in zip(sets, rates, strict=True) if rate >= enough)
-        return tuple(self.trees[best[place]] for place in interleave(loads[best]))
+        return tuple(self.trees[best[i]] for i in interleave(loads[best]))
 
     def _rate(self, chosen: Sequence[int]) -> Fraction:
-        """Return the algbw of equal trees, exactly."""
         total: Counter[int] = Counter()
         for number in chosen:
             total.update(self.uses[number])
@@ -227,16 +217,14 @@ class _Search:
 def _root_chain(order: Sequence[int]) -> Parents:
     """Return a chain as a tree from its middle."""
     parents, middle = [-1] * len(order), len(order) // 2
-    for a, b in pairwise(order[middle:]):
-        parents[b] = a
-    for a, b in pairwise(order[middle::-1]):
-        parents[b] = a
+    for above, rank in chain(pairwise(order[middle:]), pairwise(order[middle::-1])):
+        parents[rank] = above
     return tuple(parents)
 
 
 def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
-    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged while that
-    helps the busiest link.
+    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged as long as
+    that helps the busiest link.
     """
     whole = np.floor(shares * count + 1e-9).astype(int)
     chosen: list[int] = np.repeat(np.arange(len(shares)), whole).tolist()[:count]
@@ -246,11 +234,11 @@ def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
         total = total + loads[chosen[-1]]
     for _ in range(_PASSES):
         now, better = float(total.max()), None
-        for place in {number: i for i, number in enumerate(chosen)}.values():
-            busiest = (total - loads[chosen[place]] + loads).max(axis=1)
+        for position in {number: i for i, number in enumerate(chosen)}.values():
+            busiest = (total - loads[chosen[position]] + loads).max(axis=1)
             other = int(np.argmin(busiest))
             if busiest[other] < now * (1 - 1e-9):
-                now, better = float(busiest[other]), (place, other)
+                now, better = float(busiest[other]), (position, other)
         if better is None:
             break
         total = total - loads[chosen[better[0]]] + loads[better[1]]

@@ -1,6 +1,4 @@
-"""The formats that topo-synth writes beside plans: for each the text, what it reaches, and what is
-said of it.
-"""
+"""Write the formats that topo-synth has besides plans, each with the rates that it reaches."""
 
 from __future__ import annotations
 
@@ -22,14 +20,16 @@ from .nccl_version import NEWEST, NcclVersion
 from .rccl_env import find_rccl_env, write_rccl_env
 
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
+# All formats.
 FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER)
+# Work of the bound in seconds of a quiet core, and its share of the time limit.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 
 
 @dataclass(frozen=True)
 class Export:
-    """A text in one of the formats: `figures` for programs, `lines` for people; `bounds` where the
-    format has rates.
+    """A text in one of the formats, with `figures` for programs, `lines` for people and, if the
+    format has rates, their `bounds`.
     """
 
     format: str
@@ -40,7 +40,7 @@ class Export:
 
     @property
     def key(self) -> str:
-        """What the figures are called in JSON."""
+        """The name of the figures in JSON."""
         return self.format.replace("-", "_")
 
 
@@ -54,19 +54,16 @@ def export(
     version: NcclVersion = NEWEST,
     measured: Sequence[str] = (),
 ) -> Export:
-    """Return a collective on a topology in one of FORMATS. InfeasibleError, InputError where the
-    format cannot say it.
+    """Return a collective on a topology in one of FORMATS.
+
+    Raises InfeasibleError or InputError if the format cannot express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)
         rows = [line for line in text.splitlines() if not line.startswith("#")]
-        return Export(
-            format,
-            text,
-            {"rows": len(rows)},
-            (f"{len(rows)} ranges of sizes, each with what was fastest in them",),
-        )
-    # What the format cannot say is refused before any search.
+        line = (f"{len(rows)} ranges of sizes, each with its fastest choice",)
+        return Export(format, text, {"rows": len(rows)}, line)
+    # Refused before any search.
     library = "NCCL's graph files have" if format == NCCL_GRAPH else "RCCL's rings and trees have"
     if collective.name not in COLLECTIVES:
         raise InfeasibleError(
@@ -83,24 +80,23 @@ def export(
     env = find_rccl_env(request, bounds.single_path)
     rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
     figures = _list_figures(rates, bounds, env.fraction) | {"channels": env.channels or None}
-    lines = [_say_rates(rates, env.fraction)]
+    lines: tuple[str, ...] = (_describe_rates(rates, env.fraction),)
     if env.trees is not None:
-        lines.append(
-            f"{len(env.trees.trees)} trees, {env.trees.depth} deep, for {env.channels} channels"
-        )
-    return Export(format, write_rccl_env(env, request), figures, tuple(lines), bounds)
+        count, depth = len(env.trees.trees), env.trees.depth
+        lines += (f"{count} trees, {depth} deep, for {env.channels} channels",)
+    return Export(format, write_rccl_env(env, request), figures, lines, bounds)
 
 
 def _describe_graphs(graphs: NcclGraphs, text: str, bounds: Bounds) -> Export:
-    """Return the export of NCCL's graphs."""
     rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
     figures = _list_figures(rates, bounds, graphs.fraction) | {"channels": graphs.count}
     count = f"{graphs.count} channel{'s' * (graphs.count > 1)}; GPUs by {graphs.numbers.source}"
-    return Export(NCCL_GRAPH, text, figures, (_say_rates(rates, graphs.fraction), count), bounds)
+    return Export(
+        NCCL_GRAPH, text, figures, (_describe_rates(rates, graphs.fraction), count), bounds
+    )
 
 
 def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction) -> dict[str, Any]:
-    """Return what a file reaches, for programs; None for what it does not have."""
     return {
         "algbw_GBps": {name: float(rate) if rate else None for name, rate in rates.items()},
         "bound_one_way": float(bounds.single_path.algbw_GBps),
@@ -108,10 +104,9 @@ def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction
     }
 
 
-def _say_rates(rates: dict[str, Fraction], fraction: Fraction) -> str:
-    """Return what a file reaches, for people."""
+def _describe_rates(rates: dict[str, Fraction], fraction: Fraction) -> str:
     listed = ", ".join(
         f"{name} {float(rate):.4g} GB/s algbw" if rate else f"no {name}"
         for name, rate in rates.items()
     )
-    return f"{listed}; {float(fraction):.1%} of what one way a pair of GPUs allows"
+    return f"{listed}; {float(fraction):.1%} of the single-path bound"

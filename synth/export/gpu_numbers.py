@@ -1,5 +1,5 @@
-"""The numbers by which NCCL's and RCCL's files name GPUs (`dev`: the driver's index), and the types
-of their paths.
+"""Find the numbers by which NCCL's and RCCL's files name GPUs (`dev`: the driver's index), and the
+types of the paths between them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from .graph_file import TYPES
 from .nccl_version import NcclVersion
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
-_MOST_DEV = 10**6
-# NCCL's types for labels that it does not have: direct links, abstract switches, and two bridges of
-# one NUMA node.
+# NCCL's types for labels of ours that it lacks: direct links, abstract switches, and two bridges of
+# a NUMA node.
 _TYPE_OF_LABEL = {"LNK": "NVL", "SW": "NVL", "NODE": "PHB"}
 
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """The `dev` of each rank's GPU, and where the numbers are from, in words."""
+    """The `dev` of each rank's GPU, and the source of the numbers in words."""
 
     devs: tuple[int, ...]
     source: str
@@ -37,10 +36,9 @@ class GpuNumbers:
 
 
 def number_gpus(topology: Topology) -> GpuNumbers:
-    """Return the driver's index of each rank's GPU. Raises InfeasibleError where they are on
-    several hosts, or none.
+    """Return the driver's index of each rank's GPU; those of a part of a machine keep theirs.
 
-    GPUs of a part of a machine keep the numbers that they have on the whole one.
+    Raises InfeasibleError if GPUs are on several hosts, or ranks have none.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if any(gpu.extra.get("stands_for") for gpu in gpus):
@@ -51,25 +49,21 @@ def number_gpus(topology: Topology) -> GpuNumbers:
     if len(hosts) > 1:
         raise InfeasibleError(
             f"topology {topology.name!r} has GPUs on {len(hosts)} hosts: such a file is for the "
-            "GPUs of one, and between "
-            "hosts the library keeps its own way; export one host by itself"
+            "GPUs of one, and between hosts the library keeps its own routes; export one host by "
+            "itself"
         )
-    told = [_read_dev(gpu) for gpu in gpus]
-    if all(dev is not None for dev in told) and len(set(told)) == len(told):
-        return GpuNumbers(tuple(dev for dev in told if dev is not None), "the file's dev numbers")
-    named = [_read_name(gpu) for gpu in gpus]
-    if all(number is not None for number in named) and len(set(named)) == len(named):
-        return GpuNumbers(
-            tuple(number for number in named if number is not None),
-            "the numbers in the GPUs' names",
-        )
-    return GpuNumbers(
-        tuple(range(len(gpus))), "the order of the ranks, as the GPUs have no numbers"
-    )
+    for read, source in (
+        (_read_dev, "the file's dev numbers"),
+        (_read_name, "the numbers in the GPUs' names"),
+    ):
+        numbers = tuple(number for number in map(read, gpus) if number is not None)
+        if len(set(numbers)) == len(gpus):
+            return GpuNumbers(numbers, source)
+    source = "the order of the ranks, as the GPUs have no numbers"
+    return GpuNumbers(tuple(range(len(gpus))), source)
 
 
 def _name_host(gpu: Device) -> str:
-    """Return what tells a GPU's host from others."""
     match = _GPU.fullmatch(gpu.id)
     box = gpu.extra.get("host", gpu.extra.get("box", ""))
     return f"{match.group(1) if match and match.group(1) else ''} {box}"
@@ -85,17 +79,15 @@ def _read_dev(gpu: Device) -> int | None:
 
 
 def _read_name(gpu: Device) -> int | None:
-    """Return the number in a GPU's name; boxes of presets but the first count on from the box
-    before, so theirs is unknown.
+    """Return the number in a GPU's name; None in boxes of presets, which number their GPUs
+    consecutively.
     """
     match = _GPU.fullmatch(gpu.id)
     return int(match.group(2)) if match and not gpu.extra.get("box") else None
 
 
 class PathTypes:
-    """The types that NCCL gives the ways between a topology's GPUs, from the routes of the
-    topology.
-    """
+    """NCCL's types of the paths between a topology's GPUs, from the topology's routes."""
 
     def __init__(self, topology: Topology, version: NcclVersion) -> None:
         self._topology, self._version = topology, version
@@ -105,17 +97,17 @@ class PathTypes:
             self._kinds.setdefault((link.src, link.dst), set()).add(link.kind)
 
     def find_type(self, src: int, dst: int) -> str:
-        """Return the type of the way from one rank to another. InfeasibleError where it leaves the
-        host, or there is none.
+        """Return the type of the path from one rank to another.
+
+        Raises InfeasibleError if it leaves the host, or does not exist.
         """
         a, b = self._topology.ranks[src], self._topology.ranks[dst]
         label = self.connections.find(a, b).label
         if label in ("NET", "DIS"):
             raise InfeasibleError(
-                f"{a} reaches {b} "
-                f"{'through a network' if label == 'NET' else 'through other GPUs only'}; a graph "
-                "file has "
-                "the ways inside a host alone"
+                f"{a} reaches {b} through "
+                f"{'a network' if label == 'NET' else 'other GPUs only'}; a graph file has "
+                "only the paths inside a host"
             )
         if label.startswith(("NV", "XGMI")):
             return "NVL"
@@ -124,10 +116,10 @@ class PathTypes:
         return _TYPE_OF_LABEL.get(label, label)
 
     def find_worst(self, pairs: Iterable[tuple[int, int]]) -> str:
-        """Return the type of the farthest of some pairs of ranks."""
+        """Return the type of the most distant of some pairs of ranks."""
         return max((self.find_type(*pair) for pair in set(pairs)), key=TYPES.index, default="LOC")
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:
-        """Return whether a route has links between chips (C2C) only."""
+        """Return whether a route consists of links between chips (C2C)."""
         route = self.connections.route(src, dst)
         return route is not None and all("c2c" in self._kinds[hop] for hop in route_links(route))

@@ -1,8 +1,8 @@
-"""Check graph files before NCCL sees them, by its own rules and by those that it does not check;
-make channels of them.
+"""Check graph files by NCCL's rules, including those that NCCL does not check itself, and convert
+them to channels.
 
-NCCL believes `nchannels`, reads unknown types as LOC, and never looks at trees: one that misses a
-GPU hangs.
+NCCL trusts `nchannels`, reads unknown types as LOC, and never checks trees: it hangs on one that
+misses a GPU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from .graph_file import (
 )
 from .nccl_version import NEWEST, NcclVersion
 
-# Patterns that the graphs of an id have.
+# Patterns of the graphs with each id, as NCCL's search numbers them.
 PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
+# Graphs whose channels go through all GPUs.
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
-_NAMED = 8
-_MOST_COMMENT = 250
+# GPUs that a message names.
+_MAX_NAMED = 8
+# Characters of a comment's line, within what NCCL reads as a value.
+_MAX_COMMENT = 250
 
 
 def check_graph_file(
@@ -41,16 +44,16 @@ def check_graph_file(
 ) -> None:
     """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
-    `devs` are the numbers of the machine's GPUs, where it is known; `inside` files are for one
-    host, so they have no nets.
+    `devs` are the numbers of the machine's GPUs, if it is known; with `inside` the file is for one
+    host, so it has no nets.
     """
     elements = 1 + sum(
         1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True))
         for g in file.graphs
     )
-    if elements > version.most_elements:
+    if elements > version.max_elements:
         raise InputError(
-            f"{file.where}: {elements} XML elements; NCCL {version} reads {version.most_elements} "
+            f"{file.where}: {elements} XML elements; NCCL {version} reads {version.max_elements} "
             "of a graph file"
         )
     members = next(
@@ -68,11 +71,11 @@ def check_graph_file(
         _check_attributes(graph, where, version)
         for number, channel in enumerate(graph.channels):
             nets = graph.nets[number]
-            if len(channel) + len(nets) > version.most_children:
+            if len(channel) + len(nets) > version.max_children:
                 raise InputError(
                     f"{where}, channel {number}: {len(channel) + len(nets)} GPUs and nets; NCCL "
                     f"{version} reads "
-                    f"{version.most_children} in a channel"
+                    f"{version.max_children} in a channel"
                 )
             if inside and nets:
                 raise InputError(
@@ -88,78 +91,62 @@ def check_graph_file(
 
 
 def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> None:
-    """Raise InputError for what a graph says of itself that is not so, or not known."""
+    """Raise InputError for an attribute of a graph that is wrong or unknown."""
     if graph.id not in NAMES:
         raise InputError(f"{where}: NCCL has graphs 0 to {max(NAMES)}; this one would not be read")
     if graph.pattern not in PATTERNS[graph.id]:
         known = " or ".join(map(str, PATTERNS[graph.id]))
         raise InputError(f"{where}: pattern {graph.pattern}; expected {known}")
     if graph.nchannels != len(graph.channels):
-        what = (
-            "fails on that"
-            if graph.nchannels > len(graph.channels)
-            else f"would use the first {graph.nchannels}"
-        )
+        is_short = graph.nchannels > len(graph.channels)
+        what = "fails on that" if is_short else f"would use the first {graph.nchannels}"
         raise InputError(
             f"{where}: nchannels={graph.nchannels}, but there are {len(graph.channels)} channels; "
             f"NCCL {what}"
         )
-    if graph.nchannels > version.most_channels and graph.id in _CROSS_ALL_GPUS:
+    if graph.nchannels > version.max_channels and graph.id in _CROSS_ALL_GPUS:
         raise InputError(
             f"{where}: {graph.nchannels} channels; NCCL {version} has room for "
-            f"{version.most_channels}, and does not look"
+            f"{version.max_channels}, and does not check"
         )
     for key, kind in (("typeintra", graph.typeintra), ("typeinter", graph.typeinter)):
         if kind not in TYPES or (kind == "P2C" and not version.knows_p2c):
             raise InputError(
                 f"{where}: {key}={kind[:20]!r} is not known to NCCL {version}, which reads it as "
-                "LOC; expected one of "
-                f"{', '.join(TYPES)}"
+                f"LOC; expected one of {', '.join(TYPES)}"
             )
     if graph.nchannels and not graph.speedintra:
         raise InputError(
-            f"{where}: speedintra is 0, so the tuner would never take it; expected GB/s of a "
-            "channel"
+            f"{where}: speedintra is 0, so the tuner would never use it; expected GB/s of a channel"
         )
 
 
 def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, where: str) -> None:
     """Raise InputError unless a channel has every GPU exactly once."""
     strange = [dev for dev in channel if dev not in expected]
-    twice = sorted({dev for dev in channel if channel.count(dev) > 1})
-    missing = sorted(expected - set(channel))
-    wrong = [
-        *([f"has {_list_devs(strange)}, not on the "
-           "machine" if known else f"has {_list_devs(strange)}, not in the first"]
-          if strange else []),
-        *([f"has {_list_devs(twice)} more than once"] if twice else []),
-        *([f"misses {_list_devs(missing)}"] if missing else []),
-    ]  # fmt: skip
+    twice = {dev for dev in channel if channel.count(dev) > 1}
+    missing = expected - set(channel)
+    place = "on the machine" if known else "in the first"
+    wrong = [f"has {_list_devs(strange)}, not {place}"] if strange else []
+    wrong += [f"has {_list_devs(twice)} more than once"] if twice else []
+    wrong += [f"misses {_list_devs(missing)}"] if missing else []
     if wrong:
-        other = (
-            "; is the file for another machine?"
-            if known and strange
-            else "; NCCL would hang or fail"
-        )
-        raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once{other}")
+        is_other = known and strange
+        other = "is the file for another machine?" if is_other else "NCCL would hang or fail"
+        raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once; {other}")
 
 
 def _list_devs(devs: Collection[int]) -> str:
-    """Return numbers of GPUs for a message."""
-    listed = sorted(set(devs))
-    return (
-        "dev "
-        + ", ".join(f"{dev:#x}" for dev in listed[:_NAMED])
-        + (" ..." if len(listed) > _NAMED else "")
-    )
+    listed = [f"{dev:#x}" for dev in sorted(set(devs))]
+    return f"dev {', '.join(listed[:_MAX_NAMED])}{' ...' if len(listed) > _MAX_NAMED else ''}"
 
 
 def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Channels:
-    """Return the channels of a ring or tree graph as orders of ranks, `rank_of` being the ranks of
-    the GPUs' numbers.
+    """Return the channels of a ring or tree graph as orders of ranks; `rank_of` maps dev numbers to
+    ranks.
 
-    A tree inside a host is a chain from its first GPU, the root. Raises InputError where a channel
-    is not of all GPUs.
+    A tree inside a host is a chain from its first GPU, the root. Raises InputError if a channel
+    does not have all GPUs.
     """
     for number, channel in enumerate(graph.channels):
         _check_members(
@@ -173,7 +160,7 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
 
 
 def list_hops(channels: Channels) -> set[tuple[int, int]]:
-    """Return the pairs of ranks between which something is sent."""
+    """Return the pairs of ranks that send to each other directly."""
     out: set[tuple[int, int]] = set()
     for order in channels.orders:
         out.update(pairwise((*order, order[0]) if channels.shape == RING else order))
@@ -183,8 +170,6 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
 
 def make_plain(line: str) -> str:
-    """Return a line as a comment of any of the files can hold it: plain characters, no two dashes
-    together.
-    """
+    """Return a line in a form for comments of all formats: plain characters, no double dashes."""
     plain = re.sub(r"[^ -~]", "?", line)
-    return re.sub(r"-(?=-)", "", plain)[:_MOST_COMMENT].rstrip("-")
+    return re.sub(r"-(?=-)", "", plain)[:_MAX_COMMENT].rstrip("-")

@@ -1,8 +1,7 @@
 """Read NCCL's graph XML: what NCCL_GRAPH_DUMP_FILE writes and NCCL_GRAPH_FILE reads.
 
-The rules are those of NCCL's graph/search.cc and graph/xml.cc; what NCCL would stop on, or read as
-something else than it says, is an InputError with file and line. Whether the channels make sense is
-for `graph_check`.
+The rules are those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on, or
+misread, is an InputError with file and line. `graph_check` checks whether the channels make sense.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ...topo.errors import InputError
 from ...topo.formats.safe_xml import Element, parse_xml
 
 RING_ID, TREE_ID, COLLNET_CHAIN_ID, NVLS_ID, COLLNET_DIRECT_ID = range(5)
-# What the ids of graphs stand for.
+# The names of the graphs.
 NAMES = {
     RING_ID: "ring",
     TREE_ID: "tree",
@@ -26,16 +25,18 @@ NAMES = {
 # Types of paths that NCCL's files name, the nearest first.
 TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
-MOST_CHARACTERS = 8 * 2**20
-_MOST_VALUE_bytes = 253
+# Far more than 65,536 elements need, the most that any version reads.
+MAX_CHARACTERS = 8 * 2**20
+# NCCL's buffer of an attribute's value.
+_MAX_VALUE_BYTES = 253
+# Whole numbers up to which NCCL's own are; larger ones are damage.
+_MAX_WHOLE = 10**6
 _DECLARATION = re.compile(r"\s*<\?")
-# NCCL reads how a comment begins as the name of a tag: with a "=" in it, or without an end, it
-# refuses the file.
-_COMMENT = re.compile(
-    rf"<!--(?=[^ >/\n\r=]{{0,{_MOST_VALUE_bytes - 3}}}[ >/\n\r]).*?-->", re.DOTALL
-)
+# NCCL reads the beginning of a comment as the name of a tag. If there is a "=" in it, or no end,
+# NCCL refuses the file.
+_COMMENT = re.compile(rf"<!--(?=[^ >/\n\r=]{{0,{_MAX_VALUE_BYTES - 3}}}[ >/\n\r]).*?-->", re.DOTALL)
 _NAME_FORM = r"[A-Za-z_][\w.:-]{0,99}"
-_VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MOST_VALUE_bytes}}}"|'[^'<&]{{0,{_MOST_VALUE_bytes}}}')"""
+_VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MAX_VALUE_BYTES}}}"|'[^'<&]{{0,{_MAX_VALUE_BYTES}}}')"""
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")
 _WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})")
 _REAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,2})?")
@@ -44,11 +45,12 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 @dataclass(frozen=True)
 class NcclGraph:
-    """One graph of a file: NCCL's attributes, and of each channel its GPUs in order, its nets and
-    the ranks it names.
+    """A graph of a file: NCCL's attributes and, for each channel, its GPUs in order, its nets and
+    its ranks.
 
-    GPUs and nets are `dev` numbers: a GPU's is its NVML index, with the number of its host from bit
-    56 on. Speeds in GB/s are a channel's. `ranks` has None where a GPU has no rank, as it should.
+    GPUs and nets are `dev` numbers; a GPU's is its NVML index, with the number of its host from bit
+    56 on. Speeds are those of a channel in GB/s. `ranks` has None for a GPU without a rank, which
+    is the usual case.
     """
 
     id: int
@@ -68,52 +70,49 @@ class NcclGraph:
 
     @property
     def name(self) -> str:
-        """What the graph is called in messages."""
+        """The name of the graph in messages."""
         return f"graph {self.id} ({NAMES.get(self.id, 'not known')})"
 
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph file: its graphs in order, `where` it was found, and doubts about it, a line each."""
+    """A graph file: `where` it is, its graphs in order, and notes on doubtful parts."""
 
     where: str
     graphs: tuple[NcclGraph, ...]
     notes: tuple[str, ...] = ()
 
     def find(self, number: int) -> NcclGraph | None:
-        """Return the graph of an id, None where the file has none."""
+        """Return the graph with an id, None if the file has none."""
         return next((graph for graph in self.graphs if graph.id == number), None)
 
 
 def looks_like_graph_file(text: str) -> bool:
-    """Return whether a text begins as a graph file does, after comments and a declaration."""
-    return (
-        re.match(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<graphs\b", text.lstrip("\ufeff"), re.DOTALL)
-        is not None
-    )
+    """Return whether a text begins like a graph file, after comments and a declaration."""
+    start = r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*<graphs\b"
+    return re.match(start, text.lstrip("\ufeff"), re.DOTALL) is not None
 
 
 def read_graph_file(text: str, where: str) -> GraphFile:
     """Return the graphs of an XML text; `where` names the file in errors.
 
-    Raises InputError where the text is cut off or no graph file, and where NCCL would not load it.
+    Raises InputError if the text is cut off, is no graph file, or would not be loaded by NCCL.
     """
     if not text.strip():
         raise InputError(
             f'{where}: the file is empty; expected <graphs version="1">, as NCCL_GRAPH_DUMP_FILE '
             "writes it"
         )
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise InputError(
-            f"{where}: {len(text)} characters; more than {MOST_CHARACTERS} are no graph file"
+            f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are no graph file"
         )
     root = parse_xml(text, where)
     if root.tag != "graphs":
-        other = (
-            "; this is a topology, as NCCL_TOPO_DUMP_FILE writes it" if root.tag == "system" else ""
-        )
+        other = "; this is a topology, as NCCL_TOPO_DUMP_FILE writes it"
         raise root.make_error(
-            f"is not NCCL's graph file; expected <graphs> as the outermost element{other}"
+            "is not NCCL's graph file; expected <graphs> as the outermost element"
+            f"{other if root.tag == 'system' else ''}"
         )
     _check_form(text, where)
     if root.get("version") is None or _read_whole(root, "version") != 1:
@@ -133,8 +132,8 @@ def read_graph_file(text: str, where: str) -> GraphFile:
 
 
 def _check_form(text: str, where: str) -> None:
-    """Raise InputError for what is sound XML but not read by NCCL's parser: declarations, text,
-    tabs, spaces around `=`.
+    """Raise InputError for valid XML that NCCL's parser does not read: declarations, text, tabs,
+    spaces around `=`.
     """
     start = text.removeprefix("\ufeff")
     if start is not text:
@@ -156,14 +155,13 @@ def _check_form(text: str, where: str) -> None:
             line = blank.count("\n", 0, tag.start()) + 1
             raise InputError(
                 f"{where}, line {line}: {tag.group()[:60]!r} is not written as NCCL reads tags: "
-                "on one line, one space "
-                f'before each name="value", no more than {_MOST_VALUE_bytes} bytes in it, no &...;'
+                'on one line, one space before each name="value", no more than '
+                f"{_MAX_VALUE_BYTES} bytes in it, no &...;"
             )
     _check_between(blank, position, len(blank), where)
 
 
 def _check_between(text: str, start: int, end: int, where: str) -> None:
-    """Raise InputError for anything but spaces and ends of lines between two tags."""
     stray = text[start:end].strip(" \r\n")
     if stray:
         line = text.count("\n", 0, text.index(stray, start)) + 1
@@ -174,7 +172,7 @@ def _check_between(text: str, start: int, end: int, where: str) -> None:
 
 
 def _select(parent: Element, tag: str, notes: dict[str, None], *others: str) -> list[Element]:
-    """Return the elements of some tags below another, and note those that NCCL ignores."""
+    """Return the elements of some tags below another, and note the others, which NCCL ignores."""
     for child in parent:
         if child.tag not in (tag, *others):
             notes[f"<{child.tag[:40]}> in <{parent.tag}> is ignored, by NCCL too"] = None
@@ -182,7 +180,6 @@ def _select(parent: Element, tag: str, notes: dict[str, None], *others: str) -> 
 
 
 def _read_graph(element: Element, notes: dict[str, None]) -> NcclGraph:
-    """Return the graph of an element."""
     channels, nets, ranks = [], [], []
     for channel in _select(element, "channel", notes):
         members = _select(channel, "gpu", notes, "net")
@@ -193,10 +190,10 @@ def _read_graph(element: Element, notes: dict[str, None]) -> NcclGraph:
             tuple(None if gpu.get("rank") is None else _read_whole(gpu, "rank") for gpu in gpus)
         )
     if any(rank is not None for row in ranks for rank in row):
-        notes[
-            "GPUs have ranks, which NCCL 2.30 and later believe, in every communicator, whatever "
-            "dev says"
-        ] = None
+        note = (
+            "GPUs have ranks, which NCCL 2.30 and later use in every communicator, in spite of dev"
+        )
+        notes[note] = None
     return NcclGraph(
         id=_read_whole(element, "id"),
         pattern=_read_whole(element, "pattern"),
@@ -218,7 +215,6 @@ def _read_graph(element: Element, notes: dict[str, None]) -> NcclGraph:
 
 
 def _read_text(element: Element, key: str) -> str:
-    """Return an attribute that NCCL demands."""
     text = element.get(key)
     if text is None:
         raise element.make_error(f"has no {key}, which NCCL demands")
@@ -226,12 +222,12 @@ def _read_text(element: Element, key: str) -> str:
 
 
 def _read_whole(element: Element, key: str) -> int:
-    """Return a whole number in decimal or 0x hex, as NCCL reads them."""
+    """Return a whole number, decimal or hexadecimal with 0x."""
     text = _read_text(element, key)
     if not _WHOLE.fullmatch(text):
         raise element.make_error(f"{key}={text[:40]!r}: expected a whole number")
     value = int(text, 16 if "x" in text.lower() else 10)
-    if abs(value) > 10**6:
+    if abs(value) > _MAX_WHOLE:
         raise element.make_error(
             f"{key}={text[:40]!r}: expected a whole number of at most a million"
         )
@@ -239,7 +235,7 @@ def _read_whole(element: Element, key: str) -> int:
 
 
 def _read_real(element: Element, key: str) -> Fraction:
-    """Return a number that is not negative, exactly as it is written."""
+    """Return a number that is not negative, exactly as written."""
     text = _read_text(element, key)
     if not _REAL.fullmatch(text):
         raise element.make_error(f"{key}={text[:40]!r}: expected a number that is not negative")
@@ -247,9 +243,7 @@ def _read_real(element: Element, key: str) -> Fraction:
 
 
 def _read_dev(element: Element, notes: dict[str, None]) -> int:
-    """Return a dev number: hex after 0x or with letters, else decimal, as NCCL before 2.21 wrote
-    it.
-    """
+    """Return a dev number: hexadecimal with 0x or letters, else decimal, as before NCCL 2.21."""
     text = _read_text(element, "dev")
     if not _DEV.fullmatch(text):
         raise element.make_error(f"dev={text[:40]!r}: expected a number such as 0x3 or 3")

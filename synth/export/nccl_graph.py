@@ -1,9 +1,9 @@
 """Write NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
 
-NCCL's tuner reads the speeds: for allreduce rings have an algbw of channels * speed * n / (2 (n -
-1)), trees of channels * speed / 2 (times .92, as NCCL finds trees slower). Speeds from the
-channels' exact rates make it choose by size by itself. NCCL runs as many channels as the ring and
-the tree graph both have, so both get the same number.
+NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * speed * n / (2 (n -
+1)) for rings and of channels * speed / 2 for trees (times .92, as NCCL rates trees lower). With
+speeds from the channels' exact rates it chooses well for each size. NCCL runs as many channels as
+the ring and the tree graph both have, so both get the same number.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
 from .nccl_version import NEWEST, NcclVersion
 
+# Collectives that NCCL runs over rings.
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
+# NCCL's numbers of patterns: a ring, and a balanced tree.
 _PATTERNS = {RING_ID: 4, TREE_ID: 1}
+# By how much the speeds in the file, of 7 digits, may change an algbw.
+_TOLERANCE = Fraction(1, 10**5)
 
 
 @dataclass(frozen=True)
 class NcclGraphs:
-    """Rings and chains for a machine, as many of each, and what they reach, in GB/s of algbw, at
-    large sizes.
+    """Rings and chains for a machine, in equal numbers, with their algbw in GB/s at large sizes.
 
-    `ring_GBps` is of the collective, `chain_GBps` of allreduce. `chains` are None where there are
-    none.
+    `ring_GBps` is of the collective, `chain_GBps` of allreduce. Rings or chains are None if no such
+    channel exists.
     """
 
     router: Router
@@ -58,30 +61,25 @@ class NcclGraphs:
     @property
     def count(self) -> int:
         """Number of channels of each graph."""
-        return max(
-            len(channels.orders) for channels in (self.rings, self.chains) if channels is not None
-        )
+        return max(len(each.orders) for each in (self.rings, self.chains) if each is not None)
 
     @property
     def best_GBps(self) -> Fraction:
         """Algbw of the collective by the faster of the graphs that serve it."""
-        return (
-            max(self.ring_GBps, self.chain_GBps)
-            if self.collective.name == "allreduce"
-            else self.ring_GBps
-        )
+        is_served = self.collective.name == "allreduce"
+        return max(self.ring_GBps, self.chain_GBps) if is_served else self.ring_GBps
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the bound for one way a pair that the faster of them reaches."""
+        """The share of the single-path bound that the faster of them reaches."""
         return self.best_GBps / self.bound.algbw_GBps
 
 
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    The collective is one of COLLECTIVES. Raises InfeasibleError where the GPUs are on several
-    hosts, or there is no ring or chain.
+    The collective is one of COLLECTIVES. Raises InfeasibleError if the GPUs are on several hosts,
+    or no ring or chain exists.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     numbers = number_gpus(topology)
@@ -93,7 +91,7 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
             finders.append(Finder(wanted, shape))
         except InfeasibleError as error:
             reasons.append(str(error))
-    # Chains alone serve allreduce only.
+    # Without rings, chains serve allreduce only.
     if not finders or (finders[0].shape == CHAIN and collective.name != "allreduce"):
         raise InfeasibleError(reasons[0])
     sized = match_counts(request, finders, most)
@@ -107,11 +105,10 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
 
 
 def _count_most(ranks: int, version: NcclVersion) -> int:
-    """Return how many channels of so many GPUs a file of two graphs may have. InfeasibleError where
-    it has no room for any.
-    """
-    most = min(version.most_channels, (version.most_elements - 3) // (2 * (ranks + 1)))
-    if most < 1 or ranks > version.most_children:
+    """Return how many channels a file of two graphs may have. Raises InfeasibleError for none."""
+    # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
+    most = min(version.max_channels, (version.max_elements - 3) // (2 * (ranks + 1)))
+    if most < 1 or ranks > version.max_children:
         raise InfeasibleError(
             f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML "
             "elements"
@@ -126,37 +123,29 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
     return algbw_GBps(schedule, request.topology)
 
 
-# -- the file
-# ----------------------------------------------------------------------------------------------------------
-
-
 def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
-    """Return the text of the file, which has been read back, checked, and found to have the rates
-    that it is written with.
+    """Return the text of the file, after reading it back and checking it and its rates.
 
-    GPUs are named in 0x hex, which every version reads alike; they have no rank, and there is no
-    XML declaration.
+    GPUs are named in hexadecimal with 0x, which every version reads the same; they have no rank,
+    and there is no XML declaration.
     """
     types = PathTypes(graphs.topology, version)
     n, lines = graphs.collective.ranks, ['<graphs version="1">', *_write_comment(graphs, version)]
     for number, channels in ((RING_ID, graphs.rings), (TREE_ID, graphs.chains)):
         if channels is None:
             continue
-        speed = _write_speed(_speed_GBps(graphs, channels))
+        # NCCL keeps speeds as floats, of 7 digits.
+        speed = f"{float(_speed_GBps(graphs, channels)):.7g}"
         worst = types.find_worst(list_hops(channels))
         lines.append(
             f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" '
-            f'nchannels="{len(channels.orders)}" '
-            f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{worst}" '
-            'typeinter="PIX" '
+            f'nchannels="{len(channels.orders)}" speedintra="{speed}" speedinter="{speed}" '
+            f'latencyinter="0" typeintra="{worst}" typeinter="PIX" '
             f'samechannels="{int(len(set(channels.orders)) == 1)}">'
         )
         for order in channels.orders:
-            lines += [
-                "    <channel>",
-                *(f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order),
-            ]
-            lines.append("    </channel>")
+            gpus = (f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order)
+            lines += ["    <channel>", *gpus, "    </channel>"]
         lines.append("  </graph>")
     text = "\n".join([*lines, "</graphs>", ""])
     file = read_graph_file(text, f"the graph file for {graphs.topology.name}")
@@ -166,7 +155,7 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
 
 
 def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
-    """Return the speed of one channel at which NCCL's formula gives the channels' algbw."""
+    """Return the speed of a channel for which NCCL's formula gives the channels' algbw."""
     n, count = channels.ranks, len(channels.orders)
     if channels.shape == CHAIN:
         return graphs.chain_GBps * 2 / count
@@ -174,15 +163,8 @@ def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
     return graphs.ring_GBps * passes * (n - 1) / (n * count)
 
 
-def _write_speed(speed: Fraction) -> str:
-    """Return a speed in decimal, as exactly as NCCL's floats keep it."""
-    return f"{float(speed):.7g}"
-
-
 def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
-    """Raise VerificationError unless the channels that were read back have the rates that the file
-    is written with.
-    """
+    """Raise VerificationError unless the channels read back have the rates that were claimed."""
     for number, claimed in ((RING_ID, graphs.ring_GBps), (TREE_ID, graphs.chain_GBps)):
         graph = file.find(number)
         if graph is None:
@@ -191,24 +173,23 @@ def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
         request = Request(Collective(name, n), graphs.topology, Effort(), router=graphs.router)
         rate = _compute_algbw(request, list_channels(graph, graphs.numbers.rank_of, file.where))
         counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
-        if rate != claimed or abs(counted - claimed) > claimed / 10**5:
+        if rate != claimed or abs(counted - claimed) > claimed * _TOLERANCE:
             raise VerificationError(
                 f"{file.where}: {graph.name} reaches {float(rate):.6g} GB/s and says "
-                f"{float(counted):.6g}, but "
-                f"{float(claimed):.6g} was promised"
+                f"{float(counted):.6g}, but {float(claimed):.6g} was promised"
             )
 
 
 def count_algbw_GBps(graph: NcclGraph, ranks: int) -> Fraction:
-    """Return the algbw of allreduce that NCCL's tuner counts for a graph, without its factor of .92
-    for trees.
+    """Return the algbw of allreduce that NCCL's tuner computes for a graph, without its factor of
+    .92 for trees.
     """
     total = graph.nchannels * graph.speedintra
     return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2
 
 
 def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
-    """Return a comment: the machine, what the file reaches, what that assumes."""
+    """Return a comment on the machine, the rates of the file, and their assumptions."""
     topology = graphs.topology
     reached = [
         f"{shape} {float(rate):.4g}"
@@ -224,9 +205,8 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
         f"fingerprint {topology.fingerprint}, for NCCL "
         f"{version if version < NEWEST else 'up to ' + str(NEWEST)} and one host",
         f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; {graphs.collective.name} "
-        "could reach at most "
-        f"{float(graphs.bound.algbw_GBps):.4g} with one way a pair of GPUs "
-        f"({float(graphs.fraction):.1%} of it)",
+        f"could reach at most {float(graphs.bound.algbw_GBps):.4g} with a single path per pair of "
+        f"GPUs ({float(graphs.fraction):.1%} of it)",
         "assumes the topology's rates of links, that GPUs reach each other directly (P2P), and "
         "that nothing else sends",
         *describe_rates(topology),

@@ -1,14 +1,15 @@
 """Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured
 times alone.
 
-Each measurement is what `topo-run --json` printed for the stock collective with one algorithm,
-protocol and number of channels forced; at each size the fastest one is named. From a size up to the
-next one its choice holds, and the ends are carried on. The number of channels has to be named:
-where it is -1, or no line covers a call, the plugin runs one channel.
+Each measurement is topo-run's JSON for the stock collective with one algorithm, protocol and number
+of channels forced. The CSV names the fastest one for each range from one measured size to the next;
+the first and the last range extend to all other sizes. It must name the number of channels: for -1,
+or a call that no line covers, the plugin runs one channel.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,14 @@ from ...topo.version import VERSION
 from ..ir.collective import Collective
 from .graph_check import make_plain
 
-COLUMNS = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+# The header that the plugin's documentation gives.
+COLUMNS = (
+    "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,"
+    "regBuff"
+)
+# The names that the plugin reads.
 ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
+# Likewise.
 PROTOCOLS = ("ll", "ll128", "simple")
 _COLLECTIVES = {
     "allreduce": "allreduce",
@@ -31,15 +38,18 @@ _COLLECTIVES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
+# The plugin's largest size_t.
 _NO_END = 2**64 - 1
-_MOST_FILE_BYTES = 16 * 2**20
+# Far more than topo-run prints.
+_MAX_FILE_BYTES = 16 * 2**20
+# NCCL's MAXCHANNELS in recent versions.
 _MAX_CHANNELS = 64
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Times in us of a stock collective by the bytes of its buffer, with one algorithm, protocol
-    and number of channels.
+class ForcedTimes:
+    """Times in us of a stock collective by the bytes of its buffer, with an algorithm, a protocol
+    and a number of channels forced.
     """
 
     algorithm: str
@@ -48,11 +58,10 @@ class Measured:
     time_us: dict[int, float]
 
 
-def read_measured(argument: str, collective: Collective) -> Measured:
+def read_measured(argument: str, collective: Collective) -> ForcedTimes:
     """Return the measurement that ALGORITHM/PROTOCOL/CHANNELS=FILE names.
 
-    Raises InputError where the file is not what `topo-run --json` printed of this collective over
-    NCCL.
+    Raises InputError if the file is not topo-run's JSON of this collective over NCCL.
     """
     forced, equals, path = argument.partition("=")
     parts = forced.lower().split("/")
@@ -62,28 +71,26 @@ def read_measured(argument: str, collective: Collective) -> Measured:
     if parts[0] not in ALGORITHMS or parts[1] not in PROTOCOLS:
         known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
         raise InputError(f"{argument[:80]}: {expected}; {known}", parameter="measured")
-    channels = (
-        int(parts[2]) if parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 4 else 0
-    )
+    is_number = re.fullmatch(r"[0-9]{1,3}", parts[2])
+    channels = int(parts[2]) if is_number else 0
     if not 1 <= channels <= _MAX_CHANNELS:
         raise InputError(
             f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MAX_CHANNELS}",
             parameter="measured",
         )
-    return Measured(parts[0], parts[1], channels, _read_times(path, collective))
+    return ForcedTimes(parts[0], parts[1], channels, _read_times(path, collective))
 
 
 def _read_times(path: str, collective: Collective) -> dict[int, float]:
-    """Return the stock collective's times by size from a file of `topo-run --json`."""
     try:
         raw = Path(path).read_bytes() if path else b""
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read: {error.strerror or error}", parameter="measured"
         ) from None
-    if len(raw) > _MOST_FILE_BYTES:
+    if len(raw) > _MAX_FILE_BYTES:
         raise InputError(
-            f"{path}: larger than {_MOST_FILE_BYTES >> 20} MiB; no output of topo-run is",
+            f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB; no output of topo-run is",
             parameter="measured",
         )
     try:
@@ -119,16 +126,18 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
 
 
 def _get_number(row: Any, key: str) -> float | None:
-    """Return a finite number of a row that is not negative, None where it has none."""
+    """Return a number of a row that is finite and not negative, None if it has none."""
     value = row.get(key) if isinstance(row, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**63:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    return float(value)
+    return float(value) if 0 <= value < 2**63 else None
 
 
 def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequence[str]) -> str:
-    """Return the CSV. InputError without measurements, InfeasibleError for a collective that the
-    plugin does not know.
+    """Return the CSV of a collective from measurements, each ALGORITHM/PROTOCOL/CHANNELS=FILE.
+
+    Raises InputError without measurements, InfeasibleError for a collective that the plugin does
+    not know.
     """
     name = _COLLECTIVES.get(collective.name)
     if name is None:
@@ -137,10 +146,10 @@ def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequ
         )
     if not arguments:
         raise InputError(
-            "nccl-tuner is written from measured times alone: with NCCL_ALGO=Tree NCCL_PROTO=Simple "
-            "NCCL_MAX_NCHANNELS=16 in the environment, save the JSON of topo-run's stock times in "
-            "tree.json, the same with Ring in ring.json, and give tree/simple/16=tree.json and "
-            "ring/simple/16=ring.json",
+            "nccl-tuner is written from measured times alone: with NCCL_ALGO=Tree "
+            "NCCL_PROTO=Simple NCCL_MAX_NCHANNELS=16 in the environment, save the JSON of "
+            "topo-run's stock times in tree.json, the same with Ring in ring.json, and give "
+            "tree/simple/16=tree.json and ring/simple/16=ring.json",
             parameter="measured",
         )
     measured = [read_measured(argument, collective) for argument in arguments]
@@ -155,19 +164,15 @@ def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequ
         f"topoplan {VERSION}: {collective.name} on {topology.name}, fingerprint "
         f"{topology.fingerprint}",
         f"the fastest of {len(measured)} measurements at {len(sizes)} sizes from {sizes[0]} to "
-        f"{sizes[-1]} bytes; other sizes "
-        "have the choice of the next smaller one, or of the nearest",
+        f"{sizes[-1]} bytes; other sizes have the choice of the next smaller one, or the nearest",
         "collectives without a line here run on one channel while the plugin is loaded",
         COLUMNS,
     ]
     rows, start = [], 0
-    for number, each in enumerate(fastest):
-        last = number + 1 == len(fastest)
-        if not last and fastest[number + 1] is each:
-            continue
-        end = _NO_END if last else sizes[number + 1] - 1
-        rows.append(
-            f"{name},{start},{end},{each.algorithm},{each.protocol},{each.channels},{nodes},{collective.ranks},-1,-1"
-        )
-        start = end + 1
+    ends = [*(size - 1 for size in sizes[1:]), _NO_END]
+    for each, after, end in zip(fastest, [*fastest[1:], None], ends, strict=True):
+        if each is not after:
+            forced = f"{each.algorithm},{each.protocol},{each.channels}"
+            rows.append(f"{name},{start},{end},{forced},{nodes},{collective.ranks},-1,-1")
+            start = end + 1
     return "\n".join([*(f"# {make_plain(line)}" for line in lines), *rows, ""])

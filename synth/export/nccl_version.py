@@ -1,4 +1,4 @@
-"""Versions of NCCL, and what its reader of graph files takes in each."""
+"""Versions of NCCL, and what each reads of graph files."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class NcclVersion:
         return f"{self.major}.{self.minor}"
 
     @property
-    def most_channels(self) -> int:
-        """Channels of a graph: NCCL doubles them, without looking whether its arrays have room."""
+    def max_channels(self) -> int:
+        """Channels of a graph: NCCL doubles them without a check of its arrays' size."""
         return 32 if self >= NcclVersion(2, 25) else 16
 
     @property
-    def most_elements(self) -> int:
+    def max_elements(self) -> int:
         """XML elements of a graph file."""
         if self >= NcclVersion(2, 30):
             return 65536
         return 4096 if self >= NcclVersion(2, 21) else 1024
 
     @property
-    def most_children(self) -> int:
+    def max_children(self) -> int:
         """XML elements below one."""
         if self >= NcclVersion(2, 30):
             return 640
@@ -43,32 +43,30 @@ class NcclVersion:
 
     @property
     def knows_p2c(self) -> bool:
-        """Whether the type P2C is known; others read it as LOC."""
+        """Whether the type P2C is known; older versions read it as LOC."""
         return self >= NcclVersion(2, 28)
-
-    @property
-    def reads_dev_as_hex(self) -> bool:
-        """Whether `dev` is read as hex without 0x as well."""
-        return self >= NcclVersion(2, 21)
 
 
 OLDEST = NcclVersion(2, 6)
-# The last version that was looked at; later ones are taken as this one.
+# The last version whose sources were read; later ones are treated like it.
 NEWEST = NcclVersion(2, 30)
 
 
 def parse_nccl_version(text: str) -> NcclVersion:
-    """Return the version of a text such as 2.27 or 2.27.7-1. Raises InputError where it is none
-    with graph files.
+    """Return the version of a text such as 2.27 or 2.27.7-1.
+
+    Raises InputError if it is none, or too old for graph files.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise InputError(
-            f"--nccl-version {text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7"
+            f"{text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7",
+            parameter="nccl_version",
         )
     version = NcclVersion(int(match.group(1)), int(match.group(2)))
     if version < OLDEST:
         raise InputError(
-            f"--nccl-version {text}: graph files of this form are read by NCCL {OLDEST} and later"
+            f"{text}: graph files of this form are read by NCCL {OLDEST} and later",
+            parameter="nccl_version",
         )
     return version

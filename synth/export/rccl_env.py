@@ -1,10 +1,9 @@
-"""Write RCCL's variables: NCCL_RINGS, rings through all GPUs, and RCCL_TREES, trees in which GPUs
-branch.
+"""Write RCCL's variables: NCCL_RINGS for rings through all GPUs, and RCCL_TREES for trees.
 
-RCCL names GPUs by the driver's index and looks ranks up by the same numbers, so they have to be 0
-to n - 1, in order. Where both variables are set RCCL takes the trees and searches for rings by
-itself. Channel c uses tree c mod their number, so the number of channels is fixed to a multiple of
-it. From RCCL's sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
+RCCL names GPUs by the driver's index and takes the same numbers for ranks, so they must be 0 to n -
+1, in order. If both variables are set, RCCL uses the trees and searches for rings itself. Channel c
+uses tree c mod their number, so the number of channels is set to a multiple of it. From RCCL's
+sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ from .gpu_numbers import number_gpus
 from .graph_check import make_plain
 
 RINGS, TREES = "NCCL_RINGS", "RCCL_TREES"
-_MAX_CHANNELS = 32
-_MOST_RANKS = 64
-_MOST_TREE_CHARACTERS = 255
+# Sizes of RCCL's arrays of channels and GPUs, and of its buffer for the text of a tree.
+_MAX_CHANNELS, _MAX_RANKS, _MAX_TREE_CHARACTERS = 32, 64, 255
 _LINE = re.compile(r'([A-Z_]+)=(?:"([^"\n]*)"|(\d+))')
 _NODE = re.compile(r"\((\d{1,3})|\)")
 
 
 @dataclass(frozen=True)
 class RcclEnv:
-    """Rings and trees for a machine, None where there are none, and their algbw in GB/s at large
+    """Rings and trees for a machine, each None if there are none, and their algbw in GB/s at large
     sizes (then 0).
     """
 
@@ -58,12 +56,12 @@ class RcclEnv:
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the bound for one way a pair that the faster of them reaches."""
+        """The share of the single-path bound that the faster of them reaches."""
         return max(self.ring_GBps, self.tree_GBps) / self.bound.algbw_GBps
 
     @property
     def channels(self) -> int:
-        """Number of channels that RCCL is told to run; 0 where it is not told."""
+        """Number of channels that RCCL must run; 0 if it may choose."""
         count = 0 if self.trees is None else len(self.trees.trees)
         return count and _MAX_CHANNELS // count * count
 
@@ -71,21 +69,20 @@ class RcclEnv:
 def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     """Return the best rings and, for allreduce, trees of at most two children.
 
-    Raises InfeasibleError where RCCL could not take them: several hosts, too many GPUs, or GPUs
-    that are not numbered from 0 on in the order of the ranks.
+    Raises InfeasibleError if RCCL could not use them: for several hosts, too many GPUs, or GPUs not
+    numbered from 0 in the order of the ranks.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
-    if n > _MOST_RANKS:
+    if n > _MAX_RANKS:
         raise InfeasibleError(
-            f"RCCL reads rings and trees of at most {_MOST_RANKS} GPUs; there are {n}"
+            f"RCCL reads rings and trees of at most {_MAX_RANKS} GPUs; there are {n}"
         )
     devs = number_gpus(topology).devs
     if devs != tuple(range(n)):
         raise InfeasibleError(
             f"RCCL takes the numbers in {TREES} for ranks as well, but the GPUs of "
-            f"{topology.name!r} are "
-            f"{', '.join(map(str, devs[:8]))}{' ...' * (n > 8)}; they would have to be 0 to "
-            f"{n - 1} in order"
+            f"{topology.name!r} are {', '.join(map(str, devs[:8]))}{' ...' * (n > 8)}; they "
+            f"would have to be 0 to {n - 1} in order"
         )
     rings: Channels | None = None
     try:
@@ -95,31 +92,28 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
             raise
     trees = find_binary_trees(request, _MAX_CHANNELS) if collective.name == "allreduce" else None
     return RcclEnv(
-        topology, collective, rings, trees,
-        Fraction(0) if rings is None else _compute_ring_GBps(request, rings),
-        Fraction(0) if trees is None else _compute_tree_GBps(request, trees),
-        bound,
-    )  # fmt: skip
+        topology, collective, rings, trees, *_compute_algbw(request, rings, trees), bound
+    )
 
 
-def _compute_ring_GBps(request: Request, rings: Channels) -> Fraction:
-    """Return the algbw of rings, from the loads of their verified schedule."""
-    schedule = schedule_channels(request, rings, "rings")
-    verify(schedule, request.topology)
-    return algbw_GBps(schedule, request.topology)
-
-
-def _compute_tree_GBps(request: Request, trees: BinaryTrees) -> Fraction:
-    """Return the algbw of trees, from the loads of their verified schedule."""
-    schedule = schedule_trees(request, trees, "trees")
-    verify(schedule, request.topology)
-    return compute_algbw_GBps(schedule, request)
+def _compute_algbw(
+    request: Request, rings: Channels | None, trees: BinaryTrees | None
+) -> tuple[Fraction, Fraction]:
+    """Return the algbw of rings and of trees in GB/s, from loads of their verified schedules."""
+    ring_GBps = tree_GBps = Fraction(0)
+    if rings is not None:
+        schedule = schedule_channels(request, rings, "rings")
+        verify(schedule, request.topology)
+        ring_GBps = algbw_GBps(schedule, request.topology)
+    if trees is not None:
+        schedule = schedule_trees(request, trees, "trees")
+        verify(schedule, request.topology)
+        tree_GBps = compute_algbw_GBps(schedule, request)
+    return ring_GBps, tree_GBps
 
 
 def write_rccl_env(env: RcclEnv, request: Request) -> str:
-    """Return the lines for a shell, which have been read back, replayed, and found to have the
-    rates that they say.
-    """
+    """Return lines for a shell, after reading them back and replaying them at the claimed rates."""
     reached = [
         f"{name} {float(rate):.4g}"
         for name, rate in (("rings", env.ring_GBps), ("trees", env.tree_GBps))
@@ -131,46 +125,31 @@ def write_rccl_env(env: RcclEnv, request: Request) -> str:
         f"fingerprint {env.topology.fingerprint}; one host, all of its GPUs in one communicator, "
         "ranks in the GPUs' order",
         f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; at most "
-        f"{float(env.bound.algbw_GBps):.4g} with one way a "
-        f"pair of GPUs ({float(env.fraction):.1%} of it)",
+        f"{float(env.bound.algbw_GBps):.4g} with a single path per pair of GPUs "
+        f"({float(env.fraction):.1%} of it)",
         *describe_rates(env.topology),
     ]
     values = []
     if env.rings is not None:
-        values.append(
-            f'{RINGS}="{"|".join(" ".join(map(str, order)) for order in env.rings.orders)}"'
-        )
+        rings = "|".join(" ".join(map(str, order)) for order in env.rings.orders)
+        values.append(f'{RINGS}="{rings}"')
     if env.trees is not None:
         lines.append(
-            f"where both are set RCCL takes {TREES}, and finds rings by itself; NCCL_ALGO=Tree "
-            "makes it use the trees"
+            f"if both are set RCCL takes {TREES}, and finds rings by itself; NCCL_ALGO=Tree makes "
+            "it use the trees"
         )
         values.append(f'{TREES}="{"|".join(map(write_tree, env.trees.trees))}"')
         values += [f"NCCL_MIN_NCHANNELS={env.channels}", f"NCCL_MAX_NCHANNELS={env.channels}"]
     text = "\n".join([*(f"# {make_plain(line)}" for line in lines), *values, ""])
-    _check(env, text, request)
+    where = f"the variables for {env.topology.name}"
+    written = read_rccl_env(text, where, env.collective.ranks)
+    if _compute_algbw(request, *written) != (env.ring_GBps, env.tree_GBps):
+        raise VerificationError(f"{where} do not say the rings and trees of the search")
     return text
 
 
-def _check(env: RcclEnv, text: str, request: Request) -> None:
-    """Raise VerificationError unless what is read back from the text has the rates that it is
-    written with.
-    """
-    rings, trees = read_rccl_env(
-        text, f"the variables for {env.topology.name}", env.collective.ranks
-    )
-    found = (
-        Fraction(0) if rings is None else _compute_ring_GBps(request, rings),
-        Fraction(0) if trees is None else _compute_tree_GBps(request, trees),
-    )
-    if found != (env.ring_GBps, env.tree_GBps):
-        raise VerificationError(
-            f"the variables for {env.topology.name} do not say the rings and trees that were found"
-        )
-
-
 def write_tree(parents: Parents) -> str:
-    """Return a tree as RCCL reads it: (root(child(...))(child(...)))."""
+    """Return a tree in RCCL's form: (root(child(...))(child(...)))."""
     children: dict[int, list[int]] = {}
     for rank, parent in enumerate(parents):
         children.setdefault(parent, []).append(rank)
@@ -188,42 +167,29 @@ def write_tree(parents: Parents) -> str:
 
 
 def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, BinaryTrees | None]:
-    """Return the rings and trees that a text of NAME="value" lines sets; None for a variable that
-    it does not set.
+    """Return the rings and trees that a text of NAME="value" lines sets, None for an unset
+    variable.
 
-    Raises InputError for rings and trees that RCCL would leave out or hang on.
+    Raises InputError for rings and trees that RCCL would omit or hang on.
     """
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip().removeprefix("export ")
-        if stripped and not stripped.startswith("#"):
-            match = _LINE.fullmatch(stripped)
+        line = line.strip().removeprefix("export ")
+        if line and not line.startswith("#"):
+            match = _LINE.fullmatch(line)
             if match is None:
-                raise InputError(
-                    f'{where}, line {number}: {stripped[:40]!r}; expected NAME="value"'
-                )
-            values[match.group(1)] = match.group(2) or match.group(3) or ""
+                raise InputError(f'{where}, line {number}: {line[:40]!r}; expected NAME="value"')
+            values[match[1]] = match[2] or match[3] or ""
     if not values.keys() & {RINGS, TREES}:
         raise InputError(f"{where}: sets neither {RINGS} nor {TREES}")
-    rings = trees = None
-    if RINGS in values:
-        rings = Channels(
-            RING,
-            tuple(
-                _read_ring(part, f"{where}: {RINGS}", ranks) for part in values[RINGS].split("|")
-            ),
-        )
-    if TREES in values:
-        trees = BinaryTrees(
-            tuple(read_tree(part, f"{where}: {TREES}", ranks) for part in values[TREES].split("|"))
-        )
-    return rings, trees
+    rings, trees = (values[name].split("|") if name in values else [] for name in (RINGS, TREES))
+    orders = tuple(_read_ring(ring, f"{where}: {RINGS}", ranks) for ring in rings)
+    parents = tuple(read_tree(tree, f"{where}: {TREES}", ranks) for tree in trees)
+    return Channels(RING, orders) if orders else None, BinaryTrees(parents) if parents else None
 
 
 def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:
-    """Return a ring of NCCL_RINGS. Raises InputError where it is not through all ranks, as RCCL
-    leaves it out then.
-    """
+    """Return a ring of NCCL_RINGS. Raises InputError if it misses a rank: RCCL would omit it."""
     words = text.split()
     if not all(word.isascii() and word.isdigit() and len(word) < 5 for word in words):
         raise InputError(f"{where}: {text[:40]!r}; expected numbers of GPUs")
@@ -233,32 +199,27 @@ def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:
 
 
 def read_tree(text: str, where: str, ranks: int) -> Parents:
-    """Return a tree of RCCL_TREES. Raises InputError where it is not written as one or not through
-    all ranks.
-    """
+    """Return a tree of RCCL_TREES. Raises InputError if it is malformed or misses a rank."""
     where = f"{where}: tree {text[:60]!r}"
-    if len(text) > _MOST_TREE_CHARACTERS:
+    if len(text) > _MAX_TREE_CHARACTERS:
         raise InputError(
-            f"{where}: {len(text)} characters; RCCL has room for {_MOST_TREE_CHARACTERS}"
+            f"{where}: {len(text)} characters; RCCL has room for {_MAX_TREE_CHARACTERS}"
         )
     parents: dict[int, int] = {}
     path: list[int] = []
     position = 0
     while position < len(text):
         match = _NODE.match(text, position)
-        if (
-            match is None
-            or (match.group(1) is None and not path)
-            or (match.group(1) and parents and not path)
-        ):
+        # A bracket that closes none, and a second root, are as wrong as other text.
+        if match is None or (not path and (match[1] is None or parents)):
             raise InputError(
                 f"{where}: not understood at character {position + 1}; expected "
                 "(root(child(...))(child))"
             )
-        if match.group(1) is None:
+        if match[1] is None:
             path.pop()
         else:
-            rank = int(match.group(1))
+            rank = int(match[1])
             if rank in parents:
                 raise InputError(f"{where}: has GPU {rank} twice")
             parents[rank] = path[-1] if path else -1
