@@ -125,7 +125,6 @@ def read(text: str, where: str) -> Topology:
 
 
 # -- the text
-# --------------------------------------------------------------------------------------------------------
 
 
 def _parse(text: str, where: str) -> AmdOutput:
@@ -184,7 +183,6 @@ def _read_bus_id(name: str) -> str | None:
 
 
 # -- what follows from it
-# ----------------------------------------------------------------------------------------------
 
 
 def _is_direct(output: AmdOutput, a: str, b: str) -> bool:

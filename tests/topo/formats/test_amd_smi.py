@@ -91,13 +91,6 @@ def test_pcie_and_indirect_xgmi_are_no_links_between_two_gpus() -> None:
         assert counted(read(text)) == ({"gpu": 4, "cpu": 2}, {"xgmi": 2, "pcie": 4, "smp": 1})
 
 
-def test_without_numa_nodes_hops_over_pcie_tell_cpus_apart() -> None:
-    machine = read(rocm_smi("PCIE", 3, ()))
-    assert counted(machine) == ({"gpu": 4, "cpu": 2}, {"xgmi": 2, "pcie": 4, "smp": 1})
-    assert {d.numa_node for d in machine.devices} == {None}
-    assert "at most two PCIe hops between them are taken to be on one CPU" in notes(machine)
-
-
 def test_amd_smi_gives_addresses_and_where_it_prints_them_bandwidths() -> None:
     plain, told = read(amd_smi()), read(amd_smi("50000-100000"))
     assert counted(plain) == counted(told) == ({"gpu": 4}, {"xgmi": 6})
@@ -151,7 +144,6 @@ def test_public_texts_of_eight_gpus_are_a_mesh(
 
 
 # -- texts of other tools
-# ----------------------------------------------------------------------------------------------
 
 OTHERS = {
     '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM '

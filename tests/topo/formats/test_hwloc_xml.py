@@ -24,7 +24,6 @@ from topoplan.topo.facts import load_facts
 from topoplan.topo.formats.hwloc_xml import read
 from topoplan.topo.formats.safe_xml import parse_xml
 from topoplan.topo.graph import Topology
-from topoplan.topo.matrix import find_connections
 
 V100, MI250, CONNECTX = "[10de:1db8]", "[1002:740c]", "[15b3:101b]"
 BRIDGE = "0604 [10b5:9781] [10b5:9781] b0"
@@ -32,7 +31,6 @@ GEN3, GEN4 = "15.753846", "31.507692"
 
 
 # -- writing small machines
-# ----------------------------------------------------------------------------------------
 
 
 def obj(kind: str, *inside: str, **attributes: object) -> str:
@@ -169,7 +167,6 @@ def notes(found: Topology) -> str:
 
 
 # -- recorded
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,7 +251,6 @@ def test_the_recorded_dgx2_keeps_facts(recorded_dgx2: Topology) -> None:
 
 
 # -- the three versions
-# --------------------------------------------------------------------------------------------
 
 VERSION_1 = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc.dtd">
@@ -298,67 +294,6 @@ VERSION_1 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-def test_version_1_with_numa_nodes_in_the_tree_is_read_whole() -> None:
-    found = read(VERSION_1, "old.xml")
-    assert (found.name, found.source) == ("old", "hwloc XML, version 1")
-    assert kinds(found) == {"gpu": 2, "cpu": 2, "pcie": 1, "nic": 2}
-    assert [found.by_id[gpu].bus_id for gpu in found.ranks] == [
-        "0000:81:00.0",
-        "0000:02:00.0",
-    ]  # cuda0, cuda1
-    cpu = found.by_id["cpu0"]
-    assert cpu.numa_node == 0
-    assert cpu.extra == {
-        "arch": "x86_64",
-        "vendor": "GenuineIntel",
-        "name": "Intel Xeon E5-2683 v3",
-        "familyid": "6",
-        "modelid": "63",
-        "cpus": "0-3",
-        "socket": 4,
-    }
-    assert links_of(found, "smp") == {("cpu0", "cpu1"): (6, 1), ("cpu1", "cpu0"): (6, 1)}
-    up = {
-        pair: rate
-        for pair, (rate, _) in links_of(found, "pcie").items()
-        if not pair[0].startswith("cpu")
-    }
-    assert up[("gpu1", "pci-0000:00:01.0")] == 12 and up[("pci-0000:00:01.0", "cpu0")] == 6
-    assert up[("mlx5_0", "pci-0000:00:01.0")] == 6
-    assert up[("gpu0", "cpu1")] == 12 and up[("eth0", "cpu1")] == 1.5
-    assert "gpu0: no pci_link_speed on its way up; taken as PCIe Gen3 x16" in notes(found)
-
-
-def test_a_card_is_named_after_its_rdma_device_with_interfaces_ports_and_state() -> None:
-    found = read(VERSION_1, "old.xml")
-    card = found.by_id["mlx5_0"]
-    assert card.kind == "nic" and card.numa_node == 0
-    assert card.extra["interfaces"] == ["ib0"] and card.extra["state"] == "4: ACTIVE"
-    assert card.extra["Port1State"] == "4" and card.extra["NodeGUID"] == "f452:1403"
-    assert found.by_id["eth0"].extra["Address"] == "aa:bb"
-    facts = load_facts(found.extra, "old")
-    assert (
-        facts.get_text("rdma/mlx5_0", fact_keys.RDMA_BUS_ID)
-        == facts.get_text("net/ib0", fact_keys.NET_BUS_ID)
-        == "0000:03:00.0"
-    )
-    assert facts.get_number("rdma/mlx5_0", fact_keys.RDMA_PORTS) == 1
-    assert facts.get_text("host", fact_keys.HOST_NAME) == "old"
-
-
-def test_devices_of_one_numa_node_below_two_host_bridges_are_told_apart() -> None:
-    parts = [
-        host_bridge(
-            pci(f"0000:{bus}:00.0", f"0302 {V100}", osdev(f"nvml{i}", 5)),
-            buses=f"0000:[{bus}-{bus}]",
-        )
-        for i, bus in enumerate(("17", "65"))
-    ]
-    found = read(topology(package(0, *parts)), "box.xml")
-    assert [found.by_id[gpu].extra["root"] for gpu in found.ranks] == ["pci0000:17", "pci0000:65"]
-    assert find_connections(found)[0][1].label == "NODE"
-
-
 @pytest.mark.parametrize(
     ("version", "gpu_code", "net_code", "rdma_code"), [("2.0", 5, 2, 3), ("3.0", 12, 16, 32)]
 )
@@ -383,38 +318,7 @@ def test_versions_2_and_3_differ_in_the_codes_of_devices_only(
     assert found.source == f"hwloc XML, version {version}"
 
 
-def test_a_version_to_come_is_read_as_the_last_known_and_noted() -> None:
-    found = read(topology(package(0, gpus_below(1)), version="4.1"), "box.xml")
-    assert "version 4.1 is not known; read as version 3" in notes(found)
-
-
 # -- which devices are GPUs
-# ----------------------------------------------------------------------------------------
-
-
-def test_gpus_come_in_the_order_of_their_tool() -> None:
-    order = [3, 0, 2, 1, 10]
-    parts = [
-        pci(f"0000:{16 + i:02x}:00.0", f"0302 {V100}", osdev(f"nvml{n}", 5))
-        for i, n in enumerate(order)
-    ]
-    found = read(topology(package(0, host_bridge(*parts))), "box.xml")
-    assert [found.by_id[gpu].bus_id for gpu in found.ranks] == [
-        f"0000:{b}:00.0" for b in ("11", "13", "12", "10", "14")
-    ]
-    assert [found.by_id[gpu].extra["osdevs"] for gpu in found.ranks] == [
-        [f"nvml{n}"] for n in sorted(order)
-    ]
-
-
-def test_gpus_without_a_tool_come_in_the_order_of_their_addresses() -> None:
-    parts = [pci(f"{domain}:05:00.0", f"0302 {V100}") for domain in ("10000", "0001", "0000")]
-    found = read(topology(package(0, host_bridge(*parts))), "box.xml")
-    assert [found.by_id[g].bus_id for g in found.ranks] == [
-        "0000:05:00.0",
-        "0001:05:00.0",
-        "10000:05:00.0",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -477,70 +381,10 @@ def test_gpus_of_different_makers_get_a_warning() -> None:
     assert "mixed-makers" in [finding.what for finding in list_findings(found)]
 
 
-def test_a_gpu_that_nvml_does_not_list_is_no_rank_but_noted() -> None:
-    hidden = host_bridge(pci("0000:99:00.0", f"0302 {V100}"))
-    found = read(topology(package(0, gpus_below(2), hidden)), "box.xml")
-    assert len(found.ranks) == 2
-    assert "0000:99:00.0: a display adapter or GPU that NVML does not list; it is no rank" in notes(
-        found
-    )
-
-
-def test_a_machine_without_gpus_is_shown_with_a_note() -> None:
-    found = read(topology(package(0), package(1)), "box.xml")
-    assert found.ranks == () and kinds(found) == {"cpu": 2}
-    assert "no GPUs: the file lists none" in notes(found)
-
-
-def test_a_gpu_that_stands_nowhere_on_pci_is_read_with_an_assumed_link() -> None:
-    found = read(topology(package(0), osdev("nvml0", 5, info("NVIDIAUUID", "GPU-1"))), "box.xml")
-    assert found.by_id["gpu0"].bus_id is None and found.by_id["gpu0"].extra["uuid"] == "GPU-1"
-    assert links_of(found, "pcie")["gpu0", "cpu0"] == (12, 1)
-    assert "gpu0: the file does not say where on PCI it is" in notes(found)
-
-
 # -- NUMA nodes and machines
-# ---------------------------------------------------------------------------------------
-
-
-def test_memory_without_cpus_is_no_cpu_though_hwloc_gives_it_the_near_ones() -> None:
-    memory = obj(
-        "NUMANode",
-        info("PCIBusID", "0000:10:00.0"),
-        os_index=255,
-        cpuset="0x0000000f",
-        nodeset="0x80000000",
-        subtype="GPUMemory",
-    )
-    found = read(topology(memory, package(0, gpus_below(1)), package(1)), "box.xml")
-    assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0", "cpu1"]
-    assert found.by_id["cpu0"].extra["cpus"] == "0-3"
-    assert load_facts(found.extra, "box").get_number("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == 255
-
-
-def test_a_device_below_the_whole_machine_hangs_on_the_first_cpu_and_this_is_noted() -> None:
-    found = read(topology(package(0), package(1), gpus_below(1)), "box.xml")
-    assert ("gpu0", "cpu0") in links_of(found, "pcie") and found.by_id["gpu0"].numa_node is None
-    assert "gpu0: NUMA node not known nearer; taken to hang on cpu0" in notes(found)
-
-
-def test_without_numa_nodes_there_is_one_cpu() -> None:
-    found = read(topology(gpus_below(2)), "box.xml")
-    assert [d.id for d in found.devices if d.kind == "cpu"] == ["cpu0"]
-    assert "no NUMA node is listed" in notes(found)
-
-
-def test_several_machines_in_one_file_stand_apart_and_this_is_noted() -> None:
-    one = obj("Machine", package(0, gpus_below(2)), cpuset="0x0000000f")
-    text = f"<topology>{obj('System', one, one)}</topology>"
-    found = read(text, "two.xml")
-    assert found.ranks == ("host0/gpu0", "host0/gpu1", "host1/gpu0", "host1/gpu1")
-    assert kinds(found) == {"gpu": 4, "cpu": 2}
-    assert "2 machines: in one file, which does not say what joins them" in notes(found)
 
 
 # -- PCI links
-# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -581,17 +425,6 @@ def test_placeholders_of_virtual_machines_are_left_out_of_account(placeholder: s
     assert all("placeholder of virtual machines" in notes(x) for x in (found, below))
 
 
-def test_a_link_that_was_idle_and_a_rate_that_is_none_are_noted() -> None:
-    idle = pci("0000:05:00.0", f"0302 {V100}", speed="4.000000")
-    odd = pci("0000:06:00.0", f"0302 {V100}", speed="5.5")
-    found = read(topology(package(0, host_bridge(idle, odd))), "box.xml")
-    assert "0000:05:00.0: its PCIe link was at 2.5 GT/s x16 when hwloc looked" in notes(found)
-    assert "0000:06:00.0: pci_link_speed 5.5 GB/s is none of PCIe's; left out of account" in notes(
-        found
-    )
-    assert links_of(found, "pcie")["gpu1", "cpu0"] == (12, 1)
-
-
 @pytest.mark.parametrize(
     ("told", "idle"), [("2.000000", True), ("1.969231", False), ("15.753846", False)]
 )
@@ -612,12 +445,6 @@ def test_a_file_without_any_speeds_has_the_gpus_of_amd_all_the_same() -> None:
     for speed, gpus in (("0", 1), (GEN3, 0)):
         found = read(topology(package(0, host_bridge(card, nic.format(speed)))), "box.xml")
         assert len(found.ranks) == gpus
-
-
-def test_ports_of_one_adapter_are_noted_to_share_its_link() -> None:
-    card = pci("0000:21:00.0", f"0207 {CONNECTX}", osdev("mlx4_0", 3), osdev("mlx4_1", 3))
-    found = read(topology(package(0, host_bridge(card))), "box.xml")
-    assert "mlx4_0 and mlx4_1: ports of one adapter" in notes(found)
 
 
 @dataclass
@@ -721,14 +548,6 @@ def test_random_pci_trees_read_back_with_their_devices_switches_and_rates(
 
 
 # -- NVLink and xGMI
-# -----------------------------------------------------------------------------------------------
-
-
-def test_a_matrix_of_nvlinks_gives_links_at_its_rates_and_counts() -> None:
-    found = read(linked(ring_of(50_000)), "box.xml")
-    assert links_of(found, "nvlink") == {
-        (f"gpu{i}", f"gpu{j}"): (50, 2) for i in range(4) for j in ((i + 1) % 4, i - 1 & 3)
-    }
 
 
 @pytest.mark.parametrize(
@@ -747,17 +566,6 @@ def test_gpus_may_be_named_by_their_pci_function_and_in_a_plain_matrix() -> None
     plain = text.replace("PCIDev:", "").replace("distances2hetero", "distances2")
     assert read(text, "a.xml").links == read(plain, "a.xml").links
     assert len(links_of(read(text, "a.xml"), "nvlink")) == 8
-
-
-def test_values_are_directed_and_a_difference_is_noted() -> None:
-    rows = ring_of(25_000)
-    rows[0][1], rows[2][1] = 50_000, 0
-    found = read(linked(rows), "box.xml")
-    nvlinks = links_of(found, "nvlink")
-    expected = {("gpu0", "gpu1"): (50, 2), ("gpu1", "gpu0"): (25, 1), ("gpu1", "gpu2"): (25, 1)}
-    assert expected.items() <= nvlinks.items()
-    assert ("gpu2", "gpu1") not in nvlinks
-    assert "differs by direction: gpu0 -> gpu1 50000 MB/s, back 25000" in notes(found)
 
 
 def test_power9_links_its_gpus_to_the_package_they_are_in() -> None:
@@ -812,30 +620,6 @@ def test_xgmi_links_have_the_rate_told_but_a_way_through_others_is_no_link() -> 
     assert "gpu0 - gpu2" in notes(found) and "2 hops apart; no link" in notes(found)
 
 
-def test_the_constant_that_hwloc_writes_for_every_xgmi_link_is_noted() -> None:
-    rows = [[1_000_000 if i == j else 100_000 for j in range(4)] for i in range(4)]
-    found = read(linked(rows, name="XGMIBandwidth", ids=MI250, tool="rsmi"), "amd.xml")
-    assert len(links_of(found, "xgmi")) == 12
-    assert "says 100 GB/s of every link, which hwloc writes whatever the link" in notes(found)
-
-
-def test_parts_of_a_gpu_share_its_xgmi_links() -> None:
-    parts = [
-        pci(
-            f"0000:0{i}:00.0",
-            "1200 [1002:74a0]",
-            *(osdev(f"rsmi{2 * i + k}", 5, gp_index=10 * i + k) for k in (0, 1)),
-        )
-        for i in (1, 2)
-    ]
-    objects = [f"OSDev:{10 * i + k}" for i in (1, 2) for k in (0, 1)]
-    rows = [[1_000_000 if i == j else 100_000 for j in range(4)] for i in range(4)]
-    after = matrix("XGMIBandwidth", objects, rows)
-    found = read(topology(package(0, host_bridge(*parts)), after=after), "mi300a.xml")
-    assert links_of(found, "xgmi") == {("gpu0", "gpu1"): (100, 1), ("gpu1", "gpu0"): (100, 1)}
-    assert "says 100 GB/s of every link" in notes(found)
-
-
 def with_switches(groups: list[tuple[list[int], list[int]]], joined: bool = False) -> Topology:
     """GPUs (by index) linked to all switches (by index) of their group; `joined` links switches 0
     and 1 in the file.
@@ -871,43 +655,6 @@ def between_switches(found: Topology) -> dict[tuple[str, str], tuple[float, int]
     }
 
 
-def test_one_group_of_nvswitches_needs_no_links_between_them() -> None:
-    found = with_switches([([0, 1, 2, 3], [0, 1])])
-    assert kinds(found)["nvswitch"] == 2 and between_switches(found) == {}
-    assert len(links_of(found, "nvlink")) == 16 and notes(found) == ""
-
-
-def test_links_between_nvswitches_that_the_file_tells_are_taken_and_none_assumed() -> None:
-    found = with_switches([([0, 1], [0]), ([2, 3], [1])], joined=True)
-    assert between_switches(found) == {
-        ("nvswitch0", "nvswitch1"): (100, 4),
-        ("nvswitch1", "nvswitch0"): (100, 4),
-    }
-    assert "assumed" not in notes(found)
-
-
-def test_two_alike_groups_of_nvswitches_are_joined_by_all_that_their_gpus_bring() -> None:
-    found = with_switches([([0, 1], [0, 1]), ([2, 3], [2, 3])])
-    assert between_switches(found) == {
-        ends: (50, 2)
-        for a, b in (("nvswitch0", "nvswitch2"), ("nvswitch1", "nvswitch3"))
-        for ends in ((a, b), (b, a))
-    }
-
-
-def test_groups_of_nvswitches_that_do_not_match_are_left_apart_and_noted() -> None:
-    found = with_switches([([0, 1], [0, 1]), ([2, 3], [2])])
-    assert between_switches(found) == {}
-    assert "groups of 2 and 1 with no link between them in the file" in notes(found)
-
-
-def test_nvswitches_to_which_the_file_has_no_links_are_left_out_and_noted() -> None:
-    switch = pci("0000:40:00.0", "0680 [10de:1ac2]", gp_index=300)
-    found = read(topology(package(0, gpus_below(2), host_bridge(switch))), "box.xml")
-    assert kinds(found) == {"gpu": 2, "cpu": 1}
-    assert "1 NVSwitches: the file has no links to them" in notes(found)
-
-
 @pytest.mark.parametrize(
     "change", [("OSDev:203", "OSDev:777"), ('name="NVLinkBandwidth"', 'name="Mine"')]
 )
@@ -917,7 +664,6 @@ def test_a_matrix_of_unknown_objects_or_name_is_noted_and_skipped(change: tuple[
 
 
 # -- bad files
-# -----------------------------------------------------------------------------------------------------
 
 GOOD = linked(ring_of(25_000))
 BOMB = '<!DOCTYPE topology [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><topology>&b;</topology>'

@@ -80,7 +80,6 @@ def check_written(topology: Topology) -> None:
 
 
 # -- the rules themselves
-# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -146,7 +145,6 @@ def test_entities_are_not_decoded() -> None:
 
 
 # -- what is written
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)

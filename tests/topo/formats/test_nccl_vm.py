@@ -89,7 +89,6 @@ def parents(topology: Topology) -> dict[str, str]:
 
 
 # -- skeletons
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_tree_is_the_files_and_the_devices_are_the_machines() -> None:
@@ -241,7 +240,6 @@ def test_other_texts_are_no_skeletons(text: str) -> None:
 
 
 # -- files for virtual machines
-# ------------------------------------------------------------------------------------
 
 
 def parent_of(node: rules.Node) -> rules.Node:

@@ -52,7 +52,6 @@ def check_round_trip(topology: Topology) -> None:
 
 
 # -- recorded machines
-# ---------------------------------------------------------------------------------------------
 
 # file: GPUs, one-way links between GPUs, GPU links to NVSwitches, PCIe switches, NICs, NUMA nodes
 RECORDED = {
@@ -170,18 +169,6 @@ def test_doubts_about_recorded_machines_are_noted(read_recorded: Callable[[str],
 
 
 # -- small texts
-# ---------------------------------------------------------------------------------------------------
-
-
-def test_direct_nvlinks_are_directed_and_counted() -> None:
-    text = machine(
-        nvlink("0000:01:00.0", 2), nvlink("0000:00:00.0", 2) + nvlink("0000:00:00.0", 1), ""
-    )
-    topology = nccl_xml.read(text, "small.xml")
-    assert topology.capacity_GBps["gpu0", "gpu1"] == 40
-    assert topology.capacity_GBps["gpu1", "gpu0"] == 60
-    assert "gpu1 -> gpu0: 3 links in one direction, 2 in the other" in notes(topology)
-    assert "gpu2: has 0 NVLink or xGMI links; the best connected GPU has 3" in notes(topology)
 
 
 def test_a_link_told_by_one_side_only_stays_one_way() -> None:
@@ -403,7 +390,6 @@ def test_detection_goes_by_content() -> None:
 
 
 # -- writing
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entry", PRESETS.values(), ids=lambda p: p.name)

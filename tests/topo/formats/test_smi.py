@@ -100,7 +100,6 @@ def check_written_text_comes_back(topology: Topology) -> Topology:
 
 
 # -- recorded machines
-# -----------------------------------------------------------------------------------------------
 
 RECORDED: dict[str, tuple[dict[str, int], dict[tuple[str, int], int]]] = {
     "smi/01-dgx1v-8xV100-mlx5x4_msccl-tools.txt": (
@@ -180,30 +179,6 @@ def test_both_recorded_lists_of_nvlinks_together_give_links_and_rates(
 
 
 # -- vintages
-# --------------------------------------------------------------------------------------------------------
-
-
-def test_an_old_matrix_has_SOC_for_SYS_and_no_numa_nodes() -> None:
-    machine = read(matrix("X PIX SOC/PIX X SOC/SOC SOC X", "0-9; 0-9; 10-19", "CPU Affinity"))
-    assert devices(machine) == {"gpu": 3, "cpu": 2, "pcie": 1}
-    assert [d.numa_node for d in machine.devices if d.kind == "gpu"] == [0, 0, 1]
-    assert machine.by_id["cpu1"].extra["cpus"] == "10-19"
-    assert "numbered from 0" in notes(machine)
-    assert facts(machine).get_text("gpu/0/p2p/2", fact_keys.P2P_ANCESTOR) == "SYS"
-
-
-def test_numa_nodes_keep_their_numbers() -> None:
-    columns = "CPU Affinity|NUMA Affinity|GPU NUMA ID"
-    machine = read(matrix("X SYS/SYS X", "48-63,176-191 3 N/A; 16-31 1 5", columns))
-    assert {d.id: d.numa_node for d in machine.devices} == {
-        "gpu0": 3,
-        "gpu1": 1,
-        "cpu3": 3,
-        "cpu1": 1,
-    }
-    assert facts(machine).get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == "48-63,176-191"
-    assert facts(machine).get_number("gpu/1", fact_keys.GPU_OWN_NUMA_NODE) == 5
-    assert facts(machine).get_reason("gpu/0", fact_keys.GPU_OWN_NUMA_NODE) == "not reported"
 
 
 def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
@@ -212,21 +187,6 @@ def test_a_gpu_near_several_numa_nodes_counts_with_the_first() -> None:
     assert "GPU0, GPU1: near several NUMA nodes" in notes(machine)
     assert facts(machine).get_text("gpu/0", fact_keys.GPU_NUMA_NODE) == "0-1"
     check_written_text_comes_back(machine)
-
-
-def test_na_is_an_unknown_numa_node() -> None:
-    machine = read(
-        "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-7\t\tN/A\t\tN/A\n"
-    )
-    assert {d.id: d.numa_node for d in machine.devices} == {"gpu0": None, "cpu0": None}
-    assert machine.by_id["cpu0"].extra["cpus"] == "0-7"
-
-
-def test_an_empty_cpu_affinity_does_not_shift_the_numa_node() -> None:
-    machine = read(
-        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\tX\tSYS\t\t2\nGPU1\tSYS\tX\t\t4\n"
-    )
-    assert [machine.by_id[gpu].numa_node for gpu in machine.ranks] == [2, 4]
 
 
 def test_nics_are_called_as_the_legend_says() -> None:
@@ -238,12 +198,6 @@ def test_nics_are_called_as_the_legend_says() -> None:
     ]
     assert [d.id for d in read(text).devices][1] == "NIC0"
     assert "mlx5_7" in read(text.replace("NIC0", "mlx5_7")).by_id
-
-
-def test_a_legend_that_gives_a_nic_the_name_of_a_gpu_is_not_followed() -> None:
-    machine = read(matrix("X PIX/PIX X", names="GPU0 NIC0") + "NIC Legend:\n NIC0: gpu0\n")
-    assert [d.id for d in machine.devices][:2] == ["gpu0", "NIC0"]
-    assert "NIC0 is called gpu0, as another device is" in notes(machine)
 
 
 @pytest.mark.parametrize(
@@ -350,22 +304,6 @@ def test_the_matrix_of_mp_says_that_nvlinks_are_left_out_and_m_beside_it_is_read
 
 
 # -- the tree
-# ----------------------------------------------------------------------------------------------------------
-
-
-def test_switches_stand_above_switches_where_pairs_are_PXB() -> None:
-    machine = read(matrix("X PIX PXB PHB/PIX X PXB PHB/PXB PXB X PHB/PHB PHB PHB X"))
-    assert devices(machine) == {"gpu": 4, "cpu": 1, "pcie": 3}
-    assert ("pcie-switch0", "pcie-switch2") in machine.capacity_GBps
-    assert ("gpu3", "cpu0") in machine.capacity_GBps
-    assert all(d.extra.get("root") is None for d in machine.devices)
-
-
-def test_NODE_tells_root_complexes_apart() -> None:
-    machine = read(matrix("X PHB NODE/PHB X NODE/NODE NODE X"))
-    roots = [machine.by_id[gpu].extra["root"] for gpu in machine.ranks]
-    assert roots[0] == roots[1] != roots[2]
-    assert labels(machine)["gpu0", "gpu2"] == "NODE"
 
 
 def test_nvlinks_hide_the_tree_which_the_nics_show() -> None:
@@ -381,59 +319,7 @@ def test_nvlinks_hide_the_tree_which_the_nics_show() -> None:
     assert devices(apart) == {"gpu": 2, "nic": 1, "pcie": 1, "cpu": 2}
 
 
-def test_what_nvlinks_hide_altogether_is_noted() -> None:
-    machine = read(matrix("X NV4/NV4 X", "0-9 0; 0-9 0", "CPU Affinity|NUMA Affinity"))
-    assert devices(machine) == {"gpu": 2, "cpu": 1}
-    assert "direct links hide how gpu0, gpu1 reach each other over PCIe" in notes(machine)
-
-
-def test_gpus_across_sockets_of_one_numa_node_have_a_cpu_each() -> None:
-    machine = read(matrix("X SYS/SYS X", "0-9 0; 0-9 0", "CPU Affinity|NUMA Affinity"))
-    assert devices(machine) == {"gpu": 2, "cpu": 2}
-    assert labels(machine)["gpu0", "gpu1"] == "SYS"
-
-
-def test_where_numa_nodes_are_told_apart_labels_do_not_make_more_of_them() -> None:
-    text = alike(4, "SYS", "0-9 0; 0-9 0; 10-19 1; 10-19 1", "CPU Affinity|NUMA Affinity")
-    machine = read(text)
-    assert devices(machine) == {"gpu": 4, "cpu": 2}
-    assert labels(machine)["gpu0", "gpu1"] == "NODE"
-    assert (
-        "gpu0, gpu1, gpu2, gpu3: SYS between devices whose affinities are of one NUMA node"
-        in notes(machine)
-    )
-    assert "no hierarchy" not in notes(machine)
-
-
-def test_nics_without_rows_that_no_gpu_is_near_do_not_make_another_numa_node() -> None:
-    rows = matrix(
-        "X SYS SYS/SYS X SYS", "0-9 0; 10-19 1", "CPU Affinity|NUMA Affinity", "GPU0 GPU1 NIC0"
-    )
-    machine = read(rows)
-    assert devices(machine) == {"gpu": 2, "nic": 1, "cpu": 2}
-    assert machine.by_id["NIC0"].numa_node is None
-    assert (
-        "NIC0: SYS from every GPU, and no rows of their own; taken to be on the CPU of gpu0"
-        in notes(machine)
-    )
-
-
-def test_a_nic_that_no_gpu_is_near_has_a_cpu_of_its_own() -> None:
-    machine = read(matrix("X SYS/SYS X", "0-9 0", "CPU Affinity|NUMA Affinity", "GPU0 mlx5_0"))
-    assert machine.by_id["mlx5_0"].numa_node is None
-    assert "no GPU is near mlx5_0 (cpu1); a CPU of its own is assumed for each" in notes(machine)
-
-
-def test_labels_that_are_no_hierarchy_are_noted() -> None:
-    machine = read(matrix("X PIX SYS/PIX X PIX/SYS PIX X"))
-    assert (
-        "no hierarchy of switches and CPUs; the nearest is taken, which differs in gpu0 - gpu2 "
-        "(SYS, here PIX)" in notes(machine)
-    )
-
-
 # -- NVLinks and other links
-# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -465,75 +351,12 @@ def test_more_nvlinks_than_a_gpu_has_end_at_switches(gpus: int, label: str, swit
     assert set(labels(machine).values()) == {label}
 
 
-def test_a_gpu_with_fewer_links_into_the_switches_is_noted() -> None:
-    rows = [["NV16" if 2 in (i, j) else "NV18" for j in range(4)] for i in range(4)]
-    text = "/".join(
-        " ".join("X" if i == j else cell for j, cell in enumerate(row))
-        for i, row in enumerate(rows)
-    )
-    machine = read(matrix(text))
-    assert cables(machine) == {("nvlink", 18): 3, ("nvlink", 16): 1}
-    assert "gpu2: fewer NVLinks than the 18 of the others" in notes(machine)
-
-
-def test_more_nvlinks_than_a_gpu_has_that_no_switch_explains_are_noted() -> None:
-    machine = read(matrix("X NV18 NV12/NV18 X NV18/NV12 NV18 X"))
-    assert devices(machine) == {"gpu": 3}
-    assert "more NVLinks than a GPU has, but not alike" in notes(machine)
-
-
 @pytest.mark.parametrize("label", ["XGMI2", "LNK", "SW", "NET", "DIS"])
 def test_labels_of_topoplan_are_read_back(label: str) -> None:
     assert set(labels(read(alike(3, label))).values()) == {label}
 
 
-def test_C2C_is_a_direct_link() -> None:
-    machine = read(alike(2, "C2C"))
-    assert cables(machine) == {("c2c", 1): 1}
-    assert "nearest" not in notes(machine)
-
-
-def test_the_two_directions_of_an_nvlink_may_differ() -> None:
-    machine = read(matrix("X NV4/NV3 X"))
-    assert machine.capacity_GBps["gpu0", "gpu1"] == 100
-    assert machine.capacity_GBps["gpu1", "gpu0"] == 75
-    assert "gpu0 -> gpu1 is NV4, gpu1 -> gpu0 is NV3" in notes(machine)
-
-
 # -- what is missing or odd
-# ---------------------------------------------------------------------------------------------
-
-
-def test_what_a_truncated_matrix_says_is_read() -> None:
-    machine = read("\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tPIX\tSYS\tSYS\nGPU1\tPIX\tX\tSY")
-    assert "no row for gpu2, gpu3" in notes(machine)
-    assert "unknown labels are left out: SY" in notes(machine)
-    assert "the text says nothing about gpu1 - gpu2, gpu1 - gpu3, gpu2 - gpu3" in notes(machine)
-    assert labels(machine)["gpu0", "gpu2"] == labels(machine)["gpu2", "gpu0"] == "SYS"
-
-
-def test_of_two_pcie_ways_the_nearer_is_taken() -> None:
-    machine = read(matrix("X PIX/SYS X"))
-    assert labels(machine) == {("gpu0", "gpu1"): "PIX", ("gpu1", "gpu0"): "PIX"}
-    assert "the two directions differ: gpu0 -> gpu1 is PIX, gpu1 -> gpu0 is SYS" in notes(machine)
-
-
-def test_a_row_whose_X_is_elsewhere_is_not_read() -> None:
-    machine = read(matrix("X PIX SYS/X PIX SYS/SYS SYS X"))
-    assert "the row of gpu1 has its X in another column" in notes(machine)
-    assert labels(machine)["gpu0", "gpu1"] == "PIX"
-
-
-def test_a_row_that_comes_twice_and_differs_is_noted() -> None:
-    assert "rows that occur twice and differ: GPU1" in notes(
-        read(matrix("X PIX/PIX X") + "GPU1\tSYS\tX\n")
-    )
-
-
-def test_a_gpu_of_which_nothing_is_said_is_noted() -> None:
-    machine = read(matrix("X"))
-    assert (devices(machine), machine.links) == ({"gpu": 1}, ())
-    assert "nothing says how gpu0 is connected" in notes(machine)
 
 
 @pytest.mark.parametrize(
@@ -579,7 +402,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str, reason: str) -> N
 
 
 # -- topo -p2p
-# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -607,38 +429,7 @@ def test_p2p_matrices_become_facts_of_what_their_flag_asks(flag: str, keys: list
     )
 
 
-def test_p2p_statuses_have_the_words_of_the_facts() -> None:
-    p2p = matrix("X OK CNS GNS TNS NS DR U" + "/U U U U U U U U" * 7)
-    told = facts(read(alike(8, "PHB") + "nvidia-smi topo -p2p r\n" + p2p))
-    words = [told.get_text(f"gpu/0/p2p/{i}", fact_keys.P2P_READ) for i in range(1, 7)]
-    assert words == [
-        "ok",
-        "chipset not supported",
-        "gpu not supported",
-        "topology not supported",
-        "not supported",
-        "disabled by registry key",
-    ]
-    assert told.get_reason("gpu/0/p2p/7", fact_keys.P2P_READ) == "unknown"
-
-
-def test_a_p2p_matrix_without_its_flag_is_of_reads_and_writes() -> None:
-    machine = read(alike(2, "OK") + "\nLegend:\n\n  X = Self\n\n" + alike(2, "PIX"))
-    assert {
-        facts(machine).get_text("gpu/1/p2p/0", key)
-        for key in (fact_keys.P2P_READ, fact_keys.P2P_WRITE)
-    } == {"ok"}
-    assert "no -p2p flag stands before line 1" in notes(machine)
-
-
-def test_a_p2p_matrix_of_other_gpus_is_left_out() -> None:
-    machine = read(alike(2, "PIX") + "$ nvidia-smi topo -p2p r\n" + alike(3, "OK"))
-    assert "the -p2p matrix of line 5 has other GPUs" in notes(machine)
-    assert facts(machine).get_text("gpu/0/p2p/1", fact_keys.P2P_READ) is None
-
-
 # -- nvlink -R and -s
-# ------------------------------------------------------------------------------------------------------
 
 
 def remote(ends: dict[int, list[str]]) -> str:
@@ -660,14 +451,6 @@ def status(speeds: dict[int, list[str]]) -> str:
         lines.append(f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: {UUID.format(gpu)})")
         lines += [f"\t Link {i}: {speed}" for i, speed in enumerate(told)]
     return "\n".join(lines) + "\n"
-
-
-def test_remote_addresses_are_those_of_the_gpus_in_their_order() -> None:
-    machine = read(remote({0: ["0B", "0B", "0C"], 1: ["0A", "0A"], 2: ["0A"]}))
-    assert cables(machine) == {("nvlink", 2): 1, ("nvlink", 1): 1}
-    assert machine.capacity_GBps["gpu0", "gpu1"] == 50
-    assert machine.by_id["gpu2"].bus_id == "0000:0c:00.0"
-    assert facts(machine).get_text("gpu/1", fact_keys.GPU_UUID) == UUID.format(1)
 
 
 def test_remote_addresses_that_are_no_gpus_are_switches() -> None:
@@ -693,14 +476,7 @@ def test_the_status_alone_is_refused() -> None:
     assert "add the output of nvidia-smi topo -m" in refusal(status({0: ["25.781 GB/s"]}))
 
 
-def test_links_of_gpus_that_the_matrix_lacks_are_left_out() -> None:
-    machine = read(alike(2, "NV1") + status({0: ["53.125 GB/s"], 7: ["53.125 GB/s"]}))
-    assert "lists gpu7, which the matrix does not have" in notes(machine)
-    assert machine.capacity_GBps["gpu0", "gpu1"] == 25
-
-
 # -- written and read again
-# ---------------------------------------------------------------------------------------------
 
 
 def test_a_written_matrix_is_as_nvidia_smi_prints_it() -> None:

@@ -144,7 +144,6 @@ class _Reader:
         )
 
     # -- where things are
-    # ----------------------------------------------------------------------------------------
 
     def _find_node(self, function: PciFunction) -> int | None:
         """Return the NUMA node of a function, None where the file does not give one."""
@@ -215,7 +214,6 @@ class _Reader:
         )
 
     # -- devices
-    # -------------------------------------------------------------------------------------------------
 
     def _build_gpu(self, gpu: HwlocGpu) -> Device:
         """Return the device of a GPU."""

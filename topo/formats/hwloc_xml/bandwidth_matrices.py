@@ -260,7 +260,6 @@ class MatrixLinkReader:
 
 
 # -- what GPUs cannot know
-# -----------------------------------------------------------------------------------------
 
 
 def join_switch_groups(

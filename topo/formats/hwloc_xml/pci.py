@@ -251,7 +251,6 @@ def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
 
 
 # -- the tree
-# ------------------------------------------------------------------------------------------------------
 
 
 def _raw_lane_GBps(generation: int) -> Fraction:

@@ -62,7 +62,6 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
 
 
 # -- devices into their slots
-# --------------------------------------------------------------------------------------
 
 
 def _find_slots(root: Element) -> dict[str, Element]:
@@ -193,7 +192,6 @@ def _prune(element: Element, notes: Notes) -> bool:
 
 
 # -- the machine's facts and links
-# -----------------------------------------------------------------------------------
 
 
 class _FilledTree:

@@ -121,7 +121,6 @@ class _VmFile:
         return root
 
     # -- CPUs
-    # ------------------------------------------------------------------------------------------------------
 
     def _group_by_numa(self, cpu: Device, number: int, cpu_count: int) -> dict[int, list[Device]]:
         """Return what hangs on a CPU, by NUMA node; where that of the CPU is not known, by those of
@@ -181,7 +180,6 @@ class _VmFile:
             self._note(device, f"not known what it hangs on; put below CPU {numa}, {reason}")
 
     # -- PCI
-    # -------------------------------------------------------------------------------------------------------
 
     def _build_element(self, device: Device, parent: Device | None) -> XmlNode | None:
         """Return the pci element of a device, None where it can have none or has one already (ports
