@@ -28,6 +28,7 @@ class Effort:
     def __init__(
         self, time_limit_s: float = USUAL_LIMIT_S, usual_limit_s: float = USUAL_LIMIT_S
     ) -> None:
+        # A shorter limit does not lower the work, or plans would depend on the machine's speed.
         self.scale = max(1.0, time_limit_s / usual_limit_s)
         self.ends_at = time.monotonic() + time_limit_s
         self.cut_short: list[str] = []
@@ -50,6 +51,7 @@ class Effort:
         """Return an allowance of `work_s` (at the usual time limit) out of this one, with a share
         of the time left.
         """
+        # Not by the constructor, which begins a time limit of its own.
         part = Effort.__new__(Effort)
         part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
         part._left_s = work_s * self.scale
@@ -74,6 +76,7 @@ class Effort:
         """Return whether `search` must stop: its work is used up, or its time is over, which is
         recorded.
         """
+        # Work that is used up is no cut: it is the same on every machine, so it is not recorded.
         if self.left_s <= 0:
             return True
         if self.clock_s > 0:

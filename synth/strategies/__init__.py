@@ -1,4 +1,4 @@
-"""The built-in strategies, one a file; `synth/planner/registry.py` adds those of users.
+"""The built-in strategies; `synth/planner/registry.py` adds those of users.
 
 The contract is in `synth/request.py`. Each strategy declares here where it applies and when auto
 need not try it, so that auto knows none by name.
@@ -13,14 +13,12 @@ from . import (
     chains,
     direct,
     double_tree,
+    doubling,
     exact,
     greedy,
-    halving_doubling,
     hierarchical,
-    one_shot,
     packing,
     parameter_server,
-    recursive_doubling,
     ring,
 )
 
@@ -52,12 +50,13 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy("greedy", greedy.build, _GATHERING, max_ranks_at_bound=0),
         Strategy("ring", ring.build, _GATHERING, max_ranks_at_bound=LISTED_RANKS),
         Strategy("double-tree", double_tree.build, _ALLREDUCE, max_ranks_at_bound=LISTED_RANKS),
-        Strategy("recursive-doubling", recursive_doubling.build, _GATHERING),
+        Strategy("recursive-doubling", doubling.build_recursive_doubling, _GATHERING),
         Strategy(
-            "halving-doubling", halving_doubling.build, _ALLREDUCE, max_ranks_at_bound=LISTED_RANKS
+            "halving-doubling", doubling.build_halving_doubling, _ALLREDUCE,
+            max_ranks_at_bound=LISTED_RANKS,
         ),
         Strategy("direct", direct.build),
-        Strategy("one-shot", one_shot.build, _ALLREDUCE),
+        Strategy("one-shot", direct.build_one_shot, _ALLREDUCE),
         Strategy("parameter-server", parameter_server.build, _ALLREDUCE),
     )
 }  # fmt: skip

@@ -1,8 +1,10 @@
 """Direct exchange: all pairs of ranks send to each other. Collectives that copy or reduce take one
-step, allreduce two.
+step, allreduce two; or one, where every rank sends its whole vector to every other (one-shot).
 """
 
 from __future__ import annotations
+
+from itertools import permutations
 
 from ...topo.errors import InfeasibleError
 from ..ir.collective import Collective
@@ -35,3 +37,13 @@ def build(request: Request) -> list[Schedule]:
     if not sends:
         raise InfeasibleError("direct needs at least two ranks")
     return [build_schedule(request, "direct", chunks, sends)]
+
+
+def build_one_shot(request: Request) -> list[Schedule]:
+    """Return the schedule of allreduce in which every rank sends its whole vector to every other.
+    InfeasibleError where two ranks have no route that avoids other GPUs.
+    """
+    n = request.collective.ranks
+    check_size("one-shot", n, n * n)
+    sends: list[Send] = [(0, src, dst, 0, "reduce") for src, dst in permutations(range(n), 2)]
+    return [build_schedule(request, "one-shot", whole(request.collective), sends)]

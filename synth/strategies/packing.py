@@ -124,7 +124,7 @@ class _Packer:
         """
         symmetric, in_network = self.topology.is_symmetric, computes_in_network(self.topology)
         if self.both and in_network:
-            planted = in_network_forests(
+            candidates = in_network_forests(
                 self.machine, self.request.router, self.bound_GBps, self.limits, self.effort,
                 self.say,
             )  # fmt: skip
@@ -134,24 +134,24 @@ class _Packer:
                     f"topology {self.topology.name!r}: links that have both directions do not join "
                     "all GPUs into a tree"
                 )
-            planted = self._make_nursery().build_all()
+            candidates = self._make_builder().build_all()
         else:
-            planted = self._pack_rooted()
-        picked = choose(planted, self.bound_GBps, self.limits)
+            candidates = self._pack_rooted()
+        picked = choose(candidates, self.bound_GBps, self.limits)
         schedules = [self._draw(p.forest) for p in picked]
         if (self.both and symmetric and not in_network) and not all(
             keeps_to_routes(schedule.transfers, self.request.router) for schedule in schedules
         ):
-            planted = self._send_as_routed(planted)
-            picked = choose(planted, self.bound_GBps, self.limits)
+            candidates = self._send_as_routed(candidates)
+            picked = choose(candidates, self.bound_GBps, self.limits)
             schedules = [self._draw(p.forest) for p in picked]
         if not picked:
-            raise InfeasibleError(_explain_no_forest(planted, self.request))
-        for p in planted:
+            raise InfeasibleError(_explain_no_forest(candidates, self.request))
+        for p in candidates:
             self._note(p.forest.count, p.forest.depth, p.rate_GBps, p.how, is_kept=p in picked)
         return [on_own_routes(schedule, self.request.router) for schedule in schedules]
 
-    def _make_nursery(self) -> ForestBuilder:
+    def _make_builder(self) -> ForestBuilder:
         return ForestBuilder(
             self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
         )
@@ -164,27 +164,26 @@ class _Packer:
         schedule = on_own_routes(self._draw(forest), self.request.router)
         return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
 
-    def _plant(self, forest: Forest, how: str) -> CandidateForest:
+    def _rate(self, forest: Forest, how: str) -> CandidateForest:
         return CandidateForest(forest, self._compute_rate(forest), how)
 
     def _note(
         self, trees: int | None, depth: int, rate_GBps: Fraction, how: str, *, is_kept: bool
     ) -> None:
-        """Add a row to the request's table."""
         gap = max(0.0, float(1 - rate_GBps / self.bound_GBps))
         self.request.table.append(
             {"trees": trees, "depth": depth, "algbw_GBps": float(rate_GBps), "gap": gap, "how": how,
              "kept": is_kept}
         )  # fmt: skip
 
-    def _send_as_routed(self, planted: Sequence[CandidateForest]) -> list[CandidateForest]:
+    def _send_as_routed(self, candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
         """Return forests with the rates that they have as sent, and those whose edges are the
         system's own routes.
 
         Trees whose edges are divided over several routes promise more than point-to-point sends
         carry.
         """
-        out = [self._plant(p.forest, p.how) for p in planted]
+        out = [self._rate(p.forest, p.how) for p in candidates]
         uneven = self.routes is not None and not self.routes.is_mirrored
         if uneven and len(self.machine.ranks) <= SINGLE_PATH_ROOTS:
             return out + self._pack_rooted()
@@ -223,7 +222,7 @@ class _Packer:
         enough = 0.0 if self.both else float(1 / self.bound_GBps) * parts
         branches = packing.run(self.effort, enough, self.say, seeds)
         forests = self._list_forests(packing, branches, self.limits.max_trees)
-        return out + [self._plant(forest, how) for forest, how in forests]
+        return out + [self._rate(forest, how) for forest, how in forests]
 
     def _pack_simple(self, parts: int) -> tuple[list[CandidateForest], bool]:
         """Return forests of one direction that need no column generation, and whether no others
@@ -233,11 +232,11 @@ class _Packer:
         balanced = balanced_trees(self.topology, self.roots, self.machine.turns)
         many = len(self.machine.ranks) > (_EXACT_RANKS if parts > 1 else _EXACT_BROADCAST)
         if balanced is not None:
-            simple = self._plant(balanced, "balanced fewest hops")
+            simple = self._rate(balanced, "balanced fewest hops")
             if many or simple.rate_GBps >= self.bound_GBps * _WORTH_OFFERING:
                 out.append(simple)
         if self.collective.name == "broadcast" and len(self.machine.ranks) > _BUILT_BROADCAST:
-            builder = self._make_nursery()
+            builder = self._make_builder()
             builder.add_broadcast_trees(self.roots[0])
             out += builder.candidates
             many = many or builder.is_near_bound()
@@ -261,7 +260,7 @@ class _Packer:
         trees.even_out(enough, self.effort.extend(_EVENING_WORK_S))
         listed, shares = trees.list_forest()
         depth = max(tree_depth(tree, self.machine.ranks) for tree in listed)
-        return self._plant(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
+        return self._rate(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
 
     def _list_forests(
         self, packing: RootedPacking, branches: PackedShares[RootedTree], max_trees: int | None
@@ -306,7 +305,7 @@ def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
     return replace(tree, down=tuple(down))
 
 
-def _explain_no_forest(planted: Sequence[CandidateForest], request: Request) -> str:
+def _explain_no_forest(candidates: Sequence[CandidateForest], request: Request) -> str:
     """Return the message that no forest is within the limits, with the fastest, lowest and smallest
     that there are.
     """
@@ -325,7 +324,9 @@ def _explain_no_forest(planted: Sequence[CandidateForest], request: Request) -> 
         lambda p: (p.forest.depth, -p.rate_GBps),
         lambda p: (p.forest.count, -p.rate_GBps),
     )
-    nearest = list(dict.fromkeys(min(planted, key=order) for order in orders)) if planted else []
+    nearest = (
+        list(dict.fromkeys(min(candidates, key=order) for order in orders)) if candidates else []
+    )
     listed = "; ".join(
         f"{p.forest.count} tree{'s' * (p.forest.count > 1)}, {p.forest.depth} deep, gap "
         f"{float(1 - p.rate_GBps / request.bound_GBps):.2g}"

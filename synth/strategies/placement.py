@@ -22,6 +22,7 @@ from ..request import Request
 SMALL_BYTES, LARGE_BYTES = 1 << 16, 1 << 26
 # With more ranks, the starting orders are taken as they are: one pass has n^2 / 2 swaps to cost.
 _CLIMB_RANKS = 64
+# Starting orders: the given one, and random ones, as far as the work lasts.
 _STARTS = 8
 _SEARCH = "placement of ranks"
 # Seconds of a quiet core for one strategy's placement, and where short searches are asked for.

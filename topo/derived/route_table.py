@@ -37,6 +37,7 @@ class RouteTable:
         self.forwarded: NDArray[np.bool_] = np.zeros((size, size), dtype=bool)
         number = {device: i for i, device in enumerate(topology.by_id)}
         self._gpus = np.array([number[gpu] for gpu in topology.ranks], dtype=np.int64)
+        # Links by one number, (source, destination), so that a sorted search finds many at once.
         keys = np.array([number[a] * len(number) + number[b] for a, b in self.links], np.int64)
         self._link_of_key = np.argsort(keys)
         self._keys = keys[self._link_of_key]
@@ -73,6 +74,7 @@ class RouteTable:
             if not missing.any():
                 continue
             forwarding = forwarding or Forwarding(topology)
+            # Only these GPUs pay for the search over all devices.
             tree = np.full(len(number), -1, dtype=np.int64)
             for end, route in forwarding.routes_from(gpu).items():
                 tree[number[end]] = number[route[-2] if len(route) > 1 else end]
