@@ -24,8 +24,8 @@ from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops
 
-# Relative gap to the bound at which the rates are optimal, and by which an order must cost less than
-# it brings: above the rounding errors of sums over links.
+# Relative gap to the bound at which the rates are optimal, and by which an order must cost less
+# than it brings: above the rounding errors of sums over links.
 _TOLERANCE = 1e-9
 # Columns that may come in at once, and in all.
 _FRESH, _MAX_COLUMNS = 24, 1500
@@ -80,8 +80,6 @@ def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None =
 
 
 class _Generation:
-    """The column generation for one request."""
-
     def __init__(self, request: Request, shapes: Sequence[str], orders: Orders) -> None:
         self.request, self.shapes, self.orders = request, shapes, orders
         self.effort: Effort = request.effort
@@ -129,7 +127,6 @@ class _Generation:
         return sorted(offers, key=lambda offer: offer.price), all(exact for _, exact in priced)
 
     def _price_shape(self, shape: str, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
-        """Return what `_price` does, for one shape."""
         if self.orders.is_small(shape):
             offers, exact = self.orders.cheapest(shape, prices, _FRESH, self.effort), True
         else:
@@ -148,7 +145,6 @@ class _Generation:
         return offers, exact
 
     def _improves(self, offer: Priced, dual: Floats) -> bool:
-        """Return whether an order brings more than it costs under the program's duals."""
         if not self.columns or (offer.shape, offer.order) in self.columns:
             return not self.columns
         uses = self.orders.uses(offer.shape, offer.order).items()

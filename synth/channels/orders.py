@@ -1,5 +1,5 @@
-"""The loads of rings and chains on the system's own routes, and the cheapest of them under prices of
-directed links.
+"""The loads of rings and chains on the system's own routes, and the cheapest of them under prices
+of directed links.
 """
 
 from __future__ import annotations

@@ -99,7 +99,6 @@ class Rounding:
         """The best channels known of each number from 1 on, as numbers of orders."""
 
     def _load(self, column: Column) -> Floats:
-        """Return the seconds for which a GB on an order keeps each row busy."""
         out = np.zeros(len(self.orders.capacity))
         for row, times in self.orders.uses(*column).items():
             out[row] = times
@@ -152,7 +151,6 @@ class Rounding:
         return float(self.loads[channels].sum(axis=0).max())
 
     def _loses(self, channels: Ints) -> bool:
-        """Return whether the channels lose more than LOSS beside any shares of any orders."""
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
 
     def _may_reach(self, count: int, known_GBps: float) -> bool:
@@ -243,7 +241,6 @@ class Rounding:
         return channels
 
     def _add(self, order: Order) -> int:
-        """Return the number of an order, which is new or known."""
         column = (self.shape, name_order(self.shape, order))
         if column not in self.known:
             self.known[column] = len(self.listed)

@@ -30,8 +30,8 @@ _WORK_S = 0.4
 
 
 def list_times(units: Floats, shortest: float, longest: float) -> Floats:
-    """Return the times, from `shortest` to below `longest`, at which links may be crossed once more than
-    just before.
+    """Return the times, from `shortest` to below `longest`, at which links may be crossed once more
+    than just before.
 
     `units` is how long one crossing keeps each link busy.
     """

@@ -1,9 +1,9 @@
 """Forests for allreduce, from single trees to many: few shallow trees where that costs little, more
 to reach the bound.
 
-On direct links whole numbers of trees are packed by matroid union (numeric/spanning_trees.py). Where
-shifts of the rank order are symmetries, one tree's images load all links alike. Equal boxes are
-joined rail by rail. Where none of these reaches the bound, trees of the column generation are
+On direct links whole numbers of trees are packed by matroid union (numeric/spanning_trees.py).
+Where shifts of the rank order are symmetries, one tree's images load all links alike. Equal boxes
+are joined rail by rail. Where none of these reaches the bound, trees of the column generation are
 weighed against each other.
 """
 
@@ -40,6 +40,7 @@ _MAX_TREES = 256
 _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Most trees squared times GPUs that matroid union is asked for, whose work grows as that.
 _UNION_WORK = 3_000_000
+# Seconds of a quiet core for trees within the user's limits.
 _LOW_WORK_S = 10.0
 # With more GPUs or pairs, trees are not generated link by link: each pair of devices is a row.
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
@@ -175,7 +176,6 @@ class ForestBuilder:
         return not self.effort.is_over("packing trees")
 
     def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
-        """Return the tree rooted at a rank, or at its centre."""
         return hang_tree(tree, self.survey.ranks, root)
 
     def build_all(self) -> list[CandidateForest]:

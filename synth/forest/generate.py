@@ -150,7 +150,6 @@ def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: Ints) -> l
 
 
 def _count_rows(graph: PairGraph, tree: Tree, rows: Ints) -> Counter[int]:
-    """Return how often a tree uses the links of each row."""
     used: Counter[int] = Counter()
     for pair, times in graph.uses(tree).items():
         used[int(rows[pair])] += times

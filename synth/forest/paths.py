@@ -167,8 +167,6 @@ def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> 
 
 
 class _Layout:
-    """Chunks and transfers of paths, as they are collected."""
-
     def __init__(self, topology: Topology, collective: Collective) -> None:
         self.links, self.collective = LinkArrays(topology), collective
         self.rank_of = np.full(self.links.size, -1, dtype=np.int64)

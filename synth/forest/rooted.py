@@ -27,7 +27,7 @@ from .weigh import TOLERANCE, PackedShares, SharePacking
 
 # Prices of a hop, in mean distances, of the shallow trees that are offered beside the cheapest.
 _HOP_PRICES = (0.0, 0.1, 1.0)
-# With more GPUs, Edmonds' algorithm takes too long for every turn, and only shallow trees are tried.
+# With more GPUs, Edmonds' algorithm takes too long for every turn: only shallow trees are tried.
 _EXACT_RANKS = 320
 # Trees that come in at once for a single root, and how much dearer each makes its edges.
 _SIMILAR, _RAISE = 8, 0.05
@@ -147,7 +147,6 @@ class RootedPacking(SharePacking[RootedTree]):
         return list(dict.fromkeys(tree for _, tree in fresh))[:count]
 
     def _limit(self, root: int) -> float:
-        """Return the cost below which a tree from a root improves the program."""
         dual = self.duals.get(0 if self.both else root, np.inf)
         return dual / self.times * (1 - TOLERANCE)
 

@@ -26,6 +26,7 @@ from .trees import hang_tree
 
 # With more GPUs, a spanning tree over all pairs of GPUs in every turn takes too long.
 _MAX_RANKS = 32
+# Seconds of a quiet core for the column generation.
 _WORK_S = 10.0
 # Part of the packing's rate from which a tree carries anything.
 _CARRIES = 1e-9

@@ -136,12 +136,10 @@ class SinglePathPacking:
 
     @property
     def _pricing_s(self) -> float:
-        """Work of pricing all parts once, in seconds of a quiet core."""
         trees = 1 if self.shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
         return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * self.routes.ranks**2)
 
     def _improves(self, part: int, column: Column, dual: Floats, duals: dict[int, float]) -> bool:
-        """Return whether a column may shorten the program's time under its duals."""
         if column in self.uses:
             return False
         limit = duals.get(0 if self.one_part else part, np.inf)

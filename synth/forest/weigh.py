@@ -67,7 +67,6 @@ class Usage:
 
 
 def _count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
-    """Return how often a tree sends its chunk over each directed link."""
     if not computes_in_network(topology):
         return Counter(link for route in (*tree.up, *tree.down) for link in pairwise(route or ()))
     # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not
@@ -261,9 +260,8 @@ class SharePacking(LinkRows, Generic[C]):
                 target = max(self.packed.value, enough) * (1 + TOLERANCE)
                 self.finished = self.packed.reached <= target
                 if say is not None:
-                    say(
-                        f"packing: {len(self.uses)} columns, {1 / self.packed.reached:.4g} GB/s a part"
-                    )
+                    rate = 1 / self.packed.reached
+                    say(f"packing: {len(self.uses)} columns, {rate:.4g} GB/s a part")
         return True
 
 

@@ -167,7 +167,6 @@ def _solve_row(
     effort: Effort,
     progress: Progress | None,
 ) -> Row:
-    """Return the row of one instance, with its status and schedule."""
     key = instance.chunks, instance.steps, instance.rounds
     if progress is not None:
         progress("{}: {} chunks, {} steps, {} rounds".format(instance.collective.name, *key))
@@ -184,8 +183,6 @@ def _solve_row(
 
 @dataclass(frozen=True)
 class _Scope:
-    """Limits of a search: see `pareto`."""
-
     effort: Effort
     max_steps: int | None = None
     slack: int | None = None
@@ -321,7 +318,6 @@ class _Search:
         self.rows.setdefault(key, Row(*key, INFEASIBLE, "LP dual", seconds))
 
     def _try(self, chunks: int, steps: int, rounds: int) -> Row:
-        """Solve for one row, unless it is in `rows` already, and return it."""
         key = chunks, steps, rounds
         if key in self.rows:
             return self.rows[key]
@@ -340,8 +336,8 @@ class _Search:
 def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
     """Return rows of allreduce, composed and direct, and whether none was left unknown."""
     n = len(router.topology.ranks)
-    # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric ones the same
-    # search serves.
+    # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric ones the
+    # same search serves.
     gather = Collective("allgather", n)
     gathers, complete = _Search(gather, router, scope).run()
     scatters = gathers

@@ -5,17 +5,21 @@ Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the dat
 one set of receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk.
 Minimise sum r_s subject to
 
-    (1) every rank v that wants j:       sum_{e into v, s} x[j,e,s]  = 1                          (dual pi[j,v], free)
-        every other rank but the source: the same                   <= 1                          (dual pi[j,v] <= 0)
-    (2) what leaves u by step s came before: sum_{e in A, t<=s} x[j,e,t] <= sum_{f into u, t<s} x[j,f,t] (dual -w)
-        several receivers: for each edge A = {(u,v)}, f = (v,u) left out (what came from v need not go back);
-        one receiver: for A = all edges out of u (nothing need be copied); at the source, the right side is 1
-    (3) links:                           sum_{j, e over l} x[j,e,s] <= b_l r_s                    (dual -y[l,s])
+    (1) for every rank v that wants j:  sum_{e into v, s} x[j,e,s]  = 1  (dual pi[j,v], free)
+        every other rank but the source: the same  <= 1                  (dual pi[j,v] <= 0)
+    (2) what leaves u by step s came before:                             (dual -w)
+            sum_{e in A, t<=s} x[j,e,t] <= sum_{f into u, t<s} x[j,f,t]
+        several receivers: for each edge A = {(u,v)}, f = (v,u) left out (data from v need not go
+        back); one receiver: for A = all edges out of u (nothing need be copied); at the source,
+        the right side is 1
+    (3) links:  sum_{j, e over l} x[j,e,s] <= b_l r_s                    (dual -y[l,s])
 
 By weak duality and 0 <= x <= 1, any pi, w >= 0 and y >= 0 prove
 
-    R/C >= ( sum pi - sum_{at the source} w - sum_{j,e,s} max(0, excess[j,e,s]) ) / max_s (sum_l b_l y[l,s]),  with
-    excess[j,(u,v),s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s, A has e} w[j,A,t] + sum_{t>s, A out of v, e counts} w[j,A,t]
+    R/C >= ( sum pi - sum_{at the source} w - sum_{j,e,s} max(0, excess[j,e,s]) )
+           / max_s (sum_l b_l y[l,s]),  with
+    excess[j,(u,v),s] = pi[j,v] - sum_{l in e} y[l,s] - sum_{t>=s, A has e} w[j,A,t]
+                        + sum_{t>s, A out of v, e counts} w[j,A,t]
 
 The program is solved in floats; the multipliers are rounded to fractions, and only this formula,
 evaluated exactly, counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s
@@ -36,7 +40,9 @@ from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
 from .copying import Fabric, Key, list_possible_sends
 
+# Denominators to which multipliers are rounded; the exact formula decides which proves most.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
+# Stands for all edges out of a rank in the rows of kind (2).
 _ALL = -1
 
 # (commodity, rank u, next rank v or _ALL, step): a row of kind (2).
@@ -125,7 +131,6 @@ class _Programme:
         return True
 
     def _add_forwarding(self, j: int, chunk: Chunk) -> None:
-        """Add the rows of kind (2)."""
         single, sources = (
             _has_single_receiver(self.collective, chunk),
             set(self.collective.holders(chunk)),

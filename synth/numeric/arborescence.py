@@ -1,5 +1,8 @@
 """Minimum spanning arborescences of dense directed graphs: cheapest out-trees (Chu, Liu 1965;
 Edmonds 1967).
+
+Invariant: contracting a cycle of cheapest edges changes the price of every out-tree by the same
+amount, so the optimum of the smaller graph extends to one of the whole.
 """
 
 from __future__ import annotations
@@ -47,21 +50,19 @@ def _contract(cost: NDArray[Any], root: int) -> list[int]:
     smaller[m, :m] = leaving.min(axis=0)
     smaller[m, m] = top
     inner = _contract(smaller, rest.index(root))
-    # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle gives
-    # way; the rest stays.
+    # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle is
+    # dropped; the rest stays.
     out = list(parent)
     enter_at = cycle[int(np.argmin(entering[inner[m]]))]
     out[enter_at] = rest[inner[m]]
     for i, node in enumerate(rest):
-        if inner[i] == m:
-            out[node] = cycle[int(np.argmin(leaving[:, i]))]
-        elif inner[i] >= 0:
-            out[node] = rest[inner[i]]
+        if inner[i] >= 0:
+            from_cycle = inner[i] == m
+            out[node] = cycle[int(np.argmin(leaving[:, i]))] if from_cycle else rest[inner[i]]
     return out
 
 
 def _find_cycle(parent: list[int]) -> list[int]:
-    """Return the nodes of a cycle of parents, or an empty list."""
     state = [0] * len(parent)
     for start in range(len(parent)):
         path = []

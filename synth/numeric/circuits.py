@@ -1,7 +1,7 @@
 """Cheapest circuits through all nodes of a dense directed graph: by dynamic programming over
 subsets for few nodes (Bellman 1962; Held, Karp 1962), by CP-SAT's circuit constraint for more.
 
-A circuit is the order of nodes 1, 2, ... in which it visits them on its way from node 0 and back.
+A circuit is the order of nodes 1, 2, ... in which it visits them from node 0 and back.
 Where there is no edge, a price is infinite.
 """
 
@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 Circuit = tuple[int, ...]
 # Nodes of graphs for which the dynamic program serves.
 MAX_NODES = 17
+# CP-SAT takes whole numbers: prices are rounded to a billionth of the highest.
 _PRICE_SCALE = 10**9
 # Seconds of a quiet core to extend one path by one node.
 _STATE_S = 4e-9
@@ -34,15 +35,15 @@ def _list_subsets(others: int) -> list[Ints]:
     return [every[sizes == k] for k in range(others + 1)]
 
 
-def _extend_paths(price: Floats, most: int) -> Floats:
-    """Return the prices of the cheapest paths from node 0 through each subset of at most `most`
+def _extend_paths(price: Floats, count: int) -> Floats:
+    """Return the prices of the cheapest paths from node 0 through each subset of at most `count`
     other nodes (a row) to each of its nodes; infinite elsewhere.
     """
     others = len(price) - 1
     within = np.ascontiguousarray(price[1:, 1:])
     best = np.full((1 << others, others), np.inf)
     best[1 << np.arange(others), np.arange(others)] = price[0, 1:]
-    for subsets in _list_subsets(others)[2 : most + 1]:
+    for subsets in _list_subsets(others)[2 : count + 1]:
         for last in range(others):
             ending = subsets[(subsets >> last) & 1 == 1]
             best[ending, last] = (best[ending ^ (1 << last)] + within[:, last]).min(axis=1)
@@ -60,8 +61,8 @@ def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]
     return [node + 1 for node in path]
 
 
-def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[float, Circuit]]:
-    """Return up to `most` different cheap circuits with their prices, the cheapest of all first;
+def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[float, Circuit]]:
+    """Return up to `count` different cheap circuits with their prices, the cheapest of all first;
     none where there is none.
 
     Each is the cheapest of those that visit some half of the nodes first. For at most MAX_NODES
@@ -84,8 +85,8 @@ def cheapest_circuits(price: Floats, most: int, effort: Effort) -> list[tuple[fl
     where = meeting.argmin(axis=1)
     least = meeting[np.arange(len(halves)), where]
     out: dict[Circuit, float] = {}
-    for i in np.argsort(least, kind="stable")[: 2 * most].tolist():
-        if not least[i] < np.inf or len(out) == most:
+    for i in np.argsort(least, kind="stable")[: 2 * count].tolist():
+        if not least[i] < np.inf or len(out) == count:
             break
         meet = int(where[i])
         head = _walk_back(price, there, int(halves[i]), meet)

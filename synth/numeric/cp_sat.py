@@ -1,5 +1,5 @@
-"""The door to CP-SAT: one worker, a fixed seed and a limit of deterministic time, so that equal
-models end equally.
+"""CP-SAT for all searches: one worker, a fixed seed and a limit of deterministic time, so that
+equal models end equally.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ _WORK_S = 3.5
 # Seconds of a quiet core to build and presolve a constraint, of which deterministic time says
 # little.
 _CONSTRAINT_S = 1e-5
-_LEAST_S = 0.01
+# Least work and time for a model, where its allowance is used up.
+_MIN_S = 0.01
 
 
 def solve(
     model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
 ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the work that is allowed; return the solver and its status. `varied`:
-    take turns at CP-SAT's strategies, for models that now one, now another solves soon.
+    """Solve a model within the work that is allowed; return the solver and its status.
+
+    `varied`: take turns at CP-SAT's strategies, for models of which different ones suit each.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.interleave_search = varied
     solver.parameters.random_seed = 1
     effort.spend(_CONSTRAINT_S * len(model.proto.constraints))
-    units = max(_LEAST_S, effort.left_s) / _WORK_S
+    units = max(_MIN_S, effort.left_s) / _WORK_S
     solver.parameters.max_deterministic_time = units
-    solver.parameters.max_time_in_seconds = max(_LEAST_S, effort.clock_s)
+    solver.parameters.max_time_in_seconds = max(_MIN_S, effort.clock_s)
     status = solver.solve(model)
     used = float(solver.response_proto.deterministic_time)
     effort.spend(used * _WORK_S)
     proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
-    if not proved and used < units * (
-        1 - 1e-6
-    ):  # only the clock ends a search before its work is done
+    # Only the clock ends a search before its work is done.
+    if not proved and used < units * (1 - 1e-6):
         effort.record_cut(search)
     return solver, status

@@ -16,11 +16,13 @@ from ..effort import Effort
 from .cp_sat import solve
 from .linear import Floats
 
-_SMALL_DENOMINATORS = 1000
-_FINE = 1 << 40
+# Largest denominator of a rate in units of the least capacity, and of all rates together.
+_SMALL_DENOMINATORS, _FINE = 1000, 1 << 40
 # Whole rates are multiples of the capacities' common unit, divided by one of these.
 _PARTS = (1, 2, 3, 4)
-_MOST_UNITS = 64
+# With more units on a link, CP-SAT has too many counts to choose from.
+_MAX_UNITS = 64
+# Seconds of a quiet core for each unit.
 _WHOLE_WORK_S = 0.5
 
 
@@ -45,7 +47,8 @@ def exact_rates(
         rates = [f * unit for f in near]
         if _fits(rates, uses, capacity):
             return rates
-    for slack in (0.0, 1e-9, 1e-8, 1e-7, 1e-6):  # the floats may be a little infeasible
+    # The floats may be a little infeasible: HiGHS' own tolerance is 1e-7.
+    for slack in (0.0, 1e-9, 1e-8, 1e-7, 1e-6):
         rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
         if _fits(rates, uses, capacity):
             return rates
@@ -66,7 +69,7 @@ def _whole_rates(
     for parts in _PARTS:
         step = unit / parts
         wanted = round(total / float(step))
-        if max(capacity) / step > _MOST_UNITS or abs(wanted * float(step) - total) > 1e-6 * total:
+        if max(capacity) / step > _MAX_UNITS or abs(wanted * float(step) - total) > 1e-6 * total:
             continue
         model = cp_model.CpModel()
         count = [model.new_int_var(0, wanted, "") for _ in uses]
@@ -89,10 +92,9 @@ def _whole_rates(
 def _fits(
     rates: Sequence[Fraction], uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
 ) -> bool:
-    """Return whether no row carries more than it can."""
-    load = [Fraction(0)] * len(capacity)
+    left = list(capacity)
     for rate, column in zip(rates, uses, strict=True):
         if rate:
             for i, count in column.items():
-                load[i] += rate * count
-    return all(used <= c for used, c in zip(load, capacity, strict=True))
+                left[i] -= rate * count
+    return min(left) >= 0

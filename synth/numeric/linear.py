@@ -1,6 +1,6 @@
-"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats: callers
-round and check exactly. Column generation prices columns between the duals and the best known
-prices.
+"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats:
+callers round and check exactly. Column generation prices columns between the duals and the best
+known prices.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Cheap circuits through all nodes of a dense directed graph, by insertion and exchanges: quick,
-and without proof.
+"""Cheap circuits through all nodes of a dense directed graph: quick, and without proof.
+
+By cheapest insertion (Rosenkrantz, Stearns, Lewis 1977), improved by reversing or moving nodes in a
+row (2-opt and Or-opt) until no move helps.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from .linear import Floats
 
 # Nodes in a row that are moved together, at most.
 _LONGEST = 24
+# Seconds of a quiet core for each move that is judged, and for each round of moves.
 _ENTRY_S, _CALL_S = 2e-8, 1e-3
+# Gain, as a part of the price, from which a move counts: more than rounding errors.
 _BETTER = 1e-9
 
 

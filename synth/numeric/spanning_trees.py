@@ -234,7 +234,6 @@ def _shallow_tree(
 
 
 def _list_around(nodes: int, ends: Sequence[Edge]) -> list[list[int]]:
-    """Return the edges at each node."""
     around: list[list[int]] = [[] for _ in range(nodes)]
     for edge, (a, b) in enumerate(ends):
         around[a].append(edge)
@@ -243,8 +242,6 @@ def _list_around(nodes: int, ends: Sequence[Edge]) -> list[list[int]]:
 
 
 class _CentredTree(_Forest):
-    """A spanning tree that hangs from its centre."""
-
     def __init__(self, nodes: int, ends: Sequence[Edge], edges: set[int]) -> None:
         super().__init__(nodes, ends, edges)
         # The middle of a longest path: from a farthest node to the node farthest from that, and

@@ -144,7 +144,6 @@ def _are_linked(a: Bracket, b: Bracket, linked: NDArray[np.bool_]) -> bool:
 
 
 def _list_parts(bracket: Bracket) -> list[Bracket]:
-    """Return the bracketing and all the parts that it is made of."""
     out, rest = [], [bracket]
     while rest:
         item = rest.pop()

@@ -80,7 +80,7 @@ def _build_one_tree(request: Request) -> list[Schedule]:
     trees = [tree for root in roots if (tree := _grow_tree(request, root)) is not None]
     if not trees:
         raise InfeasibleError(
-            f"{ONE_TREE}: no rank has routes to all others and back, over other ranks where it must be"
+            f"{ONE_TREE}: no rank has routes to all others and back, even over other ranks"
         )
     parents = min(trees, key=lambda tree: max(tree_levels(tree)[0]))
     chunks = whole(request.collective)
@@ -109,8 +109,8 @@ def _build_one_tree(request: Request) -> list[Schedule]:
 
 
 def _grow_tree(request: Request, root: int) -> list[int] | None:
-    """Return the parents in a tree of fewest hops over routes that exist in both directions; None where it
-    does not reach all.
+    """Return the parents in a tree of fewest hops over routes that exist in both directions; None
+    where it does not reach all.
     """
     router, ranks = request.router, {gpu: rank for rank, gpu in enumerate(request.topology.ranks)}
     parents = [-1] * len(ranks)

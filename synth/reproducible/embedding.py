@@ -1,4 +1,4 @@
-"""A bracketing laid into a machine: where partial sums are made, and on which ways they get there.
+"""A bracketing embedded in a machine: where partial sums are made, and on which paths they arrive.
 
 All columns of one linear program have the same bracketing; they differ in the ranks at which they
 add, and in the tree that takes the sum back to all, which adds nothing and is free. The cheapest
@@ -62,9 +62,7 @@ class _Node:
 
 
 class Embedding:
-    """The ways in which one bracketing can be laid into a machine, whose ranks send to each other
-    on `routes`.
-    """
+    """The embeddings of one bracketing in a machine, whose ranks send to each other on `routes`."""
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes
@@ -131,8 +129,8 @@ class Embedding:
         return self.nodes[-1].cost
 
     def _close(self, distance: Floats, ranks: Ints) -> tuple[Floats, Ints]:
-        """Return the price of the cheapest way between each two of `ranks` over others of them, and
-        the last of these before the end (-1 where the way is direct).
+        """Return the price of the cheapest path between each two of `ranks` over others of them,
+        and the last of these before the end (-1 where the path is direct).
         """
         n = len(distance)
         near = np.full((n, n), np.inf)
@@ -157,10 +155,8 @@ class Embedding:
         """
         moves: list[Move] = []
         n = self.routes.ranks
-        free, ready = (
-            [0] * n,
-            [0] * n,
-        )  # the first step in which a rank may receive something else, or send what it has
+        # The first step in which a rank may receive something else, or send what it has.
+        free, ready = [0] * n, [0] * n
 
         def send(path: list[int], op: Op) -> None:
             """Move a value along a path; in the end it is added to what is there, or takes its
@@ -209,7 +205,7 @@ class Embedding:
         return Column(end, tuple(moves))
 
     def _path(self, node: _Node, src: int, dst: int) -> list[int]:
-        """Return the ranks on the cheapest way from one rank to another over those of a node."""
+        """Return the ranks on the cheapest path from one rank to another over those of a node."""
         out = [dst]
         while out[-1] != src:
             over = int(node.before[src, out[-1]])

@@ -25,12 +25,15 @@ NAME = "bracketed"
 # Column generation ends where the time is at most this many times what the prices prove for the
 # bracketing.
 _NEAR = 1.002
-_COLUMNS = 6
-_MOST_IDLE = 6
+# Columns of an allreduce or reduce that come in at once, and turns without a share after which a
+# column is dropped.
+_COLUMNS, _MAX_IDLE = 6, 6
 # Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an
 # out-tree, and for each two ranks in it.
 _TURN_S, _PRICING_RANK_S, _TREE_S, _TREE_ENTRY_S = 8e-3, 1.5e-3, 6e-4, 4e-6
+# Weight of earlier turns' prices beside the last duals.
 _SMOOTH = 0.5
+# Prices of a hop, in mean distances, of the columns of few hops.
 _HOP_PRICES = (0.05, 0.2, 1.0)
 # Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps
 # where they are faster by this factor.
@@ -138,7 +141,7 @@ class Fitting:
         """Drop the columns that have had no share for some turns: the program stays small."""
         for column, share in zip(list(self.uses), shares.tolist(), strict=True):
             self._idle[column] = 0 if share > 0 else self._idle[column] + 1
-            if self._idle[column] > _MOST_IDLE:
+            if self._idle[column] > _MAX_IDLE:
                 del self.uses[column], self._idle[column]
 
     def _price(self, prices: Floats) -> list[Column]:
@@ -176,7 +179,6 @@ class Fitting:
         return fresh
 
     def _count_uses(self, column: Column) -> Counter[int]:
-        """Return how often a column crosses each link."""
         loads = self.routes.loads(count_sends(column, self.routes.ranks))
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 

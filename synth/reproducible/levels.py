@@ -136,8 +136,8 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
     order = levels.order
     sends: list[Send] = []
-    # Chunk c is completed by the rank at place c: at each level it goes to the place whose coordinate
-    # there is that of c.
+    # Chunk c is completed by the rank at place c: at each level it goes to the place whose
+    # coordinate there is that of c.
     strides, top = levels.strides(), len(levels.sizes)
     for level, p, digit, peer in levels.peers():
         stride, size = strides[level]

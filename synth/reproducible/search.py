@@ -1,5 +1,5 @@
-"""Search for a bracketing under which a machine is fast: some are fitted, the best is varied as
-long as there is work left.
+"""Local search for a bracketing under which a machine is fast: some are fitted, the best is varied
+until the work that is allowed is done.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from .fitting import NAME, Fitting
 
 # With more, bracketings are not searched for: levels are all there is.
 _RANKS = 64
+# Bracketings that are matched, and grown by chance, before the best is varied.
 _SEEDS, _GROWN = 4, 8
+# Turns of column generation for each bracketing, and for the best at the end.
 _TURNS, _LAST_TURNS = 60, 200
 # A bracketing that takes at most this many times as long as the bound is taken at once.
 _NEAR = 1.002
+# Fraction of the best time below which another bracketing is better.
 _BETTER = 0.999
-_SMALL_RANKS = 32
 
 
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
@@ -54,7 +56,6 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
 
 
 def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fitting:
-    """Return the best fitting that was found with the work allowed."""
     close = measure_closeness(routes)
     chance = random.Random(0)
     enough_s = 0.0 if request.bound is None else float(request.bound.s_per_GB) * _NEAR

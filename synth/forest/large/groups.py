@@ -52,7 +52,6 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
 
 
 def _list_masks(links: LinkArrays) -> Iterator[NDArray[np.bool_]]:
-    """Yield masks of the links that are left when some are removed."""
     topology, a, b = links.topology, links.src, links.dst
     network = np.array([d.family == "network" for d in topology.devices])
     yield ~(network[a] | network[b])

@@ -122,7 +122,6 @@ class LevelPaths(EvenedLoads):
         return out
 
     def _paths_from(self, source: int, weight: Floats, targets: NDArray[np.int64]) -> SmallInts:
-        """Return the cheapest paths from a rank to other ranks."""
         matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
         _, before = dijkstra(matrix, indices=int(self.gpus[source]), return_predecessors=True)
         return _walk_back(before, self.gpus[targets])
@@ -220,7 +219,6 @@ def _walk_back(before: NDArray[np.int64], targets: NDArray[np.int64]) -> SmallIn
 
 
 def _pad(rows: SmallInts, width: int) -> SmallInts:
-    """Return the rows widened to `width` with -1."""
     missing = max(0, width - rows.shape[1])
     return np.pad(rows, ((0, 0), (0, missing)), constant_values=-1) if missing else rows
 
@@ -238,6 +236,6 @@ def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def explain_too_many(ranks: int) -> str:
     """Return the message that there are too many pairs of ranks for paths."""
     return (
-        f"paths for {ranks**2} pairs of ranks are more than are planned for; name another strategy, "
-        "such as direct"
+        f"paths for {ranks**2} pairs of ranks are more than are planned for; name another "
+        "strategy, such as direct"
     )

@@ -162,7 +162,7 @@ class LevelTrees(EvenedLoads):
         return _Tree(root, Fraction(1, self.parts), parent, down)
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move branches of trees that use a link to less busy routes; return whether any could be."""
+        """Move branches of trees that use a link to less busy routes; return whether any could."""
         level = float(self.load[link] / self.capacity[link])
         excess = self.load[link] - enough * self.capacity[link]
         moved = 0.0

@@ -47,7 +47,7 @@ class Boxes:
         return max(map(len, self.ranks))
 
     def rank_at(self, box: int, rail: int, turn: int) -> int:
-        """Return the GPU of a rail in a box; in boxes with fewer GPUs, these replace it by turns."""
+        """Return the GPU of a rail in a box; boxes with fewer GPUs take turns at the others."""
         members = self.ranks[box]
         return members[rail] if rail < len(members) else members[(rail + turn) % len(members)]
 

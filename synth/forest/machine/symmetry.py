@@ -51,8 +51,6 @@ def colours(topology: Topology, single: str | None = None) -> Ints:
 
 
 class _Permutations(LinkArrays):
-    """A topology's links, to try permutations of its devices on."""
-
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
         self.ranks = len(topology.ranks)
