@@ -22,12 +22,12 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Channels:
-    """Orders of all ranks with equal shares of the buffer; an order that stands several times has
-    as many shares.
+    """Orders of all ranks with equal shares of the buffer; an order that is listed several times
+    has as many shares.
 
     A ring sends every rank's part around, each to the next (allgather, reduce-scatter, and
     allreduce as both). A chain, for allreduce, adds up from its last rank to its first, which is
-    the root, and sends the sum back the same way: what NCCL calls a tree inside a node. InputError
+    the root, and sends the sum back along the same path: what NCCL calls a tree inside a node. InputError
     where a channel misses a rank or has one twice.
     """
 
@@ -50,15 +50,15 @@ class Channels:
 
 def check_order(order: Sequence[int], ranks: int, where: str) -> None:
     """Raise InputError unless an order has each of 0..ranks-1 once."""
-    missing = sorted(set(range(ranks)) - set(order))
-    twice = sorted({rank for rank in order if order.count(rank) > 1})
-    strange = sorted(set(order) - set(range(ranks)))
-    if missing or twice or strange:
-        wrong = [
-            *([f"misses rank {', '.join(map(str, missing))}"] if missing else []),
-            *([f"has rank {', '.join(map(str, twice))} more than once"] if twice else []),
-            *([f"has rank {', '.join(map(str, strange))}, of {ranks} ranks"] if strange else []),
-        ]
+    faults = {
+        "misses rank {}": set(range(ranks)) - set(order),
+        "has rank {} more than once": {rank for rank in order if order.count(rank) > 1},
+        f"has rank {{}}, of {ranks} ranks": set(order) - set(range(ranks)),
+    }
+    wrong = [
+        text.format(", ".join(map(str, sorted(which)))) for text, which in faults.items() if which
+    ]
+    if wrong:
         raise InputError(f"{where} {' and '.join(wrong)}; expected every rank once")
 
 

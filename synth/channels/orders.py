@@ -15,9 +15,8 @@ import numpy as np
 from ..effort import Effort
 from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
-from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, search_circuit
+from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, near_circuits, search_circuit
 from ..numeric.linear import Floats
-from ..numeric.near_circuits import near_circuits
 from .channels import CHAIN, RING, Order
 
 # Nodes from which circuits are built by insertion where there are too many for an exact search.

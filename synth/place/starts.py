@@ -10,7 +10,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..numeric.near_circuits import near_circuits
+from ..numeric.circuits import near_circuits
 from .job import Ints, Job
 from .search import Search
 from .tiers import Tier, stack_equal

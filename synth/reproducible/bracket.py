@@ -51,15 +51,8 @@ def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[An
 
 def list_leaves(bracket: Bracket) -> list[int]:
     """Return the ranks of a bracketing, in the order in which it is written."""
-    out: list[int] = []
-    rest = [bracket]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, int):
-            out.append(item)
-        else:
-            rest += [item[1], item[0]]
-    return out
+    # Parts are listed from the right.
+    return [part for part in reversed(_list_parts(bracket)) if isinstance(part, int)]
 
 
 def measure_closeness(routes: OwnRoutes) -> Floats:

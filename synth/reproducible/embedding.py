@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import OwnRoutes
+from ..forest.trees import levels
 from ..ir.transfers import Op
 from ..numeric.arborescence import cheapest_out_tree
 from .bracket import Bracket
@@ -191,17 +192,10 @@ class Embedding:
                 send(self._path(node, int(node.other[made]), made), "reduce")
                 send(self._path(node, made, place), "copy")
         if spread is not None:
-            start = max(step for step, *_ in moves) + 1
-            children: list[list[int]] = [[] for _ in range(n)]
-            for child, parent in enumerate(spread):
-                if parent >= 0:
-                    children[parent].append(child)
-            layer, step = [end], start
-            while layer:
-                moves += [
-                    (step, parent, child, "copy") for parent in layer for child in children[parent]
-                ]
-                layer, step = [child for parent in layer for child in children[parent]], step + 1
+            last = max(step for step, *_ in moves)
+            depth, _ = levels(spread)
+            edges = sorted((depth[rank], p, rank) for rank, p in enumerate(spread) if p >= 0)
+            moves += [(last + hops, parent, rank, "copy") for hops, parent, rank in edges]
         return Column(end, tuple(moves))
 
     def _path(self, node: _Node, src: int, dst: int) -> list[int]:

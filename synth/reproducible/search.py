@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -98,10 +99,7 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
 
 def _count_small(n: int) -> int:
     """Return the number of bracketings of few ranks; far more than are ever tried for others."""
-    out = 1
-    for k in range(3, min(n, 7) + 1):
-        out *= 2 * k - 3
-    return out
+    return prod(2 * k - 3 for k in range(3, min(n, 7) + 1))
 
 
 def _cut(schedule: Schedule) -> list[Schedule]:
