@@ -34,7 +34,8 @@ CHECKS: tuple[Check, ...] = (
     *stock.CHECKS,
 )
 
-_MOST_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
+_MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
+# Columns of a report whose reader does not say how wide the terminal is.
 _WIDTH = 120
 
 
@@ -142,7 +143,7 @@ def report(examination: Examination, width: int = _WIDTH) -> list[str]:
 
 
 def _format_finding(finding: Finding) -> Sequence[str]:
-    most = _MOST_EVIDENCE[finding.severity]
+    most = _MAX_EVIDENCE[finding.severity]
     more = len(finding.evidence) - most
     return (
         f"{finding.severity}: {finding.message} [{finding.what}]",

@@ -13,7 +13,7 @@ from ..facts import keys
 from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, nvlink_subject, pci_subject
 from ..notes import Note
 from .finding import Case, Finding, join_names
-from .links import LEAST_FOR_PEERS, check_link_counts
+from .links import MIN_PEERS, check_link_counts
 from .view import Check, DoctorView
 
 _NVIDIA = "0x10de"
@@ -249,7 +249,7 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
         f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over "
         "PCIe",
         tuple(evidence),
-        "look at nvidia-smi nvlink -s and the kernel log (Xid, SXid), at nvidia-fabricmanager "
+        "check nvidia-smi nvlink -s and the kernel log (Xid, SXid), at nvidia-fabricmanager "
         "where there are NVSwitches, and "
         "whether the hypervisor passed all GPUs and NVSwitches on; leave NCCL_P2P_LEVEL until "
         "NVLink works",
@@ -274,7 +274,7 @@ def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{join_names(about)}: the NVLink fabric is not well: {health}",
             evidence,
-            "look at nvidia-smi -q (Fabric, Health), at the fabric manager's log and for SXid "
+            "check nvidia-smi -q (Fabric, Health), at the fabric manager's log and for SXid "
             "errors on the switches",
         )
 
@@ -287,7 +287,7 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
     short = {ident for finding in check_link_counts(view) for ident in finding.about}
     for group in view.like_gpus:
         judged = [gpu.id for gpu in group if view.index_of.get(gpu.id) in view.nvlink_subjects]
-        if len(judged) < LEAST_FOR_PEERS:
+        if len(judged) < MIN_PEERS:
             continue
         active = Counter(
             name

@@ -12,6 +12,7 @@ Severity = Literal["error", "warning", "note"]
 # warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
+# Devices that a message names: the GPUs of one box.
 _NAMED = 8
 
 
@@ -48,7 +49,6 @@ Case = tuple[Any, Collection[str], Collection[str]]
 
 
 # -- values in messages
-# -------------------------------------------------------------------------------------------------
 
 
 def shorten(value: object) -> str:

@@ -15,7 +15,7 @@ from ..facts.keys import qualify
 from .finding import Finding, join_names
 
 # Hosts that a message names.
-_MOST_HOSTS = 4
+_MAX_HOSTS = 4
 
 
 def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -> list[Finding]:
@@ -34,7 +34,7 @@ def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -
         )
         named = (
             join_names(hosts)
-            if len(hosts) <= _MOST_HOSTS
+            if len(hosts) <= _MAX_HOSTS
             else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
         )
         merged.append(

@@ -16,12 +16,13 @@ from .finding import Case, Finding, format_GBps, join_names
 from .view import Check, DoctorView, has_two_gpus
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
-LEAST_FOR_PEERS = 3
+# GPUs of one model that are compared: of two that differ, neither is the odd one.
+MIN_PEERS = 3
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
     """Report links with one direction only. NVLink, xGMI, PCIe, C2C and sockets are full duplex, so
-    that is an error there; other kinds may be one-way on purpose: a warning.
+    that is an error there; other kinds may have one direction on purpose: a warning.
     """
     for kind, about, evidence in view.group(
         (link.kind, (link.src, link.dst), (view.format_link(link),))
@@ -35,7 +36,7 @@ def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
             f"{_join_pairs(evidence)}: declared in one direction only, so nothing can come back "
             "over it",
             evidence,
-            "look at the link's state on the device that does not tell of it; correct the file if "
+            "check the link's state on the device that does not list it; correct the file if "
             "it is an oversight",
         )
 
@@ -75,7 +76,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             "warning",
             "asymmetric-link",
             about,
-            f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} this way but {format_GBps(slow)} "
+            f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} in this direction but {format_GBps(slow)} "
             "back",
             evidence,
             "measure both directions; a healthy cable carries the same in each",
@@ -87,7 +88,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{_join_pairs(evidence[::2])}: one end counts {many} links, the other {few}",
             evidence,
-            "look at each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge "
+            "check each link's state on both devices (nvidia-smi nvlink -s); reseat the bridge "
             "or reset the GPU",
         )
 
@@ -138,7 +139,7 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
             "error",
             "not-connected",
             apart,
-            f"{join_names(apart)}: no way to and from {start} over any link, so they cannot work "
+            f"{join_names(apart)}: no path to and from {start} over any link, so they cannot work "
             "together",
             tuple(
                 f"{ident} links = {join_names(view.topology.out_neighbours[ident]) or 'none'} "
@@ -160,8 +161,8 @@ def _find_reachable(near: Mapping[str, set[str]], start: str) -> set[str]:
 
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that are linked to other GPUs only, on a machine where most are linked to CPUs or
-    PCIe switches: a note. A mesh without CPUs is not reported, since it does not claim that there
-    is another way.
+    PCIe switches: a note. A mesh without CPUs is not reported, since it does not claim another
+    path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
@@ -183,7 +184,6 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
 
 
 # -- NVLink and xGMI
-# ----------------------------------------------------------------------------------------------------
 
 
 def check_bridges(view: DoctorView) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
                 f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are "
                 f"bridged {word}",
                 tuple(evidence),
-                "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)",
+                "fit the missing bridge, or check that it is seated (nvidia-smi nvlink -s)",
             )
 
 
@@ -230,7 +230,7 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
                 f"{join_names(about)}: bridged by {have} links, where {join_names(by_lanes[most])} "
                 f"are by {most}",
                 tuple(evidence),
-                "fit the missing bridge, or look whether it is seated (nvidia-smi nvlink -s)",
+                "fit the missing bridge, or check that it is seated (nvidia-smi nvlink -s)",
             )
 
 
@@ -311,8 +311,8 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
-    """Return the number of lanes that a GPU should have, 0 where that cannot be told."""
-    if len(lanes) < LEAST_FOR_PEERS:
+    """Return the number of lanes that a GPU should have, 0 where the others do not agree."""
+    if len(lanes) < MIN_PEERS:
         return 0
     most = max(lanes.values())
     share = Fraction(Counter(lanes.values())[most], len(lanes))
@@ -334,8 +334,8 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is
-    the GPU itself, or one that is not listed): a warning, since the topology lacks them; so is a
-    text that leaves NVLinks out. A file without NVLinks of GPUs whose boards have them is a note.
+    the GPU itself, or one that is not listed): a warning, since the topology lacks them. So is a
+    text that leaves NVLinks out; a file without NVLinks of GPUs whose boards have them is a note.
     """
     for note in view.list_notes("link-without-peer"):
         about = tuple(ident for ident in note.about if ident in view.topology.by_id)

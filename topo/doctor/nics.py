@@ -12,14 +12,14 @@ from ..facts.keys import NET, RDMA, net_subject, rdma_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
 from .finding import Case, Finding, format_GBps, join_names
-from .pcie import MOST_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
+from .pcie import MAX_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
 from .view import Check, DoctorView, parse_whole
 
 _NOT_AT_WORK = re.compile(
     r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|disabled|polling|inactive)"
 )
 # Ports below 25 Gb/s are for management where there are faster ones.
-LEAST_DATA_GBps = Fraction(25, 8)
+MIN_DATA_GBps = Fraction(25, 8)
 _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{join_names(about)}: the port is {state}, so it carries nothing",
             evidence,
-            "look at cable, switch port and subnet manager (ibstat, ethtool)",
+            "check cable, switch port and subnet manager (ibstat, ethtool)",
         )
 
 
@@ -64,7 +64,7 @@ def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
     Gb/s or cannot do GPUDirect (gdr 0), unless there are no others.
     """
     able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
-    fast = tuple(nic for nic in able if (find_nic_GBps(nic) or LEAST_DATA_GBps) >= LEAST_DATA_GBps)
+    fast = tuple(nic for nic in able if (find_nic_GBps(nic) or MIN_DATA_GBps) >= MIN_DATA_GBps)
     return fast or tuple(able)
 
 
@@ -94,7 +94,7 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
                     view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
                     for nic in nics
                 ),
-                "look at the cable, the switch port and the negotiated speed (ibstat, ethtool)",
+                "check the cable, the switch port and the negotiated speed (ibstat, ethtool)",
             )
 
 
@@ -105,7 +105,7 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
     cases: list[Case] = []
     for nic in view.nics:
         speed = parse_whole(nic.extra.get("speed"))
-        if speed is not None and speed > MOST_NIC_Mbps:
+        if speed is not None and speed > MAX_NIC_Mbps:
             cases.append(
                 (
                     speed,
@@ -118,7 +118,7 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
             "warning",
             "impossible-nic-rate",
             about,
-            f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MOST_NIC_Mbps} Mb/s)",
+            f"{join_names(about)}: {speed} Mb/s, more than any NIC carries ({MAX_NIC_Mbps} Mb/s)",
             evidence,
             "correct the speed, which is in Mb/s (400 Gb/s are 400000), or measure it",
         )

@@ -31,7 +31,7 @@ _REFUSALS = (
 def check_p2p(view: DoctorView) -> Iterator[Finding]:
     """Report P2P read or write that the driver refuses: an error between GPUs that share a PCIe
     switch or have NVLink between them (a warning where this GPU model does not do it), and a note
-    where the way goes through a CPU. What is refused in one direction only is reported as
+    where the path goes through a CPU. What is refused in one direction only is reported as
     `p2p-one-sided`.
     """
     cases: list[Case] = []
@@ -47,13 +47,15 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
                     )
                 )
     for (joined, status), about, evidence in view.group(cases):
-        way = (
-            f" though they have {joined} between them" if joined else "; the way goes through a CPU"
+        path = (
+            f" though they have {joined} between them"
+            if joined
+            else "; the path goes through a CPU"
         )
-        message = f"{join_names(about)}: P2P refused ({status}){way}"
+        message = f"{join_names(about)}: P2P refused ({status}){path}"
         severity: Severity = "error"
         advice = (
-            "look at IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its "
+            "check IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its "
             "version"
         )
         if status == _BY_DESIGN:
@@ -92,7 +94,7 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{join_names(about)}: P2P granted in one direction and refused in the other",
             evidence,
-            "look at the driver's version and at virtualisation; take P2P as refused until both "
+            "check the driver's version and virtualisation; take P2P as refused until both "
             "directions have it",
         )
 

@@ -25,7 +25,7 @@ _WIDTHS = range(1, 33)
 _OLD, _MODERN = 2, 3
 # Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s
 # together).
-MOST_NIC_Mbps = 1_600_000
+MAX_NIC_Mbps = 1_600_000
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,10 @@ def find_nic_GBps(device: Device) -> Fraction | None:
     true.
     """
     speed = parse_whole(device.extra.get("speed"))
-    return Fraction(speed, 8000) if speed and 0 < speed <= MOST_NIC_Mbps else None
+    return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
 
 
 # -- checks
-# -------------------------------------------------------------------------------------------------------------
 
 
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:

@@ -92,7 +92,7 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
     nics = list_data_nics(view)
     on_cpu = {d.id: _find_cpus(view, d.id) for d in (*view.gpus, *nics)}
     for group in view.like_gpus:
-        if len(group) < _LEAST_FOR_PEERS:
+        if len(group) < _MIN_PEERS:
             continue
         near = {
             gpu.id: [nic.id for nic in nics if _share_switch(view, gpu.id, nic.id)] for gpu in group
@@ -158,10 +158,10 @@ def _guess_sockets(view: DoctorView) -> dict[str, str]:
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
     known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
-    if known or len(nodes) <= _MOST_SOCKETS or len(nodes) % _MOST_SOCKETS:
+    if known or len(nodes) <= _MAX_SOCKETS or len(nodes) % _MAX_SOCKETS:
         return {}
     return {
-        cpu.id: f"half {i * _MOST_SOCKETS // len(nodes)} of the NUMA nodes"
+        cpu.id: f"half {i * _MAX_SOCKETS // len(nodes)} of the NUMA nodes"
         for i, cpu in enumerate(nodes)
     }
 
@@ -183,8 +183,8 @@ def _find_adapter(nic: Device) -> str:
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
 
 
-_LEAST_FOR_PEERS, _MOST_SOCKETS = 3, 2
-_MOST_ABOVE = 64  # an island below more CPUs than that is near none of them
+_MIN_PEERS, _MAX_SOCKETS = 3, 2
+_MAX_CPUS_ABOVE = 64  # an island below more CPUs than that is near none of them
 
 
 def _group_machines(view: DoctorView) -> Iterator[_Machine]:
@@ -218,7 +218,7 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
         above = {
             place
             for i in islands
-            if len(above_island[i]) <= _MOST_ABOVE
+            if len(above_island[i]) <= _MAX_CPUS_ABOVE
             for place in above_island[i]
         }
         places = frozenset({device.id, *at[device.id], *islands, *above})
@@ -274,7 +274,7 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
             f"{join_names(about)}: NUMA node unknown, so the place on one of {len(view.cpus)} CPUs "
             "is a guess",
             evidence,
-            "look whether the BIOS or the hypervisor tells it; else pin by measuring from each "
+            "check whether the BIOS or the hypervisor reports it; else pin by measuring from each "
             "node",
         )
 

@@ -30,13 +30,16 @@ SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
 # directions).
 _XGMI_FASTEST_GBps = Fraction(384, 5)
 
+# Links that one lane may stand for, where a file has all xGMI of a GPU as one link.
 _XGMI_LINKS_PER_GPU = 8
 # GB/s of Gen6 x16 in one direction, without any coding or headers.
-_PCIE_MOST_GBps = max(PCIE_GTps.values()) * 16 / 8
+_PCIE_MAX_GBps = max(PCIE_GTps.values()) * 16 / 8
 
 _NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
-_NVLINK_MOST_LANES = max(NVLINK_LINKS_PER_GPU.values())
+_NVLINK_MAX_LINKS = max(NVLINK_LINKS_PER_GPU.values())
+# A PCI address of this many GPUs is shared.
 _SHARED = 2
+# Share of a lane's rate below which NVLink or xGMI is rather PCIe by another name.
 _PLAUSIBLE = Fraction(6, 10)
 
 
@@ -137,13 +140,13 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
 def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
     """Return the highest possible rate of a link, None where it is not known."""
     if link.kind == "pcie":
-        return _PCIE_MOST_GBps * link.count
+        return _PCIE_MAX_GBps * link.count
     if link.kind not in WIRES or "gpu" not in {
         view.topology.by_id[end].kind for end in (link.src, link.dst)
     }:
         return None
     if link.kind == "nvlink":
-        return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MOST_LANES)
+        return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MAX_LINKS)
     return _XGMI_FASTEST_GBps * (link.count if link.count > 1 else _XGMI_LINKS_PER_GPU)
 
 
@@ -233,9 +236,9 @@ def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
 
 def check_addresses(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it
-    takes for one GPU. Machines are told apart by `box`, by the part of the id before a slash, and
-    by what is connected without networks, NVLink and xGMI. Parts of one GPU that NCCL tells apart
-    (`mlopart`) are a note.
+    takes for one GPU. Devices are of one machine if they agree in `box` and in the part of the id
+    before a slash, and are connected without networks, NVLink and xGMI. Parts of one GPU that NCCL
+    distinguishes (`mlopart`) are a note.
     """
     whole_machine = DisjointSets()
     for link in view.topology.links:

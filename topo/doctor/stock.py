@@ -19,13 +19,11 @@ from ..matrix import ConnectionFinder
 from .finding import Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
 
-_GRAPH_FILE = (
-    "give NCCL a graph file: topo-synth --collective allreduce --topology FILE --format nccl-graph "
-    "-o graph.xml"
-)
-_LEAST_RING_GBps = Fraction(18)
-_LEAST_SM = 100
-_MOST_ROUTED = 32
+_GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
+_MIN_RING_GBps = Fraction(18)
+_MIN_SM = 100
+# GPUs above which rings over PCIe are not judged, since each pair is routed for that.
+_MAX_ROUTED = 32
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
@@ -74,9 +72,9 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     gpus = [
         g.id
         for g in view.gpus
-        if (_find_sm(view, g) or 0) >= _LEAST_SM and _find_maker(view, g) != "AMD"
+        if (_find_sm(view, g) or 0) >= _MIN_SM and _find_maker(view, g) != "AMD"
     ]
-    if not 1 < len(gpus) <= _MOST_ROUTED:
+    if not 1 < len(gpus) <= _MAX_ROUTED:
         return
     connections = ConnectionFinder(view.topology)
     kind_of = {(x.src, x.dst): x for x in view.topology.links if x.kind == "pcie"}
@@ -89,12 +87,12 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
         if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue
         worst = min(over_pcie, key=lambda link: link.bandwidth_GBps)
-        if worst.bandwidth_GBps < _LEAST_RING_GBps:
+        if worst.bandwidth_GBps < _MIN_RING_GBps:
             slow |= {a: view.format_link(worst), b: view.format_link(worst)}
             least.append(worst.bandwidth_GBps)
     if slow:
         about = tuple(gpu for gpu in gpus if gpu in slow)
-        rate, wanted = format_GBps(min(least)), format_GBps(_LEAST_RING_GBps)
+        rate, wanted = format_GBps(min(least)), format_GBps(_MIN_RING_GBps)
         what = (
             f"{rate} of PCIe between them, less than the {wanted} that NCCL 2.25.1 and later asks "
             "of such GPUs"
@@ -106,16 +104,16 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
             f"{join_names(about)}: {what}; it finds no ring and uses one channel, without a NIC it "
             "does not start",
             tuple(dict.fromkeys(slow[gpu] for gpu in about)),
-            f"look at slots and BIOS; else {_GRAPH_FILE}",
+            f"check slots and BIOS; else {_GRAPH_FILE}",
         )
 
 
 def _find_sm(view: DoctorView, gpu: Device) -> int | None:
-    told = parse_whole(gpu.extra.get("sm"))
+    sm = parse_whole(gpu.extra.get("sm"))
     return (
         view.facts.get_number(gpu_subject(view.find_gpu_index(gpu.id)), keys.GPU_SM)
-        if told is None
-        else told
+        if sm is None
+        else sm
     )
 
 
@@ -143,9 +141,9 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
 def _find_maker(view: DoctorView, gpu: Device) -> str | None:
     # The PCI vendor decides; else an attribute that only one maker's files have.
     vendor = view.facts.get_text(pci_subject(gpu.bus_id), keys.PCI_VENDOR) if gpu.bus_id else None
-    told = _MAKERS.get(str(vendor or read_pci_details(gpu).get("vendor")))
-    if told is not None:
-        return told
+    maker = _MAKERS.get(str(vendor or read_pci_details(gpu).get("vendor")))
+    if maker is not None:
+        return maker
     return "AMD" if "gcn" in gpu.extra else "NVIDIA" if "sm" in gpu.extra else None
 
 

@@ -118,7 +118,6 @@ class DoctorView(MachineView):
         ]
 
     # -- evidence
-    # ------------------------------------------------------------------------------------------------
 
     def format_fact(self, subject: str, key: Key[Any]) -> str:
         """Return a fact as a line of evidence, with the reason where it is missing."""

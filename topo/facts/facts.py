@@ -117,7 +117,6 @@ class Facts:
 
 
 # -- in a topology's JSON
-# ----------------------------------------------------------------------------------------------
 
 
 def facts_to_json(facts: Facts) -> list[dict[str, Any]]:

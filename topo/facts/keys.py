@@ -34,7 +34,6 @@ class Key(str, Generic[T]):
 
 
 # -- subjects
-# ----------------------------------------------------------------------------------------------------------
 
 # Subjects of which there is one: the driver's library, the machine, its CPUs.
 NVML, HOST, CPUINFO = "nvml", "host", "cpuinfo"
@@ -118,7 +117,6 @@ def _parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
 
 
 # -- the driver's library
-# ----------------------------------------------------------------------------------------------
 
 NVML_LIBRARY = Key[str]("nvml", "library", "name of the library, missing where it does not answer")
 NVML_DRIVER = Key[str]("nvml", "driver", "version of the driver")
@@ -127,7 +125,6 @@ NVML_CUDA_VERSION = Key[str]("nvml", "cuda_version", "CUDA version of the driver
 NVML_COUNT = Key[int]("nvml", "count", "number of GPUs")
 
 # -- a GPU
-# -------------------------------------------------------------------------------------------------------------
 
 GPU_BUS_ID = Key[str]("gpu/N", "bus_id", "PCI address, as Linux writes it")
 GPU_UUID = Key[str]("gpu/N", "uuid", "UUID, as its driver writes it")
@@ -178,11 +175,10 @@ P2P_ATOMICS = Key[str]("gpu/N/p2p/M", "atomics", "ok, or why there are no atomic
 P2P_NVLINK = Key[str]("gpu/N/p2p/M", "nvlink", "ok, or why there is no P2P over NVLink")
 P2P_PCIE = Key[str]("gpu/N/p2p/M", "pcie", "ok, or why there is no P2P over PCI Express")
 P2P_ANCESTOR = Key[str](
-    "gpu/N/p2p/M", "ancestor", "where their ways meet, in the words of NVML or nvidia-smi"
+    "gpu/N/p2p/M", "ancestor", "where their paths meet, in the words of NVML or nvidia-smi"
 )
 
 # -- PCI functions
-# -----------------------------------------------------------------------------------------------------
 
 PCI_CLASS = Key[str]("pci/BUS", "class", "hexadecimal, as Linux writes it: 0x030200")
 PCI_VENDOR = Key[str]("pci/BUS", "vendor", "hexadecimal: 0x10de")
@@ -207,7 +203,6 @@ PCI_DRIVER = Key[str]("pci/BUS", "driver", "kernel driver bound to the function"
 PCI_DEVICES = Key[str]("pci", "devices", "missing where no PCI functions are listed")
 
 # -- the machine
-# -------------------------------------------------------------------------------------------------------
 
 HOST_NAME = Key[str]("host", "name", "host name")
 HOST_KERNEL = Key[str]("host", "kernel", "version of the kernel")
@@ -230,7 +225,6 @@ NUMA_SOCKET = Key[int]("numa/N", "socket", "number of the socket")
 NUMA_NODES = Key[str]("numa", "nodes", "missing where no NUMA nodes are listed")
 
 # -- cards
-# -------------------------------------------------------------------------------------------------------------
 
 RDMA_BUS_ID = Key[str]("rdma/NAME", "bus_id", "PCI address")
 RDMA_STATE = Key[str]("rdma/NAME", "state", "state of the port, as Linux writes it: 4: ACTIVE")

@@ -32,7 +32,6 @@ class MachineView:
         self.facts = facts
 
     # -- devices
-    # -------------------------------------------------------------------------------------------------
 
     @cached_property
     def gpus(self) -> tuple[Device, ...]:
@@ -58,7 +57,6 @@ class MachineView:
         return {device.id: i for i, device in enumerate(self.topology.devices)}
 
     # -- GPUs and the facts about them
-    # -----------------------------------------------------------------------------
 
     @cached_property
     def gpu_of(self) -> Mapping[str, str]:

@@ -21,6 +21,7 @@ from .view import PairView
 
 __all__ = ["MAX_PAIRS", "Group", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
 
+# Pairs of devices judged at once; only topologies of many hosts have more.
 MAX_PAIRS = 20_000
 
 

@@ -13,8 +13,11 @@ from textwrap import wrap
 from ..facts.keys import qualify, split_host
 from .verdict import Verdict
 
+# Names that become a run ("gpu0-gpu2"); two are as short when listed.
 _RUN = 3
+# Sets of GPUs above which one is shown, with how the others go on.
 _MANY_SETS = 3
+# Columns below which wrapping breaks rules into single words.
 _NARROWEST = 60
 _COMMAND = "; do "
 

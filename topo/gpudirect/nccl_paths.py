@@ -92,7 +92,7 @@ class Paths:
     def find_label(self, a: str, b: str) -> str:
         """Return the label of the path as `matrix` has it, that of the worse direction."""
         return self.connections.find(
-            *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_one_way(*pair)))
+            *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_directed(*pair)))
         ).label
 
     def find_kind(self, a: str, b: str) -> str:
@@ -108,7 +108,7 @@ class Paths:
         return tuple(c for c in self.wired.get(a, ()) if c in self.wired.get(b, ()))
 
     def _judge(self, a: str, b: str) -> str:
-        worse = max((self._find_one_way(a, b), self._find_one_way(b, a)), key=KINDS.index)
+        worse = max((self._find_directed(a, b), self._find_directed(b, a)), key=KINDS.index)
         if self.topology.by_id[b].kind == "gpu":
             return "NVB" if worse != "NVL" and self.list_relays(a, b) else worse
         return (
@@ -117,7 +117,7 @@ class Paths:
             else worse
         )
 
-    def _find_one_way(self, a: str, b: str) -> str:
+    def _find_directed(self, a: str, b: str) -> str:
         route = self.connections.route(a, b)
         if route is None or any(
             self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
@@ -167,7 +167,7 @@ class Paths:
         for nic in self.list_in_host(gpu, "nic"):
             rank[nic] = (
                 self.connections.find(gpu, nic).GBps or Fraction(0),
-                -KINDS.index(self._find_one_way(gpu, nic)),
+                -KINDS.index(self._find_directed(gpu, nic)),
             )
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 

@@ -25,6 +25,7 @@ from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide
 from .view import AMD, NVIDIA, PairView
 
+# NCCL takes P2P through an AMD CPU where a host has at most this many GPUs.
 _MANY_GPUS = 2
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
 # Compute capabilities, times ten, of which there are GPUs with NVLink.
@@ -80,7 +81,7 @@ def judge_p2p(view: PairView, a: str, b: str) -> Answer:
     path = view.paths.find_kind(a, b)
     maker = AMD if AMD in (view.find_maker(a), view.find_maker(b)) else NVIDIA
     label = view.paths.find_label(a, b)
-    known = (f"way {label}, NVB to NCCL" if path == "NVB" else f"way {label}",)
+    known = (f"path {label}, NVB to NCCL" if path == "NVB" else f"path {label}",)
     far = f"PCIe, {_FAR[path]}" if path in _FAR else "PCIe without a CPU between"
     return decide(
         known,
@@ -135,7 +136,6 @@ def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
 
 
 # -- NVML
-# ------------------------------------------------------------------------------------------------------------
 
 
 def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
@@ -202,7 +202,6 @@ def _explain_refusal(
 
 
 # -- distance
-# --------------------------------------------------------------------------------------------------------
 
 
 def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[Answer]:
@@ -218,7 +217,7 @@ def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
     advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     if a in view.without_nvlink:
         advice = (
-            "none of the boards' NVLinks is active: see topo-probe --check before anything else"
+            "none of the boards' NVLinks is active: see the doctor's findings before anything else"
         )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:

@@ -2,7 +2,7 @@
 
 NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches
 only, or C2C to the CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only
-receives this way, unless it has NVLink to one. RCCL: PXB or better, or PHB where a CPU of the Rome
+receives directly, unless it has NVLink to one. RCCL: PXB or better, or PHB where a CPU of the Rome
 sort has both, their bus numbers beginning alike. A NIC can where its RDMA driver gets into GPU
 memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
 """
@@ -18,6 +18,7 @@ from .pcie import HERE, judge_pcie
 from .verdict import Answer, decide
 from .view import AMD, NVIDIA, PairView
 
+# Compute capability (times ten) from which NCCL also reads GPU memory through the NIC.
 _READS_FROM = 80
 # Families, and the least model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as Linux
 # writes them.
@@ -46,7 +47,7 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     """Return the answer for a GPU and a NIC of one host, by their ids."""
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)
-    known = (f"way {label}, P2C to NCCL" if path == "P2C" else f"way {label}",)
+    known = (f"path {label}, P2C to NCCL" if path == "P2C" else f"path {label}",)
     rule = (
         "C2C to the CPU of the NIC, and both can"
         if path == "P2C"
@@ -57,10 +58,10 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
         reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
         yes = Answer(
             "yes",
-            "both can, and are near each other, but before sm 80 NCCL only receives this way and "
+            "both can, and are near each other, but before sm 80 NCCL only receives directly and "
             "sends from host memory",
             (reads,),
-            "NCCL_NET_GDR_READ=1 sends this way, too; measure whether that is faster",
+            "NCCL_NET_GDR_READ=1 sends directly, too; measure whether that is faster",
         )
     return decide(known, _judge(view, gpu, nic, path, maker), yes)
 
@@ -90,7 +91,6 @@ def _can_only_receive(view: PairView, gpu: str) -> bool:
 
 
 # -- the two devices
-# -------------------------------------------------------------------------------------------------
 
 
 def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
@@ -179,8 +179,7 @@ def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
     return any(family == known and model >= least for known, least in _ROME)
 
 
-# -- the driver's way into GPU memory
-# --------------------------------------------------------------------------------
+# -- the driver's access to GPU memory
 
 
 def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
@@ -191,9 +190,7 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
     if gdr is not None:
         if gdr == 0:
-            yield Answer(
-                "no", "the NIC's driver has no way into GPU memory", ("NIC: gdr 0",), advice
-            )
+            yield Answer("no", "the NIC's driver cannot reach GPU memory", ("NIC: gdr 0",), advice)
         else:
             yield Answer("yes", "", ("NIC: gdr 1",))
     elif peermem not in (None, "no"):
@@ -210,7 +207,7 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
     elif (peermem, dma_buf) == ("no", "no"):
         yield Answer(
             "no",
-            "the NIC's driver has no way into GPU memory",
+            "the NIC's driver cannot reach GPU memory",
             ("peer memory: no", "DMA-BUF: no"),
             advice,
         )

@@ -55,7 +55,6 @@ class PairView(MachineView):
         return sum(n * (n - 1) // 2 + n * nics[host] for host, n in gpus.items())
 
     # -- one device
-    # ----------------------------------------------------------------------------------------------
 
     def find_subject(self, gpu: str) -> str:
         """Return the subject of the facts about a GPU: by its PCI address, else by its id."""
@@ -111,7 +110,6 @@ class PairView(MachineView):
         )
 
     # -- bridges
-    # -------------------------------------------------------------------------------------------------
 
     def list_ports_between(self, a: str, b: str) -> tuple[str, ...] | None:
         """Return the bridges below the last one that two devices share; None where the bridges are
@@ -146,7 +144,6 @@ class PairView(MachineView):
         return tuple(sorted(port for port in ports if "redirect" in self.get_acs(port)))
 
     # -- a host
-    # --------------------------------------------------------------------------------------------------
 
     def find_cpu(self, ident: str) -> Device | None:
         """Return the first CPU of a device's host, which is the one that NCCL goes by."""

@@ -28,7 +28,8 @@ NOTE = (
     "no PCI bridges are listed below /sys; GPUs are placed by NVML's common ancestors and NUMA "
     "affinities"
 )
-_LEAST = 2
+# NVML reports ancestors of pairs, so a single GPU has none.
+_MIN_GPUS = 2
 _LABELS = {
     "internal": "PIX",
     "single": "PIX",
@@ -41,7 +42,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class AncestorTree:
-    """What NVML tells of the tree above the GPUs: CPUs, switches, the parent of each GPU and
+    """What NVML knows of the tree above the GPUs: CPUs, switches, the parent of each GPU and
     switch, and root complexes.
 
     All are empty where /sys knows the tree.
@@ -54,14 +55,14 @@ class AncestorTree:
 
     def find_parent(self, child: str, cpus: Sequence[Device]) -> str | None:
         """Return what a GPU or switch hangs on, one of `cpus` for a CPU; None where that is not
-        told.
+        known.
         """
         parent = self.parent.get(child)
         cpu = next((cpu for cpu in self.cpus if cpu.id == parent), None)
         return parent if cpu is None else _match_cpu(cpu, cpus).id
 
     def find_cpu(self, gpu: str, cpus: Sequence[Device]) -> Device | None:
-        """Return that of `cpus` which is above a GPU, None where it is not told."""
+        """Return that of `cpus` which is above a GPU, None where it is not known."""
         ident = gpu
         while ident in self.parent:
             ident = self.parent[ident]
@@ -94,19 +95,19 @@ class AncestorTree:
         return False
 
 
-def _match_cpu(told: Device, cpus: Sequence[Device]) -> Device:
+def _match_cpu(known: Device, cpus: Sequence[Device]) -> Device:
     # The CPU of the same NUMA node, else that of the same name, else the first.
     same_node = (
-        cpu for cpu in cpus if cpu.numa_node == told.numa_node and cpu.numa_node is not None
+        cpu for cpu in cpus if cpu.numa_node == known.numa_node and cpu.numa_node is not None
     )
-    return next(same_node, None) or next((cpu for cpu in cpus if cpu.id == told.id), cpus[0])
+    return next(same_node, None) or next((cpu for cpu in cpus if cpu.id == known.id), cpus[0])
 
 
 def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
     """Return the tree above two and more GPUs (by address, with their indices), an empty one where
     /sys knows it or NVML does not.
     """
-    if len(index_at) < _LEAST:
+    if len(index_at) < _MIN_GPUS:
         return AncestorTree()
     if any(
         facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is not None for bus_id in index_at

@@ -19,6 +19,8 @@ from typing import IO
 
 from ..errors import InputError
 
+# Limits on an archive, so that a hostile one fills neither disk nor memory: files in it, bytes
+# unpacked, bytes packed.
 MAX_MEMBERS = 50_000
 MAX_BYTES = 64 * 2**20
 MAX_ARCHIVE_BYTES = 16 * 2**20
@@ -37,6 +39,7 @@ MAX_ENTRIES: Mapping[str, int] = {
 MAX_DEPTH = 64
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+# Unpacked files are readable for this user alone.
 _OWN_FILE_MODE = 0o600
 _MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
 _PIECE = 2**20
@@ -137,11 +140,11 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
 
     Raises InputError beyond the limits.
     """
-    found = _Members({}, {}, {})
+    members = _Members({}, {}, {})
     size = 0
     for number, member in enumerate(archive):
         size += member.size
-        if member.size < 0 or size > MAX_BYTES or max(number, len(found.folders)) >= MAX_MEMBERS:
+        if member.size < 0 or size > MAX_BYTES or max(number, len(members.folders)) >= MAX_MEMBERS:
             raise _make_size_error(path)
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
         if len(parts) > MAX_DEPTH:
@@ -153,10 +156,10 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
             continue  # it leads out of the folder, or is a device: not part of the machine
         name = "/".join(parts)
         for end in range(1, len(parts) + member.isdir()):
-            found.folders.setdefault("/".join(parts[:end]))
+            members.folders.setdefault("/".join(parts[:end]))
         if not member.isdir():
-            (found.links if member.issym() else found.files).setdefault(name, member)
-    return found
+            (members.links if member.issym() else members.files).setdefault(name, member)
+    return members
 
 
 def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:

@@ -136,8 +136,8 @@ class _Joiner:
             for i in visible.indices
         }
         self.nics = _list_nic_names(facts)
-        self.told = infer_tree(facts, self.gpus)
-        self.notes += [NOTE] if self.told.parent else []
+        self.ancestors = infer_tree(facts, self.gpus)
+        self.notes += [NOTE] if self.ancestors.parent else []
 
     def join(self) -> Topology:
         """Return the topology; the order of its parts matters only for the order of notes."""
@@ -165,7 +165,6 @@ class _Joiner:
         )
 
     # -- CPUs
-    # ----------------------------------------------------------------------------------------------------
 
     def _make_cpus(self) -> list[Device]:
         """Return a device for each NUMA node that has CPUs; one CPU where no node is listed."""
@@ -186,7 +185,7 @@ class _Joiner:
                     )
                 )
         if not cpus:
-            cpus += [replace(cpu, extra={**extra, **cpu.extra}) for cpu in self.told.cpus]
+            cpus += [replace(cpu, extra={**extra, **cpu.extra}) for cpu in self.ancestors.cpus]
         if not cpus:
             cpus.append(Device("cpu0", "cpu", source=assumed(), extra=extra))
             self.notes.append(
@@ -208,7 +207,6 @@ class _Joiner:
             self.links += both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))
 
     # -- PCI Express
-    # ---------------------------------------------------------------------------------------------
 
     def _link_tree(
         self, tree: list[Slot], cpus: list[Device]
@@ -221,7 +219,7 @@ class _Joiner:
             parent = cpu_of_top[slot.top].id if slot.parent is None else f"pci-{slot.parent}"
             for child in self._list_ids(slot):
                 self.links += both_ways(
-                    _make_pcie_link(child, self.told.find_parent(child, cpus) or parent, slot)
+                    _make_pcie_link(child, self.ancestors.find_parent(child, cpus) or parent, slot)
                 )
             if slot.is_switch:
                 switches.append(
@@ -237,8 +235,8 @@ class _Joiner:
                         {"pci": _read_pci_details(self.facts, slot.bus_id)},
                     )
                 )
-        switches += self.told.switches
-        self.links += self.told.link_switches(self.links, cpus)
+        switches += self.ancestors.switches
+        self.links += self.ancestors.link_switches(self.links, cpus)
         return switches, {
             f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus
         }
@@ -258,12 +256,12 @@ class _Joiner:
         is known.
         """
         below = [slot.bus_id for slot in tree if slot.top == top and not slot.is_switch]
-        told = (
-            self.told.find_cpu(f"gpu{self.gpus[bus_id]}", cpus)
+        above = (
+            self.ancestors.find_cpu(f"gpu{self.gpus[bus_id]}", cpus)
             for bus_id in below
             if bus_id in self.gpus
         )
-        if (near := next(filter(None, told), None)) is not None:
+        if (near := next(filter(None, above), None)) is not None:
             return near
         by_node = {cpu.numa_node: cpu for cpu in cpus}
         for bus_id in below:
@@ -276,7 +274,6 @@ class _Joiner:
         return cpus[0]
 
     # -- devices
-    # -------------------------------------------------------------------------------------------------
 
     def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = gpu_subject(index)
@@ -288,7 +285,7 @@ class _Joiner:
         extra["sm"] = self.facts.get_number(subject, keys.GPU_SM)
         extra["pcie"] = _read_pcie_states(self.facts, subject)
         extra |= self._read_place(bus_id)
-        extra["root"] = extra["root"] or self.told.root.get(f"gpu{index}")
+        extra["root"] = extra["root"] or self.ancestors.root.get(f"gpu{index}")
         if slot.link.assumed:
             self.notes.append(f"gpu{index}: {'; '.join(slot.link.assumed)}")
         return Device(
@@ -342,7 +339,6 @@ class _Joiner:
 
 
 # -- several facts put together
-# ------------------------------------------------------------------------------------
 
 
 def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:

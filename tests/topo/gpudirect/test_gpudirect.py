@@ -114,7 +114,7 @@ def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
     verdict = judged(box(), "gpu0", "gpu1")
     assert (verdict.answer, verdict.advice) == ("yes", None)
     told = (
-        "way PIX",
+        "path PIX",
         "NVML: read ok, write ok",
         "ACS redirect is off between them",
         "no hypervisor",
@@ -197,7 +197,7 @@ def test_nvlink_counts_whatever_acs_and_the_iommu_do_but_not_without_the_driver(
     assert refused.answer == "no"
     assert "NCCL ends with an error" in str(refused.advice)
     unasked = judged(box({}, NVLINK, facts=False), "gpu0", "gpu1")
-    assert (unasked.answer, unasked.evidence) == ("unknown", ("way NV1", "NVML: not asked"))
+    assert (unasked.answer, unasked.evidence) == ("unknown", ("path NV1", "NVML: not asked"))
 
 
 def test_beyond_pxb_nccl_says_no_and_its_variable_is_named() -> None:
@@ -233,7 +233,7 @@ def test_two_gpus_under_amd_cpus_may_be_any_distance_apart(
 def test_nvlinks_through_one_gpu_are_p2p_where_both_legs_are() -> None:
     wires = (*NVLINK, *cable("gpu1", "gpu2", "nvlink", "3/5"))
     verdict = judged(box({}, wires), "gpu0", "gpu2")
-    assert (verdict.answer, verdict.evidence[0]) == ("yes", "way SYS, NVB to NCCL")
+    assert (verdict.answer, verdict.evidence[0]) == ("yes", "path SYS, NVB to NCCL")
     refused = judged(box({("gpu/1/p2p/2", "write"): "not supported"}, wires), "gpu0", "gpu2")
     assert refused.answer == "no"
     assert judged(box({}, NVLINK), "gpu0", "gpu2").answer == "no"  # one leg only
@@ -258,7 +258,7 @@ def test_xgmi_is_taken_without_asking_and_distance_goes_by_the_cpu() -> None:
     direct = judged(
         box({}, cable("gpu0", "gpu1", "xgmi", "3/5"), told=told, facts=False), "gpu0", "gpu1"
     )
-    assert (direct.answer, direct.evidence) == ("yes", ("way XGMI1",))
+    assert (direct.answer, direct.evidence) == ("yes", ("path XGMI1",))
     intel = judged(box({}, told=told), "gpu0", "gpu2")
     amd = judged(box({}, told=told, cpu={"vendor": "AuthenticAMD"}), "gpu0", "gpu2")
     assert (intel.answer, amd.answer) == ("no", "yes")
@@ -285,7 +285,7 @@ NO_RDMA = {("rdma/mlx5_0", "state"): "never asked", ("net/mlx5_0", "state"): "up
 @pytest.mark.parametrize(
     ("changes", "answer", "rule", "advice"),
     [
-        (NO_WAY_IN, "no", "no way into GPU memory", "modprobe nvidia-peermem"),
+        (NO_WAY_IN, "no", "cannot reach GPU memory", "modprobe nvidia-peermem"),
         ({**NO_WAY_IN, ("host", "dma_buf"): "yes"}, "yes", "", None),
         ({**NO_WAY_IN, ("host", "dma_buf"): None}, "unknown", "not known", "as root"),
         ({**NO_WAY_IN, ("pci/bus-mlx5_0", "driver"): "efa"}, "unknown", "EFA", "fi_info"),
@@ -433,7 +433,7 @@ def test_eight_mi300x_are_p2p_over_xgmi(recorded: Callable[[str], Path]) -> None
 def test_what_cannot_do_it_at_all_is_said_before_how_far_it_is() -> None:
     told = {"gpu2": {"gdr": 1}, "mlx5_0": {"gdr": 0}}
     verdict = judged(box(told=told, facts=False), "gpu2", "mlx5_0")
-    assert (verdict.answer, verdict.rule) == ("no", "the NIC's driver has no way into GPU memory")
+    assert (verdict.answer, verdict.rule) == ("no", "the NIC's driver cannot reach GPU memory")
     assert "GDR_LEVEL" not in str(verdict.advice)
 
 
@@ -469,9 +469,9 @@ def test_groups_name_their_pairs_in_few_words() -> None:
 
 
 def test_a_line_gives_rule_and_evidence_and_the_next_one_the_advice() -> None:
-    verdict = Verdict("rdma", "gpu0", "nic0", "no", "too far", ("way SYS", "x"), "move it")
+    verdict = Verdict("rdma", "gpu0", "nic0", "no", "too far", ("path SYS", "x"), "move it")
     assert format_verdicts([verdict]) == [
-        "RDMA no: gpu0 with nic0: too far (way SYS; x)",
+        "RDMA no: gpu0 with nic0: too far (path SYS; x)",
         "  move it",
     ]
     assert verdict.to_json()["advice"] == "move it"

@@ -52,6 +52,8 @@ CONTROLS = (
     "egress control",
     "direct translated",
 )
+# The id of the ACS capability, and in bytes where it has its control register, how long the header
+# of a capability is, where the extended space begins and ends, and what anybody may read.
 _ACS = 0x000D
 _CONTROL = 6
 _HEADER = 4
@@ -87,7 +89,6 @@ def read_gpudirect(root: Path) -> Facts:
 
 
 # -- guest or not
-# ----------------------------------------------------------------------------------------------------
 
 
 def _read_virtual(root: Path) -> Fact:
@@ -123,7 +124,6 @@ def _read_virtual(root: Path) -> Fact:
 
 
 # -- what RDMA devices need
-# ------------------------------------------------------------------------------------------
 
 
 def _read_peermem(root: Path) -> Fact:

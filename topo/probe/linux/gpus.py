@@ -27,9 +27,11 @@ _INFORMATION = {"Model": keys.GPU_NAME, "GPU UUID": keys.GPU_UUID}
 
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 _PAIR = re.compile(r"^(\w+) +(\d{1,20})$", re.MULTILINE)
+# KFD's type of an xGMI link (enum in Linux's kfd_crat.h), and the weight of two hops.
 _XGMI = 11
 _TWO_HOPS = 30
-_MOST_LINKS = 64
+# Links between two GPUs; a quotient of bandwidths above it is an error of the driver.
+_MAX_LINKS = 64
 
 
 def read_unlisted(root: Path, facts: Facts) -> Facts:
@@ -140,7 +142,7 @@ def _read_link(root: Path, link: Path, index: dict[int, int], gpu: int) -> Itera
         return
     source, subject = show_path(root, link / "properties"), xgmi_subject(gpu, peer)
     least, most = properties.get("min_bandwidth", 0), properties.get("max_bandwidth", 0)
-    if least and most >= least and most // least <= _MOST_LINKS:
+    if least and most >= least and most // least <= _MAX_LINKS:
         yield Fact(subject, keys.XGMI_COUNT, most // least, source)
         yield Fact(subject, keys.XGMI_SPEED_MBps, least, source)
     else:

@@ -27,6 +27,7 @@ NIC_CLASSES = ("0x02",)
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
+# PCI functions that are GPUs or NICs; no machine has as many, so a file that lists more is refused.
 MAX_GPUS_AND_NICS = 1024
 # Keys that are the names of sysfs files, too.
 _DEVICE_FILES: tuple[Key[Any], ...] = (

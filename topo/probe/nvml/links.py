@@ -21,8 +21,9 @@ from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}
 
 _STATE = "nvmlDeviceGetNvLinkState"
-_MAX_LINKS = 18
-_MOST_LINKS = 1024  # no GPU has as many: a count above is an error of the driver
+# Links asked for where pynvml names no number: an H100 has 18.
+_KNOWN_LINKS = 18
+_MAX_LINKS = 1024  # no GPU has as many: a count above is an error of the driver
 
 # Field ids of nvml.h. Speeds are of one direction.
 _SPEED_MBPS_COMMON = 90
@@ -55,6 +56,7 @@ _STATUS = (
     "disabled by registry key",
     "not supported",
 )
+# NVML_P2P_STATUS_UNKNOWN.
 _UNKNOWN = 6
 _ANCESTORS = {
     0: "internal",
@@ -102,7 +104,7 @@ def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
     )
     special = (*nonexistent, *no_function)
     for link in range(
-        max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _MAX_LINKS)), count or 0)
+        max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _KNOWN_LINKS)), count or 0)
     ):
         subject = f"{gpu.subject}/nvlink/{link}"
         try:
@@ -184,7 +186,7 @@ def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fa
     source = f"{FIELD_VALUES} {_NAMES[field]}"
     if isinstance(answer, str):
         return Fact(subject, key, None, source, answer)
-    if (key.endswith("_count") and not 0 <= answer <= _MOST_LINKS) or (
+    if (key.endswith("_count") and not 0 <= answer <= _MAX_LINKS) or (
         key.endswith("_MBps") and answer <= 0
     ):
         return Fact(subject, key, None, source, f"the driver says {answer}: not known")

@@ -34,6 +34,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 # CPUs.
 _WORDS = 128
 
+# NVML_AFFINITY_SCOPE_NODE: the nodes nearest to a GPU, not those of its socket.
 _NODE_SCOPE = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 # Shift and mask of NVML's fields of health, each 0 (not supported), 1 (true) or 2 (false).
@@ -114,7 +115,6 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
 
 
 # -- answers as facts
-# --------------------------------------------------------------------------------------------------
 
 
 def _format_cuda_version(number: Any) -> str:
@@ -190,7 +190,6 @@ _PLACE: tuple[_Question, ...] = (
 
 
 # -- fabric of several machines
-# ----------------------------------------------------------------------------------------
 
 
 def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
