@@ -1,10 +1,9 @@
-"""Read what AMD's tools print of a machine: `rocm-smi --showtopo` and `amd-smi topology`.
+"""Read what AMD's tools print about a machine: `rocm-smi --showtopo` and `amd-smi topology`.
 
-Both print tables of all pairs of GPUs: what kind of link joins them (XGMI or PCIE), over how many
-hops, and some more. A pair with XGMI and one hop has links of its own. Rates are in neither but in
-a table of bandwidths, where there is one (`rocm-smi
---shownodesbw`, amd-smi's NUMA BW): least and most MB/s of a pair, as one link and all of them carry; else they are assumed,
-and say so.
+Both print tables over all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and
+more. A pair with XGMI and one hop has links of its own. Rates are only in a table of bandwidths, if
+there is one (`rocm-smi --shownodesbw`, amd-smi's NUMA BW): minimum and maximum MB/s of a pair, as
+one link and all of them carry. Otherwise they are assumed, and their source says so.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from ..hardware import (
 from ..names import join_first
 from ..notes import assumed
 
+# One machine has far fewer GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256
+# Five tables of 256 rows take some 1,300 lines; the rest allows for text around them.
 MAX_LINES = 100_000
 TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
 
@@ -43,17 +44,22 @@ _TITLES = (
     (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} TABLE:")),
 )
 _SNIFF = re.compile(
-    r"^[ \t>#$]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
+    r"^[ \t>#$]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
+    r"|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
     re.MULTILINE,
 )
+# The part of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NUMA = re.compile(
     r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
 )
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+# Two PCIe hops lead through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
+# rocm-smi weighs an xGMI hop 15 and prints sums.
 _WEIGHT_OF_A_HOP = 15
+# GPUs of an MI300X board, each joined to all others.
 _MESH = 8
 _ASSUMED_MI300 = assumed("xGMI of an MI300X (eight GPUs, each joined to all others)")
 _ASSUMED_MI250 = assumed("xGMI links of an MI250")
@@ -63,38 +69,33 @@ SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 @dataclass
 class AmdOutput:
-    """The tables of a text by what they say, each by row and column, the names of the GPUs in
-    order, and their NUMA nodes.
-    """
+    """Tables of a text by subject, row and column; the GPUs' names in order; NUMA nodes."""
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
 
     def get_cell(self, table: str, a: str, b: str) -> str:
-        """Return what a table says of a pair in either direction, empty where nothing is."""
+        """Return a table's text for a pair in either direction, empty if there is none."""
         cells = self.tables.get(table, {})
         return cells.get((a, b)) or cells.get((b, a)) or ""
 
     def get_number(self, table: str, a: str, b: str) -> int | None:
-        """Return the number that a table has for a pair, None where there is none."""
+        """Return a table's number for a pair, None if there is none."""
         text = self.get_cell(table, a, b)
         return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def looks_like(text: str) -> bool:
-    """Return whether one of the tools printed a text, or a part of it. Looks at the first
-    megabyte.
-    """
+    """Return whether a text's first megabyte contains a table of one of the tools."""
     return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
 
 
 def read(text: str, where: str) -> Topology:
-    """Return the machine that rocm-smi or amd-smi describes in `text`; what is odd or assumed is in
-    `extra["notes"]`.
+    """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
-    Raises InputError where there is no table of link types, or the cells of a row are not as many
-    as the columns.
+    Raises InputError if there is no table of link types, and for rows with more or fewer cells than
+    columns.
     """
     output = _parse(text, where)
     if TYPE not in output.tables:
@@ -128,7 +129,6 @@ def read(text: str, where: str) -> Topology:
 
 
 def _parse(text: str, where: str) -> AmdOutput:
-    """Return the tables of a text, and the NUMA nodes of its GPUs."""
     output = AmdOutput()
     title = OTHER
     columns: tuple[str, ...] = ()
@@ -138,9 +138,9 @@ def _parse(text: str, where: str) -> AmdOutput:
                 f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints"
             )
         line = raw.strip()
-        found = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
-        if found is not None:
-            title, columns = found, ()
+        new_title = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
+        if new_title is not None:
+            title, columns = new_title, ()
         elif numa := _NUMA.fullmatch(line):
             if numa[2] == "Node" or int(numa[1]) not in output.nodes:
                 output.nodes[int(numa[1])] = int(numa[3])
@@ -152,7 +152,7 @@ def _parse(text: str, where: str) -> AmdOutput:
 def _parse_line(
     output: AmdOutput, title: str, columns: tuple[str, ...], words: list[str], where: str
 ) -> tuple[str, ...]:
-    """Add a row of a table, or return the columns of one that begins."""
+    """Add a row to a table, or return the columns of a new one."""
     if all(map(_NAME.fullmatch, words)) and not columns:
         if len(words) > MAX_GPUS or len(set(words)) < len(words):
             raise InputError(
@@ -178,7 +178,7 @@ def _parse_line(
 
 
 def _read_bus_id(name: str) -> str | None:
-    """Return the PCI address that amd-smi calls a GPU by, None for rocm-smi's GPU0."""
+    """Return the PCI address that amd-smi uses as a GPU's name, None for rocm-smi's GPU0."""
     return None if name.upper().startswith("GPU") else name.lower()
 
 
@@ -205,13 +205,13 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
     )
     assumed: list[str] = []
     for a, b in pairs:
-        told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
-        least, most = (int(told[1]), int(told[2])) if told else (0, 0)
-        if 0 < least <= most:
+        listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
+        one_MBps, all_MBps = (int(listed[1]), int(listed[2])) if listed else (0, 0)
+        if 0 < one_MBps <= all_MBps:
             total, count, said = (
-                Fraction(most, 1000),
-                most // least,
-                f"{SOURCE}: bandwidth {most} MB/s",
+                Fraction(all_MBps, 1000),
+                all_MBps // one_MBps,
+                f"{SOURCE}: bandwidth {all_MBps} MB/s",
             )
         else:
             total, count, said = rate, 1, source
@@ -226,9 +226,7 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
 
 
 def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
-    """Return the NUMA node of each GPU: as printed, else told apart by PCIe hops; none where
-    neither says anything.
-    """
+    """Return the GPUs' NUMA nodes: printed, else inferred from PCIe hops, else none."""
     if output.nodes:
         return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
     by_pcie = [
@@ -238,12 +236,12 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     ]
     if not by_pcie:
         notes.append(
-            "NUMA nodes and PCIe are not told, so no CPUs are here; rocm-smi --showtopo prints "
+            "NUMA nodes and PCIe are not listed, so no CPUs are here; rocm-smi --showtopo prints "
             "the nodes"
         )
         return {}
     notes.append(
-        "NUMA nodes are not told; GPUs with at most two PCIe hops between them are taken to be on "
+        "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be on "
         "one CPU"
     )
     nodes: dict[str, int] = {}
@@ -260,7 +258,7 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
 def _join_pcie(
     output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]
 ) -> Iterator[Link]:
-    """Yield the links of GPUs to their CPUs, and those between CPUs."""
+    """Yield the links from GPUs to their CPUs, and those between CPUs."""
     slot = pcie_link(None, None)
     for name, node in nodes.items():
         source = assumed("Gen3 x16, as RCCL takes PCIe links that are not known")
@@ -288,17 +286,16 @@ def _join_pcie(
 
 
 def _list_facts(output: AmdOutput) -> Iterator[Fact]:
-    """Yield the addresses and NUMA nodes of GPUs, and which have xGMI."""
     for i, name in enumerate(output.names):
         if (bus_id := _read_bus_id(name)) is not None:
             yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
         if i in output.nodes:
             yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[i], SOURCE)
     for i, j in combinations(range(len(output.names)), 2):
-        told = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
-        if told and int(told[1]) and _is_direct(output, output.names[i], output.names[j]):
+        listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
+        if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):
             for a, b in ((i, j), (j, i)):
                 yield Fact(
-                    xgmi_subject(a, b), keys.XGMI_COUNT, int(told[2]) // int(told[1]), SOURCE
+                    xgmi_subject(a, b), keys.XGMI_COUNT, int(listed[2]) // int(listed[1]), SOURCE
                 )
-                yield Fact(xgmi_subject(a, b), keys.XGMI_SPEED_MBps, int(told[1]), SOURCE)
+                yield Fact(xgmi_subject(a, b), keys.XGMI_SPEED_MBps, int(listed[1]), SOURCE)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # An XML declaration and comments before the root element.
 _PROLOGUE = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
-# Bounds the time that patterns take on a hostile text.
+# Bound the time that patterns take on a hostile text.
 _PROLOGUE_CHARACTERS = 64 * 2**10
+# Headings of other tools are near the start, but logs may begin with other output.
 _REFUSED_CHARACTERS = 256 * 2**10
 
 

@@ -12,6 +12,7 @@ from .slurm_conf import YAML, expand_hostlist, join_blocks, put_children, read_b
 
 # Bounds the time of the parser in Python, 9 s for a file of 500 KB.
 _MAX_CHARACTERS = 2**19
+# A topology nests five levels.
 _MAX_DEPTH = 16
 # libyaml's parser if PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,9 +1,8 @@
-"""Read hwloc's XML (`lstopo --of xml`), versions 1, 2 and 3: CPUs, the PCI tree, GPUs, NICs, NVLink
-and xGMI.
+"""Read hwloc's XML (`lstopo --of xml`), versions 1 to 3: CPUs, PCI, GPUs, NICs, NVLink and xGMI.
 
-PCI links and those between CPUs are counted as other readers count them; NVLink and xGMI links have
-the rates that the file gives. Doubts about a file are listed, a line each, in the topology's
-`extra["notes"]`; what it says beside the topology is in `extra["facts"]`.
+PCI links and those between CPUs have the rates that NCCL counts; NVLink and xGMI links have the
+rates in the file. Doubts about a file are in the topology's `extra["notes"]`, a line each; what it
+says beside the topology is in `extra["facts"]`.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from .objects import (
 from .pci import SOURCE, HwlocGpu, HwlocNic, find_gpus, find_nics, find_nvswitches, find_slots
 
 _VERSION = re.compile(r"([1-9][0-9]?)(\.[0-9]{1,4})?")
+# Major versions of the format; hwloc 3 is the newest.
 _KNOWN_VERSIONS = (1, 2, 3)
 _KEPT_OF_NICS = re.compile(r"Address|NodeGUID|SysImageGUID|Port|Port[0-9]{1,3}(State|LID|LMC)")
 _LINK_TOOLS = "hwloc writes NVLinks only where it was built with NVML"
 
 
 def read(text: str, where: str) -> Topology:
-    """Return the machine that the XML in `text` describes; `where` names the file, in errors and as
-    the topology's name.
+    """Read the machine in hwloc's XML.
 
-    Ranks are the GPUs in the order of NVML, ROCm SMI or CUDA, else of their addresses; a machine
-    without any is shown as it is. Raises InputError where the text is no such XML, is cut off, or
-    holds a number that is none.
+    `where` names the file, in errors and as the topology's name. Ranks are the GPUs in the order of
+    NVML, ROCm SMI or CUDA, else of their addresses; a machine without GPUs is read as well. Raises
+    InputError if the text is no such XML, is cut off, or has a malformed number.
     """
     root = parse_xml(text, where, doctype=True)
     if root.tag != "topology":
@@ -90,7 +89,7 @@ def read(text: str, where: str) -> Topology:
 
 
 def _read_version(root: Element, notes: Notes) -> tuple[str, int]:
-    """Return the version as written (1 where it is not) and the number that it is read as."""
+    """Return the version as written (default 1) and the number to read it as."""
     text = root.get("version") or "1"
     match = _VERSION.fullmatch(text)
     if match is None:
@@ -102,7 +101,7 @@ def _read_version(root: Element, notes: Notes) -> tuple[str, int]:
 
 
 class _Reader:
-    """Reads the devices and links of one machine, the parts one after the other."""
+    """Reads the devices and links of one machine."""
 
     def __init__(self, root: Element, machine: HwlocMachine, whole: bool) -> None:
         self.machine, self.notes = machine, machine.notes
@@ -130,7 +129,7 @@ class _Reader:
         yield from self.nvswitches
 
     def collect_facts(self) -> list[dict[str, Any]]:
-        """Return what the file says of the machine, as facts in JSON."""
+        """Return what the file says about the machine, as facts in JSON."""
         functions = [gpu.function for gpu in self.gpus] + [
             nic.function for nic in self.nics.values()
         ]
@@ -146,12 +145,12 @@ class _Reader:
     # -- where things are
 
     def _find_node(self, function: PciFunction) -> int | None:
-        """Return the NUMA node of a function, None where the file does not give one."""
+        """Return the NUMA node of a function, None if the file does not give one."""
         near = self.cpus.find_near(function.near)
         return near[0].number if len(near) == 1 else None
 
     def _choose_cpu(self, function: PciFunction, name: str) -> Device:
-        """Return the CPU that a function hangs on, and note it where the file leaves open which."""
+        """Return the CPU that a function hangs on; note it if the file leaves that open."""
         near = self.cpus.find_near(function.near)
         if len(near) > 1:
             several = "" if len(near) == len(self.cpus.nodes) else f" than one of {len(near)}"
@@ -193,14 +192,13 @@ class _Reader:
             self.notes.add_shared_ports(ports)
 
     def _build_pcie_link(self, child: str, parent: str, slot: Slot) -> Link:
-        """Return the link from a device or switch up to its parent."""
         link = slot.link
         declared = f"{float(PCIE_GTps[link.generation]):g} GT/s x{link.width}"
         source = "hwloc XML, pci_link_speed"
         if link.assumed:
             source = assumed("hwloc gives no PCIe speed")
             self.notes.add(
-                child, "no pci_link_speed on its way up; taken as PCIe Gen3 x16, as NCCL does"
+                child, "no pci_link_speed above it; taken as PCIe Gen3 x16, as NCCL does"
             )
         extra = {"declared": declared}
         return Link(
@@ -216,7 +214,6 @@ class _Reader:
     # -- devices
 
     def _build_gpu(self, gpu: HwlocGpu) -> Device:
-        """Return the device of a GPU."""
         function = gpu.function
         extra: dict[str, Any] = {
             "name": gpu.infos.get("GPUModel"),
@@ -234,9 +231,7 @@ class _Reader:
         )
 
     def _name_nics(self, nics: list[HwlocNic]) -> dict[str, HwlocNic]:
-        """Return the NICs by the ids of their devices; of equal names the later ones get a
-        number.
-        """
+        """Return the NICs by their device ids; later ones of equal names get a number."""
         taken = {device.id for device in self.cpus.devices} | {gpu.id for gpu in self.gpus}
         by_id: dict[str, HwlocNic] = {}
         for nic in nics:
@@ -246,7 +241,6 @@ class _Reader:
         return by_id
 
     def _build_nic(self, name: str, nic: HwlocNic) -> Device:
-        """Return the device of a NIC."""
         state, _ = find_port_state(nic.infos)
         extra: dict[str, Any] = {
             key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)
@@ -263,9 +257,7 @@ class _Reader:
         )
 
     def _find_linked_nvswitches(self, matrices: Mapping[str, BandwidthMatrix]) -> dict[int, Device]:
-        """Return the NVSwitches to which a matrix has links, by gp_index, in the order of their
-        addresses.
-        """
+        """Return the NVSwitches that a matrix links, by gp_index, ordered by address."""
         matrix = matrices.get("NVLinkBandwidth")
         linked = {matrix.objects[i] for pair in matrix.values for i in pair} if matrix else set()
         listed = find_nvswitches(self.machine)
@@ -299,14 +291,12 @@ class _Reader:
 
 
 def _select_pci_ids(ids: Mapping[str, str]) -> dict[str, str]:
-    """Return what is kept of a PCI function's ids beside the facts, under the keys of NCCL's
-    XML.
-    """
+    """Return the ids that a PCI function's device carries, by the keys of NCCL's XML."""
     return {key: ids[key] for key in ("class", "vendor", "device") if key in ids}
 
 
 def _read_gp_indexes(function: PciFunction) -> Iterator[int]:
-    """Yield the numbers by which matrices may name what is on a PCI function."""
+    """Yield the numbers by which matrices may name a PCI function."""
     for element in (function.element, *function.osdevs):
         if (number := read_gp_index(element)) is not None:
             yield number

@@ -1,8 +1,7 @@
-"""Read the bandwidth matrices of an hwloc file: NVLink and xGMI links between GPUs, NVSwitches and
-CPUs.
+"""Read hwloc's bandwidth matrices: NVLink and xGMI links of GPUs, NVSwitches and CPUs.
 
-A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is made up,
-and it can only say what the GPUs know: links from one NVSwitch to another are not in it.
+A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is
+meaningless, and it contains only what GPUs know: links between NVSwitches are missing.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from .cpus import Cpus
 from .objects import HwlocMachine
 from .pci import HwlocGpu
 
+# A matrix has the square of this in values.
 MAX_OBJECTS = 512
 _MAX_MBps = 10**9
 _KINDS: Mapping[str, str] = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi"}
@@ -30,23 +30,23 @@ _HOPS = "XGMIHops"
 _NOT_LINKS = ("", "NUMALatency", "NUMABandwidth")
 _INDEX = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*:)?([0-9]{1,19})")
 _MBps_BY_MODEL = ((re.compile(r"\bP100\b"), 20_000), (re.compile(r"\bG?B[0-9]00\b"), 50_000))
-_UNTOLD_XGMI_MBps = 100_000
-_PAIRS_NAMED = 2
+_CONSTANT_XGMI_MBps = 100_000
+# Pairs that a note names before "and 5 more".
+_MAX_NAMED = 2
 
 
 @dataclass(frozen=True)
 class BandwidthMatrix:
-    """The objects of a matrix by gp_index, and the values between them that are not 0, keyed (row,
-    column), no diagonal.
-    """
+    """Objects by gp_index, and values off the diagonal other than 0, keyed (row, column)."""
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
 
 
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
-    """Return the matrices that speak of links, by name. InputError where one is not whole or holds
-    what is no number.
+    """Return the matrices of links by name.
+
+    Raises InputError for incomplete or malformed ones.
     """
     matrices: dict[str, BandwidthMatrix] = {}
     for element in root:
@@ -63,7 +63,6 @@ def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMa
 
 
 def _read_matrix(element: Element) -> BandwidthMatrix:
-    """Return the matrix of an element. Raises InputError where it is not whole."""
     size = element.get_integer("nbobjs", minimum=1, maximum=MAX_OBJECTS)
     names = _read_words(element, "indexes")
     values = _read_words(element, "u64values")
@@ -96,15 +95,12 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
 
 
 def _read_words(element: Element, tag: str) -> list[str]:
-    """Return the words in all of an element's children with a tag."""
     return " ".join(child.text for child in element if child.tag == tag).split()
 
 
 @dataclass(eq=False)
 class MatrixLinkReader:
-    """Reads the links of one machine's matrices. `switches` are the NVSwitches that a matrix names,
-    by gp_index.
-    """
+    """Reads the links in one machine's matrices; `switches` are NVSwitches by gp_index."""
 
     machine: HwlocMachine
     cpus: Cpus
@@ -114,9 +110,7 @@ class MatrixLinkReader:
     links: list[Link] = field(default_factory=list)
 
     def read(self, matrices: Mapping[str, BandwidthMatrix]) -> list[Link]:
-        """Return all links that the matrices give, and those that must be between groups of
-        NVSwitches.
-        """
+        """Return the links in the matrices, and assumed ones between groups of NVSwitches."""
         hops = self._key_by_objects(matrices.get(_HOPS))
         for name, kind in _KINDS.items():
             if name in matrices:
@@ -145,7 +139,6 @@ class MatrixLinkReader:
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
     ) -> None:
-        """Add the links of one matrix."""
         # one number that names nothing puts the whole matrix in doubt: it may be of another machine
         unknown = [n for n in matrix.objects if n not in self.machine.by_gp]
         if unknown:
@@ -168,7 +161,7 @@ class MatrixLinkReader:
             rates[ends] = (
                 max(earlier, value) if kind == "xgmi" else earlier + value
             )  # parts of a GPU share its xGMI
-        if kind == "xgmi" and set(rates.values()) == {_UNTOLD_XGMI_MBps}:
+        if kind == "xgmi" and set(rates.values()) == {_CONSTANT_XGMI_MBps}:
             self.machine.notes.add(
                 f"matrix {name}",
                 "says 100 GB/s of every link, which hwloc writes whatever the link; not measured",
@@ -176,9 +169,7 @@ class MatrixLinkReader:
         self.links += self._build_links(rates, name, kind)
 
     def _find_ends(self, row: int, column: int) -> tuple[str, str] | None:
-        """Return the devices that two objects of a matrix are, None where no GPU or NVSwitch is
-        among them.
-        """
+        """Return the devices that two objects are, None if neither is a GPU or NVSwitch."""
         first, second = (self._find_device(number) for number in (row, column))
         if first is None and second is None:
             return None
@@ -189,7 +180,7 @@ class MatrixLinkReader:
         return None if first is None or second is None or first == second else (first, second)
 
     def _find_device(self, number: int) -> str | None:
-        """Return the id of the GPU or NVSwitch with a gp_index, None where it is neither."""
+        """Return the id of the GPU or NVSwitch with a gp_index, None for other objects."""
         if (gpu := self.gpu_by_gp.get(number)) is not None:
             return gpu.id
         switch = self.switches.get(number)
@@ -218,9 +209,7 @@ class MatrixLinkReader:
     def _build_links(
         self, rates: Mapping[tuple[str, str], int], name: str, kind: str
     ) -> Iterator[Link]:
-        """Yield a link for each rate, two-way ones together; note pairs that differ by
-        direction.
-        """
+        """Yield a link for each rate, equal directions together; note unequal ones."""
         uneven: list[str] = []
         done: set[tuple[str, str]] = set()
         for (src, dst), value in rates.items():
@@ -234,21 +223,21 @@ class MatrixLinkReader:
             uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
             yield link
         if uneven:
-            pairs = join_first(uneven, _PAIRS_NAMED, "; ")
+            pairs = join_first(uneven, _MAX_NAMED, "; ")
             self.machine.notes.add(
                 f"matrix {name}", f"differs by direction: {pairs}; taken as it says"
             )
 
     def _build_link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
-        """Return the link of a rate in MB/s from one device to another."""
         switched = not self._switch_ids.isdisjoint((src, dst))
         count = self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1
         latency = LATENCY_us["nvswitch" if switched else kind]
         return Link(src, dst, Fraction(value, 1000), latency, kind, count, f"hwloc XML, {name}")
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
-        """Return how many NVLinks a rate stands for: by the GPU's model, else 25 GB/s each (20
-        where only that divides it).
+        """Return how many NVLinks a rate stands for, by the GPU's model.
+
+        Without a known model, 25 GB/s each, or 20 if only that divides the rate.
         """
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
         model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
@@ -265,12 +254,11 @@ class MatrixLinkReader:
 def join_switch_groups(
     machine: HwlocMachine, switches: list[Device], links: list[Link]
 ) -> list[Link]:
-    """Return links between two equally large groups of NVSwitches that no link of a matrix joins,
-    as in a DGX-2.
+    """Return assumed links between two equal, unconnected groups of NVSwitches (DGX-2).
 
-    Each switch of one group is joined to its counterpart in the other, in the order of their
-    addresses, with what its GPUs bring to it: the fabric then limits nothing, which is how NCCL
-    takes it. Other groups are only noted.
+    Each switch is joined to its counterpart, in the order of addresses, with the bandwidth that its
+    GPUs bring: the fabric then limits nothing, which is how NCCL counts it. Other groups are only
+    noted.
     """
     groups = _group_switches(switches, links)
     if len(groups) < 2:
@@ -303,9 +291,7 @@ def join_switch_groups(
 
 
 def _group_switches(switches: list[Device], links: list[Link]) -> list[list[str]]:
-    """Return the switches grouped by what their NVLinks join, each group and the groups in the
-    order of `switches`.
-    """
+    """Group switches that NVLinks connect, in the order of `switches`."""
     neighbours: dict[str, set[str]] = {}
     for link in links:
         if link.kind == "nvlink":

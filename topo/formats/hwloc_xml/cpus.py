@@ -12,6 +12,7 @@ from ...notes import assumed
 from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
+# All of them are joined pairwise.
 MAX_NODES = 512
 _ARCHITECTURES: Mapping[str, str] = {
     "x86_64": "x86_64",
@@ -29,7 +30,7 @@ _INFO_KEYS = {
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with CPUs (bits of `cpuset`), and the device that stands for it."""
+    """A NUMA node with CPUs (bits of `cpuset`), and its device."""
 
     number: int | None
     cpuset: int
@@ -44,9 +45,7 @@ class Cpus:
     _near: dict[int, list[NumaNode]] = field(default_factory=dict)
 
     def find_near(self, element: Element) -> list[NumaNode]:
-        """Return the nodes whose CPUs, or else whose memory, an object shares; all where it says
-        nothing.
-        """
+        """Return the nodes that share CPUs, else memory, with an object; all if it has neither."""
         nodes = self._near.get(id(element))
         if nodes is None:
             cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
@@ -66,7 +65,7 @@ class Cpus:
 
 
 def read_cpus(machine: HwlocMachine) -> Cpus:
-    """Return a device for each NUMA node that has CPUs; one, cpu0, where the file lists no node."""
+    """Return a device for each NUMA node with CPUs; one, cpu0, if the file lists no node."""
     extra = _read_model(machine)
     if not machine.numa:
         machine.notes.add(
@@ -104,9 +103,9 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
 def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
     """Return NUMA nodes and their CPUs by number, without those that are memory only.
 
-    hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs that are
-    near it. A CPU belongs to one node only: of several that list it to ordinary memory rather than
-    to what has a subtype, to the smaller set, to the lower number.
+    hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs near it.
+    A CPU belongs to one node only: of several that list it to ordinary memory rather than to one
+    with a subtype, then to the smaller set, then to the lower number.
     """
     numbered: dict[int, Element] = {}
     for element in machine.numa:
@@ -131,14 +130,14 @@ def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
 
 
 def _find_package_below(element: Element) -> Element | None:
-    """Return the package in a NUMA node, as version 1 nests them."""
+    """Return the package inside a NUMA node, where version 1 has it."""
     return next(
         (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None
     )
 
 
 def _read_model(machine: HwlocMachine) -> dict[str, str]:
-    """Return what the CPUs are, under the keys of NCCL's XML; they are alike in one machine."""
+    """Return the model of the CPUs, equal in one machine, by the keys of NCCL's XML."""
     cpu_infos = next(
         (read_infos(package) for package in machine.packages if read_infos(package)), {}
     )
@@ -153,7 +152,7 @@ def _read_model(machine: HwlocMachine) -> dict[str, str]:
 
 
 def join_cpus(cpus: Cpus) -> Iterator[Link]:
-    """Yield links from each CPU to each other one of its machine, at the rate that NCCL counts."""
+    """Yield links between all CPUs of a machine at the rate that NCCL counts."""
     model = cpus.nodes[0].device.extra
     rate = inter_cpu_GBps_of(model)
     known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in (

@@ -1,6 +1,4 @@
-"""Turn what an hwloc file says beside the topology into facts (docs/facts.md): GPUs, PCI functions,
-NICs, NUMA nodes.
-"""
+"""Turn what an hwloc file says beside the topology into facts (docs/facts.md)."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ def read_facts(
     nics: list[HwlocNic],
     node_of: Mapping[str, int],
 ) -> Facts:
-    """Return the facts of one machine; `node_of` has the NUMA nodes of PCI functions, by address,
-    where they are known.
-    """
+    """Return one machine's facts; `node_of` has known NUMA nodes of functions by address."""
     facts = [
         *_build_facts(HOST, {key: machine.infos.get(name) for key, name in _HOST.items()}),
         *_build_facts(
@@ -94,14 +90,12 @@ def read_facts(
 
 
 def find_uuid(gpu: HwlocGpu) -> str | None:
-    """Return the UUID that a GPU's tool gives, None where it gives none."""
+    """Return the UUID that a GPU's tool gives, None if it gives none."""
     return gpu.infos.get("NVIDIAUUID") or gpu.infos.get("AMDUUID")
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port, else of the first, as Linux writes it; and the
-    number of ports.
-    """
+    """Return the state of the first active port, else of the first, and the number of ports."""
     ports = sorted(
         (int(match.group(1)), value)
         for name, value in infos.items()
@@ -115,7 +109,6 @@ def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 
 def _build_facts(subject: str, values: Mapping[Key[Any], Value | None]) -> Iterator[Fact]:
-    """Return the facts of a subject, one for each value that is known."""
     return (Fact(subject, key, value, SOURCE) for key, value in values.items() if value is not None)
 
 
@@ -137,7 +130,6 @@ def _read_function_facts(
 
 
 def _read_nic_facts(nic: HwlocNic) -> Iterator[Fact]:
-    """Yield the facts of a NIC and of its interfaces."""
     if not nic.is_rdma:
         yield from _build_facts(net_subject(nic.name), {keys.NET_BUS_ID: nic.function.bus_id})
         return
@@ -153,7 +145,7 @@ def _read_nic_facts(nic: HwlocNic) -> Iterator[Fact]:
 
 
 def _find_gpu_memory(machine: HwlocMachine) -> dict[str, int]:
-    """Return the NUMA nodes that are the memory of GPUs, by the GPU's address."""
+    """Return the NUMA nodes that are memory of GPUs, by the GPU's address."""
     node_of_gpu: dict[str, int] = {}
     for element in machine.numa:
         address, number = read_infos(element).get("PCIBusID", "").lower(), read_os_index(element)

@@ -1,8 +1,7 @@
-"""Read hwloc's objects as its XML writes them, versions 1, 2 and 3 alike: the tree, positions,
-sets, addresses.
+"""Read hwloc's objects from its XML, versions 1 to 3 alike: tree, positions, sets, addresses.
 
 Version 1 has NUMA nodes in the tree of the CPUs, later ones beside it; version 3 writes the type of
-a device of the operating system as a sum of bits, and what concerns the whole machine beside the
+a device of the operating system as a sum of bits, and facts about the whole machine beside the
 objects.
 """
 
@@ -31,7 +30,9 @@ _NUMBER = re.compile(r"[0-9]{1,6}(?:[.,][0-9]{1,9})?")
 _WORD = r"(?:0x)?[0-9a-fA-F]{0,8}"
 _SET = re.compile(rf"{_WORD}(?:,{_WORD})*")
 _ANY_BIT = re.compile(r"[1-9a-fA-F]")
-_LONGEST_SET = 2**13
+# 2**13 characters hold the bits of some 29,000 CPUs; parsing takes the square of the length.
+_MAX_SET_CHARACTERS = 2**13
+# Machines of one file stand apart, so that more than a few are of no use.
 MAX_MACHINES = 512
 _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
     2: {"gpu": 1, "network": 2, "openfabrics": 3, "coprocessor": 5},
@@ -40,12 +41,12 @@ _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
 
 
 def iterate_objects(element: Element) -> Iterator[Element]:
-    """Return an iterator over the objects right below one."""
+    """Iterate over the objects right below one."""
     return (child for child in element if child.tag == "object")
 
 
 def read_infos(element: Element) -> dict[str, str]:
-    """Return the name and value pairs of an object; of equal names the first."""
+    """Return the names and values of an object's infos; of equal names the first."""
     pairs: dict[str, str] = {}
     for child in element:
         if child.tag == "info":
@@ -54,9 +55,7 @@ def read_infos(element: Element) -> dict[str, str]:
 
 
 def read_gp_index(element: Element) -> int | None:
-    """Return the number by which matrices name an object, None where it has none; version 3 has it
-    in the id as well.
-    """
+    """Return the number by which matrices name an object; version 3 also has it in the id."""
     number = element.get_integer("gp_index", maximum=2**63)
     if (
         number is None
@@ -68,18 +67,19 @@ def read_gp_index(element: Element) -> int | None:
 
 
 def read_os_index(element: Element) -> int | None:
-    """Return the number that the operating system gives an object, None where it gives none."""
+    """Return the operating system's number for an object, None if there is none."""
     number = element.get_integer("os_index", maximum=MAX_INDEX, minimum=-1)
     return None if number in (-1, MAX_INDEX) else number
 
 
 def parse_bits(element: Element, key: str) -> int:
-    """Return a cpuset or nodeset ("0x00000003,,0x0") as the bits of a number, 0 if absent.
-    InputError if malformed.
+    """Parse a cpuset or nodeset ("0x00000003,,0x0") into a number with these bits, 0 if absent.
+
+    Raises InputError if it is malformed.
     """
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
-    if len(text) > _LONGEST_SET or not _SET.fullmatch(words):
+    if len(text) > _MAX_SET_CHARACTERS or not _SET.fullmatch(words):
         raise element.make_error(
             f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff"
         )
@@ -92,14 +92,15 @@ def has_bits(element: Element, *keys: str) -> bool:
 
 
 def format_cpu_list(number: int) -> str:
-    """Return the bits of a number as Linux lists CPUs: 0-19,40-59."""
+    """Format the bits of a number as Linux lists CPUs: 0-19,40-59."""
     runs = ((run.start(), run.end() - 1) for run in re.finditer("1+", f"{number:b}"[::-1]))
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 def read_bus_id(element: Element) -> str:
-    """Return the PCI address of an object as Linux writes it, 0000:3b:00.0. InputError where it has
-    none.
+    """Return an object's PCI address as Linux writes it, 0000:3b:00.0.
+
+    Raises InputError without one.
     """
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
@@ -110,17 +111,13 @@ def read_bus_id(element: Element) -> str:
 
 
 def read_root_name(element: Element) -> str | None:
-    """Return Linux' name for a host bridge's root complex, pci0000:00; None where its buses are not
-    given.
-    """
+    """Return Linux' name for a root complex, pci0000:00; None if its buses are unknown."""
     match = _BUSES.fullmatch(element.get("bridge_pci") or "")
     return f"pci{int(match.group(1), 16):04x}:{match.group(2)}".lower() if match else None
 
 
 def read_link_GBps(element: Element) -> Fraction:
-    """Return `pci_link_speed`: raw GB/s of a PCI link, 0 where it is not known. InputError where it
-    is no number.
-    """
+    """Return `pci_link_speed`: raw GB/s, 0 if unknown. Raises InputError for other texts."""
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
         raise element.make_error(
@@ -130,8 +127,9 @@ def read_link_GBps(element: Element) -> Fraction:
 
 
 def read_pci_ids(element: Element) -> dict[str, str]:
-    """Return `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") under Linux' keys and in its digits;
-    empty if absent.
+    """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into Linux' keys and digits.
+
+    Empty if it is absent. Raises InputError if it is malformed.
     """
     text = element.get("pci_type")
     if text is None:
@@ -149,9 +147,7 @@ def read_pci_ids(element: Element) -> dict[str, str]:
 
 
 def is_osdev(element: Element, version: int, *kinds: str) -> bool:
-    """Return whether a device of the operating system is of one of `kinds` (gpu, coprocessor,
-    network, openfabrics).
-    """
+    """Return whether an OS device is of a kind: gpu, coprocessor, network, openfabrics."""
     type_code = element.get_integer("osdev_type", 0, maximum=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
     return any(type_code & code for code in codes) if version >= 3 else type_code in codes
@@ -159,11 +155,10 @@ def is_osdev(element: Element, version: int, *kinds: str) -> bool:
 
 @dataclass(eq=False)
 class PciFunction:
-    """A PCI function: its address and ids, the bridges above it from the top, its root complex,
-    what is near it.
+    """A PCI function: address, ids, the bridges above it from the top, and its root complex.
 
-    `near` is the closest object that has CPUs. A GPU that the file hangs on no PCI function has no
-    `bus_id`.
+    `near` is the closest object with CPUs. `bus_id` is None for a GPU that the file puts on no PCI
+    function.
     """
 
     element: Element
@@ -181,11 +176,9 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """One Machine object: its NUMA nodes, PCI functions, and devices of the operating system that
-    are on none.
+    """A Machine object: NUMA nodes, PCI functions, and OS devices on none of them (`loose`).
 
-    `package_of` has the package of a NUMA node by the node's identity; `by_gp` has every object by
-    its gp_index.
+    `package_of` maps a NUMA node's identity to its package; `by_gp` maps a gp_index to its object.
     """
 
     element: Element
@@ -202,15 +195,16 @@ class HwlocMachine:
     by_gp: dict[int, Element] = field(default_factory=dict)
 
     def read(self) -> HwlocMachine:
-        """Walk the objects and return the machine itself. InputError for what is no hwloc
-        object.
+        """Walk the objects and return the machine itself.
+
+        Raises InputError for malformed objects.
         """
         self._index(self.element, self.element)
         self._read_below(self.element, self.element, (), None, None)
         return self
 
     def _index(self, element: Element, near: Element) -> None:
-        """Remember an object by its gp_index, and the object with CPUs that it is near."""
+        """Record an object by its gp_index, with the closest object that has CPUs."""
         if (number := read_gp_index(element)) is not None:
             self.by_gp.setdefault(number, element)
         self.near_of[id(element)] = near
@@ -223,9 +217,7 @@ class HwlocMachine:
         root: str | None,
         package: Element | None,
     ) -> None:
-        """Read the objects below one: packages, NUMA nodes, and devices with the bridges above
-        them.
-        """
+        """Read the objects below one: packages, NUMA nodes, and devices with the bridges above."""
         for element in iterate_objects(above):
             kind = element.get("type")
             if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
@@ -251,7 +243,7 @@ class HwlocMachine:
         root: str | None,
         package: Element | None,
     ) -> None:
-        """Read a bridge, PCI function or device of the operating system with all below it."""
+        """Read a bridge, PCI function or OS device with all below it."""
         kind = element.get("type")
         if kind == "Bridge":
             if element.get("pci_busid") is None:
@@ -273,9 +265,7 @@ class HwlocMachine:
 
 
 def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
-    """Return every machine of a file; where a file holds several, their parts are named host0/,
-    host1/ ...
-    """
+    """Return every machine of a file; the parts of several are named host0/, host1/ ..."""
     top_objects = list(iterate_objects(root))
     if not top_objects:
         raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")
@@ -295,7 +285,6 @@ def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachin
 
 
 def _find_outermost_machines(element: Element) -> Iterator[Element]:
-    """Yield the Machine objects at or below an object, without those inside others."""
     if element.get("type") == "Machine":
         yield element
         return

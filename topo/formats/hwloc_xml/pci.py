@@ -1,8 +1,7 @@
-"""Find the PCI devices of an hwloc file that matter: GPUs, NICs and the bridges above them, with
-their links' speeds.
+"""Find the relevant PCI devices of an hwloc file: GPUs, NICs, NVSwitches, and bridges above them.
 
-hwloc writes the raw rate of a link as it was at that moment. A rate stands for several pairs of
-generation and width; they count alike, so of the nearest the widest is taken.
+hwloc writes the raw rate of a link at that moment. A rate stands for several pairs of generation
+and width; they count alike, so the widest of the nearest is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ from .objects import (
 )
 
 SOURCE = "hwloc XML"
+# GPUs, and network devices, of one machine.
 MAX_DEVICES = 4096
+# Lanes of PCIe links, common widths first: of equally near rates the first counts.
 _WIDTHS = (16, 8, 4, 2, 1, 32, 12)
 _COMPUTE = re.compile(r"(nvml|rsmi|cuda|ze|opencl)([0-9]{1,6}).*")
 _DRIVER = {NVIDIA: "nvml", AMD: "rsmi"}
@@ -39,15 +40,15 @@ _VGA = "0x0300"
 # ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have
 # no PCI Express.
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
+# Sorts a GPU without a number in any tool after those with one.
 _UNLISTED = 10**7
-_NAMED = 8
+# GPUs that a note names.
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
 class HwlocGpu:
-    """A GPU: its device's id, its PCI function, what its tools call it, and the infos that they
-    give.
-    """
+    """A GPU: its device's id, its PCI function, its names in the tools, and the tools' infos."""
 
     id: str
     function: PciFunction
@@ -56,15 +57,13 @@ class HwlocGpu:
 
     @property
     def key(self) -> str:
-        """Its key in the tree: the address, or its id where it has none."""
+        """The key in the tree: the address, or the id if there is none."""
         return self.function.bus_id or self.id
 
 
 @dataclass(frozen=True)
 class HwlocNic:
-    """A network device: its name, its PCI function, the interfaces of an RDMA device, and its
-    infos.
-    """
+    """A network device: name, PCI function, interfaces of an RDMA device, and infos."""
 
     name: str
     is_rdma: bool
@@ -76,8 +75,8 @@ class HwlocNic:
 def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     """Return the GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
 
-    A display adapter that no tool lists counts as GPU if NVIDIA or AMD made it, and its vendor's
-    tool lists no other.
+    A display adapter that no tool lists counts as a GPU if NVIDIA or AMD made it, unless its
+    vendor's tool lists others.
     """
     # a vendor's tool that lists GPUs lists all of them: then display adapters of that vendor are
     # none
@@ -120,7 +119,9 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
         _note_oddities(machine, gpus[-1])
     makers = dict.fromkeys(gpu.function.ids.get("vendor") for gpu in gpus)
     if len(makers.keys() - {None}) > 1:
-        listed = ", ".join(f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_NAMED])
+        listed = ", ".join(
+            f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_MAX_NAMED]
+        )
         machine.notes.add(
             listed, "GPUs of different makers: neither NCCL nor RCCL makes one allreduce of them"
         )
@@ -128,14 +129,11 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
 
 
 def _match_compute_name(name: str | None) -> re.Match[str] | None:
-    """Match the name of a device that a GPU tool lists, such as nvml0 or cuda1."""
     return _COMPUTE.fullmatch(name or "")
 
 
 def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
-    """Return whether a PCI function is a GPU that can be a rank; note display adapters that are
-    not.
-    """
+    """Return whether a PCI function is a GPU that can be a rank; note adapters that are not."""
     if any(
         (match := _match_compute_name(osdev.get("name"))) and match.group(1) != "opencl"
         for osdev in function.osdevs
@@ -164,10 +162,10 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
 
 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
-    """Return whether a function has no PCI Express link; a file read without privileges has no
-    speeds at all.
+    """Return whether a function has no PCI Express link.
 
-    A device that is not number 0 of a bus below a bridge is no endpoint of PCI Express either.
+    A device that is not number 0 of a bus below a bridge is no endpoint of PCI Express. A file read
+    without privileges has no speeds at all.
     """
     if function.ids.get("device") in _OLD_ATI or (
         function.bridges and ":00." not in (function.bus_id or ":00.")[4:]
@@ -179,9 +177,7 @@ def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
 
 
 def _rank_tool(name: str | None) -> tuple[int, int]:
-    """Return the rank of a device's tool and its number there: NVML before ROCm SMI, CUDA and Level
-    Zero.
-    """
+    """Return the order of a tool's device: NVML, ROCm SMI, CUDA, Level Zero, then its number."""
     match = _match_compute_name(name)
     if match is None or match.group(1) == "opencl":
         return 9, _UNLISTED
@@ -189,7 +185,7 @@ def _rank_tool(name: str | None) -> tuple[int, int]:
 
 
 def _sort_key(function: PciFunction) -> tuple[tuple[int, int], tuple[int, str]]:
-    """Return the order of a GPU: by its tools' numbers, else by address."""
+    """Return the sort key of a GPU: its tools' numbers, then its address."""
     address = function.bus_id or ""
     return min((_rank_tool(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (
         len(address),
@@ -208,9 +204,7 @@ def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
 
 
 def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
-    """Return network cards by address: the RDMA devices of a function where there are any, else its
-    interfaces.
-    """
+    """Return network cards by address: the RDMA devices of a function, else its interfaces."""
     nics: list[HwlocNic] = []
     for function in machine.functions:
         if not function.has_class(*_NIC_CLASSES):
@@ -240,7 +234,7 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
 
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
-    """Return NVSwitches by address: where hwloc says so, and other bridges of NVIDIA."""
+    """Return NVSwitches by address: those that hwloc names, and other bridges of NVIDIA."""
     functions = [
         f
         for f in machine.functions
@@ -254,9 +248,7 @@ def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
 
 
 def _raw_lane_GBps(generation: int) -> Fraction:
-    """Return GB/s of a lane in one direction as hwloc counts it: after 8b/10b, 128b/130b or FLIT
-    encoding, before packets.
-    """
+    """Return hwloc's GB/s of a lane in one direction: after encoding, before packets."""
     encoding = (
         Fraction(8, 10)
         if generation <= 2
@@ -272,9 +264,7 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 @lru_cache(maxsize=1024)
 def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Return generation and width whose raw rate is nearest, within 2 % (hwloc's encoding overheads
-    vary), else None.
-    """
+    """Return generation and width of the nearest raw rate within 2 %, else None."""
     near = {
         pair: abs(raw_GBps - rate)
         for pair, rate in _RAW_GBps.items()
@@ -284,9 +274,7 @@ def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
 
 
 def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
-    """Return the switches, GPUs and NICs of the PCI tree, parents first, with the narrowest link of
-    each chain.
-    """
+    """Return the PCI tree's switches, GPUs and NICs, parents first, with narrowest links."""
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }
@@ -317,7 +305,7 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
 
 
 def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
-    """Raise InputError where two GPUs, NICs or bridges above them have one PCI address."""
+    """Raise InputError if two GPUs, NICs or bridges above them have one PCI address."""
     element_at: dict[str, Element] = {}
     for function in functions:
         itself = [function.element] if function.bus_id is not None else []
@@ -332,9 +320,7 @@ def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
 def _read_leaf_speed(
     machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool
 ) -> Iterator[Fact]:
-    """Yield the facts of a GPU's or NIC's link; note GPUs at rest and placeholders of virtual
-    machines.
-    """
+    """Yield the facts of a GPU's or NIC's link; note idle GPUs and placeholders."""
     raw_GBps = read_link_GBps(function.element) if function.bus_id is not None else Fraction(0)
     pair = find_lanes(raw_GBps)
     if is_gpu and pair == (1, 1):
@@ -346,14 +332,14 @@ def _read_leaf_speed(
         speed = f"{float(PCIE_GTps[pair[0]]):g} GT/s x{pair[1]}"
         machine.notes.add(
             key,
-            f"its PCIe link was at {speed} when hwloc looked; idle GPUs clock down, so it may be "
+            f"its PCIe link was at {speed} when hwloc ran; idle GPUs clock down, so it may be "
             "faster",
         )
     yield from _build_speed_facts(machine, key, raw_GBps)
 
 
 def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
-    """Return the least generation that the GPUs below a bridge declare, by the bridge's address."""
+    """Return the lowest generation of the GPUs below each bridge, by its address."""
     least: dict[str, int] = {}
     for gpu in gpus:
         pair = find_lanes(read_link_GBps(gpu.function.element))
@@ -367,20 +353,22 @@ def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
 def _read_bridge_speed(
     machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int
 ) -> Iterator[Fact]:
-    """Yield the facts of a bridge's link, noted where it is at rest: GPUs declare their best,
-    bridges the moment's.
+    """Yield the facts of a bridge's link; note an idle one.
+
+    GPUs declare their best speed, bridges the current one.
     """
     pair = find_lanes(raw_GBps)
     if pair is not None and 1 == pair[0] < below and pair[1] > 1:
-        speeds = f"2.5 GT/s x{pair[1]} when hwloc looked, and GPUs below declare {float(PCIE_GTps[below]):g} GT/s"
         machine.notes.add(
-            key, f"its PCIe link was at {speeds}; idle GPUs clock down, so it may be faster"
+            key,
+            f"its PCIe link was at 2.5 GT/s x{pair[1]} when hwloc ran, and GPUs below declare "
+            f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
         )
     yield from _build_speed_facts(machine, key, raw_GBps)
 
 
 def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
-    """Yield the generation and width of a raw rate as facts, none where PCIe has no such rate."""
+    """Yield a raw rate's generation and width as facts, none if PCIe has no such rate."""
     pair = find_lanes(raw_GBps)
     if pair is None:
         if raw_GBps:

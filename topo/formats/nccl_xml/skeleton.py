@@ -1,9 +1,8 @@
-"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does
-it.
+"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does.
 
-Providers of virtual machines hand out such files, since the PCI tree inside one is not the real
-one. The tree, the CPUs, NUMA nodes and PCI speeds are the file's; the devices in the slots, and
-NVLink, are the machine's.
+Providers of virtual machines distribute such files, since the PCI tree inside a virtual machine is
+not the real one. The tree, CPUs, NUMA nodes and PCI speeds come from the file; the devices in the
+slots, and NVLinks, from the machine.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from .partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class
 from .reader import has_no_gpus, make_skeleton_error, parse_system, read_system
 from .xml_tree import build_tree, normalize_address
 
-_NAMED = 3
+# Addresses that a message names before "and 5 more".
+_MAX_NAMED = 3
 _TREE_KINDS = ("pcie", "smp")
 
 
 def is_skeleton(text: str) -> bool:
-    """Return whether a text is NCCL's XML without a single GPU in it, which `read` refuses and
-    `fill_skeleton` takes.
-    """
+    """Return whether a text is NCCL's XML without any GPU, for `fill_skeleton` only."""
     try:
         return has_no_gpus(parse_system(text, "text"))
     except InputError:
@@ -36,15 +34,14 @@ def is_skeleton(text: str) -> bool:
 
 
 def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
-    """Return the machine `live`, as probed, in the PCI tree of the skeleton in `text`; `where`
-    names the file in errors.
+    """Put the probed machine `live` into the PCI tree of a skeleton.
 
-    GPUs and NICs are put into the slot with their PCI address. Those that have none stay where they
-    were probed; slots without a device are left out; both are noted. Ranks and NVLinks are those of
-    `live`.
+    `where` names the file in errors. GPUs and NICs go into the slot with their PCI address. Devices
+    without a slot stay where they were probed; slots without a device are left out; both are noted.
+    Ranks and NVLinks are those of `live`.
 
-    Raises InputError where `live` has no GPUs, where none of them has a slot, and where the text is
-    no skeleton.
+    Raises InputError if `live` has no GPUs, if none of them has a slot, and if the text is no
+    skeleton.
     """
     root = parse_system(text, where)
     if not has_no_gpus(root):
@@ -65,9 +62,7 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
 
 
 def _find_slots(root: Element) -> dict[str, Element]:
-    """Return the element at each PCI address, of equal ones the first, as in NCCL; bridges are not
-    slots.
-    """
+    """Return the first element at each PCI address, as in NCCL; bridges are not slots."""
     slots: dict[str, Element] = {}
     for element in root.walk():
         address = normalize_address(element.get("busid")) if element.tag == "pci" else None
@@ -77,7 +72,7 @@ def _find_slots(root: Element) -> dict[str, Element]:
 
 
 def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
-    """Put a gpu element into the slot of each GPU. Raises InputError where no GPU has a slot."""
+    """Put a gpu element into the slot of each GPU. Raises InputError if no GPU has a slot."""
     slots = _find_slots(root)
     count = 0
     for rank, name in enumerate(live.ranks):
@@ -102,12 +97,11 @@ def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
 
 
 def _list_addresses(addresses: list[str]) -> str:
-    """Return the first few addresses as text."""
-    return join_first(addresses, _NAMED) or "no address"
+    return join_first(addresses, _MAX_NAMED) or "no address"
 
 
 def _note_spelling(slot: Element, notes: Notes) -> None:
-    """Note it where a slot's address is not written as NCCL compares it."""
+    """Note a slot's address that is not written as NCCL compares it."""
     text = slot.get("busid") or ""
     if text != normalize_address(text):
         notes.add(
@@ -118,9 +112,7 @@ def _note_spelling(slot: Element, notes: Notes) -> None:
 
 
 def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
-    """Put the machine's NICs into the tree: where the file names them, as in NCCL, else into the
-    slot with their address.
-    """
+    """Put NICs where the file names them, as NCCL does, else into the slot with their address."""
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()
     for nic in [element for element in root.walk() if element.tag == "nic"]:
@@ -157,7 +149,7 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
 
 
 def _format_net_speed(nic: Device) -> dict[str, str]:
-    """Return a NIC's `speed` attribute in Mb/s, nothing where it is not known."""
+    """Return a NIC's `speed` attribute in Mb/s, nothing if it is unknown."""
     GBps = nic.extra.get("net_speed_GBps")
     return (
         {"speed": str(round(GBps * 8000))}
@@ -167,9 +159,7 @@ def _format_net_speed(nic: Device) -> dict[str, str]:
 
 
 def _prune(element: Element, notes: Notes) -> bool:
-    """Drop slots without a device and bridges with nothing below, as NCCL does; return whether
-    anything is left.
-    """
+    """Drop empty slots and bridges, as NCCL does; return whether the element remains."""
     if element.tag in ("gpu", "net"):
         return True
     remaining = []
@@ -195,7 +185,7 @@ def _prune(element: Element, notes: Notes) -> bool:
 
 
 class _FilledTree:
-    """The file's tree with the machine's devices; becomes the topology."""
+    """The file's tree with the machine's devices; `build_topology` combines them."""
 
     def __init__(self, file_topology: Topology, live: Topology, notes: Notes) -> None:
         self.file_topology, self.live, self.notes = file_topology, live, notes
@@ -213,7 +203,7 @@ class _FilledTree:
         self.live_cpu: dict[str, str] = {}
 
     def build_topology(self) -> Topology:
-        """Return the topology, GPUs in the machine's order."""
+        """Build the topology, GPUs in the machine's order."""
         for device in self.live.devices:
             if device.kind in ("gpu", "nic") and device.id not in self.devices:
                 self._add_as_probed(device)
@@ -232,7 +222,7 @@ class _FilledTree:
         )
 
     def _merge_device(self, from_file: Device) -> Device:
-        """Return a device of the file with what the machine knows of it."""
+        """Combine a device of the file with what the machine knows about it."""
         probed = self.live.by_id.get(from_file.id)
         if from_file.kind not in ("gpu", "nic") or probed is None:
             return from_file
@@ -243,9 +233,7 @@ class _FilledTree:
         )
 
     def _add_as_probed(self, device: Device) -> None:
-        """Add a device that has no slot in the file, and what the machine has above it until
-        something is in the file.
-        """
+        """Add a device without a slot, and its probed parents up to one in the file."""
         kind = "GPU" if device.kind == "gpu" else "NIC"
         doubt = f"a {kind} that has no slot in the file; it stands where it was probed, as in NCCL"
         self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
@@ -269,9 +257,7 @@ class _FilledTree:
                 lower = None
 
     def _link_up(self, below: str, above: str, upper: str) -> Iterator[Link]:
-        """Yield the machine's links between two devices, with the upper one under its name in the
-        file.
-        """
+        """Yield the machine's links between two devices, the upper one named as in the file."""
         for link in self.live.links:
             if link.kind in ("pcie", "link") and {link.src, link.dst} == {below, above}:
                 yield replace(
@@ -281,9 +267,7 @@ class _FilledTree:
                 )
 
     def _find_cpu(self, cpu: Device) -> str:
-        """Return the file's CPU for one of the machine's: the one with its NUMA node; else the
-        machine's own is added.
-        """
+        """Return the file's CPU with the same NUMA node; add the machine's if there is none."""
         if cpu.id in self.live_cpu:
             return self.live_cpu[cpu.id]
         known = [d for d in self.file_topology.devices if d.kind == "cpu"]
@@ -301,9 +285,7 @@ class _FilledTree:
         return same[0]
 
     def _list_crossing_links(self) -> Iterator[Link]:
-        """Yield the machine's links that are not of the PCI tree; those to a CPU lead to the one
-        that the GPU hangs on.
-        """
+        """Yield the links beside the PCI tree; those to a CPU lead to the GPU's own."""
         for link in self.live.links:
             if link.kind in _TREE_KINDS or all(
                 self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)
@@ -314,14 +296,12 @@ class _FilledTree:
                 yield replace(link, src=src, dst=dst)
 
     def _is_in_tree(self, link: Link) -> bool:
-        """Return whether a link of unknown kind is one of the PCI tree, which the file tells."""
+        """Return whether a link of unknown kind is part of the PCI tree, as in the file."""
         ends = {self.live_tree.get(link.src) == link.dst, self.live_tree.get(link.dst) == link.src}
         return link.kind == "link" and True in ends
 
     def _rename_end(self, name: str, other: str) -> str:
-        """Return the name in the file of a link's end; for a CPU, the one that the `other` end
-        hangs on.
-        """
+        """Return a link's end by its name in the file; for a CPU, the one above `other`."""
         device = self.live.by_id[name]
         if device.kind != "cpu":
             return name

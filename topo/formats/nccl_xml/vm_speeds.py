@@ -1,4 +1,4 @@
-"""Estimate the PCI Express link that a device is made for, where the machine does not tell it."""
+"""Estimate the PCI Express link that a device is made for, if the machine does not report it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...facts import Facts, keys
 from ...facts.keys import gpu_subject, net_subject, rdma_subject
 from ...hardware import PCIE_GTps, pcie_GBps
 
-_LEAST_GPU_GENERATION = 3
+# NVML inside a virtual machine may report a placeholder below Gen3.
+_MIN_GPU_GENERATION = 3
 # PCIe generation by the least compute capability times ten (datasheets: V100 3, A100 4, H100 and
 # B200 5, B300 6).
 _GENERATION_OF_SM: tuple[tuple[int, int], ...] = ((120, 5), (103, 6), (90, 5), (80, 4), (30, 3))
@@ -41,7 +42,7 @@ _MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
 
 @dataclass(frozen=True)
 class PcieSpeed:
-    """A PCI Express link; `why` says why it is believed, where the machine does not tell it."""
+    """A PCI Express link; `why` is the reason for an estimate, empty for a reported link."""
 
     generation: int
     width: int = 16
@@ -57,12 +58,10 @@ class PcieSpeed:
 
 
 def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
-    """Return the link that a GPU is made for, by what NVML says, else its compute capability, its
-    architecture or its name.
-    """
+    """Estimate a GPU's link from NVML's facts, its compute capability, architecture or name."""
     subject = gpu_subject(index)
     for speed in _read_nvml_speeds(gpu, facts, subject):
-        if speed.generation >= _LEAST_GPU_GENERATION and speed.width:
+        if speed.generation >= _MIN_GPU_GENERATION and speed.width:
             return speed
     gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
     generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
@@ -87,7 +86,7 @@ def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
 
 
 def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieSpeed]:
-    """Yield the fastest link of a GPU that NVML knows of, from the facts and from the device."""
+    """Yield a GPU's fastest link according to NVML, from the facts and the device."""
     generation = facts.get_number(subject, keys.GPU_PCIE_MAX_GENERATION)
     width = facts.get_number(subject, keys.GPU_PCIE_MAX_WIDTH)
     if generation and generation in PCIE_GTps and width and 1 <= width <= 32:
@@ -101,7 +100,7 @@ def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieS
 
 
 def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:
-    """Return the link that a NIC of its speed is made for."""
+    """Estimate the link that a NIC of its speed is made for."""
     Gbps = read_nic_Gbps(nic, facts)
     if Gbps is None:
         return PcieSpeed(3, why="as NCCL takes it, since the speed of the NIC is not known")
@@ -110,7 +109,7 @@ def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:
 
 
 def read_nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
-    """Return the speed of a NIC in Gb/s, None where it is not known."""
+    """Return the speed of a NIC in Gb/s, None if it is unknown."""
     speed_GBps = nic.extra.get("net_speed_GBps")
     if isinstance(speed_GBps, (int, float)) and 0 < speed_GBps < 10**6:
         return Fraction(speed_GBps) * 8

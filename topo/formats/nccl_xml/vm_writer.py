@@ -1,10 +1,9 @@
-"""Write files for virtual machines: the PCI tree and nothing else, since NCCL finds GPUs, NICs and
-NVLinks by itself.
+"""Write files for virtual machines: only the PCI tree, since NCCL finds GPUs, NICs and NVLinks.
 
-NCCL keeps the tree and the speeds of the file it is given, and puts each device into the slot with
-its PCI address (graph/xml.cc). Inside a virtual machine the speeds that it would find are
-placeholders, and one of them above a GPU limits its rings to 0.12 GB/s; so each is replaced by what
-the device is made for, and noted.
+NCCL takes the tree and the speeds from the file, and puts each device into the slot with its PCI
+address (graph/xml.cc). Inside a virtual machine NCCL would find placeholder speeds, and one of them
+above a GPU limits its rings to 0.12 GB/s; each is replaced by the speed that the device is made
+for, and noted.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ _PLACEHOLDER_GENERATION = 2
 
 
 def write_for_vm(topology: Topology) -> str:
-    """Return the PCI tree of a machine, for NCCL_TOPO_FILE on that machine; comments say what was
-    replaced.
+    """Write a machine's PCI tree for NCCL_TOPO_FILE on it; comments say what was replaced.
 
-    Raises InputError where there are no GPUs, a GPU has no PCI address, or NCCL would not load the
+    Raises InputError if there are no GPUs, a GPU has no PCI address, or NCCL would not load the
     file.
     """
     file = _VmFile(topology)
@@ -47,19 +45,17 @@ def write_for_vm(topology: Topology) -> str:
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
-    """Return what `write_for_vm` replaced or left out, a line each. Raises InputError as it
-    does.
-    """
+    """List what `write_for_vm` replaces or leaves out. Raises InputError as it does."""
     return _VmFile(topology).notes
 
 
 def _escape_comment(line: str) -> str:
-    """Return a line as it may stand in an XML comment that NCCL's parser reads over."""
+    """Return a line that NCCL's parser can skip inside an XML comment."""
     return re.sub("[^ -~]", "?", line).replace("--", "- -").replace("=", " is ").replace("->", "to")
 
 
 class _VmFile:
-    """The elements of the file, and notes on what had to be replaced for them."""
+    """The elements of the file, and notes on what was replaced."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -80,7 +76,7 @@ class _VmFile:
 
     @property
     def notes(self) -> list[str]:
-        """What was replaced or left out, a line each; the same of several devices in one."""
+        """What was replaced or left out, one line for all devices alike."""
         return [
             " ".join(f"{', '.join(names)}: {what}".split())
             for what, names in self._devices_by_note.items()
@@ -90,7 +86,7 @@ class _VmFile:
         self._devices_by_note.setdefault(what, []).append(device.id)
 
     def _build_system(self) -> XmlNode:
-        """Return the <system> element. Raises InputError where NCCL would not load it."""
+        """Build the <system> element. Raises InputError if NCCL would not load it."""
         amd = is_amd(self.topology)
         root = XmlNode("system", {"version": "2" if amd else "1"})
         cpus = [d for d in self.topology.devices if d.kind == "cpu"]
@@ -123,9 +119,7 @@ class _VmFile:
     # -- CPUs
 
     def _group_by_numa(self, cpu: Device, number: int, cpu_count: int) -> dict[int, list[Device]]:
-        """Return what hangs on a CPU, by NUMA node; where that of the CPU is not known, by those of
-        the devices.
-        """
+        """Group what hangs on a CPU by its NUMA node, else by those of the devices."""
         below = self.tree.children[cpu.id]
         if cpu.numa_node is not None:
             return {number: below}
@@ -146,9 +140,7 @@ class _VmFile:
         return groups
 
     def _find_numa(self, device: Device) -> int | None:
-        """Return the NUMA node of a device, for a switch of the first device below for which it is
-        known.
-        """
+        """Return the NUMA node of a device, for a switch the first known one below."""
         if device.kind == "switch":
             return next(
                 (n for d in self.tree.children[device.id] if (n := self._find_numa(d)) is not None),
@@ -168,7 +160,7 @@ class _VmFile:
         return next((n for n in candidates if n is not None and n >= 0), None)
 
     def _place_orphans(self, nodes: dict[int, XmlNode]) -> None:
-        """Put devices of which it is not known what they hang on below a CPU."""
+        """Put devices whose parent is unknown below a CPU."""
         for device in self.tree.orphans:
             node = self._build_element(device, None)
             if node is None:
@@ -182,9 +174,7 @@ class _VmFile:
     # -- PCI
 
     def _build_element(self, device: Device, parent: Device | None) -> XmlNode | None:
-        """Return the pci element of a device, None where it can have none or has one already (ports
-        of one adapter).
-        """
+        """Build a device's pci element, None without an address or after another port."""
         if device.kind == "switch":
             below = [
                 node
@@ -226,16 +216,13 @@ class _VmFile:
     def _build_slot(
         self, address: str, pci_class: str, speed: PcieSpeed, below: list[XmlNode]
     ) -> XmlNode:
-        """Return a pci element with what is below it."""
         facts = {"busid": address, "class": pci_class, "link_speed": format_speed(speed.generation)}
         return XmlNode("pci", {**facts, "link_width": str(speed.width)}, below)
 
     def _choose_speed(
         self, device: Device, parent: Device | None, estimate: Callable[[], PcieSpeed]
     ) -> PcieSpeed:
-        """Return the speed of the link above a device: as declared, or as `estimate` gives it where
-        that is a placeholder.
-        """
+        """Return the declared speed of a device's uplink, or `estimate()` for a placeholder."""
         link = self.uplinks.get((device.id, parent.id)) if parent is not None else None
         declared = None if link is None else _read_declared(device, link)
         if declared is not None and not _is_placeholder(device, declared):
@@ -258,7 +245,7 @@ class _VmFile:
 
 
 def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
-    """Return a link that carries what the fastest device below a switch can take."""
+    """Return a link for what the fastest device below a switch can take."""
     fastest = max(
         pcie_link(n.attributes["link_speed"], int(n.attributes["link_width"])).generation
         for n in below
@@ -267,9 +254,9 @@ def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
 
 
 def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
-    """Return the link that was declared, None where it was assumed.
+    """Return the declared link, None if it was assumed.
 
-    Where only a rate is known, that is the nearest that PCIe has.
+    If only a rate is known, that is PCIe's nearest.
     """
     if link.is_assumed:
         return None
@@ -289,17 +276,13 @@ def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
 
 
 def _find_nearest(rate: Fraction) -> PcieSpeed:
-    """Return the PCIe link whose rate is nearest; of those that are as near, one that can be true,
-    and the widest.
-    """
+    """Return the PCIe link with the nearest rate; among equals a plausible, wide one."""
     links = [PcieSpeed(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps]
     return min(links, key=lambda x: (abs(x.GBps - rate), x.generation <= _PLACEHOLDER_GENERATION))
 
 
 def _is_placeholder(device: Device, declared: PcieSpeed) -> bool:
-    """Return whether a declared speed is too low to be true: a virtual machine's placeholder, or
-    read while idle.
-    """
+    """Return whether a declared speed is too low: a placeholder, or read while idle."""
     if device.kind != "nic":
         return declared.generation <= _PLACEHOLDER_GENERATION
     net = device.extra.get("net_speed_GBps")
@@ -310,9 +293,7 @@ def _is_placeholder(device: Device, declared: PcieSpeed) -> bool:
 
 
 def _check_writable(topology: Topology) -> None:
-    """Raise InputError for what is no machine at hand: no GPUs, GPUs without addresses, several
-    hosts.
-    """
+    """Raise InputError unless the topology is one host whose GPUs have PCI addresses."""
     name = topology.name
     if not topology.ranks:
         raise InputError(

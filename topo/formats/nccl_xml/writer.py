@@ -27,6 +27,7 @@ _NO_TARGET = "fffffff:ff:ff.0"
 _NVIDIA_GPU_CLASS, _AMD_GPU_CLASS = "0x030200", "0x038000"
 # Generation and width of a PCIe link whose rate no link has; `_list_differences` corrects the rate.
 _DEFAULT_SLOT = (4, 16)
+# Lanes of PCIe links, the widest first: of equal rates it counts.
 PCIE_WIDTHS = (16, 8, 4, 2, 1)
 # Numbers beyond these are refused when the file is read back.
 _MAX_LINKS = 10_000
