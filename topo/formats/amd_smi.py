@@ -241,8 +241,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
         )
         return {}
     notes.append(
-        "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be on "
-        "one CPU"
+        "NUMA nodes are not listed; GPUs with at most two PCIe hops between them are taken to be "
+        "on one CPU"
     )
     nodes: dict[str, int] = {}
     for name in output.names:

@@ -434,7 +434,7 @@ def test_a_bridge_at_rest_above_a_gpu_that_can_do_more_is_noted(told: str, idle:
         topology(package(0, host_bridge(bridge("0000:00:01.0", gpu, speed=told)))), "box.xml"
     )
     assert (
-        "0000:00:01.0: its PCIe link was at 2.5 GT/s x8 when hwloc looked, and GPUs below declare 8"
+        "0000:00:01.0: its PCIe link was at 2.5 GT/s x8 when hwloc ran, and GPUs below declare 8"
         in notes(found)
     ) == idle
 

@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}(?:[.,][0-9]{1,9})?")
 _WORD = r"(?:0x)?[0-9a-fA-F]{0,8}"
 _SET = re.compile(rf"{_WORD}(?:,{_WORD})*")
 _ANY_BIT = re.compile(r"[1-9a-fA-F]")
-# 2**13 characters hold the bits of some 29,000 CPUs; parsing takes the square of the length.
+# Room for the bits of more than 20,000 CPUs.
 _MAX_SET_CHARACTERS = 2**13
 # Machines of one file stand apart, so that more than a few are of no use.
 MAX_MACHINES = 512

@@ -54,8 +54,7 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     _put_gpus(root, live, notes)
     _put_nics(root, live, notes)
     _prune(root, notes)
-    filled = read_system(root)
-    return _FilledTree(filled, live, notes).build_topology()
+    return _FilledTree(read_system(root), live, notes).build_topology()
 
 
 # -- devices into their slots
