@@ -1,4 +1,4 @@
-"""The contract of the classic systems; see the package's docstring."""
+"""Define the contract of the classic systems; see the package's docstring."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks agreed on: which ranks of `group` are workers, which helpers, and the
-    arguments of `make`.
+    """What all ranks agreed on: workers and helpers (ranks of `group`) and the arguments of
+    `make`.
     """
 
     group: dist.ProcessGroup
@@ -55,7 +55,7 @@ class Setting:
     def compute_on_rank_0(self, compute: Callable[[], T]) -> T:
         """Call `compute` on the group's rank 0 and return its result on all ranks. Collective.
 
-        Where it raises a TopoplanError, all ranks raise it.
+        If it raises a TopoplanError, all ranks raise it.
         """
         outcome: list[Any] = [None]
         if self.rank == 0:
@@ -109,9 +109,6 @@ class System(ABC):
         if setting.model is not None:
             self._copy_initial_model(setting.model)
 
-    # -- what users call
-    # -----------------------------------------------------------------------------------------
-
     @property
     def is_helper(self) -> bool:
         """Whether this rank holds no model and has to call `serve`."""
@@ -119,13 +116,14 @@ class System(ABC):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Payload bytes of the messages that this rank has sent to others since `make` returned."""
+        """Payload bytes that this rank has sent to others since `make` returned."""
         return self.p2p.bytes_sent
 
     def step(self) -> None:
-        """Communicate, update the parameters, and clear the gradients; call it after backward.
+        """Communicate, update the parameters and clear the gradients; call it after backward.
 
-        Every worker calls it equally often (in the asynchronous system: as often as it likes).
+        All workers must call it equally often (in the asynchronous system, each as often as it
+        likes).
         """
         self._check_worker("step")
         self.p2p.begin(f"{self.name}, step {self.steps}")
@@ -134,8 +132,9 @@ class System(ABC):
         self.buckets.clear_gradients()
 
     def finish(self) -> None:
-        """End training with the same model on all workers. Every worker calls it once; helpers then
-        return from serve().
+        """End training with the same model on all workers, which all call it once.
+
+        Helpers then return from `serve`.
         """
         self._check_worker("finish")
         self.p2p.begin(f"{self.name}, the end after {self.steps} steps")
@@ -143,9 +142,9 @@ class System(ABC):
         self._finished = True
 
     def serve(self) -> None:
-        """Work for the workers until all of them have called `finish`; for helpers only.
+        """Work for the workers until all have called `finish`; for helpers only.
 
-        Raises ExecutionError where a worker is lost.
+        Raise ExecutionError if a worker is lost.
         """
         if not self.is_helper:
             raise InputError(
@@ -161,22 +160,16 @@ class System(ABC):
         """Return further figures on this rank's part, by name."""
         return {}
 
-    # -- what systems fill in
-    # ------------------------------------------------------------------------------------
-
     @abstractmethod
     def _advance(self) -> None:
         """Make a worker's step: communicate and update the parameters."""
 
     def _end(self) -> None:  # noqa: B027
-        """Make a worker's part in `finish`: nothing where replicas are equal anyway."""
+        """Make a worker's part of `finish`; nothing if replicas are equal anyway."""
 
     def _serve(self) -> None:
         """Work for the workers until they finish."""
         raise InputError(f"{self.name} has no helpers")
-
-    # -- what they share
-    # -----------------------------------------------------------------------------------------
 
     @property
     def buckets(self) -> Buckets:
@@ -220,9 +213,7 @@ class System(ABC):
             self.p2p.exchange(receives=[(first, flat) for flat in flats])
 
     def _average_at_first(self, flats: Flats) -> None:
-        """Replace the first worker's `flats` by the mean over all workers; leave the others' as
-        they are.
-        """
+        """Replace only the first worker's `flats` by the mean over all workers."""
         first = self.setting.first
         if self.rank != first:
             self.p2p.exchange(sends=[(first, flat) for flat in flats])
@@ -236,8 +227,7 @@ class System(ABC):
 
 
 class Averaging(System):
-    """A system in which every worker gets the mean of all workers' gradients and updates its own
-    replica.
+    """A system in which every worker updates its own replica with the mean of all gradients.
 
     Replicas stay bitwise equal, because `average` gives all workers the same bits.
     """
@@ -257,6 +247,6 @@ class Averaging(System):
 
     @abstractmethod
     def average(self, flats: Flats) -> None:
-        """Replace flat tensors by their means over the workers, in place and with the same bits on
-        all workers.
+        """Replace flat tensors by their means over the workers, with the same bits on all of
+        them.
         """

@@ -1,4 +1,4 @@
-"""A model's trainable parameters as flat buckets: what the systems send."""
+"""Divide a model's trainable parameters into flat buckets, which the systems send."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the mean of tensors to `out`, which may be one of them; they are added in their order
-    and rounded once.
-    """
+    """Write the mean of tensors to `out` (maybe one of them), added in order, rounded once."""
     total = parts[0].to(sum_dtype(out.dtype), copy=True)
     for part in parts[1:]:
         total += part
@@ -31,16 +29,14 @@ def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of a dtype are added: float32 for half precision."""
+    """Return the dtype in which values are added: float32 for half precision, else their own."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class Buckets:
-    """A model's trainable parameters as buckets of one dtype each, in the order in which the model
-    lists them.
+    """A model's trainable parameters in buckets of one dtype each, in the model's order.
 
-    Raises InputError for a model with nothing to train, or with parameters of a dtype or on a
-    device that is not supported.
+    Raise InputError if nothing is trainable, or for unsupported dtypes and devices.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""`make` creates a system. All ranks compare their arguments first, so that wrong use is the same
-error on every rank.
+"""Create a system with `make`, after all ranks have compared their arguments.
+
+Wrong use is thus the same error on every rank.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ NAMES = tuple(_SYSTEMS)
 
 
 def system_of(name: str) -> type[System]:
-    """Return the class of a system, with its `promise` and `source`. Raises InputError for an
-    unknown name.
+    """Return the class of a system, which has its `promise` and `source`.
+
+    Raise InputError if the name is unknown.
     """
     if name not in _SYSTEMS:
         raise InputError(f"unknown system {name!r}; expected one of {', '.join(NAMES)}")
@@ -60,7 +62,9 @@ def system_of(name: str) -> type[System]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What one rank passed to `make`; `problem` says what is wrong with it, if anything is."""
+    """One rank's arguments of `make`; `problem` describes what is wrong with them, if anything
+    is.
+    """
 
     problem: str | None
     name: str
@@ -81,13 +85,13 @@ def make(
     choose: str = "race",
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> System:
-    """Create this rank's part in the system `name`; see the package's docstring. Collective over
-    the default group.
+    """Create this rank's part in the system `name`; see the package's docstring.
 
-    `helpers` are ranks of `group` without a model. `topology` has a GPU for each rank, or one for
-    each worker, and then `helper_devices` names the helpers' devices in it. `choose` is
-    Communicator's, for "plan". InputError on every rank for wrong use on any; InfeasibleError where
-    the topology does not allow it; ExecutionError where ranks do not answer.
+    Collective over the default group. `helpers` are ranks of `group` without a model. `topology`
+    has a GPU for each rank, or only for each worker; then `helper_devices` names the helpers'
+    devices in it. `choose` is Communicator's, for "plan". Wrong use on any rank is an InputError on
+    all. Raise InfeasibleError if the topology does not allow the system, ExecutionError if ranks do
+    not answer.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
@@ -142,7 +146,7 @@ def _check_arguments(
     helpers: tuple[int, ...],
     plan: object,
 ) -> tuple[str | None, Buckets | None]:
-    """Return what is wrong with this rank's arguments, in one line, or else its model's buckets."""
+    """Return what is wrong with this rank's arguments in one line, or its model's buckets."""
     try:
         system = system_of(name)
         _check_helpers(system, dist.get_world_size(group), helpers)
@@ -195,7 +199,7 @@ def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -
 
 
 def _check_same(arguments: Sequence[_Arguments]) -> None:
-    """Raise the same InputError on every rank where one has a problem, or two differ."""
+    """Raise the same InputError on every rank if one has a problem, or two differ."""
     for rank, argued in enumerate(arguments):
         if argued.problem is not None:
             raise InputError(f"rank {rank}: {argued.problem}")

@@ -1,10 +1,9 @@
-"""The mixing matrix of decentralised training: the weights with which each rank averages its
-neighbours' parameters.
+"""Compute the weights with which each rank averages its neighbours' parameters.
 
-Neighbours are GPUs that the hardware joins without other GPUs between. The weights are those of
+Neighbours are GPUs that the hardware connects without other GPUs between. The weights are those of
 Metropolis and Hastings (Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004):
-symmetric and doubly stochastic on any graph, so that averaging leaves the mean as it is, and each
-averaging brings the replicas nearer to it by the factor `contraction`.
+symmetric and doubly stochastic on any graph, so averaging preserves the mean, and brings the
+replicas nearer to it by the factor `contraction` each time.
 """
 
 from __future__ import annotations
@@ -25,28 +24,24 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class MixingMatrix:
-    """`weight[i][j]` is the weight of rank j's parameters at rank i: 0 for all but itself and its
-    neighbours.
-    """
+    """`weight[i][j]` of rank j's parameters at rank i; 0 unless j is i or a neighbour."""
 
     weight: tuple[tuple[Fraction, ...], ...]
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Return the other ranks with which `rank` exchanges parameters, in order."""
+        """Return the ranks with which `rank` exchanges parameters, in order."""
         return tuple(j for j, w in enumerate(self.weight[rank]) if w and j != rank)
 
     @property
     def contraction(self) -> float:
-        """Second largest absolute eigenvalue: each averaging shrinks the distance from the mean at
-        least by this factor.
-        """
+        """Second largest absolute eigenvalue: averaging shrinks distances to the mean by it."""
         values = np.linalg.eigvalsh(np.array([[float(w) for w in row] for row in self.weight]))
         return float(np.sort(np.abs(values))[-2]) if len(values) > 1 else 0.0
 
 
 def neighbour_edges(topology: Topology) -> tuple[Edge, ...]:
-    """Return the pairs of ranks that the hardware joins in both directions without other GPUs
-    between.
+    """Return the pairs of ranks that the hardware connects in both directions without other
+    GPUs.
     """
     router = Router(topology)
     pairs = combinations(range(len(topology.ranks)), 2)
@@ -58,7 +53,7 @@ def neighbour_edges(topology: Topology) -> tuple[Edge, ...]:
 
 
 def ring_edges(ranks: int) -> tuple[Edge, ...]:
-    """Return the pairs of consecutive ranks, the last and the first included."""
+    """Return the pairs of consecutive ranks, including the last and the first."""
     return tuple(
         sorted(
             {(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks) if ranks > 1}
@@ -67,11 +62,11 @@ def ring_edges(ranks: int) -> tuple[Edge, ...]:
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
-    """Return weights of 1 / (1 + the greater degree) for two neighbours, and the rest to 1 for a
-    rank itself.
+    """Return weights of 1 / (1 + the larger degree) for neighbours, and the rest to 1 for the
+    rank.
 
-    Raises InputError for an edge that does not join two ranks, InfeasibleError where the graph is
-    not connected.
+    Raise InputError for an edge that does not link two ranks, InfeasibleError if the graph is not
+    connected.
     """
     neighbours: list[set[int]] = [set() for _ in range(ranks)]
     for a, b in edges:
@@ -95,7 +90,7 @@ def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
 
 
 def _find_reachable(neighbours: Sequence[set[int]]) -> set[int]:
-    """Return the ranks that a chain of neighbours joins to rank 0."""
+    """Return the ranks that neighbours connect to rank 0."""
     seen, todo = {0}, [0]
     while todo:
         fresh = neighbours[todo.pop()] - seen

@@ -1,8 +1,7 @@
-"""Point-to-point messages between the ranks of one group: posted together, awaited once, counted;
-errors name the culprit.
+"""Send and receive between the ranks of a group: posted together and counted.
 
-Messages between two ranks arrive in the order in which both post them. Over NCCL what is posted
-together is one batch.
+Messages between two ranks arrive in the order in which both post them. Over NCCL, messages posted
+together are one batch. Errors name the culprit.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Message = tuple[int, torch.Tensor]
 
 
 class PointToPoint:
-    """Sends and receives for one rank of `group`, counting the payload in `bytes_sent`.
+    """Sends and receives of one rank of `group`; `bytes_sent` counts the payload.
 
     With `faults`, a failure is reported to all ranks, and the error names the rank that caused it.
     """
@@ -40,7 +39,7 @@ class PointToPoint:
         self._call: Call | None = None
 
     def begin(self, call: str) -> None:
-        """Begin a call, the same on every rank: its deadline starts now."""
+        """Begin a call, the same on every rank; its deadline starts now."""
         self._posted.clear()
         if self.faults is not None:
             self._call = self.faults.begin(call)
@@ -48,7 +47,7 @@ class PointToPoint:
     def post(
         self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()
     ) -> PendingMessages:
-        """Begin to send and to receive; messages without elements are skipped."""
+        """Start sends and receives; messages without elements are skipped."""
         messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
         messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
         calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
@@ -74,20 +73,18 @@ class PointToPoint:
         return PendingMessages(self, works, pending)
 
     def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
-        """Send and receive, and wait for all of it."""
+        """Send and receive, and wait for completion."""
         self.post(sends, receives).wait()
 
     def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
-        """Return the error to raise where the `number`-th message to ("send") or from ("receive") a
-        peer failed.
-        """
+        """Return the error to raise after the `number`-th "send" or "receive" failed."""
         if self.faults is not None and self._call is not None:
             return self.faults.stuck(self._call, kind, peer, number, 0, error, dict(self._posted))
         doing = "sending to" if kind == "send" else "receiving from"
         return ExecutionError(f"rank {self.rank}: {doing} rank {peer} failed: {first_line(error)}")
 
     def remaining(self) -> timedelta | None:
-        """Return the time to the call's deadline; None where the group's own timeout counts."""
+        """Return the time to the call's deadline, None if the group's own timeout applies."""
         return (
             None
             if self._call is None
@@ -99,7 +96,7 @@ class PointToPoint:
 
 
 class PendingMessages:
-    """Messages under way: (kind, peer, number between the two ranks) of each."""
+    """Messages that are posted: the (kind, peer, number between the two ranks) of each."""
 
     def __init__(
         self, p2p: PointToPoint, works: list[dist.Work], pending: list[tuple[str, int, int]]
@@ -107,8 +104,9 @@ class PendingMessages:
         self._p2p, self._works, self._pending = p2p, works, pending
 
     def wait(self) -> None:
-        """Wait until all are sent and received (over NCCL: until the current stream may go on).
-        Call it once.
+        """Wait until all are sent and received; call it once.
+
+        Over NCCL only the current stream waits.
         """
         works, self._works = self._works, []
         for number, work in enumerate(works):

@@ -1,17 +1,16 @@
-"""8-bit quantization in blocks: each value becomes one of 256 levels between its block's least and
-greatest value.
+"""Quantize to 8 bits in blocks: 256 levels from the smallest to the largest value of a block.
 
-A row of `numel` values becomes two float32 a block (its least and greatest value), then a byte a
-value.
+A row of `numel` values becomes two float32 per block (its smallest and largest value), then a byte
+per value.
 """
 
 from __future__ import annotations
 
 import torch
 
-BLOCK = 256
+BLOCK = 256  # values that share a smallest and largest one: 3 % overhead
 _LEVELS = 255
-_ENDS_BYTES = 8
+_ENDS_BYTES = 8  # two float32
 
 
 def quantized_bytes(numel: int) -> int:
@@ -27,9 +26,9 @@ def count_blocks(numel: int) -> int:
 def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.Tensor:
     """Quantize [r, numel] values of any float dtype to [r, quantized_bytes(numel)] of uint8.
 
-    Values are rounded to the nearest level, or, with `noise`, up or down at random so that the mean
-    is the value itself. The error is at most half a level (a whole one with noise), a level being
-    1/255 of the block's range. A block with a value that is not finite is dequantized to nan.
+    Values are rounded to the nearest level, or with `noise` up or down at random with the value as
+    the mean. The error is at most half a level (one level with noise); a level is 1/255 of the
+    block's range. A block with a non-finite value is dequantized to nan.
     """
     count, numel = rows.shape
     whole = count_blocks(numel) * BLOCK

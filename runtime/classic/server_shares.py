@@ -1,10 +1,9 @@
-"""Computes how much of a buffer each parameter server should add up, so that the busiest link
-carries least.
+"""Divide a buffer among parameter servers so that the busiest link carries as little as
+possible.
 
-Each worker sends server s its part of the buffer, a share f_s of it, and gets the sum of that part
-back; a worker that serves keeps its own. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this
-by hand for equal machines on one switch; here it is a linear program over the links of any
-topology.
+Each worker sends server s a share f_s of its buffer and gets the sum of that part back; a worker
+that serves keeps its own part. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand
+for equal machines on one switch; here it is a linear program over the links of any topology.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from ...topo.routes import Router, route_links
 # Weight of the largest share in the objective, beside the time: of equally fast divisions, the most
 # even one is wanted.
 _EVEN = 1e-4
+# Denominators of the exact divisions that are tried, coarse and readable ones first.
 _DENOMINATORS = (10**3, 10**4, 10**5, 10**6)
-_MOST_SERVERS = 4096
+_MAX_SERVERS = 4096  # columns of the linear program
 
 
 @dataclass(frozen=True)
 class Shares:
-    """A division of the buffer among servers: `share[i]` of it goes to `servers[i]`; the shares sum
-    up to 1.
+    """An exact division of the buffer: `share[i]` of it goes to `servers[i]`; they sum up to 1.
 
-    `load` is what each directed link carries, as a multiple of the buffer, push and pull together.
-    `at_least_s_per_GB` is a lower bound on `s_per_GB` over all divisions. All exact.
+    `load` is what each directed link carries for push and pull, as a multiple of the buffer.
+    `at_least_s_per_GB` is a lower bound on `s_per_GB` over all divisions.
     """
 
     topology: Topology
@@ -48,9 +47,7 @@ class Shares:
 
     @cached_property
     def s_per_GB(self) -> Fraction:
-        """Seconds that the busiest link takes for each GB of buffer; 0 where nothing crosses a
-        link.
-        """
+        """Seconds of the busiest link for each GB of buffer; 0 if nothing crosses a link."""
         return max(
             (load / self.topology.capacity_GBps[link] for link, load in self.load.items()),
             default=Fraction(0),
@@ -66,12 +63,11 @@ class Shares:
 
 
 def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
-    """Return the best shares for `servers` that add up the buffers of `workers` (device ids; a
-    worker may be a server, too).
+    """Return the fastest division among `servers`, which add up the buffers of `workers`.
 
-    A server to which some worker has no route gets nothing. Of equally fast divisions, the most
-    even one is taken. Raises InputError for unknown or repeated devices or empty lists,
-    InfeasibleError where no server can be reached by all workers.
+    Both are device ids; a worker may be a server too. A server that some worker cannot reach gets
+    nothing. Of equally fast divisions, the most even one is chosen. Raise InputError for unknown or
+    repeated devices or empty lists, InfeasibleError if no server is reachable by all workers.
     """
     _check(topology, workers, "workers")
     _check(topology, servers, "servers")
@@ -107,8 +103,9 @@ def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[st
 
 
 def equal_hosts(workers: int, helpers: int) -> Topology:
-    """BytePS's machines: worker hosts (`gpu0` ...) and hosts without GPUs (`cpu0` ...) with equal
-    ports on one switch.
+    """Return BytePS's machines: hosts with GPUs (`gpu0` ...) and without (`cpu0` ...).
+
+    All have equal ports on one switch.
     """
     hosts = [Device(f"gpu{i}") for i in range(workers)] + [
         Device(f"cpu{i}", "cpu") for i in range(helpers)
@@ -119,9 +116,9 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
 
 
 def _check(topology: Topology, names: Sequence[str], what: str) -> None:
-    if not names or len(names) > _MOST_SERVERS:
+    if not names or len(names) > _MAX_SERVERS:
         raise InputError(
-            f"parameter servers: {len(names)} {what}; expected 1 to {_MOST_SERVERS} devices of "
+            f"parameter servers: {len(names)} {what}; expected 1 to {_MAX_SERVERS} devices of "
             "the topology"
         )
     for name, times in Counter(names).items():
@@ -139,9 +136,7 @@ def _check(topology: Topology, names: Sequence[str], what: str) -> None:
 def _count_uses(
     router: Router, workers: Sequence[str], server: str
 ) -> Counter[DirectedLink] | None:
-    """Count how often the part of one server crosses each link, push and pull; None where some
-    worker has no route.
-    """
+    """Count how often one server's part crosses each link; None if it is unreachable."""
     uses: Counter[DirectedLink] = Counter()
     for worker in workers:
         if worker != server:
@@ -156,9 +151,7 @@ def _count_uses(
 def _find_best(
     columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
 ) -> list[Fraction]:
-    """Return the best of the exact divisions near the floating-point solution of the linear
-    program.
-    """
+    """Return the best exact division near the linear program's floating-point solution."""
     candidates = []
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
@@ -175,7 +168,6 @@ def _find_best(
 def _compute_time(
     shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
 ) -> Fraction:
-    """Return the busiest link's seconds for each GB of buffer."""
     load = [Fraction(0)] * len(capacity)
     for share, column in zip(shares, columns, strict=True):
         for row, times in column.items():
@@ -186,8 +178,8 @@ def _compute_time(
 def _solve(
     columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float
 ) -> tuple[Floats, Floats]:
-    """Return shares and prices of the links' time of: min t + even * m, no link busy for more than
-    t, no share above m.
+    """Return shares and link prices of: min t + even * m, no link busy for over t, no share over
+    m.
     """
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
     rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
@@ -209,12 +201,11 @@ def _solve(
 
 
 def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]) -> Fraction:
-    """Return a lower bound on the busiest link's time, exact whatever the floating-point prices
-    are.
+    """Return an exact lower bound on the busiest link's time, from floating-point prices.
 
     For any weights w >= 0 that sum up to 1, the busiest link's time is at least the weighted mean
-    of the links' times, which is least where the whole buffer goes to the server whose mean is
-    least.
+    of the links' times, which is smallest if the whole buffer goes to the server with the smallest
+    mean.
     """
     _, prices = _solve(columns, capacity, 0.0)
     best = Fraction(0)
@@ -222,7 +213,16 @@ def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fracti
         weights = [Fraction(float(p)).limit_denominator(denominator) for p in prices]
         total = sum(weights, Fraction(0))
         if total:
-            means = (sum((w / c * column.get(i, 0) for i, (w, c) in enumerate(zip(weights, capacity, strict=True)) if w),
-                         Fraction(0)) for column in columns)  # fmt: skip
+            means = (
+                sum(
+                    (
+                        w / c * column.get(i, 0)
+                        for i, (w, c) in enumerate(zip(weights, capacity, strict=True))
+                        if w
+                    ),
+                    Fraction(0),
+                )
+                for column in columns
+            )
             best = max(best, min(means) / total)
     return best

@@ -1,5 +1,5 @@
-"""Systems that average gradients by one allreduce a bucket: a plan's, a ring's, a hierarchical one,
-or the backend's own.
+"""Average gradients by one allreduce per bucket: a plan's, a ring, hierarchical, or the stock
+one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...communicator import Communicator
 from ..base import Averaging, Setting
 from ..buckets import Flats
 
-_SYNTHESIS_S = 20.0
+_SYNTHESIS_S = 20.0  # while the other ranks wait, well below their timeout
 
 
 def count_ring_bytes(ranks: int, size_bytes: int) -> int:
@@ -26,16 +26,22 @@ def count_ring_bytes(ranks: int, size_bytes: int) -> int:
 
 
 class Planned(Averaging):
-    """Allreduce by a plan's schedules through a Communicator, which chooses one for each size as
-    `choose` says.
+    """Allreduce by a plan's schedules through a Communicator, which picks one per size by
+    `choose`.
 
-    With "race" it takes the backend's own allreduce where that is faster; `report()["schedules"]`
-    says what was used.
+    "race" uses the stock allreduce for sizes at which it is faster; `report()["schedules"]` is what
+    was used.
     """
 
     name = "plan"
-    promise = "replicas bitwise equal after every step; the schedules are verified, and their bandwidth has a proved bound"
-    source = "this package; Cai et al., Synthesizing Optimal Collective Algorithms (SCCL), PPoPP 2021, for the model"
+    promise = (
+        "replicas bitwise equal after every step; the schedules are verified, and their "
+        "bandwidth has a proved bound"
+    )
+    source = (
+        "this package; Cai et al., Synthesizing Optimal Collective Algorithms (SCCL), PPoPP "
+        "2021, for the model"
+    )
     takes_plan = True
     strategy: ClassVar[str] = "auto"
 
@@ -51,9 +57,7 @@ class Planned(Averaging):
 
     @property
     def bytes_sent(self) -> int | None:
-        """As in System, races on scratch memory included; None where an allreduce of a backend
-        other than gloo won a race.
-        """
+        """As in System, including races; None if a stock allreduce other than gloo's won a race."""
         stock = self._stock_bytes
         return (
             None
@@ -70,9 +74,7 @@ class Planned(Averaging):
                 self._stock_bytes += count_ring_bytes(len(self.workers), flat.nbytes)
 
     def report(self) -> dict[str, object]:
-        """Return `schedules`: the label of the schedule in use, by the size of a bucket in
-        bytes.
-        """
+        """Return `schedules`: the label of the schedule in use by bucket size in bytes."""
         sizes = {flat.nbytes for flat in self._flats}
         chosen = {
             size: choice.label
@@ -121,16 +123,21 @@ class Planned(Averaging):
 
 
 class Ring(Planned):
-    """Allreduce around Hamiltonian cycles of the GPUs: once around to add up each part, once to
-    hand on the sum.
+    """Allreduce around Hamiltonian cycles: once to add up each part, once to spread the sum.
 
-    The cycles are the topology's best ones in both directions, weighted, or the ring of ranks where
-    no topology is given.
+    The cycles are the topology's best ones in both directions, weighted, or the ring of ranks
+    without a topology.
     """
 
     name = "ring"
-    promise = "replicas bitwise equal after every step; every rank sends 2 (n - 1) / n of the gradients, whatever n is"
-    source = "Patarasuk and Yuan, JPDC 2009; Gibiansky, Baidu, 2017; Sergeev and Del Balso, Horovod, arXiv 1802.05799"
+    promise = (
+        "replicas bitwise equal after every step; every rank sends 2 (n - 1) / n of the "
+        "gradients, whatever n is"
+    )
+    source = (
+        "Patarasuk and Yuan, JPDC 2009; Gibiansky, Baidu, 2017; Sergeev and Del Balso, Horovod, "
+        "arXiv 1802.05799"
+    )
     strategy = "ring"
 
     def _default_topology(self, setting: Setting) -> Topology:
@@ -138,19 +145,26 @@ class Ring(Planned):
 
 
 class Hierarchical(Planned):
-    """Allreduce inside each box, then lane by lane between boxes, then inside again
-    (synth/strategies/hierarchical.py).
+    """Allreduce inside each box, then rail by rail between boxes, then inside again.
+
+    See synth/strategies/hierarchical.py.
     """
 
     name = "hierarchical"
-    promise = "replicas bitwise equal after every step; between boxes goes each part of a box's sum, not of a GPU's"
-    source = "Jia et al., arXiv 1807.11205, section 4.2 (hierarchical allreduce); Goyal et al., arXiv 1706.02677, section 4"
+    promise = (
+        "replicas bitwise equal after every step; between boxes goes each part of a box's sum, "
+        "not of a GPU's"
+    )
+    source = (
+        "Jia et al., arXiv 1807.11205, section 4.2 (hierarchical allreduce); Goyal et al., "
+        "arXiv 1706.02677, section 4"
+    )
     strategy = "hierarchical"
 
 
 class Stock(Averaging):
-    """Call torch.distributed.all_reduce on each flat bucket after backward; DDP does the same
-    during backward.
+    """Call torch.distributed.all_reduce on each bucket after backward; DDP does so during
+    backward.
     """
 
     name = "stock"
@@ -167,7 +181,5 @@ class Stock(Averaging):
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that gloo's ring sends: 2 (n - 1) / n of the buckets. None for other backends,
-        whose algorithms vary.
-        """
+        """Bytes that gloo's ring sends, 2 (n - 1) / n of the buckets; None for other backends."""
         return None if self.p2p.batched else self.p2p.bytes_sent

@@ -1,6 +1,4 @@
-"""The asynchronous parameter server: helpers hold the parameters and apply each worker's gradients
-as they arrive.
-"""
+"""The asynchronous parameter server: helpers apply each worker's gradients as they arrive."""
 
 from __future__ import annotations
 
@@ -20,19 +18,22 @@ from .parameter_server import END, GO, Part, divide_buckets, find_server_shares
 class AsyncParameterServer(System):
     """Parameter servers that apply each worker's gradients at once; no worker waits for another.
 
-    A worker pushes each helper its part of the gradients and pulls that part of the parameters, as
-    they are after the helper's update. The number of other workers' updates since this worker last
-    pulled is the staleness of its gradients (`report()`); it is not bounded. Each push is one
-    update: n workers make n times as many as a synchronous system.
+    A worker pushes to each helper its part of the gradients and pulls that part of the parameters
+    as they are after the helper's update. The staleness of its gradients is the number of other
+    workers' updates since its last pull (`report()`); it is not bounded. Each push is one update,
+    so n workers make n times as many as in a synchronous system.
 
     The helpers' shares follow from the linear program of the synchronous server. `finish` waits for
-    all workers, and all get the same final parameters. A worker that dies is left out, and is in
-    the helpers' `report()["lost"]`; when all are lost, or one is silent for longer than the
-    timeout, `serve` raises ExecutionError.
+    all workers, and all get the same final parameters. A worker that dies is dropped and listed in
+    the helpers' `report()["lost"]`; if all are lost, or one is silent for longer than the timeout,
+    `serve` raises ExecutionError.
     """
 
     name = "async-parameter-server"
-    promise = "no worker waits for another; every gradient is applied once, at once, and its staleness is counted"
+    promise = (
+        "no worker waits for another; every gradient is applied once, at once, and its "
+        "staleness is counted"
+    )
     source = (
         "Dean et al., Large Scale Distributed Deep Networks (Downpour SGD), NIPS 2012, section 4.1"
     )
@@ -53,8 +54,8 @@ class AsyncParameterServer(System):
             self._send_parameters()
 
     def report(self) -> dict[str, object]:
-        """Return the staleness of gradients; for a helper also the `updates` made, the `lost`
-        workers, and its `share`.
+        """Return the staleness of gradients; on helpers also `updates`, `lost` workers and
+        `share`.
         """
         staleness = self._staleness
         out: dict[str, object] = {
@@ -75,11 +76,8 @@ class AsyncParameterServer(System):
         """As in System, over all connections."""
         return self.p2p.bytes_sent + sum(p2p.bytes_sent for p2p in self._p2p_by_worker.values())
 
-    # -- workers
-    # -------------------------------------------------------------------------------------------------
-
     def _send_parameters(self) -> None:
-        """Give the helpers the first worker's parameters."""
+        """Send the first worker's parameters to the helpers."""
         self._p2p_by_worker: dict[int, PointToPoint] = {}
         self._flats, self._fresh = self.buckets.allocate(), self.buckets.allocate()
         self._word = torch.zeros(1, dtype=torch.int64)
@@ -118,13 +116,8 @@ class AsyncParameterServer(System):
         """Return the views of `flats` that a helper holds."""
         return [flat[slice(*part[helper])] for flat, part in zip(flats, self._parts, strict=True)]
 
-    # -- helpers
-    # -------------------------------------------------------------------------------------------------
-
     def _receive_parameters(self) -> None:
-        """Take over the first worker's parameters as flat parts, and create an optimizer for
-        them.
-        """
+        """Receive the first worker's parameters as flat parts and create an optimizer for them."""
         lengths = [part[self.rank][1] - part[self.rank][0] for part in self._parts]
         dtypes = [getattr(torch, name) for _, name in self.setting.layout]
         parameters = [
@@ -179,9 +172,7 @@ class AsyncParameterServer(System):
 
     @torch.no_grad()
     def _update(self, gradients: Flats, fresh: Flats, pulled: int) -> int:
-        """Update the parameters and copy them to `fresh`; return how stale the gradients were.
-        Needs the lock.
-        """
+        """Update the parameters, copy them to `fresh`, and return the staleness; needs the lock."""
         staleness = self._version - pulled
         self._staleness.append(staleness)
         for p, gradient in zip(self._parameters, gradients, strict=True):

@@ -11,18 +11,20 @@ from ..quantization import dequantize, quantize, quantized_bytes
 
 
 class ByteGrad(Averaging):
-    """Allreduce with 8 bits a value on the wire.
+    """Allreduce with 8 bits per value on the wire.
 
     Every worker quantizes its bucket, a part for each worker, and sends each part to its owner
     (alltoall). The owner adds the parts in float32 and quantizes the mean; all workers gather the
-    means (allgather) and dequantize the same bytes.
-
-    Each gradient is rounded once and the mean once: the error is at most half a level of either,
-    1/510 of the range of values in a block of 256.
+    means (allgather) and dequantize the same bytes. Each gradient is rounded once and the mean
+    once: the error is at most half a level of either, 1/510 of the range of values in a block of
+    256.
     """
 
     name = "bytegrad"
-    promise = "replicas bitwise equal after every step; each gradient and the mean are off by at most 1/510 of a block's range"
+    promise = (
+        "replicas bitwise equal after every step; each gradient and the mean are off by at most "
+        "1/510 of a block's range"
+    )
     source = "Gan et al., Bagua, VLDB 2022, centralised low-precision synchronous (ByteGrad)"
 
     def average(self, flats: Flats) -> None:

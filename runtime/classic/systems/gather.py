@@ -1,6 +1,4 @@
-"""Gradients to one card, parameters back: what torch's DataParallel does in one process, between
-ranks.
-"""
+"""Gather gradients at one worker, which updates, like torch's DataParallel."""
 
 from __future__ import annotations
 
@@ -8,15 +6,16 @@ from ..base import Setting, System
 
 
 class Gather(System):
-    """The first worker receives all gradients, adds them in rank order, updates, and sends the
-    parameters to all.
+    """The first worker adds all gradients in rank order, updates, and sends the parameters.
 
-    It sends and receives n - 1 times the model, all others once: the first worker's links are the
-    bottleneck.
+    It sends and receives n - 1 times the model, the others once: its links are the bottleneck.
     """
 
     name = "gather"
-    promise = "replicas bitwise equal after every step; one rank adds and updates, and its links carry everything"
+    promise = (
+        "replicas bitwise equal after every step; one rank adds and updates, and its links "
+        "carry everything"
+    )
     source = "torch.nn.DataParallel; Li et al., PyTorch Distributed, VLDB 2020, section 2.2"
 
     def __init__(self, setting: Setting) -> None:

@@ -1,6 +1,4 @@
-"""Decentralised training: every worker averages its parameters with those of its neighbours
-only.
-"""
+"""Decentralized training: every worker averages its parameters with its neighbours' only."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from ..mixing_matrix import MixingMatrix, metropolis_weights, neighbour_edges, r
 
 
 def find_mixing_matrix(setting: Setting) -> MixingMatrix:
-    """Return weights on the graph of the topology, or, without one, on a ring in rank order.
+    """Return weights on the topology's graph, or without one on a ring in rank order.
     Collective.
     """
 
@@ -27,20 +25,26 @@ def find_mixing_matrix(setting: Setting) -> MixingMatrix:
 
 
 class Neighbours(System):
-    """Average parameters with the neighbours', then apply the worker's own gradients with its own
+    """Average parameters with the neighbours, then apply the worker's own gradients and
     optimizer.
 
-    In a step x_i becomes the sum over j of W_ij x_j, of parameters as they were when the gradients
-    were computed. W has the weights of Metropolis and Hastings on the graph of GPUs that are joined
-    without others between (mixing_matrix.py), or on a ring where no topology is given. The mean
+    A step replaces x_i by the sum over j of W_ij x_j, of parameters as they were when the gradients
+    were computed. W has the weights of Metropolis and Hastings on the graph of GPUs that are
+    connected without others between (mixing_matrix.py), or on a ring without a topology. The mean
     over workers moves by the mean of their gradients; replicas differ, and each averaging brings
-    them nearer to their mean at least by the factor `report()["contraction"]`. `finish` sets all
+    them nearer to their mean by at least the factor `report()["contraction"]`. `finish` sets all
     replicas to the mean.
     """
 
     name = "neighbours"
-    promise = "averaging keeps the mean of the replicas, up to rounding, and contracts by the graph's second eigenvalue"
-    source = "Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms? (D-PSGD), NIPS 2017, algorithm 1"
+    promise = (
+        "averaging keeps the mean of the replicas, up to rounding, and contracts by the graph's "
+        "second eigenvalue"
+    )
+    source = (
+        "Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms? (D-PSGD), "
+        "NIPS 2017, algorithm 1"
+    )
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -53,9 +57,7 @@ class Neighbours(System):
         self._distance: float | None = None
 
     def report(self) -> dict[str, object]:
-        """Return this rank's `neighbours`, the graph's `contraction`, and, after `finish`, the
-        `distance` from the mean.
-        """
+        """Return `neighbours`, `contraction` and, after `finish`, the `distance` to the mean."""
         out: dict[str, object] = {
             "neighbours": self._neighbours,
             "contraction": self.mixing.contraction,
@@ -72,9 +74,7 @@ class Neighbours(System):
         self._update()
 
     def _mix(self) -> None:
-        """Set the parameters to the weighted mean of this rank's and its neighbours', added in rank
-        order.
-        """
+        """Replace the parameters by the weighted mean with the neighbours', in rank order."""
         mixed = []
         for number, own in enumerate(self._own):
             total = torch.zeros_like(own, dtype=sum_dtype(own.dtype))

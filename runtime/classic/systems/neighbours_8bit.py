@@ -1,4 +1,4 @@
-"""Decentralised training with 8-bit differences on the wire."""
+"""Decentralized training with 8-bit differences on the wire."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from .neighbours import Neighbours
 
 
 class Neighbours8Bit(Neighbours):
-    """Neighbours that send 8-bit differences and keep replicas of each other's parameters.
+    """Neighbours that send 8-bit differences and track replicas of each other's parameters.
 
-    Every worker keeps a replica of each neighbour's parameters x and moves it by what the neighbour
+    Every worker has a replica of each neighbour's parameters x and moves it by what the neighbour
     sends: the quantized difference between its parameters after and before a step. The neighbour
     moves its own x by the same rounded difference, so all replicas of x have the same bits.
     Rounding is random and unbiased, and each block of 256 values has its own levels: the smaller
-    the steps, the smaller the error, so replicas draw together as without compression.
+    the steps, the smaller the error, so replicas converge as without compression.
 
-    Takes float32 only: rounding the replicas to half precision would lose small differences.
+    Only float32: rounding the replicas to half precision would lose small differences.
     """
 
     name = "neighbours-8bit"
-    promise = "as neighbours with 0.258 of the bytes; the mean is kept up to an unbiased error of 1/255 of a step's range"
+    promise = (
+        "as neighbours with 0.258 of the bytes; the mean is kept up to an unbiased error of "
+        "1/255 of a step's range"
+    )
     source = (
         "Tang et al., Communication Compression for Decentralized Training (DCD-PSGD), NeurIPS "
         "2018, algorithm 1; "

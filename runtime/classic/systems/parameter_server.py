@@ -1,5 +1,5 @@
-"""The synchronous parameter server: servers add up a share of the gradients each, spare hosts
-without GPUs among them.
+"""The synchronous parameter server: workers and spare hosts each add up a share of the
+gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Part = tuple[int, int]
 
 
 def find_server_shares(setting: Setting, servers: Sequence[int]) -> Shares:
-    """Return the best shares of `servers` (ranks) on the topology (default: equal hosts at one
-    switch). Collective.
+    """Return the best shares of `servers` (ranks) on the topology. Collective.
+
+    The default topology is equal hosts on one switch.
     """
 
     def find() -> Shares:
@@ -81,17 +82,22 @@ def divide_buckets(
 
 
 class ParameterServer(Averaging):
-    """Parameter servers that add up a part of the gradients each, in rank order, and send the mean
-    of it back to all workers.
+    """Servers that each add up a part of the gradients in rank order and send back the mean.
 
-    Servers are all workers and all helpers; the sizes of their parts follow from a linear program
-    over the links (`report()["shares"]`, by rank). Without helpers this is one scatter and one
-    gather. A helper waits at most the timeout for the first worker to announce each step.
+    All workers and helpers are servers; the sizes of their parts follow from a linear program over
+    the links (`report()["shares"]`, by rank). Without helpers this is one scatter and one gather. A
+    helper waits at most the timeout for the first worker to announce each step.
     """
 
     name = "parameter-server"
-    promise = "replicas bitwise equal after every step; the busiest link carries the least that any division among servers can"
-    source = "Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training (BytePS), OSDI 2020, section 4.1"
+    promise = (
+        "replicas bitwise equal after every step; the busiest link carries the least that any "
+        "division among servers can"
+    )
+    source = (
+        "Jiang et al., A Unified Architecture for Accelerating Distributed DNN Training "
+        "(BytePS), OSDI 2020, section 4.1"
+    )
     takes_helpers = True
 
     def __init__(self, setting: Setting) -> None:
@@ -105,6 +111,7 @@ class ParameterServer(Averaging):
             for part, dtype in zip(self._parts, dtypes, strict=True)
         ]
         self._pushed = [{w: torch.empty_like(total) for w in self.others} for total in self._sums]
+        # Helpers cannot know when training ends, so the first worker tells them before every step.
         self._word = torch.zeros(1, dtype=torch.int64, device=setting.device)
 
     def average(self, flats: Flats) -> None:
@@ -113,8 +120,8 @@ class ParameterServer(Averaging):
         self._average(flats)
 
     def report(self) -> dict[str, object]:
-        """Return `shares`, the part of the gradients that each rank adds up, and `s_per_GB`, of the
-        busiest link.
+        """Return `shares`, the part of the gradients per rank, and `s_per_GB` of the busiest
+        link.
         """
         return {
             "shares": {
@@ -128,7 +135,7 @@ class ParameterServer(Averaging):
         self._announce(END)
 
     def _announce(self, word: int) -> None:
-        """Tell the helpers whether there is another step; the first worker does."""
+        """Announce to the helpers, from the first worker, whether there is another step."""
         if self.rank == self.setting.first:
             self._word.fill_(word)
             self.p2p.exchange(sends=[(helper, self._word) for helper in self.helpers])
@@ -143,11 +150,12 @@ class ParameterServer(Averaging):
             self.steps += 1
 
     def _average(self, flats: Flats | None) -> None:
-        """Carry out one step: post all pushes at once, and send each bucket's mean as soon as it is
-        added up.
+        """Carry out one step: post all pushes at once, and send each mean as soon as it is
+        ready.
         """
         pushes = [self._push(number, flats) for number in range(len(self._parts))]
         replies = []
+        # Buckets overlap: the mean of one is on its way while pushes of later ones still arrive.
         for number, push in enumerate(pushes):
             push.wait()
             self._add(number, flats)
@@ -169,6 +177,7 @@ class ParameterServer(Averaging):
     def _add(self, number: int, flats: Flats | None) -> None:
         pushed, part = self._pushed[number], self._parts[number][self.rank]
         if part[0] < part[1]:
+            # In rank order, so that the sum has the same bits whatever arrived first.
             parts = [
                 pushed[w] if w in pushed or flats is None else flats[number][slice(*part)]
                 for w in self.workers
@@ -176,9 +185,7 @@ class ParameterServer(Averaging):
             average_in_order(parts, self._sums[number])
 
     def _send_means(self, number: int, flats: Flats | None) -> PendingMessages:
-        """Send the mean of this rank's part; receive the others' means in place of the gradients,
-        which have been sent.
-        """
+        """Send this rank's means; receive the others' in place of the gradients already sent."""
         receives = (
             []
             if flats is None
