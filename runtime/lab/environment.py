@@ -1,4 +1,4 @@
-"""The machine and versions behind a report's figures, without names of hosts, users or folders."""
+"""Describe the machine and versions behind a report, without names of hosts, users or folders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(sites: list[Site]) -> dict[str, str]:
-    """Return what is known of this machine and the sites' networks, in the order in which it is
-    shown.
-    """
+    """Describe this machine and the sites' networks, in display order."""
     topology = probe_local()
     lines = {
         "processor": _describe_processor(topology),
@@ -45,7 +43,10 @@ def _describe_processor(topology: Topology) -> str:
     cpus = topology.by_id
     names = {str(d.extra["name"]) for d in cpus.values() if d.kind == "cpu" and d.extra.get("name")}
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for this process"
+    return (
+        f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for "
+        "this process"
+    )
 
 
 def _describe_memory() -> str | None:
@@ -94,7 +95,7 @@ def _describe_topoplan() -> str:
 
 
 def _describe_commit() -> str | None:
-    """Return the commit of the checkout; None where the package is installed without one."""
+    """Return the commit of the checkout, None if the package is installed without one."""
     if not (_PACKAGE / ".git").exists():
         return None
     command = [

@@ -1,6 +1,4 @@
-"""The networks that ranks can train over: this host's loopback, an emulated slow network, or any
-topology, emulated.
-"""
+"""The networks to train over: loopback, an emulated slow network, or any topology, emulated."""
 
 from __future__ import annotations
 
@@ -16,17 +14,18 @@ from ..emulate.blueprint import blueprint
 
 LOOPBACK = "loopback"
 SLOW = "slow"
-DEFAULT_RANKS = (2, 4)
+DEFAULT_RANKS = (2, 4)  # few enough for a laptop's cores
 DEFAULT_SLOWEST_bps = Fraction(100_000_000)
-# The rate of links inside the slow network's hosts, in units of the rate of the link between them.
+# Rate of links inside the slow network's hosts, as a multiple of the link between them.
 _RATE_INSIDE = 4
-_MOST_RANKS = 32
+_MAX_RANKS = 32  # each is a process that trains on this machine's cores
 
 
 @dataclass(frozen=True)
 class Site:
-    """One network with one number of ranks. `slowest_bps` is None on loopback, where nothing is
-    emulated. The last `helpers` of the topology's GPUs stand for hosts without GPUs.
+    """One network with one number of ranks; `slowest_bps` is None on loopback.
+
+    The last `helpers` of the topology's GPUs stand for hosts without GPUs.
     """
 
     network: str
@@ -40,9 +39,7 @@ class Site:
         return len(self.topology.ranks) - self.helpers
 
     def with_helpers(self, helpers: int) -> Site | None:
-        """Return the site with helper hosts added; None where the topology is the user's, which has
-        no place for them.
-        """
+        """Return the site with helper hosts, None if the user's topology has no place for them."""
         if not helpers:
             return self
         if self.network == LOOPBACK:
@@ -53,7 +50,7 @@ class Site:
 
     @property
     def links(self) -> str:
-        """The links between the ranks, in words."""
+        """The links between the ranks, as text."""
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
@@ -61,13 +58,16 @@ class Site:
             rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None
         ]
         span = " to ".join(f"{rate / 1e6:.4g}" for rate in sorted({min(rates), max(rates)}))
-        return f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, emulated"
+        return (
+            f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, "
+            "emulated"
+        )
 
 
 def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
-    """Return a site for each network and number of ranks; a topology has its own number of ranks.
+    """Return a site per network and number of ranks; a topology has its own number of ranks.
 
-    Raises InputError for a network that is unknown or cannot be emulated.
+    Raise InputError if a network is unknown or cannot be emulated.
     """
     out: list[Site] = []
     for network in networks:
@@ -83,9 +83,9 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
 def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
     topology, _ = load_for_planning(argument)
     name = Path(argument).name if Path(argument).exists() else argument
-    if not 2 <= len(topology.ranks) <= _MOST_RANKS:
+    if not 2 <= len(topology.ranks) <= _MAX_RANKS:
         raise InputError(
-            f"{name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MOST_RANKS}",
+            f"{name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MAX_RANKS}",
             parameter="network",
         )
     site = Site(name, topology, slowest_bps)
@@ -96,10 +96,9 @@ def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
 
 
 def two_hosts(gpus: int, helpers: int = 0) -> Topology:
-    """Return two switches joined by one link, with half of the GPUs each and helpers dealt out in
-    turn.
+    """Return two linked switches with half of the GPUs each; helpers alternate between them.
 
-    A device that would be alone on its switch takes the switch's place.
+    A device that would be alone on its switch replaces the switch.
     """
     half = -(-gpus // 2)
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
@@ -120,15 +119,13 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return the numbers of ranks in a list such as `2,4`. Raises InputError where it is not such a
-    list.
-    """
+    """Parse a list of numbers of ranks such as `2,4`; raise InputError for other texts."""
     parts = [part.strip() for part in text.split(",")]
     if not all(
-        part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MOST_RANKS for part in parts
+        part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MAX_RANKS for part in parts
     ):
         raise InputError(
-            f"--ranks {text}: expected numbers from 2 to {_MOST_RANKS} separated by commas, as in "
+            f"--ranks {text}: expected numbers from 2 to {_MAX_RANKS} separated by commas, as in "
             "2,4"
         )
     return tuple(dict.fromkeys(int(part) for part in parts))

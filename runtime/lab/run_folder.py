@@ -1,5 +1,6 @@
-"""The folder through which the process that starts ranks gives them their job and gets their
-results. No torch here.
+"""Exchange jobs and results between the starting process and its ranks, through a folder.
+
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, TypedDict
 
 
 class Job(TypedDict):
-    """What the ranks of one run train, on what, and through which systems, as JSON."""
+    """What the ranks of one run train, on which data, through which systems; stored as JSON."""
 
     dataset: str
     classes: int
@@ -26,7 +27,7 @@ class Job(TypedDict):
 
 
 class Fault(TypedDict):
-    """Why a rank failed, and during which system. `known`: the error is one of topoplan's own."""
+    """Why a rank failed, and during which system; `known` if the error is one of topoplan's own."""
 
     system: str
     why: str
@@ -34,8 +35,8 @@ class Fault(TypedDict):
 
 
 class RunFolder:
-    """The files of one run. The starting process writes the job; rank 0 writes progress and
-    results, any rank its fault.
+    """The files of one run, written by the starter (job) and by ranks (progress, results,
+    fault).
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +61,7 @@ class RunFolder:
         return job
 
     def note_epoch(self, system: str) -> None:
-        """Add that an epoch of a system begins."""
+        """Record that an epoch of a system begins."""
         with (self.path / "epochs").open("a", encoding="utf-8") as epochs:
             epochs.write(f"{system}\n")
 
@@ -74,7 +75,7 @@ class RunFolder:
         (self.path / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
     def read_results(self) -> list[dict[str, Any]] | None:
-        """Return what was measured of each system; None before rank 0 has written it."""
+        """Return the measurements of each system, None before rank 0 has written them."""
         path = self.path / "results.json"
         if not path.is_file():
             return None
@@ -95,7 +96,7 @@ class RunFolder:
         return sorted(faults, key=lambda fault: not fault["known"])
 
     def read_last_line(self, ranks: int) -> str | None:
-        """Return the last line that the first rank to have printed anything printed."""
+        """Return the last line that the first rank with any output printed."""
         for rank in range(ranks):
             path = self.log(rank)
             text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -1,6 +1,4 @@
-"""Starts the ranks of a report, once for each network and number of ranks, and collects the
-results.
-"""
+"""Start the ranks of a report, once per network and number of ranks, and collect the results."""
 
 from __future__ import annotations
 
@@ -24,19 +22,19 @@ from .settings import Settings
 from .systems import SERIAL, LabSystem
 from .training.dataset import Dataset
 
-_SYNTHESIS_S = 20.0
-_POLL_S = 0.2
+_SYNTHESIS_S = 20.0  # per plan; packing takes a second on the default machines
+_POLL_S = 0.2  # between looks at the ranks' progress files
 # The module that a rank runs.
 _RANK = f"{__package__}.training.rank"
-# Shows progress: what is running, epochs done, epochs in all.
+# Show progress: what is running, finished epochs, all epochs.
 Say = Callable[[str, int, int], None]
-# Starts ranks on the run in a folder, given their number, and returns their exit code.
+# Start ranks on the run in a folder, given their number, and return their exit code.
 Start = Callable[[Path, int], int]
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What is to be run, and how progress is shown."""
+    """What to run, and how to show progress."""
 
     dataset: Dataset
     settings: Settings
@@ -47,8 +45,8 @@ class Lab:
     def run(self) -> list[RunResult]:
         """Run every system at every site; return the results in the table's order.
 
-        A system that fails has a result with the reason, and the others go on. Call from the main
-        thread. Raises InputError inside a launch, because ranks are started here.
+        A system that fails has a result with the reason, and the others go on. Call this from the
+        main thread. Raise InputError inside a launch, because ranks are started here.
         """
         if is_rank():
             raise InputError(
@@ -66,7 +64,7 @@ class Lab:
         return _compare_with_serial(results)
 
     def _run_at(self, site: Site, folder: Path) -> list[RunResult]:
-        """Run all systems but the serial one at one site."""
+        """Run all systems except the serial one at one site."""
         systems = tuple(system for system in self.systems if system.name != SERIAL)
         reason = why_not() if site.slowest_bps is not None else None
         if reason is not None:
@@ -82,7 +80,10 @@ class Lab:
                 continue
             helped_site = site.with_helpers(group[0].helpers)
             if helped_site is None:
-                why = f"it needs helpers, and there is no place for any in a given topology; use {LOOPBACK} or {SLOW}"
+                why = (
+                    "it needs helpers, and there is no place for any in a given topology; use "
+                    f"{LOOPBACK} or {SLOW}"
+                )
                 results += [_explain_missing(site, system, why) for system in group]
                 continue
             try:
@@ -98,8 +99,8 @@ class Lab:
     def _plan_all(
         self, site: Site, systems: tuple[LabSystem, ...], folder: Path
     ) -> tuple[dict[str, str], list[RunResult]]:
-        """Return the plan's file for each system that needs one, and results of systems for which
-        none was found.
+        """Return the plan file of each system that needs one, and results of systems without
+        one.
         """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
@@ -126,8 +127,8 @@ class Lab:
         plans: dict[str, str],
         start: Start,
     ) -> list[RunResult]:
-        """Run systems in one launch at a site (None: one process alone); where one fails, run the
-        others again without it.
+        """Run systems in one launch at a site (None: a single process); retry without those that
+        fail.
         """
         network, ranks, helpers = (
             (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
@@ -166,7 +167,7 @@ class Lab:
 
     @contextmanager
     def _show_progress(self, run: RunFolder, title: str, epochs: int) -> Iterator[None]:
-        """Show how far the ranks are, as rank 0 writes it, for as long as the context lasts."""
+        """Show how far the ranks are, by rank 0's file, for as long as the context lasts."""
         over = threading.Event()
 
         def watch() -> None:
@@ -198,9 +199,7 @@ def _start_on_loopback(folder: Path, ranks: int) -> int:
 
 @contextmanager
 def _prepare_start(site: Site) -> Iterator[Start]:
-    """Yield what starts ranks at a site, whose network is emulated for as long as the context
-    lasts.
-    """
+    """Yield a function that starts ranks at a site, which is emulated while the context lasts."""
     if site.slowest_bps is None:
         yield _start_on_loopback
         return
@@ -222,8 +221,8 @@ def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
 
 
 def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tuple[str, str]:
-    """Return the system during which ranks failed, and why: a rank's own words, or else the last
-    line of a log.
+    """Return the system during which ranks failed, and why: a rank's fault, or a log's last
+    line.
     """
     faults = run.read_faults(ranks)
     if faults:
@@ -236,12 +235,11 @@ def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tu
 
 
 def _compare_with_serial(results: list[RunResult]) -> list[RunResult]:
-    """Return the results with each accuracy's difference from serial training, in percentage
-    points.
-    """
+    """Add to results each accuracy's difference from serial training, in percentage points."""
     serial = next((result.accuracy_percent for result in results if result.system == SERIAL), None)
     return [
-        result if serial is None or result.accuracy_percent is None
+        result
+        if serial is None or result.accuracy_percent is None
         else replace(result, serial_points=result.accuracy_percent - serial)
         for result in results
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,4 @@
-"""The model that a report trains, and for how long; the same for every row."""
+"""Define the model that a report trains, and for how long; equal for every row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _Width = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 @dataclass(frozen=True)
 class Settings:
-    """A perceptron with ReLU layers of widths `hidden`, trained by SGD with momentum 0.9 and a rate
-    that falls from `learning_rate` to zero in a straight line, on batches of `batch` samples over
-    all ranks together.
+    """A perceptron with ReLU layers of widths `hidden`, trained by SGD with momentum 0.9.
+
+    The rate falls linearly from `learning_rate` to zero; a batch of `batch` samples is divided
+    among all ranks.
     """
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 8
@@ -44,9 +45,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: object, where: str = "settings") -> Settings:
-        """Read settings from a JSON object; fields that are missing have their defaults. InputError
-        otherwise.
-        """
+        """Read settings from a JSON object, with defaults; raise InputError if invalid."""
         return read_as(data, cls, where)
 
     def widths(self, features: int, classes: int) -> tuple[int, ...]:
@@ -54,9 +53,7 @@ class Settings:
         return (features, *self.hidden, classes)
 
     def steps(self, samples: int) -> int:
-        """Return the number of updates in a training on that many samples; an epoch's last batch
-        may be smaller.
-        """
+        """Return the updates in a training on that many samples."""
         return self.epochs * -(-samples // self.batch)
 
     def parameters(self, features: int, classes: int) -> int:
@@ -71,15 +68,16 @@ def _declared_fields() -> dict[str, Any]:
 
 
 def _spell(value: object) -> str:
-    """Spell a value as on the command line."""
+    """Format a value as on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:
-    """Read the widths of hidden layers from text such as `512,512`; `none` is a linear model.
-    InputError otherwise.
+    """Parse widths of hidden layers such as `512,512`; `none` is a linear model.
+
+    Raise InputError for other texts.
     """
     if text.strip() == "none":
         return ()

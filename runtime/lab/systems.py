@@ -1,4 +1,4 @@
-"""The systems that a report compares: the ways in which gradients are averaged."""
+"""List the systems that a report compares, which average gradients by different methods."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class LabSystem:
-    """One system. `strategy` synthesizes its plan (None: it needs no plan); `choose` and `compress`
-    are arguments of ddp_hook. A `classic` system is one of runtime/classic and may need `helpers`,
-    ranks without a model.
+    """One system; `strategy` synthesizes its plan (None: it needs none).
+
+    `choose` and `compress` are arguments of ddp_hook. A `classic` system is one of runtime/classic
+    and may need `helpers`, ranks without a model.
     """
 
     name: str
@@ -98,8 +99,9 @@ DEFAULT = ("serial", "stock", "ring", "plan", "plan-fp16", "plan-int8")
 
 
 def parse_systems(text: str) -> tuple[LabSystem, ...]:
-    """Return the systems in a list such as `serial,stock,plan`, in the table's order. Raises
-    InputError for an unknown one.
+    """Parse a list such as `serial,stock,plan` into systems in the table's order.
+
+    Raise InputError for an unknown one.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:

@@ -1,4 +1,4 @@
-"""The lab's report as an SVG picture: for each network a bar a system, as long as an epoch took."""
+"""Draw the lab's report as SVG: for each network a bar per system, as long as an epoch took."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from ....synth.pictures.drawing import choose_step, draw_text, quote, start_svg
 from .results import RunResult
 
+# Sizes in pixels.
 _WIDTH = 760
 _LEFT, _RIGHT, _TOP, _BOTTOM = 190, 150, 34, 34
 _BAR, _ROW, _HEAD = 14, 22, 30
 
 
 def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> str:
-    """Return the picture: seconds an epoch to the right, stock's in its own colour, and how many
-    times as fast as stock each system was. Runs without figures are listed with their reason in
-    place of a bar.
+    """Draw seconds per epoch, stock in its own colour, and each system's speed relative to
+    stock.
+
+    Runs without figures are listed with the reason in place of a bar.
     """
     sites = list(dict.fromkeys(row.site for row in rows))
     longest = max((row.epoch_s for row in rows if row.epoch_s is not None), default=1.0)
@@ -33,16 +35,15 @@ def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> 
     for network, ranks in sites:
         lines.append(draw_text(8, y + 20, f"{network}, {ranks} rank{'s' if ranks > 1 else ''}", 13))
         y += _HEAD
-        here = [row for row in rows if row.site == (network, ranks)]
-        stock_s = next((row.epoch_s for row in here if row.system == "stock"), None)
-        for row in here:
+        site_rows = [row for row in rows if row.site == (network, ranks)]
+        stock_s = next((row.epoch_s for row in site_rows if row.system == "stock"), None)
+        for row in site_rows:
             lines += _draw_row(row, stock_s, y, width / longest)
             y += _ROW
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: float) -> list[str]:
-    """Return a system's name, bar and figures, from `y` downwards."""
     middle = y + _BAR - 3
     lines = [draw_text(_LEFT - 8, middle, row.system, 12, anchor="end")]
     if row.epoch_s is None:
@@ -59,10 +60,10 @@ def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: 
         ]
     length = max(1.0, row.epoch_s * pixels_a_second)
     look = "fs" if row.system == "stock" else "fp"
-    told = f"{row.system}: {row.epoch_s:.3f} s, {row.schedule or 'no schedule'}"
+    title = f"{row.system}: {row.epoch_s:.3f} s, {row.schedule or 'no schedule'}"
     lines.append(
         f'<rect class="{look}" x="{_LEFT}" y="{y:.1f}" width="{length:.1f}" height="{_BAR}">'
-        f"<title>{quote(told)}</title></rect>"
+        f"<title>{quote(title)}</title></rect>"
     )
     compared = (
         f", {stock_s / row.epoch_s:.2f}x stock"

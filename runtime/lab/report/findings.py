@@ -1,4 +1,4 @@
-"""Sentences on what a report's figures show, each computed from the results."""
+"""Summarize in sentences what a report's figures show; each is computed from the results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ POINTS = 0.5
 
 
 def list_findings(rows: list[RunResult], tested: int) -> list[str]:
-    """Return the findings, the most telling of each kind. `tested`: how many samples were held
-    out.
-    """
+    """Return the findings, the most significant of each kind; `tested` samples were held out."""
     done = [row for row in rows if row.epoch_s is not None]
     out: list[str] = []
     for site in dict.fromkeys(row.site for row in done if row.system != SERIAL):
@@ -28,7 +26,7 @@ def list_findings(rows: list[RunResult], tested: int) -> list[str]:
 
 
 def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
-    """Compare the systems of one site: times with stock's, then bytes."""
+    """Compare the systems of one site: times against stock's, then bytes."""
     where = f"{rows[0].network}, {rows[0].ranks} ranks"
     by_name = {row.system: row for row in rows}
     stock = by_name.get("stock")
@@ -39,9 +37,15 @@ def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
         return
     fastest = min(others, key=_seconds)
     if _seconds(fastest) < _seconds(stock):
-        sentence = f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: {_times(stock, fastest)}"
+        sentence = (
+            f"{where}: {fastest.system} takes {_s(fastest)} an epoch, stock {_s(stock)}: "
+            f"{_times(stock, fastest)}"
+        )
     else:
-        sentence = f"{where}: stock is the fastest, {_s(stock)} an epoch; {fastest.system} is {_times(stock, fastest)}"
+        sentence = (
+            f"{where}: stock is the fastest, {_s(stock)} an epoch; {fastest.system} is "
+            f"{_times(stock, fastest)}"
+        )
     also = [row for row in others if row is not fastest and row.system in ("plan", "ring")]
     sentence += "".join(f"; {row.system} {_times(stock, row)}" for row in also)
     yield sentence + "."
@@ -52,7 +56,10 @@ def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
             if row.bytes_per_epoch is not None
         ]
         if shares:
-            yield f"{where}: bytes sent, as parts of stock's {_mb(stock.bytes_per_epoch)}: {', '.join(shares)}."
+            yield (
+                f"{where}: bytes sent, as parts of stock's {_mb(stock.bytes_per_epoch)}: "
+                f"{', '.join(shares)}."
+            )
 
 
 def _compare_with_serial(done: list[RunResult]) -> Iterator[str]:
@@ -65,7 +72,10 @@ def _compare_with_serial(done: list[RunResult]) -> Iterator[str]:
         f"{fastest.system} on {fastest.network} with {fastest.ranks} ranks, {_s(fastest)} an epoch"
     )
     if _seconds(fastest) < _seconds(serial):
-        yield f"Serial training takes {_s(serial)} an epoch; the fastest of the others is {where}: {_times(serial, fastest)}."
+        yield (
+            f"Serial training takes {_s(serial)} an epoch; the fastest of the others is {where}: "
+            f"{_times(serial, fastest)}."
+        )
     else:
         yield (
             f"No run is faster than serial training ({_s(serial)} an epoch), the nearest is "
@@ -79,7 +89,10 @@ def _compare_accuracy(done: list[RunResult], tested: int) -> Iterator[str]:
     if not compared:
         return
     if not any(row.serial_points for row in compared):
-        yield f"Accuracy: all runs get as many of the {tested} samples held out right as serial training."
+        yield (
+            f"Accuracy: all runs get as many of the {tested} samples held out right as serial "
+            "training."
+        )
         return
     farthest = max(compared, key=lambda row: abs(row.serial_points or 0))
     one_sample = 100 / tested
@@ -103,7 +116,10 @@ def _compare_replicas(done: list[RunResult]) -> Iterator[str]:
     if all(row.system == SERIAL for row in done):
         return
     if unequal:
-        yield f"Replicas differ in {', '.join(f'{row.system} ({row.network}, {row.ranks} ranks)' for row in unequal)}."
+        yield (
+            "Replicas differ in "
+            f"{', '.join(f'{row.system} ({row.network}, {row.ranks} ranks)' for row in unequal)}."
+        )
     else:
         yield "In every run all ranks ended with the same bits."
 
@@ -127,7 +143,10 @@ def _list_missing(rows: list[RunResult]) -> Iterator[str]:
     for (reason, failed), left in reasons.items():
         sites = dict.fromkeys(f"{row.network} with {row.ranks} ranks" for row in left)
         names = dict.fromkeys(row.system for row in left)
-        yield f"{'Failed' if failed else 'Not run'}: {', '.join(names)} on {', '.join(sites)}: {reason}"
+        yield (
+            f"{'Failed' if failed else 'Not run'}: {', '.join(names)} on {', '.join(sites)}: "
+            f"{reason}"
+        )
 
 
 def _seconds(row: RunResult) -> float:

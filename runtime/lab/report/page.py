@@ -1,4 +1,4 @@
-"""The report as cells of a table, as Markdown, and as JSON."""
+"""Format the report as cells of a table, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report says. `command` is the command line that repeats it."""
+    """Everything in a report; `command` is the command line that repeats it."""
 
     rows: list[RunResult]
     settings: Settings
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def task(self) -> str:
-        """The dataset, model and training, in words."""
+        """The dataset, model and training, as text."""
         data, settings = self.dataset, self.settings
         widths = "-".join(map(str, settings.widths(data.features, data.classes)))
         return (
@@ -62,8 +62,8 @@ class Report:
         return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table without its head; a row without figures has "failed" or "not run" as its
-        schedule.
+        """Return the table's rows; a schedule of "failed" or "not run" marks one without
+        figures.
         """
         return [self._format_row(row) for row in self.rows]
 
@@ -145,23 +145,23 @@ class Report:
         }
 
     def text(self, path: str) -> str:
-        """Return what to write to a file of that name: JSON where it ends with .json, else
-        Markdown.
-        """
+        """Return what to write to a file of that name: JSON for .json, else Markdown."""
         return (
             json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
         )
 
 
 METHOD = """\
-All runs train the same model on the same batches, from the same seed. Ranks share a batch; each uses one thread. The
-systems of one network and number of ranks are trained in the same processes, an epoch each in turns, so that they meet the
-same machine; before, what a message and a byte cost the hosts is fitted, as by topo-run --calibrate. An epoch's time is the
-slowest rank's, from a barrier on; "epoch s" is the median without epoch 1, in which schedules race and DDP settles its
-buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their TCP connections (median
-likewise; payload with gloo's own headers, without those of TCP and IP). "schedule" is what most gradients went through;
-"stock" there means that the backend's allreduce won the race. Accuracy is that of the last epoch's model on the samples
-held out. Emulated networks are network namespaces with rate-limited links."""
+All runs train the same model on the same batches, from the same seed. Ranks share a batch; each
+uses one thread. The systems of one network and number of ranks are trained in the same processes,
+taking turns by epoch, so that they see the same machine. Before that, the host costs of a message
+and a byte are fitted, as by topo-run --calibrate. An epoch's time is the slowest rank's, from a
+barrier on; "epoch s" is the median without epoch 1, in which schedules race and DDP settles its
+buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their TCP
+connections (with the same median; payload with gloo's own headers, without those of TCP and IP).
+"schedule" is what most gradients went through; "stock" there means that the backend's allreduce won
+the race. Accuracy is that of the last epoch's model on the held-out samples. Emulated networks are
+network namespaces with rate-limited links."""
 
 
 def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rows of a report: what was measured of one system over one network, or why nothing was."""
+"""Define the rows of a report: what was measured of a system over a network, or why nothing was."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 class RunResult:
     """One system over one network.
 
-    Times are the slowest rank's, in seconds; `epoch_s` is the median without the first epoch (where
-    there is another), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is
-    what all ranks together send, the median likewise. `reason` says why there are no figures;
-    `failed` that the run was started and failed.
+    Times are the slowest rank's, in seconds. `epoch_s` is the median without the first epoch (if
+    there are others), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is
+    what all ranks together send, with the same median. `reason` says why there are no figures;
+    `failed` is set if the run was started and failed.
     """
 
     network: str
@@ -34,14 +34,12 @@ class RunResult:
 
     @property
     def site(self) -> tuple[str, int]:
-        """Network and number of ranks: results of the same site are compared."""
+        """Network and number of ranks; results of one site are compared."""
         return self.network, self.ranks
 
 
 def summarize(network: str, ranks: int, measured: dict[str, Any], tested: int) -> RunResult:
-    """Return the result of what rank 0 measured of a system; `tested` is the number of samples held
-    out.
-    """
+    """Return a system's result from rank 0's measurements; `tested` samples were held out."""
     seconds, sent = measured["seconds"], measured["bytes"]
     later = seconds[1:] or seconds
     quarters = statistics.quantiles(later, n=4) if len(later) > 3 else None

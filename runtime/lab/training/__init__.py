@@ -1,3 +1,3 @@
-"""What the ranks of a run do: train one model on one dataset through each system, timing epochs and
-counting bytes.
+"""What a rank of a run does: train the model through each system, timing epochs and counting
+bytes.
 """

@@ -1,6 +1,4 @@
-"""The dataset: scikit-learn's digits, or a file; checked, split into training and test samples, and
-scaled.
-"""
+"""Load scikit-learn's digits or a file; check, split and scale the samples."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from .dataset_files import read
 DIGITS = "digits"
 # One sample in four is held out for the test.
 _HELD_OUT = 4
-_FEWEST = 20
-_MOST_CLASSES = 1000
-_MOST_VALUES = 1 << 28
-_LARGEST = 1e30
-_VALUES_AT_ONCE = 1 << 20
+_MIN_SAMPLES = 20  # a quarter of fewer says nothing about accuracy
+_MAX_CLASSES = 1000  # more are mostly a column that is not a label
+_MAX_VALUES = 1 << 28  # 1 GiB of float32
+_LARGEST = 1e30  # squares of larger values overflow float32 in training
+_VALUES_AT_ONCE = 1 << 20  # scaled in float64 at a time: 8 MiB
 _PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples as rows of float32 features, centred and scaled; labels are class numbers from 0
+    """Samples as rows of centred and scaled float32 features; labels are class numbers from 0
     on.
     """
 
@@ -50,19 +48,17 @@ class Dataset:
 
     @classmethod
     def open_saved(cls, name: str, classes: int, folder: Path) -> Dataset:
-        """Return what `save` wrote, mapped into memory, so that ranks share the pages instead of
-        holding copies.
-        """
+        """Return what `save` wrote as memory maps, so that ranks share the pages."""
         return cls(
             name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS)
         )
 
 
 def load(argument: str, seed: int) -> Dataset:
-    """Return `digits`, or the dataset in a file. A quarter of the samples, drawn by `seed`, is held
+    """Return `digits`, or the dataset in a file; a quarter of the samples, by `seed`, is held
     out.
 
-    Raises InputError where the file cannot be read or is not a dataset.
+    Raise InputError if the file cannot be read or is not a dataset.
     """
     if argument == DIGITS:
         return prepare(DIGITS, *_load_digits(), seed)
@@ -96,14 +92,14 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
         raise InputError(
             f"{where}: x has shape {x.shape}, y {y.shape}; expected one label a sample"
         )
-    if len(x) < _FEWEST:
-        raise InputError(f"{where}: has {len(x)} samples; expected at least {_FEWEST}")
+    if len(x) < _MIN_SAMPLES:
+        raise InputError(f"{where}: has {len(x)} samples; expected at least {_MIN_SAMPLES}")
     samples = x.reshape(len(x), -1)
     if not samples.shape[1]:
         raise InputError(f"{where}: x has shape {x.shape}; samples have no features")
-    if samples.size > _MOST_VALUES:
+    if samples.size > _MAX_VALUES:
         raise InputError(
-            f"{where}: {samples.size} numbers; at most {_MOST_VALUES} are taken, train on a part "
+            f"{where}: {samples.size} numbers; at most {_MAX_VALUES} are taken, train on a part "
             "of it"
         )
     usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
@@ -130,9 +126,9 @@ def _number_labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]
         raise InputError(
             f"{where}: all samples have the label {distinct[0]:g}; expected at least two classes"
         )
-    if len(distinct) > _MOST_CLASSES:
+    if len(distinct) > _MAX_CLASSES:
         raise InputError(
-            f"{where}: {len(distinct)} different labels; expected at most {_MOST_CLASSES} classes"
+            f"{where}: {len(distinct)} different labels; expected at most {_MAX_CLASSES} classes"
         )
     return labels.reshape(-1).astype(np.int64), len(distinct)
 
@@ -156,8 +152,9 @@ def _scale(
 def _divide_by_range(
     part: NDArray[Any], low: NDArray[np.float64], width: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """Subtract `low` and divide by `width` in float64, some rows at a time: all at once could take
-    eight times the file.
+    """Subtract `low` and divide by `width` in float64, in blocks of rows.
+
+    All at once could take eight times the file's memory.
     """
     out = np.empty(part.shape, np.float32)
     rows = max(1, _VALUES_AT_ONCE // part.shape[1])

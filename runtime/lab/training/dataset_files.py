@@ -1,6 +1,7 @@
-"""Read users' datasets: an .npz with arrays x and y, or a .csv whose last column is the label.
+"""Read users' datasets: an .npz with arrays x and y, or a .csv with the label in its last
+column.
 
-No code in a file is run (no pickles), and the sizes that a file claims are checked before memory is
+No code in a file is run (no pickles), and sizes that a file claims are checked before memory is
 allocated.
 """
 
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 
 from ....topo.errors import InputError
 
-MAX_BYTES = 1 << 30
-_LONGEST_LINE = 16 << 20
+MAX_BYTES = 1 << 30  # of a file: as much as dataset.py takes as float32
+_MAX_LINE = 16 << 20  # characters, so that a file without line ends is refused early
 
 
 def read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return features and labels as they are in the file. InputError where it cannot be read."""
+    """Return features and labels of a file; raise InputError if it cannot be read."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".csv"):
         raise InputError(
@@ -68,7 +69,7 @@ def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
-    """Read one array, after its header was checked against the number of bytes in the archive."""
+    """Read one array after checking its header against the bytes in the archive."""
     size = archive.getinfo(f"{name}.npy").file_size
     if size > MAX_BYTES:
         raise InputError(
@@ -102,7 +103,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
 
 def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     with Path(path).open("rb") as file:
-        first = file.readline(_LONGEST_LINE).decode("utf-8-sig", errors="replace")
+        first = file.readline(_MAX_LINE).decode("utf-8-sig", errors="replace")
     try:
         rows = np.loadtxt(
             path,

@@ -1,9 +1,8 @@
-"""What one rank of a run does: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by
-lab/runs.py.
+"""Run one rank: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by lab/runs.py.
 
-All systems of a run are trained in the same processes, an epoch each in turns, so that whatever
-else the machine does affects all of them alike. Rank 0 writes its progress and the results into the
-run's folder.
+All systems of a run are trained in the same processes, taking turns by epoch, so that whatever else
+the machine does affects all of them equally. Rank 0 writes progress and results into the run's
+folder.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _TIMEOUT = timedelta(seconds=120)
 
 @dataclass
 class Rank:
-    """One process of a run. `system` names the system that it is busy with."""
+    """One process of a run; `system` is the name of the current one."""
 
     folder: RunFolder
     job: Job
@@ -44,9 +43,7 @@ class Rank:
     system: str = ""
 
     def train(self) -> list[dict[str, Any]]:
-        """Train through every system of the job; return what was measured of each. A helper returns
-        nothing.
-        """
+        """Train through every system of the job and return the measurements; none on a helper."""
         job = self.job
         data = Dataset.open_saved(job["dataset"], job["classes"], Path(job["data"]))
         settings = Settings(**{**job["settings"], "hidden": tuple(job["settings"]["hidden"])})
@@ -83,9 +80,7 @@ class Rank:
         return [run.result() for run in runs]
 
     def run(self) -> int:
-        """Join the other ranks, train, and write results or fault into the folder; return the exit
-        code.
-        """
+        """Join the other ranks, train, and write results or a fault; return the exit code."""
         try:
             if self.world > 1:
                 dist.init_process_group("gloo", init_method(), _TIMEOUT, self.world, self.rank)
@@ -109,9 +104,7 @@ class Rank:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run one rank of the run in the folder that is the only argument, and end with its exit
-    code.
-    """
+    """Run one rank of the run in the folder that is the only argument, and exit with its code."""
     folder = RunFolder(Path(arguments[0]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

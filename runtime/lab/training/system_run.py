@@ -1,4 +1,4 @@
-"""Training through one system of a report, on one rank."""
+"""Train through one system of a report, on one rank."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 class SystemRun:
-    """A model that a worker trains through one system. Creating it is collective, as are
-    `train_epoch` and `result`.
+    """A model that a worker trains through one system.
+
+    Construction, `train_epoch` and `result` are collective.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class SystemRun:
         return count_and_average
 
     def train_epoch(self, number: int) -> None:
-        """Train for one epoch; record the slowest worker's time, the bytes of all workers, and the
+        """Train for one epoch; record the slowest worker's time, all workers' bytes, and the
         loss.
         """
         self.workers.barrier()
@@ -109,9 +110,7 @@ class SystemRun:
         self.loss = sum(self.workers.gather(loss))
 
     def find_schedule(self) -> str:
-        """Return the label of the schedule that most gradients went through, empty where there is
-        no plan.
-        """
+        """Return the label of the schedule that most gradients used, empty without a plan."""
         if self.communicator is None:
             return ""
         codec = self.communicator.engine.codec
@@ -123,7 +122,7 @@ class SystemRun:
         return used.most_common(1)[0][0] if used else ""
 
     def result(self) -> dict[str, Any]:
-        """End the training; return what was measured, as report/results.py reads it."""
+        """End the training; return the measurements as report/results.py reads them."""
         if self.classic is not None:
             self.classic.finish()
         helper_bytes = self.workers.add_over_all(0.0) / len(
@@ -145,9 +144,7 @@ class SystemRun:
 
 
 def fit_host_costs(plan: str) -> HostCosts:
-    """Measure what a message and a byte cost the hosts, as `topo-run --calibrate` does.
-    Collective.
-    """
+    """Fit the host costs of a message and a byte, like topo-run's calibration. Collective."""
     return calibrate(Communicator(plan, timeout=_TIMEOUT))
 
 
@@ -159,9 +156,7 @@ def make_classic(
     settings: Settings,
     steps: int,
 ) -> classic.System:
-    """Create this rank's part in one of the classic systems; helpers have no trainer.
-    Collective.
-    """
+    """Create this rank's part in a classic system; helpers have no trainer. Collective."""
     # An asynchronous server updates once for each worker's gradients, a synchronous one once for
     # all.
     updates_a_step = workers.count if system.name == "async-parameter-server" else 1
@@ -188,7 +183,5 @@ def serve_as_helper(
 
 
 def _subtract(after: int | None, before: int | None) -> float:
-    """Return the bytes received between two readings; far below zero where the system does not
-    count them.
-    """
+    """Return the bytes received between two readings; far below zero if they are not counted."""
     return float("-1e18") if before is None or after is None else float(after - before)

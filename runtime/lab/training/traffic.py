@@ -1,4 +1,4 @@
-"""Counts the bytes that this process has received over TCP, as the kernel does.
+"""Count the bytes that this process has received over TCP, by the kernel's own counters.
 
 The count is exact, needs no privileges, and is the same measure for every system: it includes
 gloo's headers, not those of TCP and IP. All ranks together have received what they have sent.
@@ -19,8 +19,8 @@ _RECEIVED_AT = 128
 
 
 def received_bytes() -> int | None:
-    """Return the bytes received over all open TCP connections; None where the system does not count
-    them.
+    """Return the bytes received over all open TCP connections, None if the kernel does not
+    count.
     """
     if sys.platform != "linux" or not _DESCRIPTORS.is_dir():
         return None

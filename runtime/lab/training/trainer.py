@@ -1,6 +1,4 @@
-"""The training loop of one rank: the same batches, seed and steps whatever averages the
-gradients.
-"""
+"""The training loop of one rank, with the same batches, seed and steps for every system."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ from torch import nn
 from ..settings import Settings
 from .dataset import Dataset
 
-_MOMENTUM = 0.9
+_MOMENTUM = 0.9  # as in torch's ImageNet example
 
 
 def make_falling_sgd(
     parameters: Iterable[torch.Tensor], settings: Settings, steps: int, updates_a_step: int = 1
 ) -> torch.optim.SGD:
-    """Create SGD with momentum whose learning rate falls to zero over `steps` of its own updates.
+    """Create SGD with momentum whose rate falls to zero over `steps` of its own updates.
 
-    An optimizer that makes `updates_a_step` updates where others make one starts from a rate as
+    An optimizer that makes `updates_a_step` updates where others make one starts from a rate that
     many times smaller.
     """
     optimizer = torch.optim.SGD(
@@ -40,12 +38,12 @@ def make_falling_sgd(
 
 
 class Trainer:
-    """A model on one of `world` ranks. Before the first epoch, `model` may be replaced by a wrapper
-    of `net`, and `update` by something else than a step of the optimizer.
+    """A model on one of `world` ranks.
 
-    A rank's loss is the sum over its share of a batch, times `world`, over the batch's size: the
-    mean of all ranks' gradients is then the gradient of the batch's mean, however unequal the
-    shares are.
+    Before the first epoch, `model` may be replaced by a wrapper of `net`, and `update` by something
+    else than a step of the optimizer. A rank's loss is the sum over its share of a batch, times
+    `world`, over the batch's size: the mean of all ranks' gradients is then the gradient of the
+    batch's mean, however unequal the shares are.
     """
 
     def __init__(self, data: Dataset, settings: Settings, rank: int = 0, world: int = 1) -> None:
@@ -74,9 +72,7 @@ class Trainer:
         return update
 
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the size of each batch over all ranks, and the indices of this rank's samples in
-        it.
-        """
+        """Yield each batch's size over all ranks and the indices of this rank's samples."""
         shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
@@ -95,7 +91,7 @@ class Trainer:
         return float(loss.detach()) / self.world
 
     def count_correct(self) -> int:
-        """Return how many of the held-out samples the model classifies correctly."""
+        """Return how many held-out samples the model classifies correctly."""
         with torch.no_grad():
             predicted = self.net(torch.from_numpy(self.data.test_x)).argmax(1)
         return int((predicted == torch.from_numpy(self.data.test_y)).sum())

@@ -1,6 +1,4 @@
-"""The ranks of a run: workers, which train, and helpers, which hold no model; and the values they
-exchange.
-"""
+"""Divide the ranks of a run into workers and helpers, and exchange values among them."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ import torch.distributed as dist
 
 
 class Workers:
-    """All ranks but the last `helpers`. Creating it is collective; a single process needs no
-    process group.
+    """All ranks but the last `helpers`, which hold no model.
+
+    Construction is collective; a single process needs no process group.
     """
 
     def __init__(self, rank: int, world: int, helpers: int) -> None:
@@ -49,7 +48,7 @@ class Workers:
         return len(set(texts)) == 1
 
     def add_over_all(self, value: float) -> float:
-        """Return the sum over all ranks, helpers included. Collective among all."""
+        """Return the sum over all ranks, including helpers. Collective among all."""
         if self.count + len(self.helpers) == 1:
             return value
         total = torch.tensor([value], dtype=torch.float64)
