@@ -1,3 +1,1 @@
-"""Pictures of schedules and plans as text: SVG for pages, Chrome traces for Perfetto. Pure
-functions, no dependency.
-"""
+"""Draw schedules and plans as text: SVG for pages, Chrome traces for Perfetto."""

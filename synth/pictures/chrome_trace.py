@@ -1,10 +1,10 @@
-"""A schedule's transfers as a Chrome trace (Trace Event Format), which Perfetto and
-chrome://tracing open.
+"""Write a schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and
+chrome://tracing.
 
-One process a rank; in it, for each rank that it sends to, one thread for what was predicted and one
-for what was measured. An event is one segment of one transfer, with its bytes, step and route.
-Events of a thread never overlap: what was handed over while an earlier transfer was under way
-begins when that one ends, as on a link.
+Each rank is a process. It has two threads for each rank that it sends to: predicted and measured
+transfers. An event is one segment of one transfer, with its bytes, step and route. Events of a
+thread never overlap: a transfer that is posted while an earlier one lasts begins when that one
+ends, as on a link.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from ...topo.graph import Topology
 from ..cost.transfer_times import TransferTime
 
 PREDICTED, MEASURED = "predicted", "measured"
+# The order of the two threads.
 _PLACE = {PREDICTED: 0, MEASURED: 1}
 
 
 def write(
     topology: Topology, times: Mapping[str, Sequence[TransferTime]], about: Mapping[str, Any]
 ) -> str:
-    """Return the trace as JSON text, an event a line; `times` are of PREDICTED and MEASURED,
-    `about` is kept beside them.
+    """Return the trace as JSON text, an event a line. `times` has PREDICTED or MEASURED ones or
+    both; `about` describes the run.
     """
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []
@@ -34,17 +35,16 @@ def write(
         lines.append(_name("process_sort_index", rank, 0, {"sort_index": rank}))
     events: list[dict[str, Any]] = []
     for kind in sorted(times, key=_PLACE.__getitem__):
-        lanes: dict[tuple[int, int], list[TransferTime]] = defaultdict(list)
+        channels: dict[tuple[int, int], list[TransferTime]] = defaultdict(list)
         for time in times[kind]:
-            lanes[time.src, time.dst].append(time)
-        for (src, dst), lane in sorted(lanes.items()):
-            # Thread 0 of a process is its main thread to some viewers; so they count from 1.
+            channels[time.src, time.dst].append(time)
+        for (src, dst), channel in sorted(channels.items()):
+            # Some viewers take thread 0 of a process for its main thread, so threads begin at 1.
             thread = 1 + 2 * dst + _PLACE[kind]
-            lines.append(
-                _name("thread_name", src, thread, {"name": f"to {dst} ({ranks[dst]}), {kind}"})
-            )
+            name = f"to {dst} ({ranks[dst]}), {kind}"
+            lines.append(_name("thread_name", src, thread, {"name": name}))
             lines.append(_name("thread_sort_index", src, thread, {"sort_index": thread}))
-            events += _list_events(lane, thread, kind)
+            events += _list_events(channel, thread, kind)
     events.sort(key=lambda event: event["ts"])
     rows = ",\n".join(json.dumps(event, separators=(",", ":")) for event in (*lines, *events))
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)})
@@ -55,13 +55,11 @@ def _name(what: str, process: int, thread: int, args: dict[str, Any]) -> dict[st
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
 
 
-def _list_events(lane: Sequence[TransferTime], thread: int, kind: str) -> list[dict[str, Any]]:
-    """Return the events of one thread, none of which overlap; times are whole nanoseconds, as
-    viewers keep them.
-    """
+def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> list[dict[str, Any]]:
+    """Return the events of one thread without overlaps, in whole nanoseconds as in viewers."""
     out = []
     free = 0
-    for time in sorted(lane, key=lambda x: (x.begin_us, x.tick, x.step, x.chunk, x.segment)):
+    for time in sorted(channel, key=lambda x: (x.begin_us, x.tick, x.step, x.chunk, x.segment)):
         begin = max(free, round(time.begin_us * 1000))
         free = max(begin, round(time.end_us * 1000))
         link = " > ".join(time.route) if time.route else "direct"

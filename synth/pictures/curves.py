@@ -1,6 +1,4 @@
-"""Bandwidth against size as an SVG picture: lines for what is predicted, a dashed one for the
-bound.
-"""
+"""Draw bandwidth against size as an SVG picture: lines for predictions, dashed for the bound."""
 
 from __future__ import annotations
 
@@ -11,15 +9,16 @@ from dataclasses import dataclass
 from ..sizes import show_size
 from .drawing import choose_step, draw_text, start_svg
 
+# Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
-# Points of a curve that are marked by dots; with more, the line says enough.
-_MOST_DOTS = 16
+# Points of a curve up to which dots mark them; with more, the line suffices.
+_MAX_DOTS = 16
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line: algbw in GB/s at sizes in bytes. `look` is a class of drawing.STYLE."""
+    """A curve of algbw in GB/s at sizes in bytes. `look` is a class of drawing.STYLE."""
 
     name: str
     look: str
@@ -30,9 +29,7 @@ class Curve:
 def draw_curves(
     title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False
 ) -> str:
-    """Return the picture; `limit` is the name and algbw in GB/s of the bound, which is drawn as a
-    level line.
-    """
+    """Return the picture; `limit` is the name and algbw in GB/s of the bound, a horizontal line."""
     sizes = [size for curve in curves for size, _ in curve.points] or [1024]
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
     highest = max(
@@ -58,12 +55,10 @@ def draw_curves(
         if bits % 2 == 0 or every == 1:
             lines.append(f'<path class="g" d="M{x:.1f} {_TOP}V{_TOP + plot_height}"/>')
         if (bits - 2) % every == 0:
-            lines.append(
-                draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f")
-            )
-    lines.append(
-        draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f")
-    )
+            size = show_size(1 << bits)
+            lines.append(draw_text(x, _HEIGHT - 22, size, 12, anchor="middle", look="f"))
+    right = _WIDTH - _RIGHT
+    lines.append(draw_text(right, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"))
     lines.append(draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"))
     if limit is not None:
         _, y = place(2**low, limit[1])
@@ -72,19 +67,17 @@ def draw_curves(
             f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
         )
     for curve in reversed(curves):
-        path = " ".join(
-            f"{x:.1f} {y:.1f}" for x, y in (place(size, value) for size, value in curve.points)
-        )
+        points = [place(size, value) for size, value in curve.points]
+        path = " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
         dash = ' stroke-dasharray="4 3"' if curve.dashed else ""
         lines.append(
             f'<polyline class="{curve.look}" stroke-width="2.4" stroke-linejoin="round"{dash} '
             f'points="{path}"/>'
         )
-        if len(curve.points) <= _MOST_DOTS:
+        if len(curve.points) <= _MAX_DOTS:
             fill = curve.look.replace("plan", "fp").replace("stock", "fs")
             lines += [
-                f'<circle class="{fill}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>'
-                for x, y in (place(size, value) for size, value in curve.points)
+                f'<circle class="{fill}" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>' for x, y in points
             ]
     lines += _draw_legend(curves, limit)
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -1,23 +1,27 @@
-"""What the pictures of schedules share: elements of SVG as text, and the colours of light and dark
-pages.
-"""
+"""Write elements of SVG, with the colours of light and dark pages, for pictures of schedules."""
 
 from __future__ import annotations
 
 import math
 from xml.sax.saxutils import escape
 
+# Level lines of a picture.
 _LEVELS = 5
 
-# The classes that all pictures use; a page, or a picture that stands alone, holds it once.
+# The classes of all pictures; a page, or a picture in a file of its own, contains it once.
 STYLE = """\
-.tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;--bound:#4475b5;
+.tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;
+--bound:#4475b5;
 --node:#eef7dd;--rim:#6aa61c;--copy:#4475b5;--add:#c2410c;--wire:#cfd6de;
 font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
-@media (prefers-color-scheme:dark){.tp{--ink:#e4e9ee;--faint:#9aa7b4;--grid:#2c353f;--paper:#161b21;--plan:#8fd14f;
---stock:#ff9d66;--bound:#7fb0f0;--node:#26331a;--rim:#7fbf2f;--copy:#7fb0f0;--add:#ff9d66;--wire:#3b4652}}
-.tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{stroke:var(--wire);fill:none}
-.tp .plan{stroke:var(--plan);fill:none}.tp .stock{stroke:var(--stock);fill:none}.tp .bound{stroke:var(--bound);fill:none}
+@media (prefers-color-scheme:dark){.tp{--ink:#e4e9ee;--faint:#9aa7b4;--grid:#2c353f;--paper:#161b21;
+--plan:#8fd14f;
+--stock:#ff9d66;--bound:#7fb0f0;--node:#26331a;--rim:#7fbf2f;--copy:#7fb0f0;--add:#ff9d66;
+--wire:#3b4652}}
+.tp .t{fill:var(--ink)}.tp .f{fill:var(--faint)}.tp .g{stroke:var(--grid);fill:none}.tp .w{
+stroke:var(--wire);fill:none}
+.tp .plan{stroke:var(--plan);fill:none}.tp .stock{stroke:var(--stock);fill:none}.tp .bound{
+stroke:var(--bound);fill:none}
 .tp .node{fill:var(--node);stroke:var(--rim)}.tp .copy{fill:var(--copy)}.tp .add{fill:var(--add)}
 .tp .fp{fill:var(--plan)}.tp .fs{fill:var(--stock)}.tp .on{fill:var(--paper)}
 .tp .ce{stroke:var(--copy);fill:none}.tp .ae{stroke:var(--add);fill:none}.tp .dim{opacity:.62}
@@ -25,14 +29,11 @@ font-family:"Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif}
 
 
 def start_svg(width: float, height: float, title: str, *, alone: bool = False) -> list[str]:
-    """Return the first lines of an SVG picture. `alone`: it is a file of its own, and brings the
-    style along.
-    """
+    """Return the first lines of an SVG picture; with `alone` it is a whole file, with style."""
     name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
     lines = [
-        f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 '
-        f'{width:.0f} {height:.0f}" '
-        f'role="img">',
+        f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" role="img">',
         f"<title>{quote(title)}</title>",
     ]
     if alone:
@@ -47,11 +48,12 @@ def draw_text(
     x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t"
 ) -> str:
     """Return a text element; `look` is a class of STYLE."""
-    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{quote(text)}</text>'
+    attributes = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text class="{look}" {attributes}>{quote(text)}</text>'
 
 
 def choose_step(highest: float) -> float:
-    """Return a round distance between level lines, about five of which lead up to a value."""
+    """Return a round distance between level lines for about five of them up to a value."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / _LEVELS))
@@ -59,7 +61,7 @@ def choose_step(highest: float) -> float:
 
 
 def quote(text: str) -> str:
-    """Return a text escaped for HTML and XML; characters that XML cannot hold become U+FFFD."""
+    """Escape a text for HTML and XML; characters that XML excludes become U+FFFD."""
     return escape("".join(c if _is_xml(ord(c)) else "\ufffd" for c in text), {'"': "&quot;"})
 
 
@@ -70,7 +72,7 @@ def _is_xml(code: int) -> bool:
 
 
 def show_us(us: float) -> str:
-    """Return a time as people read it: 12.3 us, 4.5 ms, 1.2 s."""
+    """Format a time: 12.3 us, 4.5 ms, 1.2 s."""
     for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
         if us < limit:
             return f"{us / factor:.3g} {unit}"

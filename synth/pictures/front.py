@@ -1,5 +1,5 @@
-"""A Pareto front as an SVG picture: steps to the right, rounds a chunk upwards, and what the bound
-leaves room for.
+"""Draw a Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the
+bound.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from fractions import Fraction
 from ..ksync.pareto import FEASIBLE, INFEASIBLE, Front, Row
 from .drawing import choose_step, draw_text, quote, start_svg
 
+# Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
 def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
-    """Return the picture: a dot for each row with a schedule, on the front filled and joined by a
-    line; a cross for each row that is proved impossible, a ring for one that is not decided; the
-    least ratio that the bound allows is a dashed line.
+    """Return the picture: a dot for each row with a schedule, filled and connected on the front; a
+    cross for each row that is proved impossible, a ring for an undecided one; a dashed line for the
+    least ratio that the bound allows.
     """
-    least, ratios = float(front.least_ratio), [float(row.ratio) for row in front.rows]
-    last, top = (
-        max((row.steps for row in front.rows), default=1) + 1,
-        max([*ratios, least]) * 1.12 or 1.0,
-    )
-    first = min((row.steps for row in front.rows), default=1) - 1
+    least, steps_of = float(front.least_ratio), [row.steps for row in front.rows]
+    first, last = min(steps_of, default=1) - 1, max(steps_of, default=1) + 1
+    top = max([*(float(row.ratio) for row in front.rows), least]) * 1.12 or 1.0
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def place(steps: float, ratio: float) -> tuple[float, float]:
@@ -33,12 +31,10 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
 
     lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
     lines.append(draw_text(4, 16, title, 13))
-    lines.append(
-        draw_text(4, _TOP - 10, "rounds a chunk (R/C): the less, the more bandwidth", 12, look="f")
-    )
-    lines.append(
-        draw_text(_WIDTH - _RIGHT, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f")
-    )
+    axis = "rounds a chunk (R/C): the less, the more bandwidth"
+    lines.append(draw_text(4, _TOP - 10, axis, 12, look="f"))
+    right = _WIDTH - _RIGHT
+    lines.append(draw_text(right, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f"))
     key = "dot: chunks,steps,rounds; circle: another is better; cross: proved impossible"
     lines.append(draw_text(4, _HEIGHT - 6, key, 11, look="f"))
     step = choose_step(top)
@@ -54,12 +50,9 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
         f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} '
         f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
     )
-    lines.append(
-        draw_text(_LEFT + 6, y - 6, f"the bound: {_show_ratio(front.least_ratio)}", 12, look="f")
-    )
-    path = [
-        place(row.steps, float(row.ratio)) for row in sorted(front.front, key=lambda row: row.steps)
-    ]
+    lines.append(draw_text(_LEFT + 6, y - 6, f"the bound: {front.least_ratio}", 12, look="f"))
+    on_front = sorted(front.front, key=lambda row: row.steps)
+    path = [place(row.steps, float(row.ratio)) for row in on_front]
     if len(path) > 1:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in path)
         lines.append(f'<path class="plan" stroke-width="2" d="M{corners}"/>')
@@ -72,14 +65,15 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
 
 
 def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
-    """Return the mark of rows with the same steps and ratio; its title lists them."""
+    """Return the mark of rows with the same steps and ratio; its tooltip lists them."""
     title = "<title>" + quote("; ".join(map(_describe_row, rows))) + "</title>"
     if any(row in front.front for row in rows):
         label = next(row for row in rows if row in front.front)
         text = draw_text(x + 8, y - 7, f"{label.chunks},{label.steps},{label.rounds}", 11)
         return f'<circle class="fp" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>{text}'
     if any(row.status == FEASIBLE for row in rows):
-        return f'<circle class="plan" cx="{x:.1f}" cy="{y:.1f}" r="4" stroke-width="1.5">{title}</circle>'
+        circle = f'<circle class="plan" cx="{x:.1f}" cy="{y:.1f}" r="4" stroke-width="1.5">'
+        return f"{circle}{title}</circle>"
     if all(row.status == INFEASIBLE for row in rows):
         cross = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
         return f'<path class="stock" stroke-width="1.8" d="{cross}">{title}</path>'
@@ -87,20 +81,6 @@ def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
 
 
 def _describe_row(row: Row) -> str:
-    best = [
-        name
-        for name, holds in (
-            ("fewest steps", row.latency_optimal),
-            ("at the bound", row.bandwidth_optimal),
-        )
-        if holds
-    ]
-    return ", ".join(
-        [f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}", *best]
-    )
-
-
-def _show_ratio(ratio: Fraction) -> str:
-    return (
-        str(ratio.numerator) if ratio.denominator == 1 else f"{ratio.numerator}/{ratio.denominator}"
-    )
+    text = f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}"
+    text += ", fewest steps" if row.latency_optimal else ""
+    return text + (", at the bound" if row.bandwidth_optimal else "")

@@ -1,4 +1,4 @@
-"""The rates between all pairs of GPUs as an SVG picture: a square a pair, the darker the faster."""
+"""Draw the rates between all pairs of GPUs as an SVG picture: a square a pair, darker if faster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
 from .drawing import draw_text, quote, start_svg
 
-# GPUs that are drawn; they are the first ones.
-MOST_GPUS = 128
+# GPUs that are drawn, the first ones: more squares would be smaller than five pixels.
+MAX_GPUS = 128
+# Pixels: margins, the squares together and one alone, a square with text, a letter, the picture.
 _TOP, _BOTTOM, _MARGIN = 74, 40, 10
-_MOST_PIXELS, _MOST_CELL = 640, 52.0
-_LEAST_CELL_OF_TEXT = 30.0
-_LETTER = 7.0
-_LEAST_WIDTH = 420
+_MAX_PIXELS, _MAX_CELL = 640, 52.0
+_MIN_CELL_OF_TEXT, _LETTER, _MIN_WIDTH = 30.0, 7.0, 420
 
 Pair = tuple[int, int]
 
@@ -22,34 +21,28 @@ Pair = tuple[int, int]
 def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
     """Return the picture: a row a sending GPU, a column a receiving one.
 
-    Where the topology was measured (`topo-probe --measure`) the rates are those of each pair alone,
-    else those of the narrowest link on the pair's own route. A pair without a route is left white.
-    Rates are written into squares that are large enough, and told where one points at a square.
+    If the topology was measured by topo-probe, the rates are those of each pair alone, else those
+    of the narrowest link on the pair's own route. A pair without a route stays white. Rates are
+    written into squares that are large enough, and shown as tooltips.
     """
     measured = _find_measured_GBps(topology)
-    ranks = topology.ranks[:MOST_GPUS]
+    ranks = topology.ranks[:MAX_GPUS]
     rates = measured or _find_declared_GBps(topology, len(ranks))
-    cell = min(_MOST_CELL, _MOST_PIXELS / max(1, len(ranks)))
-    is_named = cell >= _LEAST_CELL_OF_TEXT
+    cell = min(_MAX_CELL, _MAX_PIXELS / max(1, len(ranks)))
+    is_named = cell >= _MIN_CELL_OF_TEXT
     left = 2 * _MARGIN + (_LETTER * max(map(len, ranks), default=0) if is_named else 0)
     side = cell * len(ranks)
-    width, height = max(_LEAST_WIDTH, left + side + _MARGIN), _TOP + side + _BOTTOM
+    width, height = max(_MIN_WIDTH, left + side + _MARGIN), _TOP + side + _BOTTOM
     low, high = min(rates.values(), default=0.0), max(rates.values(), default=0.0)
 
     title = f"{topology.name}: GB/s from GPU (row) to GPU (column)"
     lines = start_svg(width, height, title, alone=alone)
     lines.append(draw_text(_MARGIN, 20, title, 14))
-    how = (
-        "each pair alone, as measured"
-        if measured
-        else "the narrowest link on each pair's route, as declared"
-    )
-    more = (
-        f"; the first {MOST_GPUS} of {len(topology.ranks)} GPUs"
-        if len(topology.ranks) > MOST_GPUS
-        else ""
-    )
-    lines.append(draw_text(_MARGIN, 40, how + more, 12, look="f"))
+    declared = "the narrowest link on each pair's route, as declared"
+    how = "each pair alone, as measured" if measured else declared
+    if len(topology.ranks) > MAX_GPUS:
+        how += f"; the first {MAX_GPUS} of {len(topology.ranks)} GPUs"
+    lines.append(draw_text(_MARGIN, 40, how, 12, look="f"))
     for number, name in enumerate(ranks) if is_named else ():
         x, y = left + cell * (number + 0.5), _TOP + cell * (number + 0.5)
         lines.append(draw_text(x, _TOP - 6, _shorten(name, cell), 11, anchor="middle", look="f"))
@@ -59,29 +52,23 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
             continue
         x, y = left + cell * dst, _TOP + cell * src
         share = 1.0 if high == low else (rate - low) / (high - low)
-        told = quote(f"{ranks[src]} -> {ranks[dst]}: {rate:.4g} GB/s")
+        tooltip = quote(f"{ranks[src]} -> {ranks[dst]}: {rate:.4g} GB/s")
         lines.append(
             f'<rect class="fp" x="{x:.1f}" y="{y:.1f}" width="{0.97 * cell:.1f}" '
-            f'height="{0.97 * cell:.1f}" '
-            f'fill-opacity="{0.1 + 0.9 * share:.2f}"><title>{told}</title></rect>'
+            f'height="{0.97 * cell:.1f}" fill-opacity="{0.1 + 0.9 * share:.2f}">'
+            f"<title>{tooltip}</title></rect>"
         )
         if is_named:
-            look = "on" if share > 0.5 else "t"
-            lines.append(
-                draw_text(
-                    x + cell / 2, y + cell / 2 + 4, f"{rate:.3g}", 11, anchor="middle", look=look
-                )
-            )
-    lines.append(
-        draw_text(
-            _MARGIN, height - 14, f"{low:.4g} (light) to {high:.4g} GB/s (dark)", 12, look="f"
-        )
-    )
+            look, half = "on" if share > 0.5 else "t", cell / 2
+            text = draw_text(x + half, y + half + 4, f"{rate:.3g}", 11, anchor="middle", look=look)
+            lines.append(text)
+    key = f"{low:.4g} (light) to {high:.4g} GB/s (dark)"
+    lines.append(draw_text(_MARGIN, height - 14, key, 12, look="f"))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
-    """Return the measured rate of each pair of ranks, alone; nothing where none was measured."""
+    """Return the measured rate of each pair of ranks alone, if there is any."""
     measured = topology.extra.get("measured")
     pairs = measured.get("pairs") if isinstance(measured, Mapping) else None
     numbers = {name: number for number, name in enumerate(topology.ranks)}
@@ -96,21 +83,18 @@ def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
 
 
 def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
-    """Return the rate of the narrowest link on the route between each two of the first `count`
-    ranks.
-    """
+    """Return the rate of the narrowest link on the routes between the first `count` ranks."""
     router, rates = Router(topology), {}
     for src in range(count):
         for dst in range(count):
             route = router.route(src, dst) if src != dst else None
             if route is not None:
-                rates[src, dst] = float(
-                    min(topology.capacity_GBps[hop] for hop in route_links(route))
-                )
+                narrowest = min(topology.capacity_GBps[hop] for hop in route_links(route))
+                rates[src, dst] = float(narrowest)
     return rates
 
 
 def _shorten(name: str, pixels: float) -> str:
-    """Return the end of a name that fits above a column: the ends of names differ."""
+    """Return the end of a name that fits above a column: ends of names differ most."""
     letters = int(pixels / _LETTER)
     return name if len(name) <= letters else "\u2026" + name[len(name) - letters + 1 :]

@@ -1,6 +1,4 @@
-"""The trace of a plan at a size, as predicted; runtime/measuring/trace.py puts beside it what was
-measured.
-"""
+"""Write the predicted trace of a plan at a size; runtime/measuring/trace.py adds measurements."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from . import chrome_trace
 
 
 def write_plan_trace(plan: Plan, size_bytes: int) -> str:
-    """Return the Chrome trace of the plan's schedule for a size. InputError where it has too many
-    transfers to list.
+    """Return the Chrome trace of the plan's schedule for a size.
+
+    Raises InputError if the schedule has too many transfers to list.
     """
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
@@ -32,7 +31,7 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
 
 
 def describe_run(schedule: Schedule, topology: Topology, size_bytes: int) -> dict[str, Any]:
-    """Return what a trace says of the schedule that it is of."""
+    """Return the description of a schedule that its traces contain."""
     return {
         "topology": topology.name,
         "fingerprint": topology.fingerprint,

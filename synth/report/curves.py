@@ -1,4 +1,4 @@
-"""The curve of a plan against size, beside stock's ring and the bound."""
+"""Draw the curve of a plan against size, with stock's ring and the bound."""
 
 from __future__ import annotations
 
@@ -22,31 +22,24 @@ def draw_plan_curves(
     *,
     alone: bool = False,
 ) -> str:
-    """Return the picture of what is predicted, and of the bound; of a plan, of stock's ring, or of
-    both.
-    """
-    calibrated = (
-        plan is not None and host_of(plan.topology) is not None
-    )  # then each point is played, which takes longer
+    """Return the picture of a plan, stock's ring or both as predicted, and of the bound."""
+    # With calibrated host costs each point is a simulation, so every other size is left out.
+    calibrated = plan is not None and host_of(plan.topology) is not None
     sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
     curves = []
     if plan is not None:
-        curves.append(
-            Curve("plan", "plan", tuple((size, _algbw_GBps(plan, size)) for size in sizes))
-        )
+        points = tuple((size, _algbw_GBps(plan, size)) for size in sizes)
+        curves.append(Curve("plan", "plan", points))
     if stock is not None:
         name = f"stock's {stock.what.partition(' ')[0]}"
         curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
     level = None if limit is None else ("bound", float(limit.algbw_GBps))
-    return draw_curves(
-        f"{collective.name}: algbw against size, predicted", curves, level, alone=alone
-    )
+    title = f"{collective.name}: algbw against size, predicted"
+    return draw_curves(title, curves, level, alone=alone)
 
 
 def draw_plan_alone(plan: Plan) -> str:
-    """Return the picture of a plan, stock's ring (where there is one) and the bound as an SVG
-    file.
-    """
+    """Return the picture of a plan, stock's ring (if there is one) and the bound as an SVG file."""
     try:
         stock = StockRing(plan.collective, plan.router)
     except InfeasibleError:

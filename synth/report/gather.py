@@ -1,5 +1,5 @@
-"""What a report says, found within a time limit: findings, bounds, plans of the main collectives,
-and what stock would do.
+"""Collect the contents of a report within a time limit: findings, bounds, plans of the main
+collectives, and what stock would do.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
 from .stock import StockRing
 
-MAIN = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall")
-# Of the time limit; what is left over goes to those after.
+# Shares of the time limit for each collective; what one leaves goes to the next ones.
 _SHARES = {
     "allreduce": 0.4,
     "allgather": 0.2,
@@ -36,19 +35,21 @@ _SHARES = {
     "broadcast": 0.12,
     "alltoall": 0.06,
 }
-# With more GPUs, only allreduce is planned, by packing alone; with more still, only where there is
-# time for it.
+# With more GPUs only allreduce is planned, by packing alone; with more still, only with enough
+# time.
 _LARGE_RANKS, _PLANNED_RANKS = 64, 256
-# Seconds that a report must be allowed so that more than _PLANNED_RANKS GPUs are planned for.
+# Seconds that a plan for more than _PLANNED_RANKS GPUs needs.
 _LARGE_PLAN_S = 30
-# With more GPUs, the bottleneck is not looked for: it takes as long as the bound, several times.
+# Share of a collective's time for its plan; the bound and the bottleneck get the rest.
+_PLAN_SHARE = 0.8
+# With more GPUs the bottleneck is not analysed: that takes several times as long as the bound.
 _EXPLAINED_RANKS = 128
 
 
 @dataclass
 class Section:
-    """What is found out about one collective; `missing` is why there is no plan, `cut_short` what
-    the time limit stopped.
+    """The results for one collective; `missing` says why there is no plan, `cut_short` lists the
+    searches that the time limit stopped.
     """
 
     collective: Collective
@@ -64,8 +65,8 @@ class Section:
 
 @dataclass
 class Report:
-    """A machine, what the doctor finds, and a section for each collective; `plan_file` names the
-    plan that was asked for.
+    """A machine, the doctor's findings, and a section for each collective; `plan_file` names the
+    plan if the report is on one.
     """
 
     topology: Topology
@@ -79,9 +80,7 @@ class Report:
 def gather_report(
     machine: Topology, time_limit_s: float = USUAL_LIMIT_S, say: Callable[[str], None] | None = None
 ) -> Report:
-    """Return the report on a machine. Searches end with the time limit, and the report says which
-    were cut short.
-    """
+    """Return the report on a machine. Searches that the time limit cuts short are listed in it."""
     started = time.monotonic()
     topology, router = load_for_planning(machine)
     report = Report(topology, machine, examine(machine), [])
@@ -89,13 +88,12 @@ def gather_report(
         return report
     left = time_limit_s
     rest = sum(_SHARES.values())
-    for name in MAIN:
+    for name in _SHARES:
         begun = time.monotonic()
         if say is not None:
             say(f"{name} ...")
-        large = (
-            len(topology.ranks) > _LARGE_RANKS
-        )  # then there is nothing after allreduce that time could be kept for
+        # On a large machine allreduce is the only collective, so it gets all the time.
+        large = len(topology.ranks) > _LARGE_RANKS
         seconds = left if large else max(0.2, left * _SHARES[name] / rest)
         report.sections.append(_gather_section(name, router, seconds))
         left -= time.monotonic() - begun
@@ -107,7 +105,7 @@ def gather_report(
 
 
 def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
-    """Return the report on a plan: its machine, and its one collective."""
+    """Return the report on a plan: on its machine and its collective."""
     started = time.monotonic()
     section = Section(plan.collective, Bounds(plan.bound, plan.bound_one_way), plan=plan)
     section.candidates = tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries)
@@ -118,17 +116,17 @@ def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> 
 
 
 def _gather_section(name: str, router: Router, seconds: float) -> Section:
-    """Return what is found out about a collective in about so many seconds."""
-    topology = router.topology
-    effort = Effort(seconds)
-    section = Section(collective_on(name, topology))
-    n = len(topology.ranks)
+    topology, effort = router.topology, Effort(seconds)
+    section, n = Section(collective_on(name, topology)), len(topology.ranks)
     if n > _PLANNED_RANKS and seconds < _LARGE_PLAN_S:
-        section.missing = f"with {n:,} GPUs it takes longer than this report may ({seconds:g} s); topo-report --time-limit 60 has one"
+        section.missing = (
+            f"with {n:,} GPUs it takes longer than this report may ({seconds:g} s); a report with "
+            "a time limit of 60 s has one"
+        )
     else:
         try:
-            strategy = "packing" if n > _LARGE_RANKS else AUTO
-            made = synthesize(section.collective, topology, strategy, seconds * 0.8, router=router)
+            strategy, limit_s = "packing" if n > _LARGE_RANKS else AUTO, seconds * _PLAN_SHARE
+            made = synthesize(section.collective, topology, strategy, limit_s, router=router)
             section.plan, section.candidates = made.plan, made.candidates
             section.cut_short += made.cut_short
             section.bounds = Bounds(made.plan.bound, made.plan.bound_one_way)
@@ -139,34 +137,27 @@ def _gather_section(name: str, router: Router, seconds: float) -> Section:
 
 
 def _complete(section: Section, router: Router, effort: Effort) -> None:
-    """Add bounds where they are missing, the bound where switches add, the bottleneck (for
-    allreduce), and stock's ring.
-    """
-    topology = router.topology
+    """Add missing bounds, the bound for switches that add, the bottleneck, and stock's ring."""
+    topology, collective = router.topology, section.collective
     try:
-        if section.bounds is None:
-            section.bounds = find_bounds(section.collective, router, effort)
-        section.in_network = bound_in_network(
-            section.collective, topology, section.bounds.multipath, effort
-        )
+        bounds = section.bounds or find_bounds(collective, router, effort)
+        section.bounds = bounds
+        section.in_network = bound_in_network(collective, topology, bounds.multipath, effort)
         if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
-            limit = section.bounds.single_path
-            # The schedules that the plan chose from say what each strategy reaches.
+            # The candidates of the plan say what each strategy reaches.
             section.explanation = explain(
-                section.collective, router, limit, section.candidates, effort
+                collective, router, bounds.single_path, section.candidates, effort
             )
     except (InfeasibleError, TimeLimitError) as error:
         section.missing = section.missing or str(error)
     try:
-        section.stock = StockRing(section.collective, router)
+        section.stock = StockRing(collective, router)
     except (InfeasibleError, InputError):
         section.stock = None
     section.cut_short = list(dict.fromkeys([*section.cut_short, *effort.cut_short]))
 
 
 def shown_schedule(plan: Plan, size_bytes: int, segments: int) -> Schedule:
-    """Return the plan's schedule for a size in at most so many segments, so that single transfers
-    can be seen.
-    """
+    """Return the plan's schedule for a size in at most `segments`, to keep transfers visible."""
     schedule = plan.entry_for(size_bytes).schedule
     return replace(schedule, segments=min(schedule.segments, segments))

@@ -1,6 +1,4 @@
-"""The first half of a report: the machine, how its GPUs reach each other, and what the doctor
-finds.
-"""
+"""Write the first half of a report: the machine, the connections of its GPUs, and the findings."""
 
 from __future__ import annotations
 
@@ -28,56 +26,47 @@ from ...topo.pictures.table import MAX_GPUS, list_adding
 from ..pictures.drawing import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
-# Links that are looked at to count pairs of GPUs; beyond, the first rows stand for all.
-_MOST_STEPS = 60_000
-_MOST_NOTES, _MOST_FINDINGS, _MOST_EVIDENCE, _MOST_DEVICES = 30, 40, 6, 80
-# Pixels; wider pictures scroll sideways where there is less room than that, since nobody could read
-# them any more.
+# Steps along links to classify pairs of GPUs; beyond, the first rows stand for all.
+_MAX_STEPS = 60_000
+# Lines of a page on one subject; further ones are counted.
+_MAX_NOTES, _MAX_FINDINGS, _MAX_EVIDENCE, _MAX_DEVICES = 30, 40, 6, 80
+# Pixels; wider pictures scroll sideways on smaller screens, where they would be illegible
+# otherwise.
 _FITS_A_PHONE = 820
-# Pixels beyond which alike boxes are drawn once; the share of its width to which a wide picture may
-# shrink.
-_DRAWN_WHOLE, _LEAST_SCALE = 2_400, 0.7
-# With more GPUs, cells of their matrix have the rate below the way.
-_MOST_IN_A_LINE = 8
-_MOST_PICTURE_BYTES = 900_000
+# Pixels beyond which one box stands for all that are alike, and how far wide pictures may shrink.
+_DRAWN_WHOLE, _MIN_SCALE = 2_400, 0.7
+# GPUs up to which cells of the matrix have label and rate in one line.
+_MAX_IN_A_LINE = 8
+# Bytes of a picture in a page that is also sent by mail.
+_MAX_PICTURE_BYTES = 900_000
 
 
 def write_machine(machine: Topology) -> str:
     """Return the section about the machine: its picture, devices, links and notes."""
     picture, left_out = _draw(machine)
     parts: list[str] = []
-    if len(picture) <= _MOST_PICTURE_BYTES:
+    if len(picture) <= _MAX_PICTURE_BYTES:
         caption = "GB/s in one direction" + (f"; {left_out}" if left_out else "")
         look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
-        parts.append(
-            make_paragraph(
-                "too large to draw; topo-probe --format dot writes it for Graphviz", soft=True
-            )
-        )
-    parts += [
-        _list_links(machine),
-        *(make_paragraph(line, soft=True) for line in describe_rates(machine)),
-    ]
-    parts += [make_paragraph(line, soft=True) for line in list_adding(machine)]
-    parts += _list_ways(machine)
-    parts.append(_list_devices(machine))
+        text = "too large to draw; topo-probe's format dot writes it for Graphviz"
+        parts.append(make_paragraph(text, soft=True))
+    about = [*describe_rates(machine), *list_adding(machine)]
+    parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
+    parts += [*_list_connections(machine), _list_devices(machine)]
     listed = [str(note) for note in machine.notes]
     if listed:
-        more = [f"and {len(listed) - _MOST_NOTES} more"] if len(listed) > _MOST_NOTES else []
-        items = "".join(f"<li>{quote(note)}</li>" for note in [*listed[:_MOST_NOTES], *more])
-        parts.append(
-            make_details(
-                f"{len(listed)} notes on what could not be read or was assumed", f"<ul>{items}</ul>"
-            )
-        )
+        more = [f"and {len(listed) - _MAX_NOTES} more"] if len(listed) > _MAX_NOTES else []
+        items = "".join(f"<li>{quote(note)}</li>" for note in [*listed[:_MAX_NOTES], *more])
+        title = f"{len(listed)} notes on what could not be read or was assumed"
+        parts.append(make_details(title, f"<ul>{items}</ul>"))
     return make_section("machine", "The machine", *parts)
 
 
 def _draw(machine: Topology) -> tuple[str, str | None]:
-    """Return the machine as SVG, and what is left out of it: most of many GPUs, alike boxes where
-    it gets wide.
+    """Return the machine as SVG, and what is left out of it: most of many GPUs, or alike boxes of a
+    wide picture.
     """
     collapsed = collapse(machine)
     picture = svg.write(collapsed.topology)
@@ -86,26 +75,22 @@ def _draw(machine: Topology) -> tuple[str, str | None]:
         if fewer.left_out:
             collapsed, picture = fewer, svg.write(fewer.topology)
     width = _read_width(picture)
-    size = f' style="min-width:{round(width * _LEAST_SCALE)}px"' if width > _FITS_A_PHONE else ""
+    size = f' style="min-width:{round(width * _MIN_SCALE)}px"' if width > _FITS_A_PHONE else ""
     return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), collapsed.left_out
 
 
 def _read_width(picture: str) -> int:
-    found = re.search(r'width="(\d+)"', picture)
-    return int(found[1]) if found else 0
+    match = re.search(r'width="(\d+)"', picture)
+    return int(match[1]) if match else 0
 
 
 def write_findings(examination: Examination) -> str:
     """Return the section with the doctor's findings, worst first."""
     parts = [make_paragraph(examination.summary)]
-    parts += [_write_finding(finding) for finding in examination.findings[:_MOST_FINDINGS]]
-    if len(examination.findings) > _MOST_FINDINGS:
-        parts.append(
-            make_paragraph(
-                f"and {len(examination.findings) - _MOST_FINDINGS} more; topo-probe --check lists "
-                "them"
-            )
-        )
+    parts += [_write_finding(finding) for finding in examination.findings[:_MAX_FINDINGS]]
+    if len(examination.findings) > _MAX_FINDINGS:
+        left = len(examination.findings) - _MAX_FINDINGS
+        parts.append(make_paragraph(f"and {left} more; topo-probe's check lists them"))
     skipped: dict[str, list[str]] = defaultdict(list)
     for name, lack in examination.skipped:
         skipped[lack].append(name)
@@ -113,18 +98,15 @@ def write_findings(examination: Examination) -> str:
         items = "".join(
             f"<li>{quote(', '.join(names))}: {quote(lack)}</li>" for lack, names in skipped.items()
         )
-        parts.append(
-            make_details(
-                f"{len(examination.skipped)} checks could not be made", f"<ul>{items}</ul>"
-            )
-        )
+        title = f"{len(examination.skipped)} checks could not be made"
+        parts.append(make_details(title, f"<ul>{items}</ul>"))
     return make_section("findings", "Findings", *parts)
 
 
 def _write_finding(finding: Finding) -> str:
-    evidence = [*finding.evidence[:_MOST_EVIDENCE]]
-    if len(finding.evidence) > _MOST_EVIDENCE:
-        evidence.append(f"and {len(finding.evidence) - _MOST_EVIDENCE} more of the kind")
+    evidence = [*finding.evidence[:_MAX_EVIDENCE]]
+    if len(finding.evidence) > _MAX_EVIDENCE:
+        evidence.append(f"and {len(finding.evidence) - _MAX_EVIDENCE} more of the kind")
     items = "".join(f"<li>{quote(line)}</li>" for line in evidence)
     return (
         f'<div class="finding {finding.severity}"><b>{finding.severity}</b> '
@@ -140,75 +122,61 @@ def _list_links(machine: Topology) -> str:
         classes[cable.kind, cable.GBps, cable.count, cable.directed].append(cable)
     widths = find_widths(machine)
     rows = []
-    for (kind, GBps, count, one_way), cables in sorted(
-        classes.items(), key=lambda item: (item[0][0], -item[0][1])
-    ):
-        ways = "one way" if one_way else "each way"
-        lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
-        rows.append(
-            (
-                get_kind_name(kind),
-                f"{len(cables):,}",
-                f"{format_rate(GBps)} {ways}",
-                ", ".join(lanes),
-            )
-        )
-    return make_table(("links", "how many", "GB/s", "lanes"), rows[:_MOST_DEVICES], right=(1, 2, 3))
+    by_rate = sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1]))
+    for (kind, GBps, count, is_directed), cables in by_rate:
+        rate = f"{format_rate(GBps)} {'in one direction' if is_directed else 'in each direction'}"
+        width = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
+        rows.append((get_kind_name(kind), f"{len(cables):,}", rate, ", ".join(width)))
+    return make_table(("links", "how many", "GB/s", "width"), rows[:_MAX_DEVICES], right=(1, 2, 3))
 
 
-def _list_ways(machine: Topology) -> list[str]:
-    """Return how GPUs reach each other: as a matrix, or counted where there are many."""
+def _list_connections(machine: Topology) -> list[str]:
+    """Return the connections of GPUs: as a matrix, or counted if there are many."""
     if len(machine.ranks) < 2:
         return []
-    rows = find_connections(machine, _MOST_STEPS)
-    pairs = Counter(way for i, row in enumerate(rows) for j, way in enumerate(row) if i != j)
-    used = dict.fromkeys(way.label.rstrip("0123456789") for way in pairs)
+    rows = find_connections(machine, _MAX_STEPS)
+    pairs = Counter(x for i, row in enumerate(rows) for j, x in enumerate(row) if i != j)
+    used = dict.fromkeys(x.label.rstrip("0123456789") for x in pairs)
     meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
-    legend = make_paragraph(
-        "; ".join(meaning[label] for label in used if label in meaning), soft=True
-    )
+    texts = (meaning[label] for label in used if label in meaning)
+    legend = make_paragraph("; ".join(texts), soft=True)
     if len(rows) == len(machine.ranks) <= MAX_GPUS:
-        titles = ["from \\ to", *(str(i) for i in range(len(rows)))]
+        titles = ["from \\ to", *map(str, range(len(rows)))]
+        between = "\n" if len(rows) > _MAX_IN_A_LINE else " "
         cells = [
-            (
-                str(i),
-                *(
-                    _show_connection(way, "\n" if len(rows) > _MOST_IN_A_LINE else " ")
-                    for way in row
-                ),
-            )
-            for i, row in enumerate(rows)
+            (str(i), *(_show_connection(x, between) for x in row)) for i, row in enumerate(rows)
         ]
         head = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
         return [head, make_table(titles, cells), legend]
-    counted = (
-        "" if len(rows) == len(machine.ranks) else f", counted from the first {len(rows)} GPUs"
-    )
-    listed = sorted(pairs.items(), key=lambda item: -item[1])[:_MOST_DEVICES]
+    some = f", counted from the first {len(rows)} GPUs"
+    counted = "" if len(rows) == len(machine.ranks) else some
+    listed = sorted(pairs.items(), key=lambda item: -item[1])[:_MAX_DEVICES]
     cells = [
-        (way.label, "" if way.GBps is None else format_rate(way.GBps), f"{number:,}")
-        for way, number in listed
+        (x.label, "" if x.GBps is None else format_rate(x.GBps), f"{number:,}")
+        for x, number in listed
     ]
-    table = make_table(("way", "GB/s alone", "pairs"), cells, right=(1, 2))
+    table = make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2))
     return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
 
 
-def _show_connection(way: Connection, between: str) -> str:
-    if way.label == "X":
+def _show_connection(connection: Connection, between: str) -> str:
+    if connection.label == "X":
         return "\u00b7"
-    return way.label if way.GBps is None else f"{way.label}{between}{format_rate(way.GBps)}"
+    rate = "" if connection.GBps is None else f"{between}{format_rate(connection.GBps)}"
+    return f"{connection.label}{rate}"
 
 
 def _list_devices(machine: Topology) -> str:
     rank = {ident: str(i) for i, ident in enumerate(machine.ranks)}
-    if len(machine.devices) > _MOST_DEVICES:
+    if len(machine.devices) > _MAX_DEVICES:
         kinds = Counter(FAMILY_NAMES[d.family] if d.family else d.kind for d in machine.devices)
         rows: Iterable[tuple[str, ...]] = [(kind, f"{number:,}") for kind, number in kinds.items()]
         return make_table(("devices", "how many"), rows, right=(1,))
     rows = [
         (
             rank.get(d.id, ""), d.id, FAMILY_NAMES[d.family] if d.family else d.kind,
-            "" if d.numa_node is None else str(d.numa_node), d.bus_id or "", str(d.extra.get("name") or ""),
+            "" if d.numa_node is None else str(d.numa_node), d.bus_id or "",
+            str(d.extra.get("name") or ""),
         )
         for d in machine.devices
     ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""What a stock ring would take, predicted: ranks in their order, or else the first order with
-routes, costed as plans are.
+"""Predict the time of a stock ring, costed like plans: in rank order, or else in the first order
+with routes.
 
-This is a model, not a measurement: what a library does that does not look at the machine (gloo, or
-a hand-written ring). NCCL searches rings of its own, and may be faster.
+This models a library that ignores the machine (gloo, or a hand-written ring); it is no measurement.
+NCCL searches its own rings, and may be faster.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
-from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.affine import Cost, costs_between_gpus, tighten
-from ..cost.host_costs import HostCosts, host_of
+from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
 from ..cost.simulate import MAX_GROUPS
 from ..effort import Effort
@@ -22,15 +21,18 @@ from ..ir.schedule import Schedule
 from ..ir.transform import compose
 from ..request import Request, Send, build_schedule, segment_counts
 
-# Times that data goes around the ring.
+# Times that data travels around the ring.
 _RINGS = {"allreduce": 2, "allgather": 1, "reduce-scatter": 1}
-_MOST_SEARCHED, _MOST_TRIED, _MOST_NAMED = 64, 20_000, 16
+# Collectives that are a pipelined chain instead.
 _CHAINS = ("broadcast", "reduce")
+# Ranks up to which orders are searched, beginnings of orders that are tried, ranks that are named.
+_MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 
 
 class StockRing:
     """Predicts a collective by a ring in rank order (broadcast and reduce: a pipelined chain).
-    InfeasibleError where there is none: another collective, or two ranks in turn without a route.
+
+    Raises InfeasibleError for other collectives, and if no order of ranks has routes.
     """
 
     def __init__(self, collective: Collective, router: Router) -> None:
@@ -38,18 +40,17 @@ class StockRing:
         self._host = host_of(router.topology)
         self._costs: list[Cost] = []
         self._order = find_order(router)
-        said = "rank order"
+        order = "rank order"
         if self._order != tuple(range(collective.ranks)):
-            listed = ", ".join(map(str, self._order[:_MOST_NAMED])) + (
-                " ..." if collective.ranks > _MOST_NAMED else ""
-            )
-            said = f"the order {listed}, the first that has routes"
+            more = " ..." if collective.ranks > _MAX_NAMED else ""
+            listed = ", ".join(map(str, self._order[:_MAX_NAMED])) + more
+            order = f"the order {listed}, the first that has routes"
         self._schedule: Schedule | None = None
         if collective.name in _RINGS:
-            self.what = f"ring in {said}, one direction"
+            self.what = f"ring in {order}, one direction"
             self._costs = [self._cost_ring()]
         elif collective.name in _CHAINS:
-            self.what = f"chain in {said}, in as many segments as are best"
+            self.what = f"chain in {order}, in the best number of segments"
             self._costs = self._cost_chain()
         else:
             raise InfeasibleError(f"{collective.name} has no ring")
@@ -57,7 +58,7 @@ class StockRing:
     def time_s(self, size_bytes: int) -> float:
         """Return the predicted seconds for a buffer."""
         if self._host is not None and self._schedule is not None:
-            return _play(self._schedule, self._topology, self._host, size_bytes)
+            return time_us(self._schedule, self._topology, self._host, size_bytes) * 1e-6
         return min(cost.time_s(size_bytes) for cost in self._costs)
 
     def algbw_GBps(self, size_bytes: int) -> float:
@@ -66,7 +67,7 @@ class StockRing:
         return size_bytes / time_s / 1e9 if time_s else 0.0
 
     def _cost_ring(self) -> Cost:
-        """Return the cost of all steps, which are alike: every rank sends a share to the next."""
+        """Return the cost of all steps; in each of them every rank sends a share to the next."""
         n, times = self._collective.ranks, _RINGS[self._collective.name]
         request = Request(Collective("allgather", n), self._topology, Effort(), router=self._router)
         chunks = tuple(Chunk(Fraction(1, n), source=rank) for rank in range(n))
@@ -75,6 +76,7 @@ class StockRing:
         step = build_schedule(request, "stock ring", chunks, sends)
         cost = costs_between_gpus(step, self._topology, [1])[0]
         steps = times * (n - 1)
+        # Host costs need a simulation of every message.
         if self._host is not None and steps * n <= MAX_GROUPS:
             self._schedule = build_ring(self._collective, self._router, order)
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
@@ -92,18 +94,20 @@ class StockRing:
 
 
 def find_order(router: Router) -> tuple[int, ...]:
-    """Return rank order where each rank has a route to the next, else the first order of ranks
-    (from 0 on) in which it has.
+    """Return the rank order if each rank has a route to the next, else the first order (from rank 0
+    on) in which each has.
 
-    Raises InfeasibleError where there is none, or none was found among _MOST_TRIED beginnings.
+    Raises InfeasibleError if there is none, or none among _MAX_TRIED beginnings.
     """
     n = len(router.topology.ranks)
     if all(router.route(rank, (rank + 1) % n) is not None for rank in range(n)):
         return tuple(range(n))
-    if n > _MOST_SEARCHED:
-        raise InfeasibleError(f"rank order has no routes, and of {n} GPUs no other order is sought")
+    if n > _MAX_SEARCHED:
+        raise InfeasibleError(
+            f"rank order has no routes, and for {n} GPUs no other order is searched"
+        )
     order, choices, tried = [0], [list(range(n - 1, 0, -1))], 0
-    while choices and tried < _MOST_TRIED:
+    while choices and tried < _MAX_TRIED:
         if len(order) == n and router.route(order[-1], 0) is not None:
             return tuple(order)
         if not choices[-1]:
@@ -115,24 +119,20 @@ def find_order(router: Router) -> tuple[int, ...]:
         if router.route(order[-1], rank) is not None:
             order.append(rank)
             choices.append([other for other in range(n - 1, 0, -1) if other not in order])
-    raise InfeasibleError("no order of the ranks was found in which each has a route to the next")
+    raise InfeasibleError("the search got no order of ranks in which each has a route to the next")
 
 
 def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -> Schedule:
-    """Return the ring in an order of ranks as a schedule, step by step."""
+    """Return the ring in an order of ranks as a schedule."""
     n = collective.ranks
     request = Request(collective, router.topology, Effort(), router=router)
 
     def build_half(name: str, shift: int) -> Schedule:
-        scattering = name == "reduce-scatter"
-        chunks = tuple(
-            Chunk(Fraction(1, n), target=rank) if scattering else Chunk(Fraction(1, n), source=rank)
-            for rank in range(n)
-        )
-        op = "reduce" if scattering else "copy"
+        op, end = ("reduce", "target") if name == "reduce-scatter" else ("copy", "source")
+        chunks = tuple(Chunk(Fraction(1, n), **{end: rank}) for rank in range(n))
         sends: list[Send] = [
-            (s, order[(place + shift + s) % n], order[(place + shift + s + 1) % n], rank, op)  # type: ignore[misc]
-            for place, rank in enumerate(order)
+            (s, order[(i + shift + s) % n], order[(i + shift + s + 1) % n], rank, op)  # type: ignore[misc]
+            for i, rank in enumerate(order)
             for s in range(n - 1)
         ]
         return build_schedule(request.of(Collective(name, n)), "stock ring", chunks, sends)
@@ -140,12 +140,6 @@ def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -
     if collective.name == "allgather":
         return build_half("allgather", 0)
     scatter = build_half("reduce-scatter", 1)
-    return (
-        scatter
-        if collective.name == "reduce-scatter"
-        else compose(scatter, build_half("allgather", 0))
-    )
-
-
-def _play(schedule: Schedule, topology: Topology, host: HostCosts, size_bytes: int) -> float:
-    return time_us(schedule, topology, host, size_bytes) * 1e-6
+    if collective.name == "reduce-scatter":
+        return scatter
+    return compose(scatter, build_half("allgather", 0))

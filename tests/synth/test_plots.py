@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from topoplan.cli import probe, synth
 from topoplan.runtime.lab.report.bars import draw_bars
 from topoplan.runtime.lab.report.results import RunResult
-from topoplan.synth.pictures.heat_map import MOST_GPUS, draw_heat_map
+from topoplan.synth.pictures.heat_map import MAX_GPUS, draw_heat_map
 from topoplan.topo.presets import preset
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -83,7 +83,7 @@ def test_measured_rates_come_before_declared_ones() -> None:
 
 def test_a_thousand_gpus_are_drawn_in_part_and_it_is_said() -> None:
     picture = draw_heat_map(preset("switch:1000"), alone=True)
-    assert len(read_titles(picture, "rect")) == MOST_GPUS * (MOST_GPUS - 1)
+    assert len(read_titles(picture, "rect")) == MAX_GPUS * (MAX_GPUS - 1)
     assert "the first 128 of 1000 GPUs" in picture
 
 

@@ -20,8 +20,8 @@ from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.curves import Curve, draw_curves
-from topoplan.synth.pictures.timeline import MOST_ROWS, draw_links, draw_timeline
-from topoplan.synth.pictures.trees import draw_way, list_ways
+from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
+from topoplan.synth.pictures.trees import draw_flow, list_flows
 from topoplan.synth.plan import Plan
 from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
@@ -179,7 +179,7 @@ def test_more_gpus_than_usual_are_planned_for_where_there_is_time(
     monkeypatch.setattr(gather, "_LARGE_RANKS", 2)
     monkeypatch.setattr(gather, "_PLANNED_RANKS", 4)
     (section,) = gather_report(preset("ring:6"), 1).sections
-    assert section.plan is None and "topo-report --time-limit 60 has one" in str(section.missing)
+    assert section.plan is None and "a time limit of 60 s has one" in str(section.missing)
     monkeypatch.setattr(gather, "_LARGE_PLAN_S", 1)
     (section,) = gather_report(preset("ring:6"), 1).sections
     assert section.plan is not None and section.missing is None
@@ -290,16 +290,16 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
     assert shares == sorted(shares, reverse=True) and 0 < shares[0] <= 100
     many = [replace(time, src=time.src + 4 * i) for i in range(8) for time in times]
     text = draw_timeline("timeline", many, 32)
-    assert f"rank {MOST_ROWS - 1}</text>" in text
-    assert f"rank {MOST_ROWS}</text>" not in text
+    assert f"rank {MAX_ROWS - 1}</text>" in text
+    assert f"rank {MAX_ROWS}</text>" not in text
 
 
-def test_ways_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
+def test_flows_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
     plan = Plan.load(plans("dgx1", "allreduce", "packing"))
     schedule = as_sent(plan.entries[-1].schedule.uncut, plan.router)
-    ways = list_ways(schedule)
-    assert sum(way.share for way in ways) == 1
-    text = draw_way(plan.topology, ways[0])
+    flows = list_flows(schedule)
+    assert sum(flow.share for flow in flows) == 1
+    text = draw_flow(plan.topology, flows[0])
     assert text.count("<circle") == 8
     report_plan(plan, "plan.json", 1)
 
