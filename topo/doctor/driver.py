@@ -1,5 +1,5 @@
-"""Checks of the driver: that it answers and lists all GPUs, and that these answer, without MIG, with
-active NVLinks in one healthy fabric.
+"""Checks of the driver: that it answers and lists all GPUs, and that these answer, without MIG,
+with active NVLinks in one healthy fabric.
 """
 
 from __future__ import annotations

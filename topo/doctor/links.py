@@ -76,8 +76,8 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             "warning",
             "asymmetric-link",
             about,
-            f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} in this direction but {format_GBps(slow)} "
-            "back",
+            f"{_join_pairs(evidence[::2])}: {format_GBps(fast)} in this direction but "
+            f"{format_GBps(slow)} back",
             evidence,
             "measure both directions; a healthy cable carries the same in each",
         )

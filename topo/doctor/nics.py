@@ -16,7 +16,8 @@ from .pcie import MAX_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
 from .view import Check, DoctorView, parse_whole
 
 _NOT_AT_WORK = re.compile(
-    r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|disabled|polling|inactive)"
+    r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|"
+    r"disabled|polling|inactive)"
 )
 # Ports below 25 Gb/s are for management where there are faster ones.
 MIN_DATA_GBps = Fraction(25, 8)

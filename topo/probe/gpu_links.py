@@ -1,5 +1,5 @@
-"""Join the NVLinks that NVML reports, and the xGMI links that AMD's driver reports, to links between
-GPUs and to an NVSwitch.
+"""Join the NVLinks that NVML reports, and the xGMI links that AMD's driver reports, to links
+between GPUs and to an NVSwitch.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
     for a, peers in counts.items():
         for b, count in peers.items():
             if b in counts and a < b and counts[b][a] != count:
-                yield f"{a} reports {count} active NVLinks to {b}, which reports {counts[b][a]} back"
+                back = counts[b][a]
+                yield f"{a} reports {count} active NVLinks to {b}, which reports {back} back"
             if b in counts and a > b and not counts[b][a]:
                 yield f"{a} reports {count} active NVLinks to {b}, which reports 0 back"
     groups: dict[int, list[str]] = defaultdict(list)
@@ -194,7 +195,8 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
     most = max(groups, key=lambda total: (len(groups[total]), total), default=0)
     for total, devices in sorted(groups.items()):
         if total < most:
-            yield f"{', '.join(devices)}: {total} active NVLinks, where {len(groups[most])} others have {most}"
+            others = f"{len(groups[most])} others have {most}"
+            yield f"{', '.join(devices)}: {total} active NVLinks, where {others}"
 
 
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:

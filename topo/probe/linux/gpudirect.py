@@ -286,11 +286,12 @@ def _read_function(root: Path, path: Path, subject: str) -> Fact:
 def read_iommu(root: Path) -> Fact:
     """Return the fact `host iommu`: `off`, `passthrough` or `translating`.
 
-    1. The types of `/sys/kernel/iommu_groups/*/type` decide: DMA and DMA-FQ translate, identity passes through. Groups
-       of GPUs and NICs are read where there are any, all groups otherwise; one that translates is enough. The command
-       line is then ignored: the kernel may decide otherwise.
-    2. Groups are listed without a type (by old kernels): the command line decides, and an `off` in it is not
-       believed.
+    1. The types of `/sys/kernel/iommu_groups/*/type` decide: DMA and DMA-FQ translate, identity
+       passes through. Groups of GPUs and NICs are read where there are any, all groups otherwise;
+       one that translates is enough. The command line is then ignored: the kernel may decide
+       otherwise.
+    2. Groups are listed without a type (by old kernels): the command line decides, and an `off` in
+       it is not believed.
     3. No group, and no IOMMU in `/sys/class/iommu`: off.
     4. No group, but an IOMMU, or no `/sys` to look into: the command line decides.
 

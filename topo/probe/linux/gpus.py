@@ -116,7 +116,10 @@ def _read_gpu(root: Path, node: Path, properties: dict[str, int], subject: str) 
     if location is None:
         yield Fact(subject, keys.GPU_BUS_ID, None, source, "no location_id")
     else:
-        bus_id = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+        bus_id = (
+            f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:"
+            f"{location >> 3 & 0x1F:02x}.{location & 7}"
+        )
         yield Fact(subject, keys.GPU_BUS_ID, bus_id, source)
     version = properties.get("gfx_target_version", 0)
     if version:

@@ -1,4 +1,4 @@
-"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, below any root folder."""
+"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, below any folder."""
 
 from __future__ import annotations
 
@@ -96,10 +96,8 @@ def _read_numa(root: Path) -> Iterator[Fact]:
         yield fact
         if isinstance(fact.value, str):
             first = re.match(r"\d+", fact.value)
-            package = (
-                root
-                / f"sys/devices/system/cpu/cpu{first.group() if first else 0}/topology/physical_package_id"
-            )
+            cpu = f"cpu{first.group() if first else 0}"
+            package = root / "sys/devices/system/cpu" / cpu / "topology/physical_package_id"
             yield read_fact(root, package, numa_subject(number), keys.NUMA_SOCKET)
 
 
