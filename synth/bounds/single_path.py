@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
@@ -54,8 +55,11 @@ def find_bounds(
 ) -> Bounds:
     """Return both bounds; each may use half of the work, and of the time, that is allowed.
 
-    Raises InfeasibleError where the topology is not connected.
+    Raises InfeasibleError where the topology is not connected, or where not all GPUs are members:
+    the searches are for collectives of all GPUs.
     """
+    if not collective.has_all_gpus:
+        raise InfeasibleError(f"no bound is searched for {collective} of a larger machine yet")
     effort = effort if effort is not None else Effort()
     half = effort.grant(effort.left_s / effort.scale / 2, 0.5)
     multipath = bound(collective, router.topology, half, progress)

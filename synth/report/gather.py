@@ -106,6 +106,11 @@ def gather_report(
 
 def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
     """Return the report on a plan: on its machine and its collective."""
+    if not plan.collective.has_all_gpus:
+        raise InputError(
+            f"{where}: a plan for {plan.collective} of {len(plan.topology.ranks)} GPUs; reports on "
+            "plans for a part of the GPUs cannot be written yet"
+        )
     started = time.monotonic()
     section = Section(plan.collective, Bounds(plan.bound, plan.bound_one_way), plan=plan)
     section.candidates = tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries)

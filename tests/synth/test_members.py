@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launch import run_module
 
 from topoplan.synth.bounds.certificate import Bound, bound_of
+from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB, cost, tighten
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import families, fastest
@@ -25,7 +27,7 @@ from topoplan.synth.ir.transform import reverse
 from topoplan.synth.plan import Entry, Plan, _hash
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
-from topoplan.topo.errors import InputError, VerificationError
+from topoplan.topo.errors import InfeasibleError, InputError, VerificationError
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -197,3 +199,18 @@ def test_prices_prove_no_bound_over_some_gpus() -> None:
     plan = replace(plan_of(ADDED), bound=Bound(Fraction(1), "prices", prices))
     with pytest.raises(VerificationError, match="expected a cut"):
         plan.verify()
+
+
+def test_commands_that_need_all_gpus_refuse_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_of(ADDED).save(path)
+    for command, *args in (("run",), ("report", "-o", str(tmp_path / "report.html"))):
+        done = run_module(f"topoplan.cli.{command}", str(path), *args)
+        assert (done.returncode != 0, done.stdout) == (True, "")
+        assert "for allreduce over ranks 0, 2 of 4 GPUs" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_bounds_are_searched_for_all_gpus_only() -> None:
+    with pytest.raises(InfeasibleError, match="over ranks 0, 2"):
+        find_bounds(PAIR, Router(RING))
