@@ -61,20 +61,22 @@ class _Forest:
         """Recompute for every node `parent` (the edge towards it, -1 at a root), `depth` and `top`
         (the root); and `last`, a deepest node of the last component.
         """
-        self.parent, self.depth, self.top = ([-1] * self.nodes for _ in range(3))
+        parent, depth, top = ([-1] * self.nodes for _ in range(3))
         for start in self.roots:
-            if self.depth[start] >= 0:
+            if depth[start] >= 0:
                 continue
-            self.depth[start], self.top[start] = 0, start
+            depth[start], top[start] = 0, start
             order = [start]
             for node in order:
                 for edge in self.around[node]:
-                    child = self.other(edge, node)
-                    if self.depth[child] < 0:
-                        self.parent[child], self.depth[child] = edge, self.depth[node] + 1
-                        self.top[child] = start
+                    # No calls in here: forests are hung anew in every exchange.
+                    a, b = self.ends[edge]
+                    child = b if a == node else a
+                    if depth[child] < 0:
+                        parent[child], depth[child], top[child] = edge, depth[node] + 1, start
                         order.append(child)
             self.last = order[-1]
+        self.parent, self.depth, self.top = parent, depth, top
 
     def joins(self, edge: int) -> bool:
         """Return whether the edge's ends are joined already."""
