@@ -1,1 +1,1 @@
-"""Readers and writers of topology files, told apart by content."""
+"""Readers and writers of topology files; the content of a file decides its format."""

@@ -10,7 +10,7 @@ _MAX_NAMED = 3
 
 
 class Notes:
-    """A reader's doubts about a file; a doubt about several things becomes one line."""
+    """A reader's doubts about a file; the same doubt about several things becomes one line."""
 
     def __init__(self) -> None:
         self._subjects: dict[tuple[str, NoteKind, str], dict[str, None]] = {}

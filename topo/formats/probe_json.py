@@ -1,7 +1,6 @@
-"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, the doctor's
-findings.
+"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, findings.
 
-These are worked out anew each time and not read back: they are for whoever reads the JSON without
+These are computed anew each time and not read back: they are for readers of the JSON without
 topoplan.
 """
 
@@ -17,10 +16,10 @@ from ..graph import Topology
 
 
 def write(topology: Topology) -> str:
-    """Return JSON text that `Topology.loads` reads back equal.
+    """Write JSON text that `Topology.loads` reads back equal.
 
-    `gpudirect_missing` says why GPUDirect cannot be judged: facts that cannot be read, a cluster of
-    many thousand pairs.
+    `gpudirect_missing` says why GPUDirect cannot be judged: unreadable facts, or a cluster of many
+    thousand pairs.
     """
     derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:

@@ -65,7 +65,7 @@ def test_reads_what_nccl_reads() -> None:
     ("before", "after", "words"),
     [
         (FILE, " ", "graph.xml: the file is empty"),
-        (FILE[-100:], "", "not whole XML"),
+        (FILE[-100:], "", "incomplete or malformed XML"),
         (FILE, "<system version='1'/>", "line 1: <system> is not NCCL's graph file"),
         (
             '<graphs version="1">',

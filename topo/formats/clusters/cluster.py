@@ -168,7 +168,6 @@ class Cluster:
                     del self.above[name]
 
     def _list_below(self) -> Mapping[str, list[str]]:
-        """Return the switches right below each switch."""
         below: dict[str, list[str]] = {name: [] for name in self.above}
         for child, parents in self.above.items():
             for parent in parents:

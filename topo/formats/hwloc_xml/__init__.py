@@ -160,16 +160,14 @@ class _Reader:
         return near[0].device
 
     def _add_pci_tree(self, slots: list[Slot]) -> None:
-        """Add the switches and the links of the PCI tree."""
         names: dict[str, list[str]] = {gpu.key: [gpu.id] for gpu in self.gpus}
         functions: dict[str, PciFunction] = {gpu.key: gpu.function for gpu in self.gpus}
         for name, nic in self.nics.items():
             names.setdefault(nic.function.bus_id or "", []).append(name)
             functions.setdefault(nic.function.bus_id or "", nic.function)
-        # a slot names a bridge or a leaf by its address; here are the elements behind them
+        # the elements of the bridges and leaves that slots name by address
         bridges = {read_bus_id(bridge): bridge for f in functions.values() for bridge in f.bridges}
-        # a whole chain hangs on the CPU that its first leaf is near: bridges themselves say nothing
-        # of NUMA nodes
+        # a chain hangs on the CPU near its first leaf: bridges themselves have no NUMA node
         leaf_of = {slot.top: slot.bus_id for slot in reversed(slots) if not slot.is_switch}
         cpu_of = {
             top: self._choose_cpu(functions[leaf], names[leaf][0]) for top, leaf in leaf_of.items()

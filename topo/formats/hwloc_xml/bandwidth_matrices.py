@@ -139,7 +139,7 @@ class MatrixLinkReader:
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
     ) -> None:
-        # one number that names nothing puts the whole matrix in doubt: it may be of another machine
+        # one unknown number puts all of the matrix in doubt: it may be of another machine
         unknown = [n for n in matrix.objects if n not in self.machine.by_gp]
         if unknown:
             self.machine.notes.add(

@@ -78,8 +78,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     A display adapter that no tool lists counts as a GPU if NVIDIA or AMD made it, unless its
     vendor's tool lists others.
     """
-    # a vendor's tool that lists GPUs lists all of them: then display adapters of that vendor are
-    # none
+    # a vendor's tool that lists any GPU lists all: other display adapters of that vendor are none
     osdev_names = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
     osdev_names += [f.element.get("name") or "" for f in machine.loose]
     listing_vendors = {

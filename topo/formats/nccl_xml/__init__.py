@@ -2,17 +2,17 @@
 (NCCL_TOPO_FILE).
 
 Two dialects: NCCL's, version 1, with `nvlink` elements; RCCL's, version 2, with `xgmi` elements and
-`gcn` attributes. Links get the rates that the library itself counts. Doubts about a file are
-listed, a line each, in the topology's `extra["notes"]`.
+`gcn` attributes. Links get the rates that the library itself counts. Doubts about a file are in the
+topology's `extra["notes"]`, a line each.
 
 `write` adds `topoplan_*` attributes and elements for what the format cannot say (other rates, other
 switches, names). NCCL skips elements and ignores attributes that it does not know, and `read` uses
-them: `read(write(t))` has the devices, ranks and links of `t`. What the library would not load is
-not written but refused.
+them: `read(write(t))` has the devices, ranks and links of `t`. A topology that the library would
+not load is refused.
 
 `write(t, for_vm=True)` is for NCCL_TOPO_FILE on a virtual machine: the PCI tree alone, with
-believable speeds in the place of placeholders (`list_vm_notes` lists them). `fill_skeleton` reads
-such files on the machine they are for.
+plausible speeds instead of placeholders (`list_vm_notes` lists them). `fill_skeleton` reads such
+files on the machine they are for.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["fill_skeleton", "is_skeleton", "list_vm_notes", "read", "write"]
 
 
 def write(topology: Topology, for_vm: bool = False) -> str:
-    """Return the topology as XML text: all of it, so that `read` gives it back, or what NCCL on a
-    virtual machine needs.
+    """Write the topology as XML text, for NCCL on a virtual machine if `for_vm`.
 
-    Raises InputError where there are no GPUs, where the library would not load the text (too large,
-    values too long), and, `for_vm`, where a GPU has no PCI address.
+    Otherwise `read` gives all of it back. Raises InputError if there are no GPUs, if the library
+    would not load the text (too large, values too long), and, `for_vm`, if a GPU has no PCI
+    address.
     """
     return write_for_vm(topology) if for_vm else write_all(topology)

@@ -169,7 +169,6 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
 
 
 def _join_cpus(partial: PartialTopology) -> Iterator[Link]:
-    """Yield a link from each CPU to each other one of its host."""
     source = counted("between CPUs", "NCCL")
     for a, host, element in partial.cpus:
         model = [element.get_integer(key, None, -1) for key in ("familyid", "modelid")]
@@ -320,7 +319,6 @@ def _read_gpu(
 def _read_nic(
     partial: PartialTopology, element: Element, pci: Element | None, position: TreePosition
 ) -> None:
-    """Add a NIC for each net element below a nic element."""
     known_pci = None if pci is None or get_topoplan_attribute(pci, "made_up") else pci
     names: list[str] = []
     for net in element.select("net"):

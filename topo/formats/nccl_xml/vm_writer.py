@@ -160,7 +160,6 @@ class _VmFile:
         return next((n for n in candidates if n is not None and n >= 0), None)
 
     def _place_orphans(self, nodes: dict[int, XmlNode]) -> None:
-        """Put devices whose parent is unknown below a CPU."""
         for device in self.tree.orphans:
             node = self._build_element(device, None)
             if node is None:

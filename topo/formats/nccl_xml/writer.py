@@ -114,7 +114,6 @@ class _Writer:
         return root
 
     def _build_cpu(self, cpu: Device) -> XmlNode:
-        """Build a cpu element with all below it."""
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
         attributes = {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)}
@@ -168,7 +167,6 @@ class _Writer:
         return listed if listed and not is_leaf else BRIDGE_CLASS
 
     def _build_bridge(self, switch: Device, parent: Device | None) -> XmlNode:
-        """Build the pci element of a PCIe switch with all below it."""
         node = self._build_slot(switch, parent)
         node.name(switch.id, f"pci-{node.attributes['busid']}")
         merged = switch.extra.get("flattened")
@@ -183,7 +181,6 @@ class _Writer:
         return node
 
     def _build_net(self, nic: Device) -> XmlNode:
-        """Build the net element of a NIC."""
         without = ("net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
         facts = select_attributes("net", nic.extra, *without)
         name, dev = facts.pop("name", nic.id), facts.pop("dev", str(self.nets))
@@ -202,7 +199,6 @@ class _Writer:
         return sum((x.bandwidth_GBps for x in self.out[nic.id] if x.kind == "network"), Fraction(0))
 
     def _build_gpu(self, gpu: Device) -> XmlNode:
-        """Build the gpu element of a GPU with its links beside PCI."""
         facts = select_attributes("gpu", gpu.extra, "rank", "box", "host")
         rank = str(self.rank[gpu.id])
         dev = facts.pop("dev", rank)
@@ -269,7 +265,6 @@ def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode
 
 
 def _get_written_fields(device: Device) -> dict[str, str]:
-    """Return the attributes of a topoplan_device element."""
     optional = {"numa_node": device.numa_node, "bus_id": device.bus_id or None}
     return {
         "kind": device.kind,

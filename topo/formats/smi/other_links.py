@@ -202,7 +202,6 @@ def _add_networks(inferred: InferredTopology) -> None:
 
 
 def _add_switch(inferred: InferredTopology, stem: str, group: int) -> None:
-    """Add a switch or network with a link to each device of a set."""
     switch = inferred.pick_id(stem)
     is_network = stem == "network"
     inferred.devices.append(
