@@ -1,4 +1,4 @@
-"""A bracketing embedded in a machine: where partial sums are made, and on which paths they arrive.
+"""A bracketing embedded in a machine: where partial sums are made, and on which paths they go.
 
 All columns of one linear program have the same bracketing; they differ in the ranks at which they
 add, and in the tree that takes the sum back to all, which adds nothing and is free. The cheapest
