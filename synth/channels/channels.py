@@ -27,8 +27,8 @@ class Channels:
 
     A ring sends every rank's part around, each to the next (allgather, reduce-scatter, and
     allreduce as both). A chain, for allreduce, adds up from its last rank to its first, which is
-    the root, and sends the sum back along the same path: what NCCL calls a tree inside a node. InputError
-    where a channel misses a rank or has one twice.
+    the root, and sends the sum back along the same path: what NCCL calls a tree inside a node.
+    InputError where a channel misses a rank or has one twice.
     """
 
     shape: str
