@@ -171,7 +171,8 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
         what = str(error).split(":")[0]
         ending = "is the file cut off?" if what in _CUT_OFF else "correct it there"
         raise InputError(
-            f"{where}: incomplete or malformed XML: {what} at line {line}, column {column + 1}; {ending}"
+            f"{where}: incomplete or malformed XML: {what} at line {line}, "
+            f"column {column + 1}; {ending}"
         ) from None
     except DefusedXmlException as error:
         kind = type(error).__name__.removesuffix("Forbidden")
