@@ -271,7 +271,7 @@ def deliver(
     if args.output and plan is not None:
         plan.save(args.output, overwrite=args.force)
     if args.trace and plan is not None:
-        from ...synth.pictures.plan_trace import write_plan_trace
+        from ...synth.pictures.chrome_trace import write_plan_trace
 
         message = f"trace written to {args.trace}; open it at ui.perfetto.dev"
         job.write(args.trace, lambda: write_plan_trace(plan, job.size), message)

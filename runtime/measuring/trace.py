@@ -20,7 +20,6 @@ from ...synth.cost.segmentation import as_sent
 from ...synth.cost.transfer_times import MAX_TIMES, TransferTime, predict_times
 from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
-from ...synth.pictures.plan_trace import describe_run
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ...topo.routes import HARDWARE
 from ..communicator import Communicator
@@ -92,7 +91,7 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         schedule if machine.topology is None else as_sent(schedule, HARDWARE.on(machine.topology))
     )
     predicted = predict_times(sent, machine.topology, size, machine.host)
-    about = describe_run(schedule, topology, size) | {
+    about = chrome_trace.describe_run(schedule, topology, size) | {
         "plan": plan.hash,
         "measured_us": max(took for _, took in everybody),
         "predicted_for": machine.what,

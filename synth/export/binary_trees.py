@@ -127,7 +127,6 @@ class _TreeSearch:
             self._add(_root_chain(order))
 
     def _add(self, parents: Parents) -> bool:
-        """Add a tree; return whether it is new."""
         if parents in self.trees:
             return False
         uses: Counter[int] = Counter()
@@ -143,6 +142,7 @@ class _TreeSearch:
 
     def generate(self) -> None:
         """Add trees until no cheap one is new, and weigh them."""
+        # At first every link costs the time of a byte on it.
         capacity, prices = self.routes.capacity, 1.0 / self.routes.capacity
         for _ in range(_ROUNDS):
             fresh = [

@@ -70,7 +70,6 @@ def _name_host(gpu: Device) -> str:
 
 
 def _read_dev(gpu: Device) -> int | None:
-    """Return the dev of a GPU that was read from NCCL's or RCCL's XML."""
     dev = gpu.extra.get("dev")
     if isinstance(dev, bool) or not isinstance(dev, (int, str)):
         return None
@@ -109,6 +108,7 @@ class PathTypes:
                 f"{'a network' if label == 'NET' else 'other GPUs only'}; a graph file has "
                 "only the paths inside a host"
             )
+        # NCCL has one type for NVLink, NVSwitch and XGMI.
         if label.startswith(("NV", "XGMI")):
             return "NVL"
         if label == "PHB" and self._version.knows_p2c and self._is_all_c2c(a, b):
@@ -120,6 +120,5 @@ class PathTypes:
         return max((self.find_type(*pair) for pair in set(pairs)), key=TYPES.index, default="LOC")
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:
-        """Return whether a route consists of links between chips (C2C)."""
         route = self.connections.route(src, dst)
         return route is not None and all("c2c" in self._kinds[hop] for hop in route_links(route))

@@ -56,6 +56,7 @@ def check_graph_file(
             f"{file.where}: {elements} XML elements; NCCL {version} reads {version.max_elements} "
             "of a graph file"
         )
+    # Without the machine, the first channel through all GPUs says which there are.
     members = next(
         (
             channel
@@ -81,6 +82,7 @@ def check_graph_file(
                 raise InputError(
                     f"{where}, channel {number}: has <net> elements, but the machine is one host"
                 )
+            # A channel between nodes enters by one NIC and leaves by another.
             if len(nets) not in (0, 2) or len(nets) != len(graph.nets[0]):
                 raise InputError(
                     f"{where}, channel {number}: {len(nets)} <net> elements; expected one first "
@@ -91,7 +93,6 @@ def check_graph_file(
 
 
 def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> None:
-    """Raise InputError for an attribute of a graph that is wrong or unknown."""
     if graph.id not in NAMES:
         raise InputError(f"{where}: NCCL has graphs 0 to {max(NAMES)}; this one would not be read")
     if graph.pattern not in PATTERNS[graph.id]:
@@ -122,7 +123,6 @@ def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> Non
 
 
 def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, where: str) -> None:
-    """Raise InputError unless a channel has every GPU exactly once."""
     strange = [dev for dev in channel if dev not in expected]
     twice = {dev for dev in channel if channel.count(dev) > 1}
     missing = expected - set(channel)

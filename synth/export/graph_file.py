@@ -235,7 +235,6 @@ def _read_whole(element: Element, key: str) -> int:
 
 
 def _read_real(element: Element, key: str) -> Fraction:
-    """Return a number that is not negative, exactly as written."""
     text = _read_text(element, key)
     if not _REAL.fullmatch(text):
         raise element.make_error(f"{key}={text[:40]!r}: expected a number that is not negative")

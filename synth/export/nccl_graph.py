@@ -117,7 +117,6 @@ def _count_most(ranks: int, version: NcclVersion) -> int:
 
 
 def _compute_algbw(request: Request, channels: Channels) -> Fraction:
-    """Return the exact algbw of channels, from the link loads of their verified schedule."""
     schedule = schedule_channels(request, channels, f"{channels.shape}s")
     verify(schedule, request.topology)
     return algbw_GBps(schedule, request.topology)
@@ -164,7 +163,6 @@ def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
 
 
 def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
-    """Raise VerificationError unless the channels read back have the rates that were claimed."""
     for number, claimed in ((RING_ID, graphs.ring_GBps), (TREE_ID, graphs.chain_GBps)):
         graph = file.find(number)
         if graph is None:
@@ -189,7 +187,6 @@ def count_algbw_GBps(graph: NcclGraph, ranks: int) -> Fraction:
 
 
 def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
-    """Return a comment on the machine, the rates of the file, and their assumptions."""
     topology = graphs.topology
     reached = [
         f"{shape} {float(rate):.4g}"

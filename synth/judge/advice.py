@@ -71,7 +71,6 @@ def describe_limit(rate: Rate) -> str:
 
 
 def _advise_on_transports(channels: ChannelVerdict) -> list[FileFinding]:
-    """Return a finding if GPUs of one host reach each other through host memory."""
     transports = channels.communicator.transports
     shared = transports.get("SHM", 0)
     direct = sum(count for name, count in transports.items() if name.startswith("P2P"))
@@ -236,7 +235,6 @@ class _Adviser:
 
 
 def _explain_above(measured: MeasuredVerdict) -> FileFinding:
-    """Say that a measurement exceeds the bound, and which assumption is probably wrong."""
     limits, peak = measured.limits, measured.peak
     assert limits is not None and peak.share is not None
     algbw, in_network = peak.measured.algbw_GBps, limits.in_network_GBps

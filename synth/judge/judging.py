@@ -60,6 +60,7 @@ class Judge:
         for (name, ranks), measurements in groups.items():
             self._judge_measurements(verdict, name, ranks, measurements)
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
+            # One communicator without channels is enough to say that they are missing.
             if communicator.rings or communicator.trees or not verdict.communicators:
                 verdict.communicators.append(self._judge_channels(verdict, communicator))
         left = len(reading.communicators) - _MAX_COMMUNICATORS
@@ -71,7 +72,6 @@ class Judge:
     def _judge_measurements(
         self, verdict: FileVerdict, name: str, ranks: int, measurements: list[Measurement]
     ) -> None:
-        """Compare the measurements of one collective with its bound."""
         rows = [MeasuredRow(m, None) for m in measurements]
         measured = MeasuredVerdict(name, ranks or self._count_ranks(verdict), rows)
         verdict.measured.append(measured)
@@ -120,7 +120,6 @@ class Judge:
     def _judge_channels(
         self, verdict: FileVerdict, communicator: ObservedCommunicator
     ) -> ChannelVerdict:
-        """Return what a communicator's channels reach."""
         channels = ChannelVerdict(communicator, taken=_find_taken(verdict.reading, communicator))
         if not communicator.rings and not communicator.trees:
             channels.why_not = "the file lists neither whole rings nor whole trees"

@@ -158,6 +158,7 @@ def find_options(collective: Collective, router: Router) -> Options:
             )
         else:
             attempt("rank order", lambda: _find_rank_order(collective, router))
+    # The plan also predicts the times of all sizes of a table.
     plan = None
     if collective.ranks > _MAX_PLAN_RANKS:
         missing.append(

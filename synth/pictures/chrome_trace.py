@@ -15,7 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...topo.graph import Topology
-from ..cost.transfer_times import TransferTime
+from ..cost.host_costs import describe_host, host_of
+from ..cost.segmentation import on_own_routes
+from ..cost.transfer_times import TransferTime, predict_times
+from ..ir.schedule import Schedule
+from ..plan import Plan
 
 PREDICTED, MEASURED = "predicted", "measured"
 # The order of the two threads.
@@ -56,7 +60,6 @@ def _name(what: str, process: int, thread: int, args: dict[str, Any]) -> dict[st
 
 
 def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> list[dict[str, Any]]:
-    """Return the events of one thread without overlaps, in whole nanoseconds as in viewers."""
     out = []
     free = 0
     for time in sorted(channel, key=lambda x: (x.begin_us, x.tick, x.step, x.chunk, x.segment)):
@@ -84,3 +87,35 @@ def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> lis
             }
         )
     return out
+
+
+def write_plan_trace(plan: Plan, size_bytes: int) -> str:
+    """Return the Chrome trace of the plan's schedule for a size.
+
+    Raises InputError if the schedule has too many transfers to list.
+    """
+    topology = plan.topology
+    entry = plan.entry_for(size_bytes)
+    # As it is sent, which is what was costed.
+    schedule = on_own_routes(entry.schedule, plan.router)
+    times = predict_times(schedule, topology, size_bytes, host_of(topology))
+    about = describe_run(schedule, topology, size_bytes) | {
+        "predicted_us": plan.time_s(entry, size_bytes) * 1e6,
+        "plan": plan.hash,
+    }
+    return write(topology, {PREDICTED: times}, about)
+
+
+def describe_run(schedule: Schedule, topology: Topology, size_bytes: int) -> dict[str, Any]:
+    """Return the description of a schedule that its traces contain."""
+    return {
+        "topology": topology.name,
+        "fingerprint": topology.fingerprint,
+        "collective": schedule.collective.name,
+        "ranks": schedule.collective.ranks,
+        "schedule": schedule.label,
+        "size_bytes": size_bytes,
+        "transfers": len(schedule.transfers),
+        "segments": schedule.segments,
+        "host_costs": describe_host(topology),
+    }

@@ -49,6 +49,7 @@ def draw_curves(
         _, y = place(2**low, i * step)
         lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
+    # Labels of sizes must not touch each other.
     every = 4 if high - low > 10 else 2 if high - low > 5 else 1
     for bits in range(math.ceil(low), math.floor(high) + 1):
         x, _ = place(2**bits, 0)

@@ -65,7 +65,6 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
 
 
 def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
-    """Return the mark of rows with the same steps and ratio; its tooltip lists them."""
     title = "<title>" + quote("; ".join(map(_describe_row, rows))) + "</title>"
     if any(row in front.front for row in rows):
         label = next(row for row in rows if row in front.front)

@@ -68,7 +68,6 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
 
 
 def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
-    """Return the measured rate of each pair of ranks alone, if there is any."""
     measured = topology.extra.get("measured")
     pairs = measured.get("pairs") if isinstance(measured, Mapping) else None
     numbers = {name: number for number, name in enumerate(topology.ranks)}
@@ -83,7 +82,6 @@ def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
 
 
 def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
-    """Return the rate of the narrowest link on the routes between the first `count` ranks."""
     router, rates = Router(topology), {}
     for src in range(count):
         for dst in range(count):

@@ -105,6 +105,7 @@ def _draw(
         thick = (_ROW - 5) / len(tracks[row])
         left, length = left_edge + width * begin / end_us, max(0.6, width * (end - begin) / end_us)
         top = _TOP + row * _ROW + 2 + thick * tracks[row].index(track)
+        # Every other tick is drawn weaker, so that ticks of a pipeline can be distinguished.
         look = ("add" if op == "reduce" else "copy") + (" dim" if tick % 2 else "")
         lines.append(
             f'<rect class="{look}" x="{left:.1f}" y="{top:.1f}" width="{length:.1f}" '
@@ -116,7 +117,6 @@ def _draw(
 
 
 def _join_times(key: tuple[int, int, str, int], times: Sequence[TransferTime], what: str) -> _Bar:
-    """Return the bar of all transfers with a key: row, track, operation and tick."""
     begin, end = min(t.begin_us for t in times), max(t.end_us for t in times)
     label = f"step {times[0].step}, {round(sum(t.bytes for t in times)):,} bytes"
     return (*key, begin, end, what + label)

@@ -17,7 +17,7 @@ from ...topo.pictures.layout import lay_out
 from ..ir.schedule import Schedule
 from .drawing import draw_text, start_svg
 
-# GPUs up to which arrows can be told apart.
+# GPUs up to which arrows can be distinguished.
 MAX_GPUS = 64
 # Pixels: the picture, its margin, and the line of text above.
 _WIDTH, _PAD, _HEAD = 300, 34, 24

@@ -112,7 +112,6 @@ class ProofModel:
         return arcs
 
     def _add_objective(self) -> None:
-        """Ask for less than the best value."""
         loads, model, best = self.search.loads, self.model, self.search.best[1]
         users: dict[int, list[tuple[int, int]]] = {}
         for g, h in self.pairs:

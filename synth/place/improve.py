@@ -83,6 +83,8 @@ class Improver:
         listed = [
             (kind, number, i, j)
             for number, parts in enumerate(self.tiers)
+            # Swaps of whole hosts, or of two positions on all hosts, keep the structure of an
+            # order.
             for kind, count in ((_SWAP_PARTS, parts.shape[0]), (_SWAP_POSITIONS, parts.shape[1]))
             for i, j in combinations(range(count), 2)
         ]
@@ -154,6 +156,7 @@ def keep_hosts_together(search: Search, order: Ints) -> Ints:
     tried = []
     for begin in begins[:_MAX_ROTATIONS].tolist():
         rotated = np.roll(order, -begin)
+        # Hosts in the order of their first ranks, and the ranks of each in the order of the ring.
         _, first, host = np.unique(search.host_of[rotated], return_index=True, return_inverse=True)
         tried.append(rotated[np.argsort(first[host], kind="stable")])
     orders = np.array(tried)

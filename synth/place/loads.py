@@ -77,6 +77,7 @@ class OrderLoads:
     def count(self, phase: Phase, orders: Ints) -> Ints:
         """Return how many messages of a phase cross each link (a column) in each order (a row)."""
         width = len(self.links) + 1
+        # One bincount counts for all orders, each of which has its own range of bins.
         row = np.arange(len(orders))[:, None, None] * width
         if phase.pattern.shape == SPREAD:
             return self._count_shares(phase, orders, row, width)
@@ -94,6 +95,8 @@ class OrderLoads:
         counts = np.zeros(len(orders) * width, dtype=np.int64)
         groups = phase.src.reshape(-1, len(phase.pattern.sends))
         for part_of in self.routes.part_of:
+            # Sorted, the members of a part are neighbours, so a part begins where neighbours
+            # differ.
             parts = np.sort(part_of[orders[:, groups]], axis=2)
             is_new = np.ones(parts.shape, dtype=bool)
             is_new[:, :, 1:] = parts[:, :, 1:] != parts[:, :, :-1]
@@ -112,6 +115,7 @@ class OrderLoads:
 
     def _values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
         width = len(self.links) + 1
+        # For a bottleneck times add up link by link, otherwise phase by phase.
         by_link = self.objective == BOTTLENECK
         value = np.zeros((len(orders), width if by_link else 1), dtype=self.exact)
         busy = np.zeros((len(orders), width))

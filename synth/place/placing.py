@@ -108,6 +108,7 @@ def place(
     tiers = find_tiers(request.topology, request.gpus, hosts)
     routes = _list_loads(request, tiers if target == PLAN else ())
     loads = OrderLoads(routes, request.phases, objective)
+    # For plans only what leaves parts counts, so forwarding is no reason against an order.
     forwarded = request.table.forwarded[np.ix_(request.gpus, request.gpus)]
     effort = Effort(time_limit_s)
     search = Search(
@@ -126,6 +127,7 @@ def place(
         )
     best = search.order
     apart, values, _ = search.evaluate(given[None, :])
+    # Ranks only move for a gain.
     is_as_good = not apart[0] and int(values[0]) == search.best[1]
     before, after = search.count_forwarded(np.array([given, best])).tolist()
     best = keep_hosts_together(search, given if is_as_good and before <= after else best)
@@ -168,7 +170,6 @@ def _read(
     failed: tuple[int, ...],
     reserved: tuple[int, ...],
 ) -> _Request:
-    """Return the request on the machine without failed GPUs."""
     count = len(machine.ranks)
     for parameter, numbers in (("without_ranks", failed), ("reserve", reserved)):
         for number in numbers:
@@ -238,10 +239,10 @@ def _list_loads(request: _Request, tiers: Sequence[Tier]) -> RouteLoads:
 def _search(
     search: Search, request: _Request, tiers: Sequence[Tier], given: Ints, together: Sequence[str]
 ) -> PlaceBound:
-    """Search for the best order, and return a bound on all orders."""
     job, loads, effort = request.job, search.loads, search.effort
     at = {gpu: i for i, gpu in enumerate(request.gpus)}
     near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
+    # The given order takes part: it stays if no other is better.
     search.offer(given[None, :])
     if not request.phases:
         if search.best[0]:

@@ -75,4 +75,5 @@ class Search:
         if len(orders):
             row, key = self.find_best(orders)
             if not len(self.order) or key < self.best:
+                # A copy, which does not keep the batch in memory.
                 self.best, self.order = key, orders[row].copy()

@@ -138,6 +138,7 @@ def find_rings(search: Search) -> list[Ints]:
         np.fill_diagonal(distances, 0.0)
         circuits = near_circuits(distances, begun, 1 if begun else _FIRST_CIRCUITS, search.effort)
         begun = [circuit for _, circuit in circuits[:1]]
+        # Circuits are listed without GPU 0, at which they begin.
         orders += [np.array([0, *circuit], dtype=np.int64) for _, circuit in circuits]
         if not begun or search.effort.left_s <= 0:
             break

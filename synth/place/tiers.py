@@ -150,7 +150,6 @@ def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
 
 
 def _divide(label_of: Mapping[int, int]) -> Tier:
-    """Return GPUs in parts by their labels."""
     parts: dict[int, list[int]] = {}
     for gpu, label in label_of.items():
         parts.setdefault(label, []).append(gpu)

@@ -76,6 +76,7 @@ def _draw(machine: Topology) -> tuple[str, str | None]:
             collapsed, picture = fewer, svg.write(fewer.topology)
     width = _read_width(picture)
     size = f' style="min-width:{round(width * _MIN_SCALE)}px"' if width > _FITS_A_PHONE else ""
+    # Inside a page of HTML a picture needs no namespace.
     return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), collapsed.left_out
 
 
@@ -131,7 +132,6 @@ def _list_links(machine: Topology) -> str:
 
 
 def _list_connections(machine: Topology) -> list[str]:
-    """Return the connections of GPUs: as a matrix, or counted if there are many."""
     if len(machine.ranks) < 2:
         return []
     rows = find_connections(machine, _MAX_STEPS)

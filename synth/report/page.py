@@ -55,7 +55,6 @@ def _count_devices(report: Report) -> str:
 
 
 def _write_facts(report: Report) -> str:
-    """Return the figures that a reader wants first."""
     number = len(report.machine.ranks)
     facts = [(f"{number:,}", "GPU" if number == 1 else "GPUs")]
     if report.sections:
@@ -65,6 +64,7 @@ def _write_facts(report: Report) -> str:
             bound = float(first.bounds.single_path.algbw_GBps)
             facts.append((f"{bound:.4g} GB/s", f"bound of {name}, algbw"))
         if first.plan is not None:
+            # 1 GiB, as the caption says.
             size = SHOWN_SIZE << 2
             time_s = first.plan.time_s(first.plan.entry_for(size), size)
             if time_s:

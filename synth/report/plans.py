@@ -164,7 +164,6 @@ def _list_entries(plan: Plan) -> str:
 
 
 def _compare(section: Section, plan: Plan) -> list[str]:
-    """Return the table that compares the plan with stock's ring at some sizes."""
     bound = float(plan.bound_one_way.algbw_GBps)
     rows = []
     for size in _COMPARED:

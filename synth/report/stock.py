@@ -18,6 +18,7 @@ from ..cost.simulate import MAX_GROUPS
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
+from ..ir.transfers import Op
 from ..ir.transform import compose
 from ..request import Request, Send, build_schedule, segment_counts
 
@@ -86,9 +87,9 @@ class StockRing:
         order = [self._order[(start + i) % n] for i in range(n)]
         if self._collective.name == "reduce":
             order = order[::-1]
-        op = "copy" if self._collective.name == "broadcast" else "reduce"
+        op: Op = "copy" if self._collective.name == "broadcast" else "reduce"
         request = Request(self._collective, self._topology, Effort(), router=self._router)
-        sends: list[Send] = [(s, order[s], order[s + 1], 0, op) for s in range(n - 1)]  # type: ignore[misc]
+        sends: list[Send] = [(s, order[s], order[s + 1], 0, op) for s in range(n - 1)]
         chain = build_schedule(request, "stock chain", (Chunk(Fraction(1)),), sends)
         return costs_between_gpus(tighten(chain, self._topology), self._topology, segment_counts(1))
 
@@ -106,6 +107,7 @@ def find_order(router: Router) -> tuple[int, ...]:
         raise InfeasibleError(
             f"rank order has no routes, and for {n} GPUs no other order is searched"
         )
+    # A search with backtracking that tries low ranks first.
     order, choices, tried = [0], [list(range(n - 1, 0, -1))], 0
     while choices and tried < _MAX_TRIED:
         if len(order) == n and router.route(order[-1], 0) is not None:
@@ -128,10 +130,11 @@ def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -
     request = Request(collective, router.topology, Effort(), router=router)
 
     def build_half(name: str, shift: int) -> Schedule:
-        op, end = ("reduce", "target") if name == "reduce-scatter" else ("copy", "source")
+        op: Op = "reduce" if name == "reduce-scatter" else "copy"
+        end = "target" if op == "reduce" else "source"
         chunks = tuple(Chunk(Fraction(1, n), **{end: rank}) for rank in range(n))
         sends: list[Send] = [
-            (s, order[(i + shift + s) % n], order[(i + shift + s + 1) % n], rank, op)  # type: ignore[misc]
+            (s, order[(i + shift + s) % n], order[(i + shift + s + 1) % n], rank, op)
             for i, rank in enumerate(order)
             for s in range(n - 1)
         ]

@@ -27,7 +27,7 @@ from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import as_sent, time_us
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.pictures.plan_trace import write_plan_trace
+from topoplan.synth.pictures.chrome_trace import write_plan_trace
 from topoplan.synth.plan import Plan
 from topoplan.synth.report.stock import build_ring
 from topoplan.topo.presets import preset

@@ -123,7 +123,6 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
 
 
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
-    """Return what a log, a table, or a log with tables in it says."""
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
     if "\x1b[" in text:

@@ -30,7 +30,6 @@ def read_json(text: str, where: str) -> Reading:
 
 
 def _check_measured(reading: Reading) -> Reading:
-    """Return a reading. Raises InputError if it has no measurement."""
     if not reading.measurements:
         raise InputError(
             f"{reading.where}: {reading.kind} without a measurement that can be judged; is the "
@@ -135,7 +134,6 @@ def _whole(value: object) -> int | None:
 
 
 def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """Return the objects of the list under a key."""
     listed = data.get(key)
     return [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
 

@@ -114,7 +114,6 @@ class LogReader:
             self._take_remark(message, number)
 
     def _take_remark(self, message: lines.LogMessage, number: int) -> None:
-        """Parse a message about the machine or the environment."""
         text = message.text
         if (match := lines.VERSION.search(text)) is not None:
             self.library = self.library or f"{match[1]} {match[2]}"
@@ -267,7 +266,6 @@ class LogReader:
         )
 
     def _group(self) -> list[list[Draft]]:
-        """Return the drafts of each communicator."""
         by_id: dict[object, list[Draft]] = {}
         made: Counter[object] = Counter()
         for thread, draft in self.drafts:

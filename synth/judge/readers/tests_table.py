@@ -129,7 +129,6 @@ class TableReader:
             self._take_words(own, number)
 
     def _take_words(self, line: str, number: int) -> None:
-        """Parse a line around tables."""
         if "erf" in line or "_test" in line:
             match = _STARTING.search(line) or _COMMAND.search(line)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
@@ -171,7 +170,6 @@ class TableReader:
         return True
 
     def _is_whole(self, row: list[str]) -> bool:
-        """Return whether a row has all of its columns."""
         if self._columns:
             named = [name for name in self._columns if name not in ("size", "count", "type")]
             return len(row) - 3 >= len(named)
@@ -251,7 +249,6 @@ def _read_columns(line: str) -> list[str]:
 
 
 def _find_width(values: Sequence[str], columns: list[str]) -> int:
-    """Return how many values belong to one half of a row."""
     times = [at for at, name in enumerate(columns) if name == "time"]
     if len(times) == 2:
         return times[1] - times[0]

@@ -156,6 +156,7 @@ def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
         )
     elif not _is_in_order(gpus):
         command = f"env {_ORDER} CUDA_VISIBLE_DEVICES={gpus} COMMAND"
+    # With the distribution "arbitrary", srun takes the hosts of SLURM_HOSTFILE in turn.
     counts = f"--nodes={len(ranks.by_host)} --ntasks={len(ranks.locations)}"
     start = f"SLURM_HOSTFILE={shlex.quote(file)} srun {counts} --distribution=arbitrary"
     return [*hints, f"{start} {command}"]

@@ -42,6 +42,7 @@ def find_bound(
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
     finder = _Finder(proof, unit)
     node = finder.prove({}, finder.list_questions())
+    # Checking takes as long as there are tiers, so only those of the proof are kept.
     used = sorted(finder.used)
     _renumber(node, {number: i for i, number in enumerate(used)})
     rows = [
@@ -130,6 +131,7 @@ class _Finder:
         (tier, name), rest = questions[0], questions[1:]
         self.used.add(tier)
         node: dict[str, Any] = {"tier": tier, "dimension": name}
+        # Impossible cases need no proof.
         if not proof.must_be_whole(tier, name, cases):
             node["divided"] = self.prove({**cases, (tier, name): False}, rest)
         if proof.can_be_whole(tier, name, cases):
@@ -264,7 +266,6 @@ class _Weights:
 
 
 def _renumber(node: dict[str, Any], number: dict[int, int]) -> None:
-    """Renumber the tiers of a proof."""
     if "shapes" in node:
         node["shapes"] = [[number[tier], *names] for tier, *names in node["shapes"]]
         return

@@ -100,6 +100,7 @@ def check_place_bound(
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
     try:
+        # A certificate is foreign data: whatever fails while it is read, it is malformed.
         proof = Proof(RouteTable(topology), gpus, job, phases, objective, together)
         proved = proof.prove(bound.certificate)
     except (KeyError, TypeError, ValueError, IndexError) as error:
