@@ -26,7 +26,7 @@ import torch.distributed as dist
 from harness import make_parser
 
 from topoplan import Communicator, Plan, backend_options, synthesize
-from topoplan.runtime.mpi.lane import Lane
+from topoplan.runtime.mpi.channel import MpiChannel
 from topoplan.runtime.mpi.launched import join_mpi
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.runtime.works import get_done_work
@@ -65,10 +65,10 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
     options = backend_options(plans=plan, transport="mpi", cache=cache, least_bytes=0)
     dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
     transport = Transport(None, TIMEOUT, "mpi")
-    lane = transport.lane
-    assert lane is not None
+    channel = transport.mpi
+    assert channel is not None
     dist.Backend.register_backend(
-        "bare", partial(_BareGroup, lane), extended_api=True, devices=["cpu"]
+        "bare", partial(_BareGroup, channel), extended_api=True, devices=["cpu"]
     )
     bare = dist.new_group(backend="bare")
     raced = Communicator(plan, transport, cache=cache)
@@ -82,7 +82,7 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
         x = torch.zeros(size // 4)
         array = x.numpy()
         ways: dict[str, Callable[[], object]] = {
-            "MPI's own": lambda array=array: lane.comm.Allreduce(lane.mpi.IN_PLACE, array),
+            "MPI's own": lambda array=array: channel.comm.Allreduce(channel.mpi.IN_PLACE, array),
             "through torch": lambda x=x: dist.all_reduce(x, group=bare),
             "raced": lambda x=x: raced.allreduce(x),
             "backend": lambda x=x: dist.all_reduce(x),
@@ -102,16 +102,16 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
         rows[-1] |= dict(zip(ways, times, strict=True))
         size *= 4
     if dist.get_rank() == 0:
-        _print(rows, args.json, lane.what, dist.get_world_size())
+        _print(rows, args.json, channel.what, dist.get_world_size())
     dist.destroy_process_group()
 
 
 class _BareGroup(dist.ProcessGroup):
     """MPI's own allreduce on one tensor, and nothing that a backend needs besides."""
 
-    def __init__(self, lane: Lane, place: Any, _: object) -> None:
+    def __init__(self, channel: MpiChannel, place: Any, _: object) -> None:
         super().__init__(place.group_rank, place.group_size)
-        self.comm, self.in_place = lane.comm, lane.mpi.IN_PLACE
+        self.comm, self.in_place = channel.comm, channel.mpi.IN_PLACE
         self.work = get_done_work()
 
     def allreduce(self, tensors: list[torch.Tensor], _: object = None) -> dist.Work:

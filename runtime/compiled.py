@@ -224,8 +224,8 @@ class Compiled:
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> Player:
         operations, transport = self._slice(work, staging, encoding), self.transport
-        if transport.lane is not None:
-            requests = Requests(transport.lane, self.program, operations)
+        if transport.mpi is not None:
+            requests = Requests(transport.mpi, self.program, operations)
             as_they_come = PlayerAsTheyCome(requests, self.dependencies)
             waves = self.waves if can_play_in_waves(requests) else None
             return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)

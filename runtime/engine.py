@@ -62,16 +62,16 @@ class Engine:
         self.rank, self.size = transport.rank, transport.size
         self._rounds_once = rounds_once
         self._check_compression(choose)
-        lane = transport.lane
+        channel = transport.mpi
         self.machine = describe_machine(
             plan.topology,
             transport.cores_of_hosts,
             batched=transport.batched,
-            mpi=None if lane is None else lane.what,
+            mpi=None if channel is None else channel.what,
         )
         self._faults = transport.faults
         self._faults.topology = plan.topology
-        self._of_mpi = None if lane is None else CollectivePlayer(transport.faults)
+        self._of_mpi = None if channel is None else CollectivePlayer(transport.faults)
         self._executor = Executor(transport, plan.topology, codec)
         self._chooser = Chooser(
             plan, self.machine, transport, choose, cache, self._is_usable, codec
@@ -156,7 +156,7 @@ class Engine:
 
         Collective the first time for a dtype and reduction.
         """
-        if self.transport.lane is not None:
+        if self.transport.mpi is not None:
             # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
             return False
         choice = self._choice_for(buffers)
@@ -257,13 +257,13 @@ class Engine:
         if choice is None:
             return None
         if choice.schedule is None:
-            is_mpis = self.transport.lane is not None and self._has_stock(buffers)
+            is_mpis = self.transport.mpi is not None and self._has_stock(buffers)
             return self._make_stock(buffers) if is_mpis else None
         return self._bind(choice.schedule, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         play = self._executor.bind(schedule, buffers)
-        uses_torch = self.transport.lane is None or not is_numpys(buffers.target.dtype)
+        uses_torch = self.transport.mpi is None or not is_numpys(buffers.target.dtype)
         return partial(in_inference_mode, play) if play is not None and uses_torch else play
 
     def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
@@ -295,15 +295,15 @@ class Engine:
 
     def _make_stock(self, buffers: Buffers) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if it was drawn."""
-        what, lane = self._describe_stock_call(buffers), self.transport.lane
+        what, channel = self._describe_stock_call(buffers), self.transport.mpi
         collective, source, target, op = (
             self.plan.collective,
             buffers.source,
             buffers.target,
             buffers.op,
         )
-        if lane is not None and self._of_mpi is not None:
-            of_mpi = make_collective(lane, collective, source, target, op)
+        if channel is not None and self._of_mpi is not None:
+            of_mpi = make_collective(channel, collective, source, target, op)
             divides = op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
             finish = partial(in_inference_mode, target.div_, self.size) if divides else None
             return partial(self._of_mpi.carry_out, of_mpi, what, finish)
@@ -332,8 +332,8 @@ class Engine:
         The answer is alike on all ranks, and needs none of them.
         """
         dtype = buffers.target.dtype
-        if self.transport.lane is not None:
-            return has_collective(self.transport.lane, self.plan.collective, dtype, buffers.op)
+        if self.transport.mpi is not None:
+            return has_collective(self.transport.mpi, self.plan.collective, dtype, buffers.op)
         return has_stock(dtype, is_nccl=self.transport.batched)
 
     def _race(self, buffers: Buffers) -> Choice:

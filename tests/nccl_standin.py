@@ -386,7 +386,7 @@ class StandInTransport(Transport):
         self.group, self.device, self.batched = group, torch.device("cpu"), True
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.faults = Faults(group, timedelta(seconds=60), HashStore(), addresses={})
-        self.lane = None
+        self.mpi = None
         self._places = [("host", frozenset(range(8)))]
 
 

@@ -199,12 +199,12 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
     """
     if buffers.numel == 0:
         return None
-    settings, lane, op = buffers.settings, transport.lane, OPS[buffers.settings.op]
+    settings, channel, op = buffers.settings, transport.mpi, OPS[buffers.settings.op]
     call: Callable[[], object]
-    if lane is not None:
-        if not has_collective(lane, settings.collective, settings.dtype, op):
+    if channel is not None:
+        if not has_collective(channel, settings.collective, settings.dtype, op):
             return None
-        call = make_collective(lane, settings.collective, buffers.input, buffers.output, op)
+        call = make_collective(channel, settings.collective, buffers.input, buffers.output, op)
     elif not has_stock(settings.dtype, is_nccl=transport.batched):
         return None
     else:

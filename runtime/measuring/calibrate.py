@@ -109,7 +109,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
 
     def call_another() -> None:
         """Make an unrelated call: in training one seldom comes alone."""
-        if transport.lane is None:
+        if transport.mpi is None:
             dist.all_reduce(unrelated, group=group)
         else:
             transport.find_slowest_s([0.0])

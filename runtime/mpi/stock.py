@@ -10,20 +10,26 @@ import torch
 import torch.distributed as dist
 
 from ...synth.ir.collective import Collective
-from .lane import Lane
+from .channel import MpiChannel
 
 ReduceOp = dist.ReduceOp.RedOpType
 
 
-def has_collective(lane: Lane, collective: Collective, dtype: torch.dtype, op: ReduceOp) -> bool:
+def has_collective(
+    channel: MpiChannel, collective: Collective, dtype: torch.dtype, op: ReduceOp
+) -> bool:
     """Return whether MPI has a collective for a dtype and reduction; it adds no half precision."""
     return not collective.reduces or (
-        dtype in _name_types(lane.mpi) and op in _name_operations(lane.mpi)
+        dtype in _name_types(channel.mpi) and op in _name_operations(channel.mpi)
     )
 
 
 def make_collective(
-    lane: Lane, collective: Collective, source: torch.Tensor, target: torch.Tensor, op: ReduceOp
+    channel: MpiChannel,
+    collective: Collective,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    op: ReduceOp,
 ) -> Callable[[], None]:
     """Return a function that calls MPI's collective on flat `source` and `target`.
 
@@ -31,10 +37,10 @@ def make_collective(
     divides. The function returns when this rank is done, and has no deadline. Raise KeyError if
     there is no such collective (see `has_collective`).
     """
-    mpi, comm, root = lane.mpi, lane.comm, collective.root or 0
-    given, got = _view(lane, source, collective), _view(lane, target, collective)
-    mine = lane.rank == root
-    operation = _name_operations(lane.mpi)[op] if collective.reduces else None
+    mpi, comm, root = channel.mpi, channel.comm, collective.root or 0
+    given, got = _view(channel, source, collective), _view(channel, target, collective)
+    mine = channel.rank == root
+    operation = _name_operations(channel.mpi)[op] if collective.reduces else None
     calls: dict[str, Callable[[], None]] = {
         "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
         "reduce": lambda: comm.Reduce(
@@ -58,14 +64,14 @@ def make_collective(
     return call_on_gpu
 
 
-def _view(lane: Lane, tensor: torch.Tensor, collective: Collective) -> Any:
+def _view(channel: MpiChannel, tensor: torch.Tensor, collective: Collective) -> Any:
     """Return a tensor's memory as mpi4py takes it, and each rank's part of it in elements.
 
     Without additions the elements are bytes.
     """
-    mpi = lane.mpi
+    mpi = channel.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-    kind = _name_types(lane.mpi)[tensor.dtype] if collective.reduces else mpi.BYTE
+    kind = _name_types(channel.mpi)[tensor.dtype] if collective.reduces else mpi.BYTE
     return [memory, kind]
 
 

@@ -21,7 +21,7 @@ import torch
 
 from ...topo.errors import TopoplanError
 from ..mpi.alarm import Alarm
-from ..mpi.lane import Lane
+from ..mpi.channel import MpiChannel
 from ..program.dependencies import Wave
 from ..program.instructions import Post, Program
 from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
@@ -50,8 +50,10 @@ class Requests:
     it is one.
     """
 
-    def __init__(self, lane: Lane, program: Program, operations: Sequence[Operation]) -> None:
-        self.lane = lane
+    def __init__(
+        self, channel: MpiChannel, program: Program, operations: Sequence[Operation]
+    ) -> None:
+        self.channel = channel
         numbers = [number for number, x in enumerate(operations) if x[0] != AWAIT]
         self.node_of = {number: node for node, number in enumerate(numbers)}
         self.posts: list[Post | None] = []
@@ -66,7 +68,7 @@ class Requests:
             code, a, b, tag = operations[number]
             is_local = code == LOCAL
             self.posts.append(None if is_local else next(posts))
-            self.requests.append(None if is_local else _make_request(lane, code, a[0], b, tag))
+            self.requests.append(None if is_local else _make_request(channel, code, a[0], b, tag))
             self.actions.append(a if is_local else None)
             self.sizes.append(tag if is_local else 0)
             if not is_local and a[0].device.type == "cuda":
@@ -96,7 +98,7 @@ class Requests:
         return PlayError((first or posts)[0], posts, reason)
 
     def __del__(self) -> None:
-        mpi = self.lane.mpi
+        mpi = self.channel.mpi
         if not mpi.Is_finalized():
             for request in self.requests:
                 if request is not None:
@@ -104,19 +106,19 @@ class Requests:
                         request.Free()
 
 
-def _make_request(lane: Lane, code: int, view: torch.Tensor, peer: int, tag: int) -> Any:
-    mpi, memory = lane.mpi, lane.mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
-    make = lane.comm.Send_init if code == SEND else lane.comm.Recv_init
-    return make([memory, view.nbytes, mpi.BYTE], peer, lane.tag(tag))
+def _make_request(channel: MpiChannel, code: int, view: torch.Tensor, peer: int, tag: int) -> Any:
+    mpi, memory = channel.mpi, channel.mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
+    make = channel.comm.Send_init if code == SEND else channel.comm.Recv_init
+    return make([memory, view.nbytes, mpi.BYTE], peer, channel.tag(tag))
 
 
-def _renew_wake_up(lane: Lane, active: list[Any], deadline: float) -> None:
+def _renew_wake_up(channel: MpiChannel, active: list[Any], deadline: float) -> None:
     """Re-post the wake-up request (`active[0]`), which has ended.
 
     Raises RuntimeError if it was sent for this call, and not late for an earlier one.
     """
-    lane.post_wake_up()
-    active[0] = lane.wake_up_request
+    channel.post_wake_up()
+    active[0] = channel.wake_up_request
     if time.monotonic() > deadline:
         raise RuntimeError(_LATE)
 
@@ -125,8 +127,8 @@ class PlayerAsTheyCome:
     """Plays `requests` as messages come; `dependencies` are those of the program's instructions."""
 
     def __init__(self, requests: Requests, dependencies: Sequence[Sequence[int]]) -> None:
-        self.lane, self._requests = requests.lane, requests
-        self._alarm = Alarm(self.lane.wake_up)
+        self.channel, self._requests = requests.channel, requests
+        self._alarm = Alarm(self.channel.wake_up)
         node_of = requests.node_of
         self._needs = [len(dependencies[number]) for number in node_of]
         self._followers: list[list[int]] = [[] for _ in node_of]
@@ -144,10 +146,10 @@ class PlayerAsTheyCome:
         """See Player. Raises PlayError with the earliest message of the program that did not
         end.
         """
-        active: list[Any] = [self.lane.wake_up_request]
+        active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
         needs = self._needs.copy()
-        self._alarm.deadline = deadline if self.lane.can_wait else 0.0
+        self._alarm.deadline = deadline if self.channel.can_wait else 0.0
         try:
             self._play(needs, active, whose, deadline, stamp)
         except TopoplanError:
@@ -170,10 +172,10 @@ class PlayerAsTheyCome:
     ) -> None:
         requests, actions = self._requests.requests, self._requests.actions
         followers, is_large, device = self._followers, self._is_large, self._requests.device
-        start, test = self.lane.mpi.Prequest.Startall, self.lane.mpi.Prequest.Testsome
+        start, test = self.channel.mpi.Prequest.Startall, self.channel.mpi.Prequest.Testsome
         wait = (
-            self.lane.mpi.Prequest.Waitsome
-            if self.lane.can_wait
+            self.channel.mpi.Prequest.Waitsome
+            if self.channel.can_wait
             else lambda some: self._poll(some, deadline)
         )
         posts, ready, at, under_way = self._first_posts.copy(), self._first_local.copy(), 0, 0
@@ -214,7 +216,7 @@ class PlayerAsTheyCome:
             for place in ended:
                 node = whose[place]
                 if node == _WAKE_UP:  # sent late, for an earlier call
-                    _renew_wake_up(self.lane, active, deadline)
+                    _renew_wake_up(self.channel, active, deadline)
                     continue
                 under_way -= 1
                 whose[place] = _ENDED
@@ -228,10 +230,10 @@ class PlayerAsTheyCome:
 
     def _poll(self, active: list[Any], deadline: float) -> list[int]:
         """Test for messages until one has ended, where no other thread may send a wake-up."""
-        while not (ended := self.lane.mpi.Prequest.Testsome(active)):
+        while not (ended := self.channel.mpi.Prequest.Testsome(active)):
             if time.monotonic() > deadline:
                 raise RuntimeError(_LATE)
-            if self.lane.yields:
+            if self.channel.yields:
                 os.sched_yield()
         return list(ended)
 
@@ -251,7 +253,7 @@ def can_play_in_waves(requests: Requests) -> bool:
     """Return whether waits can be ended by another thread, and nothing has to wait for a GPU's
     stream.
     """
-    return requests.lane.can_wait and requests.device is None
+    return requests.channel.can_wait and requests.device is None
 
 
 class PlayerInWaves:
@@ -262,7 +264,7 @@ class PlayerInWaves:
         self._alarm = Alarm(self._interrupt)
         self._waves = [self._bind(wave) for wave in waves]
         self._wave: _BoundWave | None = None
-        prequest = requests.lane.mpi.Prequest
+        prequest = requests.channel.mpi.Prequest
         self._calls = prequest.Startall, prequest.Waitall, prequest.Testall
 
     def _bind(self, wave: Wave) -> _BoundWave:
@@ -270,7 +272,7 @@ class PlayerInWaves:
         nodes = all_of.put_receives_first(node_of[number] for number in wave.posts)
         requests = [all_of.requests[node] for node in nodes]
         receives = sum(all_of.is_post(node, "receive") for node in nodes)
-        statuses = [all_of.lane.mpi.Status() for _ in range(receives)]
+        statuses = [all_of.channel.mpi.Status() for _ in range(receives)]
         actions = [all_of.actions[node_of[number]] for number in wave.local]
         return requests, requests[:receives], statuses, requests[receives:], actions, nodes
 
@@ -319,7 +321,7 @@ class PlayerInWaves:
         """From another thread, end whatever the call waits for: receives by cancelling them, sends
         by the wake-up request.
         """
-        self._requests.lane.wake_up()
+        self._requests.channel.wake_up()
         cancelled: _BoundWave | None = None
         while self._alarm.deadline:
             wave = self._wave
@@ -336,16 +338,16 @@ class PlayerInWaves:
         """Wait for sends, which MPI does not cancel: the wake-up request ends the wait, and `stuck`
         has those that did not end.
         """
-        lane = self._requests.lane
-        active = [lane.wake_up_request, *sends]
+        channel = self._requests.channel
+        active = [channel.wake_up_request, *sends]
         left = dict(enumerate(nodes, 1))
         while left:
-            for place in lane.mpi.Prequest.Waitsome(active) or ():
+            for place in channel.mpi.Prequest.Waitsome(active) or ():
                 if place:
                     del left[place]
                 else:
                     stuck[:] = left.values()
-                    _renew_wake_up(lane, active, deadline)
+                    _renew_wake_up(channel, active, deadline)
         stuck.clear()
 
     def _list_begun(self) -> set[int]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
-from ..mpi.lane import Lane, find_own_seat
+from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
@@ -48,12 +48,12 @@ class Transport:
     works any more. Making it is collective over the ranks of the default group, as new_group is;
     with a GroupMaker, over those that the maker is for. `timeout` is the deadline of a call. With
     `over` mpi (None: as TOPOPLAN_TRANSPORT says) plans are played, and stock collectives made, over
-    MPI, on the communicator `lane`; the group is left what ranks have to agree on. Raises
+    MPI, on the communicator `mpi`; the group is left what ranks have to agree on. Raises
     InputError on ranks that are not in the group, and where MPI is not there, or cannot reach the
     device's memory.
     """
 
-    lane: Lane | None
+    mpi: MpiChannel | None
 
     def __init__(
         self,
@@ -72,25 +72,25 @@ class Transport:
         faults = Faults(private, timeout, store, addresses, is_registered)
         self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
-            self.lane = self._open_lane(private.group_name)
-        self.batched = self.lane is None and uses_nccl(private)
+            self.mpi = self._open_channel(private.group_name)
+        self.batched = self.mpi is None and uses_nccl(private)
         self._is_private = True
 
     def _begin(self, group: Any, device: torch.device, timeout: timedelta, faults: Faults) -> None:
         self.group, self.device, self.faults = group, device, faults
         self.rank, self.size = group.rank(), group.size()
         self.timeout_s = timeout.total_seconds()
-        self.lane = None
+        self.mpi = None
         self.batched = False
         self._places: list[tuple[str, frozenset[int]]] | None = None
 
-    def _open_lane(self, name: str) -> Lane:
+    def _open_channel(self, name: str) -> MpiChannel:
         """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all
         refuse.
         """
         mine: Any
         try:
-            mine = find_own_seat(*find_own_cores())
+            mine = find_own_mpi_rank(*find_own_cores())
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (
                     f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load "
@@ -99,14 +99,16 @@ class Transport:
                 )
         except InputError as error:
             mine = str(error)
-        seats = self.exchange(mine)
+        answers = self.exchange(mine)
         refused = [
-            f"rank {rank}: {seat}" for rank, seat in enumerate(seats) if isinstance(seat, str)
+            f"rank {rank}: {answer}"
+            for rank, answer in enumerate(answers)
+            if isinstance(answer, str)
         ]
         if refused:
             raise InputError(mine if isinstance(mine, str) else refused[0])
-        yields = are_crowded([(seat.host, seat.cores) for seat in seats])
-        return Lane(seats, self.rank, name, yields=yields)
+        yields = are_crowded([(answer.host, answer.cores) for answer in answers])
+        return MpiChannel(answers, self.rank, name, yields=yields)
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
@@ -132,7 +134,7 @@ class Transport:
     @property
     def name(self) -> str:
         """What carries the messages: "gloo", "nccl" or "mpi"."""
-        return "mpi" if self.lane is not None else "nccl" if self.batched else "gloo"
+        return "mpi" if self.mpi is not None else "nccl" if self.batched else "gloo"
 
     def exchange(self, value: object) -> list[Any]:
         """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank
@@ -145,14 +147,14 @@ class Transport:
         """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine
         ("nccl", "nccl2").
         """
-        return "mpi" if self.lane is not None else find_engine(self.group, self.device)
+        return "mpi" if self.mpi is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
         """Return, for each of the times, the longest of any rank. Collective, alike on all ranks;
         raises as `meet`.
         """
-        if self.lane is not None:
-            return self.lane.find_largest(seconds, time.monotonic() + self.timeout_s)
+        if self.mpi is not None:
+            return self.mpi.find_largest(seconds, time.monotonic() + self.timeout_s)
         return find_slowest_s(seconds, self.group, self.device)
 
     def find_span_s(self, began: float, ended: float) -> float:
@@ -169,17 +171,17 @@ class Transport:
         """Wait for all ranks, as nearly at once as the transport can. Raises RuntimeError where one
         does not come.
         """
-        if self.lane is None:
+        if self.mpi is None:
             self.group.barrier(_barrier_options(self.device)).wait()
         else:
-            self.lane.barrier(time.monotonic() + self.timeout_s)
+            self.mpi.barrier(time.monotonic() + self.timeout_s)
 
     def close(self) -> None:
         """Destroy the group, if it is the transport's own; a later call over it raises
         ExecutionError.
         """
-        if self.lane is not None:
-            self.lane.close()
+        if self.mpi is not None:
+            self.mpi.close()
         if self._is_private:
             destroy_group(self.group)
 
@@ -210,8 +212,8 @@ class SharedTransport(Transport):
 
     def open(self, over: str) -> None:
         """Join MPI, if it is to carry messages, unless that is done. Collective the first time."""
-        if check_transport(over) == "mpi" and self.lane is None:
-            self.lane = self._open_lane(self._name)
+        if check_transport(over) == "mpi" and self.mpi is None:
+            self.mpi = self._open_channel(self._name)
 
     def close(self) -> None:
         """End it; the connections stay the plain group's."""

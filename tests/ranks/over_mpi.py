@@ -25,8 +25,8 @@ from topoplan.runtime.ranks.transport import Transport
 def all_of_it(ring: str, several: list[str]) -> dict[str, Any]:
     """The same bits as over gloo by every schedule, averages, and MPI's own collective."""
     over_gloo, over_mpi = (Transport(None, timedelta(seconds=60), over) for over in ("auto", "mpi"))
-    assert over_mpi.lane is not None
-    assert over_mpi.lane.yields == (
+    assert over_mpi.mpi is not None
+    assert over_mpi.mpi.yields == (
         dist.get_world_size() > len(os.sched_getaffinity(0))
     )  # mpirun bound them to no core
     x = torch.randn(10_007, generator=torch.Generator().manual_seed(dist.get_rank()))

@@ -19,7 +19,7 @@ import pytest
 from launch import run_module
 
 from topoplan.runtime.mpi import library
-from topoplan.runtime.mpi.lane import Seat, check_seats
+from topoplan.runtime.mpi.channel import MpiRank, check_mpi_ranks
 from topoplan.runtime.mpi.launched import LAUNCHERS, find_launcher, join_mpi, number_of_launch
 from topoplan.topo.errors import InputError
 
@@ -32,7 +32,7 @@ SET_BY_JOINING = (
     "MASTER_PORT",
 )
 CORES = frozenset({0, 1})
-SEATS = [Seat(rank, 4, "job", "host", CORES) for rank in range(4)]
+MPI_RANKS = [MpiRank(rank, 4, "job", "host", CORES) for rank in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -151,27 +151,27 @@ def test_gloo_that_is_asked_for_is_gloo(plans: Callable[..., str]) -> None:
     assert json.loads(done.stdout)["backend"] == "gloo"
 
 
-Change = Callable[[], list[Seat]]
+Change = Callable[[], list[MpiRank]]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (
-            lambda: [*SEATS[:3], Seat(3, 1, "job", "host", CORES)],
+            lambda: [*MPI_RANKS[:3], MpiRank(3, 1, "job", "host", CORES)],
             "rank 3 is in an MPI world of 1, and the group has 4",
         ),
         (
-            lambda: [*SEATS[:3], Seat(3, 4, "other", "host", CORES)],
+            lambda: [*MPI_RANKS[:3], MpiRank(3, 4, "other", "host", CORES)],
             "ranks 0 and 3 were started by two mpirun",
         ),
-        (lambda: [*SEATS[:3], SEATS[0]], "two ranks of the group are the same rank of MPI"),
+        (lambda: [*MPI_RANKS[:3], MPI_RANKS[0]], "two ranks of the group are the same rank of MPI"),
     ],
 )
 def test_ranks_that_are_not_of_one_world(change: Change, said: str) -> None:
-    check_seats(SEATS)
+    check_mpi_ranks(MPI_RANKS)
     with pytest.raises(InputError, match=said):
-        check_seats(change())
+        check_mpi_ranks(change())
 
 
 def test_topo_run_says_how_ranks_are_started_by_mpi(plans: Callable[..., str]) -> None:

@@ -22,11 +22,9 @@ _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_I
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A rank's place in an MPI launch.
-
-    That is its number in the MPI world, the size of that world, the launcher's name for it, the
-    rank's host, and the cores it may use.
+class MpiRank:
+    """A rank's number in its MPI world, the world's size and the launcher's name for it, the rank's
+    host, and the cores it may use.
     """
 
     world_rank: int
@@ -36,39 +34,41 @@ class Seat:
     cores: frozenset[int]
 
 
-def find_own_seat(host: str, cores: frozenset[int]) -> Seat:
-    """Return this process's seat; raise InputError without MPI."""
+def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
+    """Return this process as an MPI rank; raise InputError without MPI."""
     world = load_mpi().COMM_WORLD
     name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
-    return Seat(world.rank, world.size, name, host, cores)
+    return MpiRank(world.rank, world.size, name, host, cores)
 
 
-class Lane:
-    """An MPI communicator over the ranks at `seats`, by their numbers in the group named `name`.
+class MpiChannel:
+    """An MPI communicator over `ranks`, by their numbers in the group named `name`.
 
     Construction is collective over these ranks alone. `yields` is set if ranks share cores: a
     waiting rank then yields to others. Raise InputError if the ranks are not of one MPI world.
     """
 
-    def __init__(self, seats: Sequence[Seat], rank: int, name: str, *, yields: bool) -> None:
+    def __init__(self, ranks: Sequence[MpiRank], rank: int, name: str, *, yields: bool) -> None:
         mpi = load_mpi()
-        check_seats(seats)
+        check_mpi_ranks(ranks)
         world = mpi.COMM_WORLD
-        self.most_in_tags = int(world.Get_attr(mpi.TAG_UB))
-        if self.most_in_tags < _MIN_TAGS:
+        self.max_tag = int(world.Get_attr(mpi.TAG_UB))
+        if self.max_tag < _MIN_TAGS:
             raise InputError(
-                f"transport mpi: tags of {describe_mpi()} end at {self.most_in_tags}, expected "
-                f"{_MIN_TAGS} at least; "
-                "go over gloo"
+                f"transport mpi: tags of {describe_mpi()} end at {self.max_tag}, expected at least "
+                f"{_MIN_TAGS}; use gloo"
             )
-        members = world.Get_group().Incl([seat.world_rank for seat in seats])
+        members = world.Get_group().Incl([member.world_rank for member in ranks])
         self.mpi = mpi
+        # The tag keeps two groups that threads create at once apart; Create_group needs one.
         self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _GUARANTEED_TAG)
         members.Free()
-        self.rank, self.size = rank, len(seats)
+        self.rank = rank
         self.yields = yields
         self.what = describe_mpi()
+        # A communicator with this process alone carries wake-ups, so that no message matches them.
         self._own = mpi.COMM_SELF.Dup()
+        # `wake_up` sends from another thread while this one is inside MPI.
         self.can_wait = mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self.wake_up_request: Any
         self.post_wake_up()
@@ -83,13 +83,10 @@ class Lane:
 
     def tag(self, tag: int) -> int:
         """Return a message's tag within this MPI's range, unique among the messages of a call."""
-        return tag % self.most_in_tags
+        return tag % self.max_tag
 
     def barrier(self, deadline: float) -> None:
-        """Wait for all ranks; raise RuntimeError if one is not there by `deadline`.
-
-        `deadline` is a time.monotonic.
-        """
+        """Wait for all ranks; raise RuntimeError if one is missing at `deadline` (monotonic)."""
         self._await(self.comm.Ibarrier(), deadline)
 
     def find_largest(self, values: list[float], deadline: float) -> list[float]:
@@ -108,29 +105,28 @@ class Lane:
     def close(self) -> None:
         """Free the communicator unless MPI has been finalized."""
         if not self.mpi.Is_finalized() and self.comm != self.mpi.COMM_NULL:
+            # A request still posted when its communicator is freed would leak it.
             self.wake_up_request.Cancel()
             self.wake_up_request.Wait()
             self.comm.Free()
             self._own.Free()
 
 
-def check_seats(seats: Sequence[Seat]) -> None:
+def check_mpi_ranks(ranks: Sequence[MpiRank]) -> None:
     """Raise InputError unless all ranks are different ones of one MPI world."""
-    alone = [number for number, seat in enumerate(seats) if seat.world_size < len(seats)]
-    if alone:
-        raise InputError(
-            f"transport mpi: rank {alone[0]} is in an MPI world of {seats[alone[0]].world_size}, "
-            "and the group has "
-            f"{len(seats)} ranks; start them by one mpirun (or srun --mpi=pmix)"
-        )
-    other = [number for number, seat in enumerate(seats) if seat.world != seats[0].world]
-    if other:
-        raise InputError(
-            f"transport mpi: ranks 0 and {other[0]} were started by two mpirun; start all of them "
-            "by one"
-        )
-    numbers = [seat.world_rank for seat in seats]
-    if len(set(numbers)) < len(numbers):
+    for number, member in enumerate(ranks):
+        if member.world_size < len(ranks):
+            raise InputError(
+                f"transport mpi: rank {number} is in an MPI world of {member.world_size}, and the "
+                f"group has {len(ranks)} ranks; start them by one mpirun (or srun --mpi=pmix)"
+            )
+    for number, member in enumerate(ranks):
+        if member.world != ranks[0].world:
+            raise InputError(
+                f"transport mpi: ranks 0 and {number} were started by two mpirun; start all of "
+                "them by one"
+            )
+    if len({member.world_rank for member in ranks}) < len(ranks):
         raise InputError(
             "transport mpi: two ranks of the group are the same rank of MPI; set RANK once a "
             "process"
