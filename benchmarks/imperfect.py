@@ -24,7 +24,7 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 SLOW = Change(scale_links=("gpu0:network0=0.9",))
@@ -61,10 +61,10 @@ def make_mixed_switches(GBps: Fraction) -> Topology:
     links = [
         x
         for i in range(8)
-        for x in both_ways(Link(f"gpu{i}", "adder" if i < 4 else "plain", Fraction(1)))
+        for x in both_directions(Link(f"gpu{i}", "adder" if i < 4 else "plain", Fraction(1)))
     ]
     return Topology(
-        f"mixed:{GBps}", tuple(devices), (*links, *both_ways(Link("adder", "plain", GBps)))
+        f"mixed:{GBps}", tuple(devices), (*links, *both_directions(Link("adder", "plain", GBps)))
     )
 
 

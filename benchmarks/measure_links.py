@@ -29,7 +29,7 @@ from topoplan.runtime.emulate.ranks import start_rank, write_topology
 from topoplan.runtime.measuring.measure_links import measure_topology
 from topoplan.runtime.ranks.launch import is_rank, run_together
 from topoplan.topo.derived.degrade import Change, degrade
-from topoplan.topo.devices import Device, Link, both_ways
+from topoplan.topo.devices import Device, Link, both_directions
 from topoplan.topo.graph import Topology
 from topoplan.topo.presets import preset
 
@@ -48,10 +48,12 @@ def two_hosts() -> Topology:
     links = [
         x
         for i in range(8)
-        for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(1), kind="pcie"))
+        for x in both_directions(Link(f"gpu{i}", f"host{i // 4}", Fraction(1), kind="pcie"))
     ]
     links += [
-        x for h in range(2) for x in both_ways(Link(f"host{h}", "net", Fraction(2), kind="network"))
+        x
+        for h in range(2)
+        for x in both_directions(Link(f"host{h}", "net", Fraction(2), kind="network"))
     ]
     return Topology("two hosts", tuple(devices), tuple(links))
 

@@ -37,7 +37,7 @@ from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host
 from topoplan.topo.derived.route_table import RouteTable
 from topoplan.topo.derived.stripes import merge_spines
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
 
@@ -265,7 +265,7 @@ def build_boxes(
     links = (
         x
         for a, b, rate, us in (*inside, *ports, *uplinks)
-        for x in both_ways(Link(a, b, Fraction(rate), us))
+        for x in both_directions(Link(a, b, Fraction(rate), us))
     )
     return Topology(
         f"{count} boxes of {per_box}, {leaves} leaves, {spines} spines",
@@ -281,9 +281,11 @@ def build_two_hosts() -> Topology:
     devices = [Device(f"gpu{i}") for i in range(8)] + [
         Device(f"host{i}", "switch", "network") for i in range(2)
     ]
-    links = [x for i in range(8) for x in both_ways(Link(f"gpu{i}", f"host{i // 4}", Fraction(4)))]
+    links = [
+        x for i in range(8) for x in both_directions(Link(f"gpu{i}", f"host{i // 4}", Fraction(4)))
+    ]
     return Topology(
-        "two-hosts", tuple(devices), (*links, *both_ways(Link("host0", "host1", Fraction(1))))
+        "two-hosts", tuple(devices), (*links, *both_directions(Link("host0", "host1", Fraction(1))))
     )
 
 

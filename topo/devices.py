@@ -152,6 +152,6 @@ class Link:
         return Link(self.dst, self.src, *rest)
 
 
-def both_ways(link: Link) -> tuple[Link, Link]:
+def both_directions(link: Link) -> tuple[Link, Link]:
     """Return both directions of a full-duplex cable: `link` and its reverse."""
     return link, link.reversed()

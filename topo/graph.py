@@ -25,7 +25,7 @@ from .devices import (
     Device,
     InNetwork,
     Link,
-    both_ways,
+    both_directions,
 )
 from .errors import InputError
 from .exact import load_json
@@ -59,7 +59,7 @@ __all__ = [
     "InNetwork",
     "Link",
     "Topology",
-    "both_ways",
+    "both_directions",
 ]
 
 

@@ -22,7 +22,7 @@ from .devices import (
     InNetwork,
     Link,
     SwitchFamily,
-    both_ways,
+    both_directions,
 )
 from .errors import InputError
 from .exact import fraction_to_json
@@ -214,7 +214,7 @@ def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
             fields.source,
             _undeclared(row, _LINK_FIELDS),
         )
-        links += both_ways(link) if fields.bidirectional else (link,)
+        links += both_directions(link) if fields.bidirectional else (link,)
     return tuple(links)
 
 

@@ -20,7 +20,7 @@ from ...synth.cost.loads import DirectedLink
 from ...synth.forest.weigh import round_shares
 from ...synth.numeric.linear import Floats, Rows, minimise
 from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Device, Link, Topology, both_ways
+from ...topo.graph import Device, Link, Topology, both_directions
 from ...topo.routes import Router, route_links
 
 # Weight of the largest share in the objective, beside the time: of equally fast divisions, the most
@@ -110,7 +110,9 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
     hosts = [Device(f"gpu{i}") for i in range(workers)] + [
         Device(f"cpu{i}", "cpu") for i in range(helpers)
     ]
-    links = [x for host in hosts for x in both_ways(Link(host.id, "network0", kind="network"))]
+    links = [
+        x for host in hosts for x in both_directions(Link(host.id, "network0", kind="network"))
+    ]
     switch = Device("network0", "switch", "network")
     return Topology(f"{workers} worker and {helpers} helper hosts", (*hosts, switch), tuple(links))
 

@@ -69,10 +69,11 @@ def _describe_gpus(topology: Topology) -> str:
 
 def _describe_links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
-    both_ways = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
+    both_directions = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
     return (
         ", ".join(
-            f"{times} {kind} link{'' if times == 1 else 's'}" for kind, times in both_ways.items()
+            f"{times} {kind} link{'' if times == 1 else 's'}"
+            for kind, times in both_directions.items()
         )
         or None
     )

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from ...topo.errors import InputError
-from ...topo.graph import Device, Link, Topology, both_ways
+from ...topo.graph import Device, Link, Topology, both_directions
 from ...topo.loader.resolve import load_for_planning
 from ...topo.presets import preset
 from ..emulate.blueprint import blueprint
@@ -113,8 +113,8 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
         ends.append(f"switch{number}")
         devices.append(Device(ends[-1], "switch"))
         for member in members:
-            links += both_ways(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
-    links += both_ways(Link(ends[0], ends[1], Fraction(1)))
+            links += both_directions(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
+    links += both_directions(Link(ends[0], ends[1], Fraction(1)))
     return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
 
 

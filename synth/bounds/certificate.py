@@ -223,7 +223,7 @@ def proved_s_per_GB(
     fractions = _read_prices(
         certificate["prices"],
         topology,
-        both_ways=own is None and (kind, collective.name) == _MIRRORED,
+        both_directions=own is None and (kind, collective.name) == _MIRRORED,
     )
     # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it
     # takes needed / paid s.
@@ -352,8 +352,8 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
     return crossing / out
 
 
-def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
-    """Return the price of each directed link; `both_ways`: an entry stands for a pair's links in
+def _read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:
+    """Return the price of each directed link; `both_directions`: an entry stands for a pair's links in
     both directions.
     """
     prices: Prices = {}
@@ -363,7 +363,7 @@ def _read_prices(rows: Any, topology: Topology, *, both_ways: bool) -> Prices:
             raise VerificationError(f"bound: the price of link {a!r} -> {b!r} is negative")
         named = [
             link
-            for link in (((a, b), (b, a)) if both_ways else ((a, b),))
+            for link in (((a, b), (b, a)) if both_directions else ((a, b),))
             if link in topology.capacity_GBps
         ]
         prices |= dict.fromkeys(named, price)

@@ -14,7 +14,7 @@ from ranks.classic_training import model, sgd
 from topoplan.runtime import classic
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError, InputError, TopoplanError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 
@@ -91,7 +91,7 @@ def wrong_topologies_and_plans() -> None:
     too_many = "has 4 GPUs, for 2 workers and 1 helpers"
     check(InputError, too_many, "parameter-server", net_or_none, topology=ring4, helpers=(2,))
     two = Topology(
-        "parts", tuple(Device(f"gpu{i}") for i in range(3)), both_ways(Link("gpu0", "gpu1"))
+        "parts", tuple(Device(f"gpu{i}") for i in range(3)), both_directions(Link("gpu0", "gpu1"))
     )
     check(InfeasibleError, "rank 2 and rank 0 are not joined", "neighbours", model(), topology=two)
     packing = synthesize(collective_on("allreduce", ring3), ring3, "packing", 5).plan

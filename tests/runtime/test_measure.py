@@ -25,7 +25,7 @@ from topoplan.runtime.measuring.experiments import (
 from topoplan.runtime.measuring.rates import Arrivals, estimate_rates_GBps, fit_rate
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.hosts import join_cpu_hosts
-from topoplan.topo.devices import Device, Link, both_ways
+from topoplan.topo.devices import Device, Link, both_directions
 from topoplan.topo.graph import Topology
 from topoplan.topo.measured.believe import believe, round_down
 from topoplan.topo.measured.flows import Experiment, Measurements, Pair
@@ -151,10 +151,10 @@ def two_hosts(trunk: int) -> Topology:
     links = [
         x
         for i in range(6)
-        for x in both_ways(Link(f"gpu{i}", f"host{i // 2}", Fraction(2), kind="pcie"))
+        for x in both_directions(Link(f"gpu{i}", f"host{i // 2}", Fraction(2), kind="pcie"))
     ]
     for h in range(3):
-        links += both_ways(
+        links += both_directions(
             Link(f"host{h}", "net", Fraction(trunk if h == 0 else 4), kind="network")
         )
     return Topology("hosts", tuple(devices), tuple(links))
@@ -378,7 +378,9 @@ def test_slow_links_are_found_over_sockets_and_others_stay(tmp_path: Path) -> No
     )
     cables = [(f"gpu{i}", f"host{i // 2}", 1) for i in range(4)]
     cables += [("host0", "host1", 2), ("gpu0", "gpu1", 1), ("gpu2", "gpu3", 1)]
-    links = tuple(link for a, b, rate in cables for link in both_ways(Link(a, b, Fraction(rate))))
+    links = tuple(
+        link for a, b, rate in cables for link in both_directions(Link(a, b, Fraction(rate)))
+    )
     change = Change(scale_links=("gpu3:host1=0.5", "host0:host1=0.6", "gpu0:gpu1=0.5"))
     slow = {frozenset(text.partition("=")[0].split(":")) for text in change.scale_links}
     wrong: list[str] = []

@@ -16,7 +16,7 @@ from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import InfeasibleError, VerificationError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 
@@ -194,7 +194,9 @@ def test_in_network_reduction_lifts_the_price_bound() -> None:
 def test_what_is_cut_off_is_named() -> None:
     devices = tuple(Device(f"gpu{i}") for i in range(4))
     topology = Topology(
-        "two islands", devices, (*both_ways(Link("gpu0", "gpu1")), *both_ways(Link("gpu2", "gpu3")))
+        "two islands",
+        devices,
+        (*both_directions(Link("gpu0", "gpu1")), *both_directions(Link("gpu2", "gpu3"))),
     )
     with pytest.raises(
         InfeasibleError,

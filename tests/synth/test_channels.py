@@ -249,12 +249,12 @@ def test_machines_beyond_dynamic_programming() -> None:
 
 @settings(max_examples=count_examples(40))
 @given(st.integers(2, 7), st.booleans(), st.integers(0, 2**32 - 1))
-def test_cheapest_circuits(nodes: int, both_ways: bool, seed: int) -> None:
+def test_cheapest_circuits(nodes: int, both_directions: bool, seed: int) -> None:
     """By dynamic programming, by CP-SAT and by exchanges, beside all circuits there are."""
     chance = np.random.default_rng(seed)
     price = chance.integers(1, 100, (nodes, nodes)).astype(float)
     price[chance.random((nodes, nodes)) < 0.25] = np.inf
-    price = price + price.T if both_ways else price
+    price = price + price.T if both_directions else price
 
     def price_of(circuit: tuple[int, ...]) -> float:
         tour = [0, *circuit, 0]

@@ -32,7 +32,7 @@ from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import VerificationError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -56,9 +56,11 @@ def mixed_switches(GBps: Fraction, plain: int = 1, each: int = 4) -> Topology:
     links = [
         x
         for i, d in enumerate(devices)
-        for x in both_ways(Link(d.id, f"switch{i // each}", Fraction(1)))
+        for x in both_directions(Link(d.id, f"switch{i // each}", Fraction(1)))
     ]
-    links += [x for i in range(plain) for x in both_ways(Link("switch0", f"switch{i + 1}", GBps))]
+    links += [
+        x for i in range(plain) for x in both_directions(Link("switch0", f"switch{i + 1}", GBps))
+    ]
     return Topology("mixed", (*devices, *switches), tuple(links))
 
 

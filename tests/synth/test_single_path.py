@@ -30,7 +30,7 @@ from topoplan.synth.ir.transfers import Transfers
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.planner.synthesize import synthesize
 from topoplan.topo.errors import VerificationError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
@@ -201,7 +201,7 @@ def test_packing_as_it_is_sent_reaches_the_bound(name: str, topology: Topology) 
 
 
 def wire(a: str, b: str, GBps: int) -> tuple[Link, Link]:
-    return both_ways(Link(a, b, Fraction(GBps)))
+    return both_directions(Link(a, b, Fraction(GBps)))
 
 
 # Two GPUs with their own links, and a wider way over their CPUs that the system does not take.
@@ -270,7 +270,7 @@ def test_plans_and_bounds_follow_the_rule_of_routes_that_they_are_given() -> Non
         link
         for switch, rate, latency in (("near", 4, 1), ("far", 2, 5))
         for gpu in gpus
-        for link in both_ways(Link(gpu, switch, Fraction(rate), Fraction(latency)))
+        for link in both_directions(Link(gpu, switch, Fraction(rate), Fraction(latency)))
     ]
     topology = Topology("two switches", tuple(devices), tuple(links))
     collective = on("allreduce", topology)

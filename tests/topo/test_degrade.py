@@ -8,11 +8,11 @@ import pytest
 
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InputError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 
-def test_a_lost_link_is_lost_both_ways() -> None:
+def test_a_lost_link_is_lost_both_directions() -> None:
     healthy = preset("dgx1")
     hurt = degrade(healthy, Change(without_links=("gpu0:gpu3", "1:2")))
     gone = {("gpu0", "gpu3"), ("gpu3", "gpu0"), ("gpu1", "gpu2"), ("gpu2", "gpu1")}
@@ -21,7 +21,7 @@ def test_a_lost_link_is_lost_both_ways() -> None:
     assert "without gpu0-gpu3" in hurt.name and hurt.fingerprint != healthy.fingerprint
 
 
-def test_a_link_is_scaled_exactly_both_ways() -> None:
+def test_a_link_is_scaled_exactly_both_directions() -> None:
     healthy = preset("mesh:2x2@25")
     hurt = degrade(healthy, Change(scale_links=("0:1=0.3",)))
     for link, c in healthy.capacity_GBps.items():
@@ -41,8 +41,8 @@ def test_ids_may_have_colons() -> None:
         "colons",
         (Device("gpu0"), Device("gpu1"), Device("pci-0000:41:00.0", "switch")),
         (
-            *both_ways(Link("gpu0", "pci-0000:41:00.0")),
-            *both_ways(Link("gpu1", "pci-0000:41:00.0")),
+            *both_directions(Link("gpu0", "pci-0000:41:00.0")),
+            *both_directions(Link("gpu1", "pci-0000:41:00.0")),
         ),
     )
     hurt = degrade(topology, Change(scale_links=("pci-0000:41:00.0:gpu1=2",)))

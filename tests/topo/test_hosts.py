@@ -25,7 +25,7 @@ from topoplan.topo.derived.parts import split_hosts
 from topoplan.topo.doctor import list_findings
 from topoplan.topo.errors import InputError
 from topoplan.topo.gpudirect import judge_pairs
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
 from topoplan.topo.probe.join import probe_local
@@ -46,7 +46,9 @@ def host(
     devices = [Device("cpu0", "cpu"), *(Device(f"gpu{i}") for i in range(gpus))]
     devices += [Device(nic, "nic", extra=extra) for nic, extra in speeds.items()]
     links = [
-        x for d in devices[1:] for x in both_ways(Link(d.id, "cpu0", Fraction(12), kind="pcie"))
+        x
+        for d in devices[1:]
+        for x in both_directions(Link(d.id, "cpu0", Fraction(12), kind="pcie"))
     ]
     extra = {"notes": list(notes), "facts": [fact("gpu/0")]}
     return Topology(name, tuple(devices), tuple(links), extra=extra)

@@ -65,7 +65,7 @@ def test_plans_may_hold_more_values_than_topologies() -> None:
     assert len(load_json("[" + "1," * 2_600_000 + "1]")) == 2_600_001
 
 
-def test_a_file_of_too_many_links_is_refused_and_both_ways_count() -> None:
+def test_a_file_of_too_many_links_is_refused_and_both_directions_count() -> None:
     link = {"src": "a", "dst": "b", "bidirectional": True}
     told = {"devices": [{"id": "a", "kind": "gpu"}], "links": [link] * (MAX_LINKS // 2 + 1)}
     with pytest.raises(InputError, match=f"and {MAX_LINKS + 2} directed links"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
 from topoplan.topo.derived.stripes import merge_nvswitches, merge_spines
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
 
@@ -27,13 +27,13 @@ def boards(switches: int = 6, gpus: int = 4, uneven: bool = False) -> Topology:
         x
         for i in range(2 * gpus)
         for k in range(switches)
-        for x in both_ways(
+        for x in both_directions(
             Link(f"gpu{i}", f"nvswitch{k + switches * (i // gpus)}", Fraction(25), kind="nvlink")
         )
     ]
     for k in range(switches):
         rate = Fraction(199 if uneven and k == 0 else 200)
-        links += both_ways(
+        links += both_directions(
             Link(f"nvswitch{k}", f"nvswitch{k + switches}", rate, kind="nvlink", count=8)
         )
     return Topology("boards", tuple(devices), tuple(links))
@@ -115,7 +115,7 @@ def test_the_upper_levels_of_a_fat_tree_become_one_switch_each() -> None:
     tree = Topology(
         "fat-tree",
         tuple(devices),
-        tuple(x for a, b in wires for x in both_ways(Link(a, b, Fraction(10)))),
+        tuple(x for a, b in wires for x in both_directions(Link(a, b, Fraction(10)))),
     )
     merged = merge_spines(tree)
     assert sorted(d.id for d in merged.devices if d.id.startswith(("agg", "core"))) == [

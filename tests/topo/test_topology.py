@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.errors import InputError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -50,7 +50,7 @@ def topologies(draw: st.DrawFn) -> Topology:
             draw(st.sampled_from(["link", "nvlink"])),
             1 + a % 2,
         )
-        links += both_ways(link) if draw(st.booleans()) else (link,)
+        links += both_directions(link) if draw(st.booleans()) else (link,)
     return Topology("drawn", devices, tuple(links), extra={"note": "kept"})
 
 
@@ -93,7 +93,7 @@ def test_fingerprint_tells_what_plain_colour_refinement_cannot() -> None:
     two = Topology(
         "two",
         ring.devices,
-        tuple(x for a, b in pairs for x in both_ways(Link(f"gpu{a}", f"gpu{b}"))),
+        tuple(x for a, b in pairs for x in both_directions(Link(f"gpu{a}", f"gpu{b}"))),
     )
     assert two.fingerprint != ring.fingerprint
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from ..devices import Device, Link, both_ways
+from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..exact import parse_fraction
 from ..facts import Fact, Facts, facts_to_json, load_facts
@@ -137,7 +137,7 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     links = [
         x
         for r, h in enumerate(host_of)
-        for x in both_ways(
+        for x in both_directions(
             Link(f"rank{r}", f"host{h}", ASSUMED_MEMORY_GBps, Fraction(0), "memory", source=memory)
         )
     ]
@@ -146,7 +146,7 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     if len(used) > 1:
         devices.append(Device(NETWORK, "switch", "network"))
         for h in used:
-            links += both_ways(
+            links += both_directions(
                 Link(
                     f"host{h}",
                     NETWORK,
@@ -281,7 +281,7 @@ class _Host:
         return [
             link
             for ident, rate, source in self._find_ports()
-            for link in both_ways(
+            for link in both_directions(
                 Link(
                     qualify(self.id, ident),
                     NETWORK,

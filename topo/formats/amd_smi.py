@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import PurePath
 
-from ..devices import Device, Link, both_ways
+from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
 from ..facts.keys import gpu_subject, xgmi_subject
@@ -216,7 +216,9 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
         else:
             total, count, said = rate, 1, source
             assumed.append(f"{ids[a]} - {ids[b]}")
-        yield from both_ways(Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said))
+        yield from both_directions(
+            Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said)
+        )
     if assumed:
         notes.append(
             f"{join_first(assumed, 3)}: the text has no bandwidths; one xGMI link of "
@@ -262,7 +264,7 @@ def _join_pcie(
     slot = pcie_link(None, None)
     for name, node in nodes.items():
         source = assumed("Gen3 x16, as RCCL takes PCIe links that are not known")
-        yield from both_ways(
+        yield from both_directions(
             Link(
                 ids[name],
                 f"cpu{node}",
@@ -273,7 +275,7 @@ def _join_pcie(
             )
         )
     for a, b in combinations(dict.fromkeys(nodes.values()), 2):
-        yield from both_ways(
+        yield from both_directions(
             Link(
                 f"cpu{a}",
                 f"cpu{b}",

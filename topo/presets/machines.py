@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
-from ..graph import Device, Link, Topology, both_ways
+from ..graph import Device, Link, Topology, both_directions
 from ..hardware import (
     NVLINK_LINKS_PER_GPU,
     QUANTUM_ADDING,
@@ -56,7 +56,7 @@ def _join(
     a: str, b: str, GBps: Fraction, kind: str, source: str, count: int = 1, us: str = ""
 ) -> tuple[Link, Link]:
     """Return a link in both directions, with the latency of kind `us` (default: its own kind)."""
-    return both_ways(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
+    return both_directions(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
 
 
 def _make_gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:

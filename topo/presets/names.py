@@ -18,7 +18,7 @@ from math import prod
 
 from ..errors import InputError
 from ..exact import fraction_to_json
-from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_ways
+from ..graph import DEFAULT_BANDWIDTH_GBps, Device, Link, Topology, both_directions
 from .machines import dgx1, dgx2, dgx_a100, dgx_h100, gb200_nvl72, mi250, mi300x, pcie_2socket, z52
 
 # The most GPUs of a preset: no strategy plans for more.
@@ -130,7 +130,7 @@ def _build_graph(entry: Preset, sizes: Sizes, GBps: Fraction | None) -> Topology
     else:
         assert entry.pairs is not None
         ends = [(f"gpu{a}", f"gpu{b}") for a, b in entry.pairs(sizes)]
-    links = tuple(link for a, b in ends for link in both_ways(Link(a, b, rate)))
+    links = tuple(link for a, b in ends for link in both_directions(Link(a, b, rate)))
     return Topology(name, tuple(devices), links, source="preset")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from ..devices import Device, Link, both_ways
+from ..devices import Device, Link, both_directions
 from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, p2p_subject, pci_subject
 from ..formats.smi.cells import read_cells
@@ -76,7 +76,7 @@ class AncestorTree:
             rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
             parent = self.find_parent(switch.id, cpus)
             if rates and parent is not None:
-                yield from both_ways(
+                yield from both_directions(
                     Link(
                         switch.id,
                         parent,

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, nvlink_subject, pci_subject, xgmi_subject
-from ..graph import Device, Link, both_ways
+from ..graph import Device, Link, both_directions
 from ..hardware import (
     LATENCY_us,
     NVLINK_DATASHEET_GBps,
@@ -73,7 +73,7 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     links: list[Link] = []
     for a, b in pairs:
         count = max(counts.get(a, Counter())[b], counts.get(b, Counter())[a])
-        links += both_ways(
+        links += both_directions(
             Link(
                 a,
                 b,
@@ -142,7 +142,7 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
     rate_MBps = facts.get_number(gpu_subject(index), keys.GPU_C2C_MBps)
     if not count or not rate_MBps or cpu is None:
         return ()
-    return both_ways(
+    return both_directions(
         Link(
             device,
             cpu,

@@ -30,7 +30,7 @@ from ..facts.keys import (
     rdma_subject,
 )
 from ..facts.slots import Slot, list_slots
-from ..graph import Device, Link, Topology, both_ways
+from ..graph import Device, Link, Topology, both_directions
 from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
 from ..notes import assumed
 from .ancestors import NOTE, infer_tree
@@ -204,7 +204,9 @@ class _Joiner:
             "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
         )
         for a, b in combinations(cpus, 2):
-            self.links += both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))
+            self.links += both_directions(
+                Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source)
+            )
 
     # -- PCI Express
 
@@ -218,7 +220,7 @@ class _Joiner:
             self.notes += slot.notes
             parent = cpu_of_top[slot.top].id if slot.parent is None else f"pci-{slot.parent}"
             for child in self._list_ids(slot):
-                self.links += both_ways(
+                self.links += both_directions(
                     _make_pcie_link(child, self.ancestors.find_parent(child, cpus) or parent, slot)
                 )
             if slot.is_switch:

@@ -18,7 +18,7 @@ from thorough import count_examples
 from topoplan.runtime.classic.mixing_matrix import metropolis_weights, neighbour_edges, ring_edges
 from topoplan.runtime.classic.server_shares import equal_hosts, find_shares
 from topoplan.topo.errors import InfeasibleError, InputError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -87,7 +87,7 @@ def test_no_division_in_twelfths_is_faster_than_the_one_found(data: st.DataObjec
     rate = st.integers(1, 9).map(F)
     n, k = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     workers, helpers = names("gpu", n), names("cpu", k)
-    links = list(both_ways(Link("s0", "s1", data.draw(rate))))
+    links = list(both_directions(Link("s0", "s1", data.draw(rate))))
     for host in workers + helpers:
         switch = data.draw(st.sampled_from(["s0", "s1"]))
         links += [Link(host, switch, data.draw(rate)), Link(switch, host, data.draw(rate))]

@@ -43,7 +43,7 @@ from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
 from topoplan.topo.errors import InfeasibleError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int16, torch.uint8)
@@ -62,7 +62,7 @@ def boxes(draw: st.DrawFn) -> Topology:
         links += [Link(name, f"b{b}s", Fraction(fast)) for name in members]
         links.append(Link(f"b{b}s", "net", Fraction(slow)))
     return Topology(
-        "boxes", tuple(devices), tuple(way for link in links for way in both_ways(link))
+        "boxes", tuple(devices), tuple(way for link in links for way in both_directions(link))
     )
 
 
@@ -459,7 +459,7 @@ def post(
 
 
 @pytest.mark.parametrize("kinds", [("send", "receive"), ("receive", "send")])
-def test_a_pair_sends_both_ways_in_one_batch_in_any_order(kinds: tuple[str, str]) -> None:
+def test_a_pair_sends_both_directions_in_one_batch_in_any_order(kinds: tuple[str, str]) -> None:
     standin = NcclStandIn(2)
     received = [exchange(standin, 0, "send", "receive")[1], exchange(standin, 1, *kinds)[1]]
     standin.play()

@@ -32,7 +32,7 @@ from topoplan.synth.export.nccl_version import NEWEST, parse_nccl_version
 from topoplan.synth.request import Request
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.stated import state_rates
-from topoplan.topo.devices import Device, Link, both_ways
+from topoplan.topo.devices import Device, Link, both_directions
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Topology
@@ -138,7 +138,7 @@ def test_speeds_let_nccls_tuner_see_the_true_rates() -> None:
     assert whole == pytest.approx(float(rate_of(gathering, topology, "allgather")))
 
 
-def test_allgather_sends_both_ways_around() -> None:
+def test_allgather_sends_both_directions_around() -> None:
     text = BRIDGED.replace("PIX", "NV12").replace("PHB", "SYS").replace("NODE", "SYS")
     (topology,) = state_rates([read_topology_text(text, "bridged")], {"pcie": Fraction(12)})
     made, file = write("allgather", topology)
@@ -241,7 +241,7 @@ def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
     part = degrade(preset("dgx1"), Change(without_ranks=(0, 5)))
     assert number_gpus(part).devs == (1, 2, 3, 4, 6, 7)
     assert sorted(write("allreduce", part)[1].graphs[0].channels[0]) == [1, 2, 3, 4, 6, 7]
-    unnamed = Topology("t", (Device("a"), Device("b")), both_ways(Link("a", "b")))
+    unnamed = Topology("t", (Device("a"), Device("b")), both_directions(Link("a", "b")))
     assert number_gpus(unnamed).devs == (0, 1) and "order" in number_gpus(unnamed).source
     second = degrade(preset("dgx-a100:2"), Change(without_ranks=tuple(range(8))))
     assert number_gpus(second).devs == tuple(range(8))
@@ -261,7 +261,7 @@ def test_types_are_those_of_the_worst_way() -> None:
     links = [
         x
         for gpu in ("gpu0", "gpu1")
-        for x in both_ways(Link(gpu, "cpu0", Fraction(100), kind="c2c"))
+        for x in both_directions(Link(gpu, "cpu0", Fraction(100), kind="c2c"))
     ]
     grace = Topology("grace", (Device("gpu0"), Device("gpu1"), chip), tuple(links))
     assert PathTypes(grace, NEWEST).find_type(0, 1) == "P2C"
@@ -273,7 +273,7 @@ def test_several_hosts_are_refused_with_the_reason(machine: str) -> None:
     pair = Topology(
         "pair",
         (Device("host0/gpu0"), Device("host1/gpu0")),
-        both_ways(Link("host0/gpu0", "host1/gpu0")),
+        both_directions(Link("host0/gpu0", "host1/gpu0")),
     )
     with pytest.raises(InfeasibleError, match="has GPUs on 2 hosts"):
         write("allreduce", pair if machine == "pair" else preset(machine))
@@ -281,7 +281,7 @@ def test_several_hosts_are_refused_with_the_reason(machine: str) -> None:
 
 def test_ways_through_a_network_are_refused() -> None:
     devices = (Device("gpu0"), Device("gpu1"), Device("net", "switch", "network"))
-    links = [x for gpu in ("gpu0", "gpu1") for x in both_ways(Link(gpu, "net"))]
+    links = [x for gpu in ("gpu0", "gpu1") for x in both_directions(Link(gpu, "net"))]
     with pytest.raises(InfeasibleError, match="through a network"):
         write("allreduce", Topology("net", devices, tuple(links)))
 

@@ -40,7 +40,7 @@ from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
 
@@ -241,7 +241,9 @@ def test_a_slow_link_to_the_switch_holds_nobody_else_up() -> None:
     4/7.
     """
     links = [
-        x for i in range(8) for x in both_ways(Link(f"g{i}", "s", Fraction(1 if i == 7 else 2)))
+        x
+        for i in range(8)
+        for x in both_directions(Link(f"g{i}", "s", Fraction(1 if i == 7 else 2)))
     ]
     topology = Topology(
         "uneven", (*(Device(f"g{i}") for i in range(8)), Device("s", "switch")), tuple(links)

@@ -27,7 +27,7 @@ from topoplan.synth.place.placing import place
 from topoplan.synth.place.proof.check import check_place_bound
 from topoplan.topo.derived.route_table import RouteTable
 from topoplan.topo.errors import InputError, VerificationError
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router
 
@@ -237,7 +237,7 @@ def test_gpus_that_cannot_reach_each_other_are_refused(
     apart = Topology(
         "apart",
         tuple(Device(f"g{i}") for i in range(4)),
-        both_ways(Link("g0", "g1")) + both_ways(Link("g2", "g3")),
+        both_directions(Link("g0", "g1")) + both_directions(Link("g2", "g3")),
     )
     path = tmp_path / "apart.json"
     path.write_text(apart.dumps(), encoding="utf-8")

@@ -20,7 +20,7 @@ from ranks import place_reported
 from topoplan.cli.place import main
 from topoplan.runtime.emulate import Network, emulate, why_not
 from topoplan.runtime.emulate.network import IDENTITY
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 REASON = why_not()
@@ -33,7 +33,7 @@ _BOX = Topology(
         link
         for i in range(3)
         for j in range(i)
-        for link in both_ways(Link(f"gpu{i}", f"gpu{j}", Fraction(50)))
+        for link in both_directions(Link(f"gpu{i}", f"gpu{j}", Fraction(50)))
     ),
 )
 _RECORD = """#!/bin/sh

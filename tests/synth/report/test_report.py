@@ -30,7 +30,7 @@ from topoplan.synth.report.page import write_page
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load_for_planning, resolve
 from topoplan.topo.pictures.cables import find_cables
 from topoplan.topo.pictures.collapse import MAX_CABLES, collapse
@@ -146,7 +146,9 @@ def test_a_damaged_plan_is_refused(plans: Callable[..., str], tmp_path: Path) ->
 def test_names_from_a_file_cannot_break_the_page() -> None:
     hostile = '<script>alert(1)</script>"&\x00'
     devices = (Device(hostile, "gpu"), Device("b", "gpu"))
-    topology = Topology(hostile, devices, both_ways(Link(hostile, "b")), extra={"notes": [hostile]})
+    topology = Topology(
+        hostile, devices, both_directions(Link(hostile, "b")), extra={"notes": [hostile]}
+    )
     text = write_page(gather_report(topology, 1))
     read(text)
     assert "&lt;script&gt;" in text

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from thorough import count_examples
 
 from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.notes import Note
 from topoplan.topo.presets import PRESETS, preset
@@ -124,7 +124,7 @@ def two_sockets(nics: tuple[int, ...], gpus: tuple[int, ...] = (0, 0, 1, 1)) -> 
 
 
 def cable(a: str, b: str, GBps: int | Fraction, kind: str, count: int = 1) -> tuple[Link, Link]:
-    return both_ways(Link(a, b, Fraction(GBps), kind=kind, count=count))
+    return both_directions(Link(a, b, Fraction(GBps), kind=kind, count=count))
 
 
 # -- ways to break a machine
@@ -973,12 +973,12 @@ def test_a_pair_with_fewer_bridges_than_the_others_misses_one() -> None:
         links = [
             x
             for i in range(2 * len(lanes))
-            for x in both_ways(Link(f"gpu{i}", "cpu0", Fraction(48), kind="pcie"))
+            for x in both_directions(Link(f"gpu{i}", "cpu0", Fraction(48), kind="pcie"))
         ]
         links += [
             x
             for i, n in enumerate(lanes)
-            for x in both_ways(
+            for x in both_directions(
                 Link(f"gpu{2 * i}", f"gpu{2 * i + 1}", Fraction(25 * n), kind="nvlink", count=n)
             )
         ]

@@ -21,7 +21,7 @@ from topoplan.topo.formats.clusters import read_box
 from topoplan.topo.formats.clusters.cluster import MAX_HOSTS
 from topoplan.topo.formats.clusters.slurm_conf import expand_hostlist
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import load, resolve
 from topoplan.topo.presets import preset
 
@@ -133,8 +133,8 @@ def test_boxes_are_presets_or_files_of_one_host(tmp_path: Path) -> None:
     """A file's NICs of known speed are its ways out; without any the rate is assumed, and noted."""
     nic = Device("mlx5_0", "nic", extra={"net_speed_GBps": 12.5})
     wires = (
-        *both_ways(Link("gpu0", "mlx5_0", Fraction(20))),
-        *both_ways(Link("gpu1", "mlx5_0", Fraction(20))),
+        *both_directions(Link("gpu0", "mlx5_0", Fraction(20))),
+        *both_directions(Link("gpu1", "mlx5_0", Fraction(20))),
     )
     (tmp_path / "box.json").write_text(
         Topology("box", (Device("gpu0"), Device("gpu1"), nic), wires).dumps()

@@ -18,7 +18,7 @@ from thorough import count_examples
 
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import PRESETS, preset
 from topoplan.topo.presets.names import Preset
 
@@ -190,7 +190,7 @@ def test_switches_below_each_other_without_end_are_refused() -> None:
     hang = [
         x
         for pair in zip(names, ["c", *names], strict=False)
-        for x in both_ways(Link(*pair, kind="pcie"))
+        for x in both_directions(Link(*pair, kind="pcie"))
     ]
     chain = tuple(Device(name, "switch", "pcie") for name in names)
     for gpu in ("xgmi", "nvlink"):
@@ -209,7 +209,7 @@ def test_switches_below_each_other_without_end_are_refused() -> None:
 
 def test_measured_links_keep_the_rates_that_the_topology_counts_them_with() -> None:
     facts = {"declared": "16 GT/s x16", "measured": "20.9"}
-    hang = both_ways(Link("g", "c", Fraction(209, 10), kind="pcie", extra=facts))
+    hang = both_directions(Link("g", "c", Fraction(209, 10), kind="pcie", extra=facts))
     topology = Topology("t", (Device("g"), Device("c", "cpu", numa_node=0)), hang)
     check_written(topology)
     assert '<topoplan_link src="g" dst="c" GBps="209/10"' in nccl_xml.write(topology)
@@ -225,7 +225,7 @@ def test_a_nic_without_an_address_below_a_switch_leaves_the_switch_whole() -> No
     )
     joined = [("g0", "s"), ("g1", "s"), ("n", "s"), ("s", "c")]
     topology = Topology(
-        "t", devices, tuple(x for a, b in joined for x in both_ways(Link(a, b, kind="pcie")))
+        "t", devices, tuple(x for a, b in joined for x in both_directions(Link(a, b, kind="pcie")))
     )
     check_written(topology)
     switch = next(
@@ -241,7 +241,9 @@ def test_cpus_of_unknown_or_equal_numa_node_are_not_fused() -> None:
         Device(f"c{i}", "cpu", numa_node=numa) for i, numa in enumerate((None, None, 1, 1, -1))
     )
     hang = tuple(
-        x for i in range(5) for x in both_ways(Link(f"g{i}", f"c{i}", Fraction(12), kind="pcie"))
+        x
+        for i in range(5)
+        for x in both_directions(Link(f"g{i}", f"c{i}", Fraction(12), kind="pcie"))
     )
     check_written(Topology("t", (*(Device(f"g{i}") for i in range(5)), *cpus), hang))
 
@@ -309,7 +311,7 @@ def machines(draw: st.DrawFn) -> Topology:
             rate = draw(
                 st.sampled_from([Fraction(12), Fraction(24), Fraction(64, 3), Fraction(3, 16)])
             )
-            joined += both_ways(
+            joined += both_directions(
                 Link(names[i], names[draw(st.integers(0, i - 1))], rate, kind="pcie")
             )
     kinds = st.sampled_from(["nvlink", "xgmi", "c2c", "pcie", "smp", "network", "link", "pigeon"])
@@ -353,7 +355,7 @@ def test_many_extra_facts_leave_room_for_the_attributes_that_nccl_adds(
         x
         for d in devices
         if d.kind != "cpu"
-        for x in both_ways(Link(d.id, "c", Fraction(12), kind="pcie"))
+        for x in both_directions(Link(d.id, "c", Fraction(12), kind="pcie"))
     ]
     topology = Topology("t", tuple(devices), tuple(hang))
     check_written(topology)

@@ -21,7 +21,7 @@ from thorough import count_examples
 from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 
 ALL_AZURE_GPUS = [f"000{x}:00:00.0" for x in "1234bcde"]
@@ -29,7 +29,7 @@ PLACEHOLDER = Fraction(3, 16)
 
 
 def pcie(src: str, dst: str, rate: Fraction = Fraction(12), **facts: Any) -> tuple[Link, Link]:
-    return both_ways(Link(src, dst, rate, Fraction(1, 2), "pcie", **facts))
+    return both_directions(Link(src, dst, rate, Fraction(1, 2), "pcie", **facts))
 
 
 def flat_vm(
@@ -59,7 +59,7 @@ def flat_vm(
     links += [
         x
         for d in cards
-        for x in both_ways(Link(d.id, "nvswitch0", Fraction(300), kind="nvlink", count=12))
+        for x in both_directions(Link(d.id, "nvswitch0", Fraction(300), kind="nvlink", count=12))
     ]
     facts = facts_to_json(Facts(tuple(known)))
     return Topology(
@@ -162,7 +162,10 @@ def test_links_to_a_cpu_lead_to_the_one_that_the_file_says() -> None:
     live = flat_vm(["0001:00:00.0"])
     live = replace(
         live,
-        links=(*live.links, *both_ways(Link("gpu0", "cpu0", Fraction(450), kind="c2c", count=10))),
+        links=(
+            *live.links,
+            *both_directions(Link("gpu0", "cpu0", Fraction(450), kind="c2c", count=10)),
+        ),
     )
     full = nccl_xml.fill_skeleton(skeleton("", slot("0001:00:00.0")), "vm.xml", live)
     assert [(x.src, x.dst) for x in full.links if x.kind == "c2c"] == [
@@ -174,7 +177,7 @@ def test_links_to_a_cpu_lead_to_the_one_that_the_file_says() -> None:
 def test_links_between_cpus_that_the_file_has_as_one_are_dropped() -> None:
     live = flat_vm(["0001:00:00.0"])
     other = Device("cpu1", "cpu", numa_node=0)
-    odd = both_ways(Link("cpu0", "cpu1", Fraction(5), kind="nvlink"))
+    odd = both_directions(Link("cpu0", "cpu1", Fraction(5), kind="nvlink"))
     live = replace(live, devices=(*live.devices, other), links=(*live.links, *odd))
     full = nccl_xml.fill_skeleton(skeleton(slot("0001:00:00.0")), "vm.xml", live)
     assert {(x.src, x.dst) for x in full.links if x.kind == "nvlink"} == {

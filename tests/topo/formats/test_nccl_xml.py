@@ -16,7 +16,7 @@ from topoplan.topo import hardware
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.detect import read_topology_text
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import PRESETS, preset
 from topoplan.topo.presets.names import Preset
 from topoplan.topo.routes import Router
@@ -423,7 +423,7 @@ def test_what_nccl_would_ask_its_host_for_is_made_up_marked_and_no_fact_when_rea
     text = nccl_xml.write(replace(preset("dgx-a100"), extra={"facts": known}))
     assert '<gpu dev="1" rank="1" sm="90">' in text
     amd = Device("cpu0", "cpu", numa_node=0, extra={"vendor": "AuthenticAMD"})
-    links = both_ways(Link("gpu0", "cpu0", Fraction(12), kind="pcie"))
+    links = both_directions(Link("gpu0", "cpu0", Fraction(12), kind="pcie"))
     text = nccl_xml.write(Topology("amd", (Device("gpu0"), amd), links))
     assert (
         'vendor="AuthenticAMD" arch="x86_64" familyid="25" modelid="1" topoplan_made_up="model"'
@@ -462,8 +462,8 @@ def test_odd_names_and_odd_graphs_survive() -> None:
     )
     links = (
         Link('a<"&>', "b", Fraction(1, 3), Fraction(0), "pigeon", 7),
-        *both_ways(Link("b", "s", Fraction(12), kind="pcie")),
-        *both_ways(Link("n", "b", Fraction(5), kind="network")),
+        *both_directions(Link("b", "s", Fraction(12), kind="pcie")),
+        *both_directions(Link("n", "b", Fraction(5), kind="network")),
         Link("s", 'a<"&>', Fraction(64, 3), kind="pcie"),
     )
     topology = Topology("odd", devices, links)

@@ -21,7 +21,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Facts, load_facts
 from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.formats import smi
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.hardware import LATENCY_us
 from topoplan.topo.matrix import ConnectionFinder
 from topoplan.topo.presets import PRESETS, preset
@@ -526,7 +526,7 @@ class Builder:
 
     def join(self, a: str, b: str, kind: str, count: int = 1, us: str = "") -> None:
         rate = Fraction(self.draw(st.integers(1, 9)))
-        self.links += both_ways(Link(a, b, rate, LATENCY_us[us or kind], kind, count))
+        self.links += both_directions(Link(a, b, rate, LATENCY_us[us or kind], kind, count))
 
     def grow(self, above: str, node: int | None, root: str | None, depth: int) -> None:
         kind = self.draw(st.sampled_from(("gpu", "gpu", "nic", *["switch"] * (depth < 3))))

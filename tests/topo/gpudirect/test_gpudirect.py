@@ -20,7 +20,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.facts import Fact, Facts, facts_to_json
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.gpudirect import Verdict, format_verdicts, group_verdicts, judge_pairs
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.notes import Note
 from topoplan.topo.presets import preset
 
@@ -54,7 +54,7 @@ Changes = Mapping[tuple[str, str], Any]
 
 
 def cable(a: str, b: str, kind: str = "pcie", us: str = "1/2") -> tuple[Link, Link]:
-    return both_ways(Link(a, b, Fraction(12), Fraction(us), kind))
+    return both_directions(Link(a, b, Fraction(12), Fraction(us), kind))
 
 
 def box(

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from topoplan.synth.describe import print_plan
 from topoplan.synth.plan import Plan
-from topoplan.topo.graph import Device, Link, Topology, both_ways
+from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.matrix import find_connections
 from topoplan.topo.pictures import dot, svg, table, text_tree
@@ -70,7 +70,9 @@ NASTY = ['<&>"', 'a\\b"];}', "zeile\numbruch", "\x00\x1b\ud800", "ランク", "x
 def odd(ids: list[str]) -> Topology:
     """A ring of GPUs with these ids behind a switch with another."""
     devices = (*(Device(i) for i in ids), Device("sw<&>", "switch", "nvswitch"))
-    links = [x for i in ids for x in both_ways(Link(i, "sw<&>", Fraction(25), kind="odd<kind>"))]
+    links = [
+        x for i in ids for x in both_directions(Link(i, "sw<&>", Fraction(25), kind="odd<kind>"))
+    ]
     return Topology('name "&<>', devices, tuple(links))
 
 
@@ -118,7 +120,7 @@ def racks(hosts: int, slow: int | None = None) -> Topology:
         Link(f"{n}/cpu0", "network0", rate, kind="network")
         for n, rate in zip(names, ways_out, strict=True)
     ]
-    return Topology("rack", tuple(devices), tuple(way for x in links for way in both_ways(x)))
+    return Topology("rack", tuple(devices), tuple(way for x in links for way in both_directions(x)))
 
 
 # -- hosts that are alike
@@ -174,7 +176,7 @@ def two_hosts(switches: int = 1, nic: str = "mlx5_0") -> Topology:
     links = [
         x
         for a, b, kind in ends
-        for x in both_ways(Link(a, b, Fraction(24), kind=kind, source="Gen4 x16"))
+        for x in both_directions(Link(a, b, Fraction(24), kind=kind, source="Gen4 x16"))
     ]
     return Topology("two", tuple(devices), tuple(links))
 
@@ -207,7 +209,7 @@ def test_nvswitches_of_one_board_are_one_bar_though_cables_join_them_to_another_
     trunk = [
         x
         for i in range(3)
-        for x in both_ways(Link(f"nvswitch{i}", f"nvswitch{i + 3}", Fraction(200)))
+        for x in both_directions(Link(f"nvswitch{i}", f"nvswitch{i + 3}", Fraction(200)))
     ]
     topology = Topology("two", two.devices, (*two.links, *trunk))
     assert [len(s.ids) for s in lay_out(topology).shapes if s.look == "nvswitch"] == [6]
@@ -331,11 +333,15 @@ def test_machines_without_gpus_or_links_can_be_drawn() -> None:
 
 def test_eight_sockets_and_dangling_devices_are_drawn_apart() -> None:
     cpus = tuple(Device(f"cpu{i}", "cpu") for i in range(8))
-    smp = (x for a, b in combinations(cpus, 2) for x in both_ways(Link(a.id, b.id, kind="smp")))
+    smp = (
+        x for a, b in combinations(cpus, 2) for x in both_directions(Link(a.id, b.id, kind="smp"))
+    )
     gpus = (Device("gpu0"), Device("gpu1"))
-    nvlink = both_ways(Link("gpu0", "gpu1", Fraction(50), kind="nvlink"))
+    nvlink = both_directions(Link("gpu0", "gpu1", Fraction(50), kind="nvlink"))
     topology = Topology(
-        "odd", (*cpus, *gpus, Device("n", "nic")), (*smp, *both_ways(Link("gpu0", "cpu3")), *nvlink)
+        "odd",
+        (*cpus, *gpus, Device("n", "nic")),
+        (*smp, *both_directions(Link("gpu0", "cpu3")), *nvlink),
     )
     picture = lay_out(topology)
     assert [(a.ids, b.ids) for a, b in combinations(picture.shapes, 2) if overlap(a, b)] == []

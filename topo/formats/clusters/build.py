@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import PurePath
 
 from ...derived.hosts import NETWORK, group_by_host, join_hosts
-from ...devices import Device, Link, both_ways
+from ...devices import Device, Link, both_directions
 from ...errors import InputError
 from ...graph import Topology
 from ...hardware import LATENCY_us
@@ -120,7 +120,7 @@ def build(cluster: Cluster, box: Box) -> Topology:
             replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links
         ]
         for link in box.ways_out:
-            wires += both_ways(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
+            wires += both_directions(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
     below: Counter[str] = Counter()
     for host in cluster.hosts.values():
         below.update(cluster.find_above({host.switch}))
@@ -129,7 +129,9 @@ def build(cluster: Cluster, box: Box) -> Topology:
         for parent in parents:
             rate = box.rate_GBps * carried / len(parents)
             ends = ids[child], ids[parent]
-            wires += both_ways(Link(*ends, rate, LATENCY_us["network"], "network", source=_SOURCE))
+            wires += both_directions(
+                Link(*ends, rate, LATENCY_us["network"], "network", source=_SOURCE)
+            )
     switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
     notes = [*cluster.notes, *box.notes]
     if any(cluster.above.values()):

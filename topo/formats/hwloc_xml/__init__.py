@@ -16,7 +16,7 @@ from typing import Any
 from ...errors import InputError
 from ...facts import facts_to_json
 from ...facts.slots import Slot
-from ...graph import Device, Link, Topology, both_ways
+from ...graph import Device, Link, Topology, both_directions
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, PCIE_GTps, nvswitch_adding
 from ...names import pick_unused_name
 from ...notes import assumed
@@ -179,7 +179,7 @@ class _Reader:
                 self.notes.add(about, doubt)
             parent = cpu.id if slot.parent is None else f"{self.machine.prefix}pci-{slot.parent}"
             for child in [switch] if slot.is_switch else names[slot.bus_id]:
-                self.links += both_ways(self._build_pcie_link(child, parent, slot))
+                self.links += both_directions(self._build_pcie_link(child, parent, slot))
             if slot.is_switch:
                 extra = {"pci": _select_pci_ids(read_pci_ids(bridges[slot.bus_id]))}
                 node = cpu.numa_node

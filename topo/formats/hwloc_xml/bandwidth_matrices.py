@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from ...graph import Device, Link, both_ways
+from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us
 from ...names import join_first
 from ...notes import assumed
@@ -217,7 +217,7 @@ class MatrixLinkReader:
             link = self._build_link(src, dst, value, name, kind)
             if back == value:
                 if (dst, src) not in done:
-                    yield from both_ways(link)
+                    yield from both_directions(link)
                 done.add((src, dst))
                 continue
             uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
@@ -286,7 +286,7 @@ def join_switch_groups(
     joined: list[Link] = []
     for a, b in zip(*groups, strict=True):
         rate, count = min(rates[a], rates[b]), min(counts[a], counts[b])
-        joined += both_ways(Link(a, b, rate, LATENCY_us["nvswitch"], "nvlink", count, source))
+        joined += both_directions(Link(a, b, rate, LATENCY_us["nvswitch"], "nvlink", count, source))
     return joined
 
 

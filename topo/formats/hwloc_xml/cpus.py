@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from ...graph import Device, Link, both_ways
+from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
 from ...notes import assumed
 from ..safe_xml import Element
@@ -161,4 +161,4 @@ def join_cpus(cpus: Cpus) -> Iterator[Link]:
     )
     source = "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
     for a, b in combinations(cpus.devices, 2):
-        yield from both_ways(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))
+        yield from both_directions(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from ...exact import parse_fraction
-from ...graph import Device, Link, both_ways
+from ...graph import Device, Link, both_directions
 from ...hardware import (
     LATENCY_us,
     LOCAL_GBps,
@@ -60,7 +60,7 @@ def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: s
                     link, latency_us=LATENCY_us["nvswitch"], extra={"targets": dict(counts)}
                 )
             # a GPU at the other end lists the link back itself; a switch or CPU has no element
-            links += (link,) if end in peers else both_ways(link)
+            links += (link,) if end in peers else both_directions(link)
     if targets:
         _add_nvswitch(partial, gpus, nvswitch, links, targets)
     _note_odd_counts(partial, links, gpus)
@@ -155,7 +155,9 @@ def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
         rate = c2c_GBps(element.get_integer("bw", 0, maximum=_MAX_C2C_MBps) or 0, count)
         if rate and cpu is not None:
             source = "bw x count of the c2c element"
-            yield from both_ways(Link(gpu.id, cpu, rate, LATENCY_us["c2c"], "c2c", count, source))
+            yield from both_directions(
+                Link(gpu.id, cpu, rate, LATENCY_us["c2c"], "c2c", count, source)
+            )
 
 
 def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[GpuElement]) -> None:

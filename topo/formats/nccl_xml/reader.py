@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...exact import fraction_to_json
-from ...graph import Device, Link, Topology, both_ways
+from ...graph import Device, Link, Topology, both_directions
 from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
 from ...notes import assumed, counted
 from ..safe_xml import Element, parse_xml
@@ -288,7 +288,7 @@ def _add_uplink(
     for doubt in doubts:
         partial.notes.add(device.id, doubt)
     up = Link(device.id, position.parent, rate, LATENCY_us["pcie"], "pcie", source=source)
-    partial.uplinks[device.id] = both_ways(up)
+    partial.uplinks[device.id] = both_directions(up)
 
 
 # -- GPUs and NICs -------------------------------------------------------------

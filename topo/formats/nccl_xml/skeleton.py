@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...errors import InputError
-from ...graph import Device, Link, Topology, both_ways
+from ...graph import Device, Link, Topology, both_directions
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
 from ...names import join_first, pick_unused_name
 from ..notes import Notes
@@ -276,7 +276,7 @@ class _FilledTree:
             self.devices[name] = replace(cpu, id=name)
             rate = inter_cpu_GBps_of(cpu.extra)
             for other in known:
-                self.links += both_ways(
+                self.links += both_directions(
                     Link(name, other.id, rate, LATENCY_us["smp"], "smp", source="between CPUs")
                 )
             same = [name]

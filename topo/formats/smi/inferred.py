@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ...graph import Device, Link, both_ways
+from ...graph import Device, Link, both_directions
 from ...hardware import NVLINK_LINKS_PER_GPU, PCIE_GTps, PcieLink, pcie_link
 from ...notes import assumed
 from .cells import Cells, count_nvlinks, iterate_members
@@ -107,7 +107,7 @@ class InferredTopology:
 
     def join(self, link: Link) -> None:
         """Add a link in both directions."""
-        self.links += both_ways(link)
+        self.links += both_directions(link)
 
     def get_names(self, mask: int) -> list[str]:
         """Return the ids of a set's devices."""

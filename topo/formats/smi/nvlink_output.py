@@ -16,7 +16,7 @@ from fractions import Fraction
 from ...errors import InputError
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, nvlink_subject
-from ...graph import Device, Link, both_ways
+from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvswitch_adding
 from .cells import list_some
 from .other_links import NVLINK_SOURCE, NVLINK_GBps
@@ -87,7 +87,7 @@ def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link
             link = Link(f"gpu{gpu}", end, rate * number, latency, "nvlink", number, source)
             # a GPU at the other end lists the same links: each pair is joined once
             if gpu_at is None or link.src < link.dst:
-                links += both_ways(link)
+                links += both_directions(link)
         active = sum(map(bool, listing.speed.values()))
         if listing.speed and listing.remote and active != len(listing.remote):
             odd.append(f"gpu{gpu} ({active} and {len(listing.remote)})")
