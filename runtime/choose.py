@@ -27,7 +27,7 @@ from .codecs import Codec
 from .program.lowering import lower
 from .ranks.machine import Machine
 from .ranks.transport import Transport
-from .ranks.trial import MOST_ENTRANTS, Trial
+from .ranks.trial import MAX_ENTRANTS, Trial
 from .ranks.turns import Turns
 
 log = logging.getLogger("topoplan")
@@ -393,7 +393,7 @@ class Chooser:
             self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
             return None
         # The plan's own choice comes last in the list, and must stay in it.
-        room = MOST_ENTRANTS - len(stock)
+        room = MAX_ENTRANTS - len(stock)
         entrants = [*stock, *schedules[: room - 1], *schedules[room - 1 :][-1:]]
         if cached is None:
             return Trial(entrants)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions
 
-from ..ranks.trial import MOST_CALLS
+from ..ranks.trial import MAX_CALLS
 
 # A collective, its root, and the type of device of its tensors.
 Key = tuple[str, int | None, str]
@@ -27,7 +27,7 @@ _ANSWERED_AFTER = 2
 _OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
 # Collectives that end on no rank before all ranks have called them.
 _ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
-# Backward passes after which a plan is waited for. With a trial of MOST_CALLS, DDP's buckets are
+# Backward passes after which a plan is waited for. With a trial of MAX_CALLS, DDP's buckets are
 # settled at step 20.
 _WAITED_AFTER = 6
 
@@ -74,7 +74,7 @@ class Size:
 
     def is_new(self, call: int) -> bool:
         """Return whether the choice for a call may not be settled yet."""
-        return not self.begun or call <= self._first_planned + MOST_CALLS
+        return not self.begun or call <= self._first_planned + MAX_CALLS
 
     def is_first(self, call: int) -> bool:
         """Return whether a call is the first of this size, and may wait for all ranks."""

@@ -1,3 +1,3 @@
-"""The processes that take part: starting them, their hosts and groups, the store, stock
-collectives, faults, deadlines.
+"""The participating processes: starting them, their hosts and groups, the store, stock
+collectives, faults.
 """

@@ -1,10 +1,9 @@
-"""The one socket of a process at which other ranks' reports arrive, and where the others' sockets
-are.
+"""One socket per process for reports from other ranks, and the addresses of the others' sockets.
 
-The socket is made, and its address published in the default group's store, once per process, before
-there is any trouble: afterwards the store may be out of reach. No thread serves it until then: the
-kernel accepts connections and holds what arrives. So a refused connection also shows that a process
-has ended.
+The socket is made, and its address published in the default group's store, once per process and
+before any trouble, since the store may be unreachable afterwards. No thread serves it until then:
+the kernel accepts connections and buffers what arrives. So a refused connection also shows that a
+process has ended.
 """
 
 from __future__ import annotations
@@ -27,30 +26,32 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 log = logging.getLogger("topoplan")
-# Connections that the kernel holds until this rank is in trouble too; beyond, it lets others wait,
-# and refuses none.
+# Connections that the kernel buffers until this rank is in trouble too. More have to wait, but are
+# not refused, so they are not mistaken for those to an ended process.
 _BACKLOG = 1024
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR = 0x8915  # the ioctl that returns an interface's address (linux/sockios.h)
 _NONCE_BYTES = 8
-# A machine that is there answers a connection within a few milliseconds.
+# A reachable machine answers a connection within a few milliseconds.
 _REACHED_WITHIN_S = 0.2
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank's process listens; `nonce` is known to those that can read the store alone."""
+    """Where a rank's process listens; `nonce` is known only to processes that can read the
+    store.
+    """
 
     host: str
     port: int
     nonce: str
 
     def to_json(self) -> str:
-        """Return the text that is published."""
+        """Return the text to publish."""
         return json.dumps([self.host, self.port, self.nonce])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Address:
-        """Return the address that a rank published."""
+        """Parse a published address."""
         host, port, nonce = json.loads(text)
         return cls(host, port, nonce)
 
@@ -60,9 +61,10 @@ Addresses = Mapping[int, Address | None]
 
 
 class _Published:
-    """What this process has published and read in the store of the default group at hand.
+    """What this process has published and read in the current default group's store.
 
-    The store is not held: rank 0 hosts it, and may make another one at the same port later.
+    It holds no reference to the store: rank 0 hosts it, and may make another at the same port
+    later.
     """
 
     def __init__(self) -> None:
@@ -74,9 +76,7 @@ class _Published:
         return self._store is not None and self._store() is store
 
     def begin(self, store: Store, own: Address | None) -> None:
-        """Note that this process has published its own address in a store, where it has read no
-        others.
-        """
+        """Start anew with a store in which this process has just published its own address."""
         self._store, self.addresses = weakref.ref(store), {dist.get_rank(): own}
 
 
@@ -87,13 +87,13 @@ _own_nonces: list[str] = []
 
 
 def is_own_nonce(line: bytes) -> bool:
-    """Return whether a connection begins with a nonce that this process has published."""
+    """Return whether this process has published a nonce."""
     return any(secrets.compare_digest(line, nonce.encode()) for nonce in _own_nonces)
 
 
 @cache
 def open_listener() -> socket.socket | None:
-    """Return the process's listening socket; None where no address can be bound."""
+    """Return the process's listening socket, None if no address can be bound."""
     for host in _list_own_hosts():
         with suppress(OSError):  # not an address of this machine: the next one may be
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -107,7 +107,7 @@ def open_listener() -> socket.socket | None:
 
 
 def _make_address() -> Address | None:
-    """Return this process's address with a nonce of its own; None where none can be bound."""
+    """Return this process's address with a new nonce, None if none can be bound."""
     listener = open_listener()
     _own_nonces.append(secrets.token_hex(_NONCE_BYTES))
     if listener is None:
@@ -117,9 +117,7 @@ def _make_address() -> Address | None:
 
 
 def publish_address() -> None:
-    """Publish where this process listens, once for each store of the default group. Waits for
-    nobody.
-    """
+    """Publish where this process listens, once per store of the default group; does not wait."""
     store = dist.distributed_c10d._get_default_store()
     if _published.is_in(store):
         return
@@ -129,9 +127,9 @@ def publish_address() -> None:
 
 
 def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
-    """Return the addresses of the ranks of a group. Waits until all have published theirs.
+    """Return the addresses of a group's ranks, waiting until all have published theirs.
 
-    Raises RuntimeError where that takes longer than `timeout`.
+    Raise RuntimeError if that takes longer than `timeout`.
     """
     ranks = dist.get_process_group_ranks(group)
     publish_address()
@@ -145,20 +143,20 @@ def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
 
 
 def publish_in(store: Store, rank: int) -> None:
-    """Publish where this process listens in the store of one group, in which it has number `rank`.
-    Waits for nobody.
+    """Publish where this process, the group's `rank`, listens in the group's store; does not
+    wait.
     """
     address = _make_address()
     store.set(f"address/{rank}", "null" if address is None else address.to_json())
 
 
 def read_published(store: Store, ranks: int) -> Addresses:
-    """Return the addresses that the ranks of a group have published in its store."""
+    """Return the addresses that a group's ranks have published in its store."""
     return {rank: _read(store.get(f"address/{rank}")) for rank in range(ranks)}
 
 
 def find_ended(addresses: Addresses) -> list[int]:
-    """Return the ranks whose processes have ended: nobody listens at their address any more."""
+    """Return the ranks whose processes have ended: connections to their addresses are refused."""
     ended = []
     for rank, address in addresses.items():
         if address is not None:
@@ -172,9 +170,7 @@ def find_ended(addresses: Addresses) -> list[int]:
 
 
 def find_known_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses of those of some global ranks that have published one by now, by global
-    rank.
-    """
+    """Return the addresses published so far among some global ranks, by global rank."""
     publish_address()
     known, place = _published.addresses, _find_place()
     for rank in ranks:
@@ -184,14 +180,14 @@ def find_known_addresses(ranks: Sequence[int]) -> Addresses:
 
 
 def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return those of the addresses that this process has read before, by global rank; for when the
-    store is gone.
+    """Return the addresses this process has already read, by global rank, in case the store is
+    gone.
     """
     return {rank: _published.addresses[rank] for rank in ranks if rank in _published.addresses}
 
 
 def _find_place() -> Store:
-    """Return the part of the store where addresses are; each attempt of a launch has its own
+    """Return the part of the store with addresses, a new one per attempt of a launch
     (attempts.py).
     """
     attempt, store = (
@@ -206,7 +202,7 @@ def _read(text: bytes) -> Address | None:
 
 
 def _list_own_hosts() -> list[str]:
-    """Return this machine's addresses, that which gloo takes too first."""
+    """Return this machine's addresses, first the one that gloo uses too."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     hosts = [] if not named else [host for host in [_find_address(named)] if host is not None]
     with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too
@@ -218,7 +214,7 @@ def _list_own_hosts() -> list[str]:
 
 
 def _find_address(interface: str) -> str | None:
-    """Return an interface's IPv4 address; None where it has none."""
+    """Return an interface's IPv4 address, or None."""
     if sys.platform != "linux":
         return None
     import fcntl

@@ -1,9 +1,8 @@
-"""Which attempt of a launch this is: torchrun starts its workers anew when one dies, and its store
-may outlive them.
+"""Name the attempts of a launch: torchrun restarts its workers in a store that may outlive them.
 
-Whatever the workers of an earlier attempt left there, addresses and plans among it, must not be
-read again. The number that torchrun counts attempts by (TORCHELASTIC_RESTART_COUNT) is each host's
-own, so the ranks agree on a name themselves.
+What workers of an earlier attempt left there, such as addresses and plans, must not be read again.
+torchrun's own count of attempts (TORCHELASTIC_RESTART_COUNT) differs between hosts, so the ranks
+agree on a name themselves.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError
 
-# Environment variable: "True" where torchrun itself keeps the store that its workers meet in.
+# Environment variable: "True" if torchrun itself hosts the store that its workers use.
 KEPT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _LOOK_AGAIN = timedelta(seconds=0.25)
-_PAUSE_S = 0.02
+_PAUSE_S = 0.02  # between polls of the store
 
 
 def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
-    """Return a name that all `ranks` get, and no earlier attempt got; empty where the store is none
-    that outlives ranks.
+    """Return a name that all `ranks` get and no earlier attempt got, "" if the store cannot
+    outlive ranks.
 
-    Collective over the ranks that share `store`. Raises ExecutionError where one of them does not
-    come in time.
+    Collective over the ranks that share `store`. Raise ExecutionError if one of them does not come
+    in time.
     """
     if os.environ.get(KEPT_STORE) != "True":
         return ""
@@ -46,9 +45,7 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
 
 
 def _name_attempt(store: Store, name: str, ranks: int, timeout: timedelta) -> str:
-    """Give the attempt a name; wait for all ranks to put their own names below it, and show them
-    these names.
-    """
+    """Name the attempt, wait for all ranks to add their own names to it, and confirm these."""
     store.set("attempt", name)
     keys = [f"{name}/{rank}" for rank in range(1, ranks)]
     if keys:
@@ -58,9 +55,7 @@ def _name_attempt(store: Store, name: str, ranks: int, timeout: timedelta) -> st
 
 
 def _learn_attempt(store: Store, own_name: str, rank: int, timeout: timedelta) -> str:
-    """Return the attempt's name. It is the one below which rank 0 saw this rank's own, which nobody
-    had before.
-    """
+    """Return the attempt's name: the one in which rank 0 confirmed this rank's own, unique name."""
     deadline = time.monotonic() + timeout.total_seconds()
     store.wait(["attempt"], timeout)
     while time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """Decide from the ranks' reports who is to blame when a call cannot go on.
 
-Pure functions: faults.py gathers the reports. They follow the reports from peer to peer, as long as
+Pure functions; faults.py gathers the reports. They follow reports from peer to peer, as long as
 each waits for the next, to a rank that reported nothing, or to a message that both ends had posted,
-whose link carries nothing. Where the backend does not say for whom it waits, the pairs of ranks
+whose link carries nothing. If the backend does not say which rank it waits for, the pairs of ranks
 that no longer reach each other show which link is cut.
 """
 
@@ -16,15 +16,15 @@ from itertools import pairwise
 # The peer of a rank that is stuck in a stock collective.
 NOBODY = -1
 # Ranks listed in one message; more would hide the rest of the line.
-_MOST_NAMED = 8
-# Ranks whose pairs' routes are all searched for a cut link: 4,032 routes take about 0.1 s.
-_MOST_ROUTED = 64
+_MAX_NAMED = 8
+# Ranks up to which the routes of all pairs are searched for a cut link: 4,032 take about 0.1 s.
+_MAX_ROUTED = 64
 
 # In a larger group each rank tries at least this many others (see reports.py).
-_LEAST_TRIED = 12
+_MIN_TRIED = 12
 
 Route = Sequence[str]
-# Returns the devices from one rank to another, both included; None where no topology names them.
+# Return the devices from one rank to another, both included; None without a topology.
 FindRoute = Callable[[int, int], Route | None]
 
 
@@ -32,14 +32,14 @@ FindRoute = Callable[[int, int], Route | None]
 class Stuck:
     """A rank's report of what it was doing when it could not go on.
 
-    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, of a step.
-    `timed_out` says whether its own deadline had passed, `call` which call it was in, `calls` the
-    number of that call, and `posted` how many messages it had posted in it, by kind and peer ("send
-    3"). In a stock collective (kind "stock") the peer is NOBODY: the backend does not say with whom
-    it was stuck.
+    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, in a step.
+    `timed_out` says whether its own deadline had passed, `call` names its call, `calls` is that
+    call's number, and `posted` counts the messages it had posted in it, by kind and peer ("send
+    3"). In a stock collective (kind "stock") the peer is NOBODY, since the backend does not say
+    which one it waits for.
 
-    `ended` are the ranks whose processes have ended without a report, and `unreached` those to
-    which this rank could not connect although it tried for some time (None: it does not know yet).
+    `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
+    tried for some time to connect to (None: not known yet).
     """
 
     kind: str
@@ -60,8 +60,8 @@ def find_culprit(
 ) -> tuple[list[int], tuple[int, int] | None, bool]:
     """Follow the reports from `rank` on, each to the peer that it waits for.
 
-    Returns the ranks on the way (the last is to blame, unless a link is), that link as source and
-    destination, and whether further reports could not change the answer.
+    Return the ranks visited (the last is to blame, unless a link is), that link as (source,
+    destination), and whether further reports could not change the answer.
     """
     chain = [rank]
     while chain[-1] in reports:
@@ -89,9 +89,7 @@ def find_culprit(
 
 
 def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
-    """Return whether it is clear who is to blame, and further reports could not change the
-    verdict.
-    """
+    """Return whether the culprit is known and further reports could not change the verdict."""
     complete = len(reports) == ranks
     if complete and all(report.unreached is not None for report in reports.values()):
         return True
@@ -105,17 +103,18 @@ def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
 
 
 def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
-    """Return the ranks whose processes have ended without a report, as any of the reporting ranks
-    has seen.
-    """
+    """Return the ranks that any report lists as ended without a report of their own."""
     return sorted({rank for report in reports.values() for rank in report.ended} - set(reports))
 
 
 def explain_blame(
     rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
 ) -> str:
-    """Return in words whose fault it is that `rank` is stuck, and whose reports that rests on."""
-    return f"{_find_verdict(rank, reports, ranks, find_route)} ({_describe_sources(rank, reports, ranks)})"
+    """Explain why `rank` is stuck: who is to blame, and by whose reports."""
+    return (
+        f"{_find_verdict(rank, reports, ranks, find_route)} "
+        f"({_describe_sources(rank, reports, ranks)})"
+    )
 
 
 def _find_verdict(
@@ -128,10 +127,13 @@ def _find_verdict(
         return _explain_cut_off(rank, ranks, find_route)
     chain, link, _ = find_culprit(rank, reports)
     if link is not None:
-        return f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank {link[1]}"
+        return (
+            f"{describe_route(find_route, *link)} carries nothing from rank {link[0]} to rank "
+            f"{link[1]}"
+        )
     if chain[-1] not in reports:
         return explain_silence([chain[-1]], reports)
-    # In a stock collective: nobody knows who waits for whom.
+    # In a stock collective it is unknown which rank waits for which.
     ended, silent = list_ended(reports), [other for other in range(ranks) if other not in reports]
     if ended:
         return explain_silence(ended, reports)
@@ -141,18 +143,21 @@ def _find_verdict(
     if not silent:
         return "all ranks are stuck: a link is cut or too slow, which one is not known"
     if len(silent) == ranks - 1 > 1:
-        return "no other rank reports anything: who is to blame is not known, this rank may be cut off itself"
+        return (
+            "no other rank reports anything: who is to blame is not known, this rank may be cut "
+            "off itself"
+        )
     return explain_silence(silent, reports)
 
 
 def _is_cut_off(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
-    """Return whether a rank has heard of no other, and reached none of those that it tried."""
-    least = ranks - 1 if ranks <= _MOST_ROUTED else _LEAST_TRIED
+    """Return whether a rank has heard of no other and reached none of those it tried."""
+    least = ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED
     return ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least
 
 
 def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
-    """Say that a rank is cut off, and where that must be: at a link that all its routes have."""
+    """Say that a rank is cut off, and at which link, if all its routes share one."""
     routes = [find_route(rank, other) for other in range(ranks) if other != rank]
     shared = set.intersection(*map(_list_links, routes))
     where = (
@@ -164,9 +169,7 @@ def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
 
 
 def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, list[int]]:
-    """Return the ranks in each of the calls with a number, where these differ, the most common call
-    last.
-    """
+    """Group the ranks by the call they make under one number, the most common call last."""
     ranks_in: dict[str, list[int]] = defaultdict(list)
     for rank, report in sorted(reports.items()):
         if report.calls == number:
@@ -185,7 +188,7 @@ def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
-    """Say that ranks do not answer, and what is known of why."""
+    """Say which ranks do not answer, and what is known about why."""
     tried = [report for report in reports.values() if report.unreached is not None]
     if set(silent) <= set(list_ended(reports)):
         why = "process ended"
@@ -206,8 +209,8 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
 
 
 def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
-    """Name the link that is cut, from the pairs of reporting ranks that do not reach each other; ""
-    where all do.
+    """Name the cut link, from pairs of reporting ranks that do not reach each other; "" if all
+    do.
     """
     unreached = sorted(
         {
@@ -219,20 +222,21 @@ def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
     )
     if not unreached:
         return ""
-    links = _find_cut_links(set(unreached), reports, find_route) if ranks <= _MOST_ROUTED else []
+    links = _find_cut_links(set(unreached), reports, find_route) if ranks <= _MAX_ROUTED else []
     if len(links) == 1:
         return f"{describe_link(links[0])} carries nothing"
     a, b = unreached[0]
     more = f", nor {len(unreached) - 1} other pairs" if len(unreached) > 1 else ""
-    return f"rank {a} and rank {b} do not reach each other{more}: {describe_route(find_route, a, b)} is cut"
+    return (
+        f"rank {a} and rank {b} do not reach each other{more}: {describe_route(find_route, a, b)} "
+        "is cut"
+    )
 
 
 def _find_cut_links(
     unreached: set[tuple[int, int]], reports: Mapping[int, Stuck], find_route: FindRoute
 ) -> list[tuple[str, ...]]:
-    """Return the links that the routes of all unreached pairs share, and no route of a pair that
-    reach each other has.
-    """
+    """Return links on the routes of all unreached pairs and of no pair that reach each other."""
     tried = {rank for rank, report in reports.items() if report.unreached is not None}
     suspects: set[tuple[str, ...]] | None = None
     sound: set[tuple[str, ...]] = set()
@@ -254,14 +258,12 @@ def _list_links(route: Route | None) -> set[tuple[str, ...]]:
 
 
 def describe_link(link: Sequence[str]) -> str:
-    """Return a link, of which it is not known in which direction it fails, in words."""
+    """Describe a link that fails in an unknown direction."""
     return f"link {' - '.join(link)}"
 
 
 def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
-    """Return the route from one rank to another in words, in the topology's names where it has
-    any.
-    """
+    """Describe the route between two ranks, with the topology's device names if there are any."""
     route = find_route(src, dst)
     return (
         f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
@@ -269,7 +271,7 @@ def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
 
 
 def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> str:
-    """Say which ranks' reports a verdict rests on."""
+    """Say on which ranks' reports a verdict rests."""
     if len(reports) == ranks:
         return "all ranks reported"
     if len(reports) == 1:
@@ -278,9 +280,9 @@ def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> st
 
 
 def list_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words."""
-    shown = [str(rank) for rank in ranks[:_MOST_NAMED]]
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    """Format a list of ranks."""
+    shown = [str(rank) for rank in ranks[:_MAX_NAMED]]
+    more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"rank {', '.join(shown)}{more}"
 
 

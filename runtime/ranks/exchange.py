@@ -1,6 +1,4 @@
-"""One rank's part in the exchange of reports after a failure: report, listen, and stop once it is
-clear who is to blame.
-"""
+"""Exchange reports after a failure: report, listen, and stop once the culprit is known."""
 
 from __future__ import annotations
 
@@ -19,23 +17,22 @@ from .reports import POLL_S, Report, relay
 
 log = logging.getLogger("topoplan")
 
-# A peer that hung up may not have reported yet: gloo closes connections the moment that a wait
-# times out.
+# Time for a peer that closed its connections to report: gloo closes them the moment a wait times
+# out.
 _SETTLE_S = 0.5
-# After this time a peer that hung up before its deadline, and of which no report has come by any
-# route, is named.
+# After this time a peer that closed its connections before its deadline, and whose report has not
+# come by any route, is blamed.
 _UNHEARD_S = 1.5
-# A connection that is not made within this time counts as not to be had: a lost SYN is sent again
-# after 1 s.
+# A connection not made within this time counts as impossible: a lost SYN is sent again after 1 s.
 _REACH_S = 1.0
-# Time for the relay to pass on what led to the verdict, before this process may end: a few of its
-# turns.
+# Time for the relay to pass on what led to the verdict before this process may end: a few polls.
 _FLUSH_S = 0.3
 
 
 class Exchange:
-    """The exchange of the ranks that know the same `key`, in which this rank reports `own`; it
-    takes at most `seconds`.
+    """One rank's part in the exchange among the ranks with the same `key`: it reports `own`.
+
+    The exchange takes at most `seconds`.
     """
 
     def __init__(
@@ -48,17 +45,17 @@ class Exchange:
         self._report(own)
 
     def use_store(self, store: Store) -> None:
-        """Report through a store too, and hear there, for as long as the exchange lasts.
+        """Also report and listen through a store, for as long as the exchange lasts.
 
-        In a thread of its own: the store may be on a machine that is gone, or behind the link that
-        is cut.
+        This runs in its own thread, since the store may be on a machine that is gone, or behind the
+        cut link.
         """
         threading.Thread(
             target=self._follow_store, args=(store,), name="topoplan-faults", daemon=True
         ).start()
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
-        """Return the reports of the ranks, once they show whose fault it is, or time is over."""
+        """Return the ranks' reports, once they show the culprit or time is over."""
         while True:
             reports = self._hear()
             elapsed = time.monotonic() - self._begun
@@ -84,9 +81,7 @@ class Exchange:
         return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
 
     def _hear(self) -> dict[int, Stuck]:
-        """Return all reports; add to the own one what became of the connections, once that is
-        known.
-        """
+        """Return all reports; complete the own one with the fate of its connections, once known."""
         reach = relay.list_reach(self._key)
         ended = tuple(sorted(rank for rank, state in reach.items() if state == "ended"))
         unreached = tuple(sorted(rank for rank, state in reach.items() if state == "trying"))
@@ -118,7 +113,7 @@ class Exchange:
 
 
 def read_report(report: Report) -> Stuck | None:
-    """Return a report that another rank made; None for one of another version of topoplan."""
+    """Parse another rank's report, None if it is from another version of topoplan."""
     try:
         return Stuck(**report)
     except TypeError as error:
@@ -129,9 +124,7 @@ def read_report(report: Report) -> Stuck | None:
 
 
 def make_key(name: str, addresses: Addresses) -> str:
-    """Return the group's name for the relay, alike on its ranks; another one where a group of that
-    name is made again.
-    """
+    """Return a relay key that is equal on the group's ranks, and new if the group is made again."""
     nonces = " ".join(
         address.nonce for _, address in sorted(addresses.items()) if address is not None
     )

@@ -1,11 +1,10 @@
-"""Find who is to blame when a call cannot go on: deadlines, reports between ranks, and an error
-that names the culprit.
+"""Find the culprit when a call cannot go on: deadlines, reports between ranks, a clear error.
 
 A rank that fails sees only its own peers: one that stopped, or one that waits for another itself.
-So each rank that fails reports for which message it was waiting and how many it had posted to and
-from whom, closes its connections so that its peers need not wait for their own deadlines, and
-judges by the reports of all (blame.py). Reports travel from rank to rank by every route that still
-works (reports.py), and through the store, which may be behind the very link that is cut.
+So each failing rank reports which message it was waiting for and how many it had posted per peer,
+closes its connections so that its peers need not wait for their own deadlines, and judges by the
+reports of all (blame.py). Reports travel from rank to rank by every route that still works
+(reports.py), and through the store, which may be behind the cut link itself.
 """
 
 from __future__ import annotations
@@ -32,23 +31,21 @@ from .addresses import Addresses, find_addresses
 from .blame import NOBODY, Route, Stuck, describe_route, explain_blame
 from .exchange import Exchange, make_key
 
-# The part of a timeout that is kept for finding the culprit; at most _GRACE_S.
+# Fraction of a timeout reserved for finding the culprit, up to _GRACE_S.
 _GRACE = 0.25
 _GRACE_S = 5.0
 _SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*")
-# A tag that no message has.
+# A tag that no message has, to wait for in vain: gloo closes connections when a wait times out.
 _NEVER_SENT = (1 << 31) - 1
 
 
 def grace_s(timeout: timedelta) -> float:
-    """Return the seconds of a call's deadline that are kept for finding the culprit."""
+    """Return the seconds of a call's deadline that are reserved for finding the culprit."""
     return min(_GRACE_S, timeout.total_seconds() * _GRACE)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without the source location that gloo puts
-    before it.
-    """
+    """Return the first line of an error's message, without gloo's source location."""
     text = _SOURCE_LINE.sub("", str(error).strip())
     first = text.splitlines()[0] if text else type(error).__name__
     return first.split(". This is typically")[0]
@@ -56,9 +53,10 @@ def first_line(error: Exception) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A call under way: what it is and its number among the calls over its group, alike on all
-    ranks, and until when (time.monotonic) it may wait. `topology` has the names of links, for
-    errors.
+    """A call in progress: its description, its number over its group, and its deadline.
+
+    The number is the same on all ranks; the deadline is a time.monotonic. `topology` has the names
+    of links, for errors.
     """
 
     what: str
@@ -69,7 +67,7 @@ class Call:
     _forwarding: Forwarding | None = None
 
     def find_route(self, src: int, dst: int) -> Route | None:
-        """Return the devices from one rank to another; None where no topology names them."""
+        """Return the devices between two ranks, None without a topology."""
         topology = self.topology
         if topology is None or max(src, dst) >= len(topology.ranks):
             return None
@@ -83,11 +81,10 @@ class Call:
 
 
 class Faults:
-    """The deadlines of calls over one group, and the search for a culprit. `store` is shared by the
-    group's ranks; `is_open` says whether the group still works.
+    """The deadlines of calls over one group, and the search for a culprit.
 
-    `addresses` are where the ranks' reports arrive (None: as they have published them, for which
-    the ranks wait).
+    `store` is shared by the group's ranks; `is_open` is whether the group still works. `addresses`
+    are where the ranks' reports arrive (None: as published, which the ranks wait for).
     """
 
     def __init__(
@@ -114,23 +111,24 @@ class Faults:
         self._numbers = itertools.count(1)
 
     def draw_number(self) -> int:
-        """Return the number of a call that is being made: calls are made in one order on all ranks,
-        and some of them are carried out later, side by side with others.
+        """Return the number of a new call.
+
+        All ranks make calls in one order; some calls are carried out later, concurrently with
+        others.
         """
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call, whose `number` was drawn or is the next one. Raises ExecutionError after an
-        earlier failure.
+        """Begin a call with a drawn `number` or the next; raise ExecutionError after an earlier
+        failure.
         """
         number, deadline = self.admit(number)
         return Call(what, number, deadline, topology or self.topology)
 
     def admit(self, number: int | None = None) -> tuple[int, float]:
-        """Return the number and the deadline (time.monotonic) of a call that begins; raises as
-        `begin`.
+        """Return the number and deadline (time.monotonic) of a new call; raises like `begin`.
 
-        Small calls make a Call of them only where they fail, which takes less time.
+        Small calls make a Call of these only if they fail, which saves time.
         """
         if self.broken is not None:
             raise ExecutionError(
@@ -145,9 +143,7 @@ class Faults:
 
     @contextmanager
     def stock(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Guard stock collectives: when one of them fails, that is an ExecutionError on every
-        rank.
-        """
+        """Guard stock collectives: a failure becomes an ExecutionError on every rank."""
         call = self.begin(what, number=number)
         try:
             yield
@@ -157,7 +153,7 @@ class Faults:
             raise self.stuck_in_stock(call, error) from error
 
     def stuck_in_stock(self, call: Call, error: Exception) -> ExecutionError:
-        """Return the error to raise where the stock collective of a call failed; see `stuck`."""
+        """Return the error to raise if a call's stock collective failed; see `stuck`."""
         return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
     def stuck(
@@ -170,10 +166,9 @@ class Faults:
         error: Exception,
         posted: Mapping[str, int],
     ) -> ExecutionError:
-        """Report that this rank cannot go on, hear the other ranks, and return the error that names
-        the culprit.
+        """Report that this rank cannot go on, hear the others, and return the error to raise.
 
-        Of several calls that fail side by side the first is reported; its error is that of all.
+        If several concurrent calls fail, the first is reported, and its error is that of all.
         """
         with self._blaming:
             if self.broken is None:
@@ -191,7 +186,7 @@ class Faults:
             return self.broken
 
     def _describe_symptom(self, call: Call, report: Stuck) -> str:
-        """Return in words what this rank itself saw."""
+        """Describe what this rank itself saw."""
         if report.kind == "stock":
             return f"here the stock collective failed ({call.what}: {report.reason})"
         src, dst = (self.rank, report.peer) if report.kind == "send" else (report.peer, self.rank)
@@ -201,9 +196,7 @@ class Faults:
         return f"here step {report.step}, {doing} rank {report.peer} over {route}, failed ({why})"
 
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
-        """Return the reports of all ranks, once they show whose fault it is, or no more come in
-        time.
-        """
+        """Return the ranks' reports, once they show the culprit or no more come in time."""
         key = make_key(self.group.group_name, self._addresses)
         exchange = Exchange(key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s)
         exchange.use_store(self.store)
@@ -211,12 +204,12 @@ class Faults:
         return exchange.wait_for_verdict()
 
     def break_off(self, error: ExecutionError) -> None:
-        """Have all further calls fail with an error that is known, and those under way end."""
+        """Make all calls, current and future, fail with a known error."""
         self.broken = error
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close this rank's connections, so that its peers learn of it at once.
+        """Close this rank's connections, so that its peers notice at once.
 
         ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a
         wait times out.

@@ -1,8 +1,7 @@
-"""Imported last by a process from which others are forked: what it has imported is not looked
-through for garbage again.
+"""Exclude what has been imported from garbage collection, in a process that is about to fork.
 
-A forked process that looks through it writes to each object's page, and so copies nearly all that
-it shares.
+A collection in a forked process writes to each object's page, and so copies nearly all memory it
+shares.
 """
 
 from __future__ import annotations

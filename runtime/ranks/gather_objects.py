@@ -1,6 +1,4 @@
-"""Small objects shown to all ranks of a group, also of one that torch.distributed has not
-registered.
-"""
+"""Gather small objects over a group that torch.distributed may not know."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 
 def gather_objects(group: Any, size: int, device: torch.device, value: object) -> list[Any]:
-    """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank does
-    not answer.
+    """Return the values of all ranks, by rank. Collective; RuntimeError if a rank does not
+    answer.
     """
     data = pickle.dumps(value)
     lengths = _gather(group, torch.tensor([len(data)], device=device), size).tolist()

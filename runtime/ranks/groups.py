@@ -1,4 +1,4 @@
-"""Process groups for topoplan's own messages: plain gloo or NCCL groups that nothing else uses."""
+"""Make plain gloo or NCCL groups for topoplan's own messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def uses_nccl(group: dist.ProcessGroup | None) -> bool:
 
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device whose tensors a group works on: the current GPU over NCCL, else the CPU."""
+    """Return the device of a group's tensors: the current GPU over NCCL, else the CPU."""
     return (
         torch.device("cuda", torch.cuda.current_device())
         if uses_nccl(group)
@@ -40,8 +40,8 @@ def make_private_group(
 ) -> dist.ProcessGroup:
     """Make a plain group over the ranks of `group` (None: all), for one communicator alone.
 
-    Collective over the ranks of the default group, as new_group is; with a GroupMaker, over those
-    that the maker is for. Raises InputError on ranks that are not in the group.
+    Collective over the default group, like new_group; with a GroupMaker, over the maker's ranks.
+    Raise InputError on ranks outside the group.
     """
     if callable(group):
         return group(timeout)
@@ -57,7 +57,7 @@ def make_private_group(
 
 
 def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
-    """Return the global ranks of a group; of a maker those that it is said to be for, else all."""
+    """Return the global ranks of a group, of a maker's group, or all."""
     if isinstance(group, partial):
         return list(group.args[1])  # one of make_group_maker
     return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
@@ -71,15 +71,14 @@ def make_group(
     store: Store | None = None,
     number: int | None = None,
 ) -> dist.ProcessGroup:
-    """Make a plain group over `ranks`, in their order. No other rank takes part: `name` is all that
-    its ranks share.
+    """Make a plain group over `ranks`, in their order, without any other rank.
 
-    They meet in `store`, where this rank is `ranks[number]`; without them in the default group's,
-    by the number there. torch's own functions cannot do that: all need a default group, new_group
-    with use_local_synchronization names a group by how many groups a rank is in already, which
-    differs between ranks, and where the default group is bound to a GPU (nccl2 binds it without
-    being asked) they split the new group off it, for which NCCL needs all ranks of the default
-    group.
+    `name` is all that its ranks share. They meet in `store`, where this rank is `ranks[number]`;
+    without `ranks` in the default group's, by the number there. torch's own functions cannot do
+    that: all need a default group; new_group with use_local_synchronization names a group by how
+    many groups a rank is in, which differs between ranks; and if the default group is bound to a
+    GPU (nccl2 binds it unasked), they split the new group off it, for which NCCL needs all ranks of
+    the default group.
     """
     if store is None:
         store = dist.distributed_c10d._get_default_store()
@@ -112,9 +111,7 @@ def make_group(
 def _enter(
     group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store
 ) -> None:
-    """Enter a group where torch's functions look groups up, as torch itself does after it has made
-    one.
-    """
+    """Register a group where torch's functions look groups up, as torch does itself."""
     c10d: Any = dist.distributed_c10d
     c10d._world.pg_map[group] = (transport, store)
     c10d._world.pg_names[group] = name
@@ -127,11 +124,12 @@ def _enter(
 
 
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
-    """Return what torch gives a backend to make a group, for ranks that share a store and no
+    """Return the arguments with which torch makes a backend, for ranks with a store but no
     default group.
 
-    So are torchft's groups: `TopoGroup(describe_place(store, rank, size, timeout, name), None)`.
-    The ranks of such a group are numbered from 0, whatever numbers they have in a default group.
+    torchft's groups are made like this: `TopoGroup(describe_place(store, rank, size, timeout,
+    name), None)`. The ranks of such a group are numbered from 0, whatever their numbers in a
+    default group.
     """
     place = _DistributedBackendOptions()
     place.store, place.group_rank, place.group_size = store, rank, size
@@ -140,8 +138,8 @@ def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name:
 
 
 def list_members(place: Any) -> tuple[list[int], bool]:
-    """Return the global ranks of the group that a place describes, and whether they are all ranks
-    of the launch.
+    """Return the global ranks of a described group, and whether they are all ranks of the
+    launch.
     """
     ranks = list(place.global_ranks_in_group)
     if not ranks:  # the default group, or one without any
@@ -150,17 +148,17 @@ def list_members(place: Any) -> tuple[list[int], bool]:
 
 
 def find_store(group: dist.ProcessGroup) -> Store:
-    """Return the store of a plain group's own, which only its members use."""
+    """Return a store that only the members of a plain group use."""
     store: Store = dist.distributed_c10d._world.pg_map[group][1]
     return store
 
 
 def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
-    """Return a function that makes a plain group over the ranks of `group`, called by these alone,
-    in the same order.
+    """Return a function that makes a plain group over the ranks of `group`, called by these
+    alone.
 
-    So subgroups can make theirs side by side. Raises InputError where this rank is not in the
-    group.
+    All must call it in the same order, so that subgroups can make theirs concurrently. Raise
+    InputError if this rank is not in the group.
     """
     try:
         ranks = dist.get_process_group_ranks(group)
@@ -175,21 +173,22 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
 
 
 def _attempt() -> str:
-    """Return the name of this attempt of the launch, as the backend "topo" knows it; torch's own
-    groups cannot be made again in a store that outlives their ranks.
+    """Return the name of this attempt of the launch, as the backend "topo" knows it.
+
+    torch's own groups cannot be made again in a store that outlives their ranks.
     """
     return getattr(dist.group.WORLD, "attempt", "")
 
 
 def destroy_group(group: dist.ProcessGroup) -> None:
-    """Destroy a group, unless it is destroyed already."""
+    """Destroy a group unless it is already destroyed."""
     if group in dist.distributed_c10d._world.pg_map:
         dist.destroy_process_group(group)
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
-    """Return the backend for a plain group beside `group`: gloo, nccl, or the engine of NCCL that
-    the user has named.
+    """Return the backend for a plain group beside `group`: gloo, nccl, or the NCCL engine the
+    user named.
     """
     named = dist.get_backend(group)
     if named == "nccl-lazy":

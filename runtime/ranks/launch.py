@@ -19,20 +19,19 @@ from typing import Any, NoReturn, TypeAlias
 
 # Environment variable: the file through which ranks that this module started find each other.
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
-# Environment variable: the file with the topology whose rates the links of an emulated machine have
-# (topo-emulate).
+# Environment variable: the file with the topology of an emulated machine (topo-emulate).
 EMULATED = "TOPOPLAN_EMULATED"
 # Environment variable: what carries messages: auto (gloo, or NCCL between GPUs), or mpi.
 TRANSPORT = "TOPOPLAN_TRANSPORT"
 # Environment variable: the file to which a rank's standard error goes, unless it is rank 0.
 _OWN_LOG = "TOPOPLAN_OWN_LOG"
-# Module that a process from which others are forked imports last.
+# Module that the process from which ranks are forked imports last.
 FROZEN = "topoplan.runtime.ranks.frozen"
-_POLL_S = 0.02
-_GRACE_S = 5.0
-# Seconds that other ranks have, after the first failure, to fail by themselves and print why.
+_POLL_S = 0.02  # between looks at the processes
+_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+# Time after the first failure for other ranks to fail by themselves and print why.
 _LAST_WORDS_S = 0.5
-_MEETING_S = 5.0
+_MEETING_S = 5.0  # for all ranks to refuse their input
 # Signals that asked this process to end (see `end_on_signals`).
 _SIGNALS: list[int] = []
 _SERVER = multiprocessing.get_context("forkserver")
@@ -46,8 +45,8 @@ Child: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 def is_rank() -> bool:
-    """Return whether this process is a rank already: `launch`, torchrun or another launcher has set
-    RANK and WORLD_SIZE.
+    """Return whether a launcher (`launch`, torchrun, ...) has set RANK and WORLD_SIZE for this
+    process.
     """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -59,18 +58,15 @@ def init_method() -> str:
 
 
 def has_own_log() -> bool:
-    """Return whether this process's standard error is kept in a file, which is shown if this rank
-    is to blame.
-    """
+    """Return whether standard error goes to a file that is shown if this rank is to blame."""
     return _OWN_LOG in os.environ
 
 
 def meet_before_leaving(ranks: int) -> None:
-    """Wait a few seconds for all ranks to call this, before one that refuses its input leaves the
-    default process group.
+    """Wait a few seconds for all ranks to get here before one leaves over refused input.
 
-    Bad input is bad on all ranks: if each leaves as soon as it notices, those that are still
-    connecting or communicating report a lost connection instead.
+    Bad input is bad on all ranks: if each left as soon as it noticed, those still connecting or
+    communicating would report a lost connection instead.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
@@ -86,10 +82,10 @@ def meet_before_leaving(ranks: int) -> None:
 
 @contextmanager
 def keep_output_clean() -> Iterator[None]:
-    """Send what libraries write to standard output to standard error while the context lasts:
-    standard output is data.
+    """Redirect libraries' standard output to standard error while the context lasts.
 
-    gloo says there how many ranks it is connected to, up to torch 2.10.
+    Standard output is data, and gloo prints there how many ranks it is connected to, up to torch
+    2.10.
     """
     try:
         kept = os.dup(1)
@@ -108,13 +104,12 @@ def keep_output_clean() -> Iterator[None]:
 
 
 def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[str] = ()) -> int:
-    """Run `module.main(arguments)` once a rank; return 0, or the exit code of the rank that is to
-    blame.
+    """Run `module.main(arguments)` once per rank; return 0 or the culprit's exit code.
 
-    Ranks are forked from one process that has imported the module, and `imports`: where there are
-    more ranks than cores, importing torch takes longer than a rank's own work. Rank 0 prints where
-    this process prints; what others print to standard error is shown if they are to blame (see
-    `run_together`). When one fails the others are ended, and on any exception all are.
+    Ranks are forked from one process that has imported the module and `imports`: with more ranks
+    than cores, importing torch takes longer than a rank's own work. Rank 0 prints where this
+    process prints; standard error of others is shown if they are to blame (see `run_together`). If
+    one fails, or on any exception, all are ended.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     _SERVER.set_forkserver_preload([module, *imports, FROZEN])
@@ -154,11 +149,10 @@ def end_on_signals() -> Iterator[None]:
 
 
 def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
-    """Start all ranks and wait; return (None, 0) when all are done, or the rank that is to blame
-    and its return code.
+    """Start all ranks and wait; return (None, 0), or the culprit and its return code.
 
     A rank that refused the request is to blame before any that failed otherwise; among those, the
-    first that was seen to fail. When one fails the others are ended, and on any exception all are.
+    first that was seen to fail. If one fails, or on any exception, all are ended.
     """
     children: list[Child] = []
     codes: list[int | None] = []
@@ -173,9 +167,7 @@ def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None,
 
 
 def _collect_codes(children: list[Child]) -> list[int | None]:
-    """Wait _LAST_WORDS_S for ranks to end by themselves; return their return codes, None for those
-    still running.
-    """
+    """Wait _LAST_WORDS_S for ranks to end; return their codes, None for those still running."""
     deadline = time.monotonic() + _LAST_WORDS_S
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -183,9 +175,7 @@ def _collect_codes(children: list[Child]) -> list[int | None]:
 
 
 def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
-    """Return the rank whose failure is the cause, given the first that was seen to fail, and its
-    return code.
-    """
+    """Return the rank that caused the first failure seen, and its return code."""
     # Rank 0 comes first: its message has been printed already, and the others' say the same.
     refused = [rank for rank, code in enumerate(codes) if code in _REFUSED]
     rank = refused[0] if refused else first
@@ -206,7 +196,7 @@ def _environment(rank: int, ranks: int, rendezvous: Path, log: Path) -> dict[str
 
 
 class _Descriptor:
-    """An open file of this process that a process to be started gets too."""
+    """An open file of this process that a started process gets too."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -219,7 +209,7 @@ class _Descriptor:
 
 
 class ForkedProcess:
-    """A forked process, started, with what is used of subprocess.Popen."""
+    """A forked process with the interface of subprocess.Popen, as far as it is used."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -231,7 +221,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, at most `timeout` seconds, and return the exit code. Raises
+        """Wait at most `timeout` seconds and return the exit code; raise
         subprocess.TimeoutExpired.
         """
         self._process.join(timeout)
@@ -263,9 +253,7 @@ def _be_rank(
     environment: Mapping[str, str],
     output: tuple[_Descriptor, _Descriptor] | None,
 ) -> NoReturn:
-    """What a forked process does: take its rank's place, and end with what the module's `main`
-    returns.
-    """
+    """Become a rank in a forked process, and end with what the module's `main` returns."""
     os.environ.clear()
     os.environ.update(environment)
     with Path(os.devnull).open("r+b") as nothing:
@@ -297,7 +285,7 @@ def _wait_for_failure(children: list[Child]) -> int | None:
 
 
 def _end_all(children: list[Child]) -> None:
-    """Ask those that still run to stop, then kill them; whole sessions where a rank leads one."""
+    """Terminate, then kill, processes that still run; whole sessions if a rank leads one."""
     running = [child for child in children if child.poll() is None]
     for child in running:
         if child.poll() is None:

@@ -1,6 +1,4 @@
-"""The machine that ranks run on: its links, if data crosses any, and what sending costs the
-hosts.
-"""
+"""Describe the machine that ranks run on: its links, if data crosses any, and the host costs."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from .launch import EMULATED
 
 @dataclass(frozen=True)
 class Machine:
-    """What the ranks of a group run on.
+    """The machine of a group's ranks.
 
-    `topology` is None where they share a host and talk through its memory; `batched` says that
+    `topology` is None if they share a host and talk through its memory; `batched` is set if
     messages go in batches (over NCCL); `what` names the machine in messages.
     """
 
@@ -51,8 +49,9 @@ def describe_machine(
     batched: bool,
     mpi: str | None = None,
 ) -> Machine:
-    """Return the machine of a group whose ranks are on these hosts, for a plan's topology. `mpi`
-    names the MPI that carries messages, if one does.
+    """Return the machine of a group with ranks on these hosts, for a plan's topology.
+
+    `mpi` names the MPI that carries messages, if one does.
     """
     machine = _describe_machine(
         topology, cores_of_hosts, batched=batched, typical=OVER_MPI if mpi else None
@@ -86,8 +85,9 @@ def _describe_machine(
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:
-    """Return this rank's host, and the numbers of the cores that it may use there. The hosts of an
-    emulated machine, which share this one's cores, are one.
+    """Return this rank's host and the cores it may use there.
+
+    The hosts of an emulated machine share this host's cores, so they count as one.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1)
@@ -95,8 +95,8 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 
 
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
-    """Return the hosts of ranks, with the number of cores that these may use: launchers bind each
-    rank to its own ones.
+    """Return the hosts of ranks with the cores they may use: launchers bind ranks to different
+    ones.
     """
     of_hosts: dict[str, set[int]] = {}
     for host, cores in ranks:
@@ -105,6 +105,6 @@ def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
 
 
 def are_crowded(ranks: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether a host has more ranks than cores that they may use."""
+    """Return whether a host has more ranks than cores for them."""
     cores = count_cores(ranks)
     return any(number > cores[host] for host, number in Counter(host for host, _ in ranks).items())

@@ -1,6 +1,4 @@
-"""A placement under ranks that run already: the DeviceMesh that puts each place of the job's mesh
-on its GPU.
-"""
+"""Make the DeviceMesh of a placement for ranks that already run."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from ...topo.errors import InputError
 
 
 def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceMesh:
-    """Return the DeviceMesh of a placement's job (`topoplan.place(...)`), with the names of its
-    dimensions. Collective.
+    """Return the DeviceMesh that puts each position of a placed job (`topoplan.place(...)`) on
+    its GPU.
 
-    Rank i of the default process group must run on the GPU that the placement's given order has for
-    it (without `order`, the i-th listed). `device_type` is "cuda" or "cpu" (default: cuda where the
-    process group has NCCL). Raises InputError where there are another number of ranks,
-    InfeasibleError where a DeviceMesh cannot express the order.
+    Collective. Rank i of the default process group must run on the GPU that the placement's given
+    order has for it (without `order`, the i-th listed). `device_type` is "cuda" or "cpu" (default:
+    cuda if the process group has NCCL). Raise InputError for another number of ranks,
+    InfeasibleError if a DeviceMesh cannot express the order.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

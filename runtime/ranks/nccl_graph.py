@@ -1,8 +1,7 @@
-"""Have NCCL read a graph file while one communicator is made: `with topoplan.nccl_graph(plan):
-...`.
+"""Make NCCL read a graph file for one communicator: `with topoplan.nccl_graph(plan): ...`.
 
-NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails where the communicator has
-not just the file's GPUs, so the variable must not stay set for subgroups.
+NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails if the communicator's GPUs
+are not exactly the file's, so the variable must not stay set for subgroups.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ def nccl_graph(
     nccl_version: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Iterator[Path]:
-    """Set NCCL_GRAPH_FILE inside the `with`, so that the communicator that NCCL makes there runs
-    the best rings and chains.
+    """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a new
+    communicator.
 
-    Takes a plan (its topology and collective), a topology, what `resolve` takes (a preset, a file,
+    Takes a plan (its topology and collective), a topology, what `load` takes (a preset, a file,
     `local`), or the path of a graph file, which is checked and used as it is. PyTorch makes a
-    communicator at its group's first collective: call one inside. Yields the file's path; a file
-    made for this is removed, and what the variable was before is set again. Raises InputError or
-    InfeasibleError, and leaves the variable alone, where there is no such file for the machine.
+    communicator at its group's first collective, so call one inside. Yields the file's path; a file
+    made for this is removed, and the variable restored. Raise InputError or InfeasibleError, and
+    leave the variable alone, if there is no such file for the machine.
     """
     version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
     existing = (
@@ -77,7 +76,7 @@ def nccl_graph(
 
 @contextmanager
 def _set_variable(path: Path) -> Iterator[None]:
-    """Set the variable to a path inside, and to what it was before afterwards."""
+    """Set the variable to a path inside the context, and restore it."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(path)
     try:
@@ -90,7 +89,7 @@ def _set_variable(path: Path) -> Iterator[None]:
 
 
 def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | None:
-    """Return the path and text of a graph file; None for a topology or a plan."""
+    """Return the path and text of a graph file, None for a topology or a plan."""
     path = Path(argument)
     if not path.is_file():
         return None

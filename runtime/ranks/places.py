@@ -1,8 +1,7 @@
-"""Where ranks are (host, number on it, GPU), told to each other, and the machine that their places
-make.
+"""Find where ranks are (host, number on it, GPU), and the machine that they form.
 
-Ranks of a launch meet in a process group for as long as that takes (`meeting`, `join_ranks`); the
-ranks of a group that is being set up go through its store (`find_machine`).
+Ranks of a launch meet in a process group for that time (`meeting`, `join_ranks`); ranks of a group
+that is being set up use its store (`find_machine`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ from .store import put, take
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its host's name, its number there, and its CUDA device's UUID and PCI
-    address, if it has one.
-    """
+    """A rank's host, its number there, and the UUID and PCI address of its CUDA device, if any."""
 
     host: str
     local_rank: int
@@ -43,13 +40,9 @@ class Place:
     cuda: bool
 
 
-# -- the ranks of a launch
-# -----------------------------------------------------------------------------------------
-
-
 @dataclass
 class Meeting:
-    """All ranks in one default group (gloo). `doing` says what they are at, for messages."""
+    """All ranks in one default group (gloo); `doing` names their activity in messages."""
 
     rank: int
     ranks: int
@@ -64,15 +57,13 @@ class Meeting:
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank, on rank 0; nothing elsewhere. Collective."""
+        """Return the values of all ranks on rank 0, nothing elsewhere. Collective."""
         values: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(value, values, 0)
         return values or []
 
     def join(self) -> tuple[Topology, bool]:
-        """Return the machine that the ranks are on, and whether it has GPUs. Collective; see
-        `join_places`.
-        """
+        """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
         self.doing = "probing each host"
         host = self.places[self.rank].host
         first = next(rank for rank, place in enumerate(self.places) if place.host == host)
@@ -83,11 +74,11 @@ class Meeting:
 
 @contextmanager
 def meeting(timeout_s: float) -> Iterator[Meeting]:
-    """Hold the ranks that torchrun (or topo-emulate) started in a process group for as long as the
-    context lasts.
+    """Hold the ranks that torchrun (or topo-emulate) started in a process group inside the
+    context.
 
-    Raises InputError outside a launch, or where a process group is there already, and
-    ExecutionError where a rank does not come, dies, or does not answer within `timeout_s`.
+    Raise InputError outside a launch, or if a process group already exists, and ExecutionError if a
+    rank does not come, dies, or does not answer within `timeout_s`.
     """
     if not is_rank():
         raise InputError(
@@ -126,18 +117,14 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
 
 
 def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """Return the machine that the ranks of a launch are on: each host probed once, several joined
-    by a network.
+    """Return the machine of a launch's ranks: each host probed once, several joined by a
+    network.
 
-    Collective, every rank gets the same; no process group may be there yet, and none is left.
-    Raises as `meeting`, and InputError where a rank has no GPU of its own while others have one.
+    Collective; every rank gets the same. There must be no process group yet, and none is left.
+    Raises like `meeting`, and InputError if a rank has no GPU of its own while others do.
     """
     with meeting(timeout_s) as ranks_met:
         return ranks_met.join()[0]
-
-
-# -- the ranks of a group that is being set up
-# ---------------------------------------------------------------------
 
 
 def find_machine(
@@ -148,12 +135,12 @@ def find_machine(
     timeout: timedelta,
     stop: threading.Event | None = None,
 ) -> Topology | None:
-    """Return, on its rank 0, the machine that the group of the global `ranks` is on, in their
-    order; None elsewhere.
+    """Return the machine of the group of global `ranks`, in their order, on its rank 0, else
+    None.
 
-    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None
-    where data lies in the hosts' memory. Raises InputError where ranks cannot be told apart,
-    RuntimeError where one does not answer in time, or `stop` is set.
+    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None if
+    data is in host memory. Raise InputError if ranks cannot be told apart, RuntimeError if one does
+    not answer in time, or `stop` is set.
     """
     emulated_machine = emulated()
     if emulated_machine is not None:
@@ -176,7 +163,7 @@ def find_machine(
 
 
 def _probe_host() -> dict[str, str]:
-    """Return this host's topology as JSON, or why there is none: rank 0 waits for either."""
+    """Return this host's topology as JSON, or the reason for none: rank 0 waits for either."""
     try:
         return {"topology": probe_local().dumps()}
     except TopoplanError as error:
@@ -184,8 +171,9 @@ def _probe_host() -> dict[str, str]:
 
 
 def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
-    """Return the machine with only some of its ranks, renumbered 0, 1, ... in that order. Raises
-    InputError where there is no such rank.
+    """Return the machine with only some of its ranks, renumbered in that order.
+
+    Raise InputError if there is no such rank.
     """
     beyond = [rank for rank in ranks if rank >= len(topology.ranks)]
     if beyond:
@@ -197,16 +185,11 @@ def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
     return join_hosts([topology], [(0, topology.ranks[rank]) for rank in ranks])
 
 
-# -- from places to a machine
-# --------------------------------------------------------------------------------------
-
-
 def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
-    """Return the machine of ranks at `places`, and whether it has GPUs (else ranks are stand-ins,
-    at undeclared rates).
+    """Return the machine of ranks at `places`, and whether it has GPUs.
 
-    `texts` has the topology of each host as JSON, at the place of one of its ranks; none where
-    there are no GPUs.
+    Without GPUs ranks are stand-ins at undeclared rates. `texts` has the topology of each host as
+    JSON, at the index of one of its ranks; none without GPUs.
     """
     names = list(dict.fromkeys(place.host for place in places))
     numbers = [names.index(place.host) for place in places]
@@ -233,8 +216,8 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
 
 
 def _take_own_place() -> Place:
-    """Make the GPU of this rank's number on its host the current one, if there is one, and return
-    the rank's place.
+    """Select the GPU of this rank's number on its host, if there is one, and return the rank's
+    place.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -259,8 +242,8 @@ def place_of(device: int | None) -> Place:
 
 
 def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
-    """Return the rank's GPU in its host's topology: by UUID, by PCI address, else by its number on
-    the host.
+    """Return the rank's GPU in its host's topology: by UUID, PCI address, or else number on the
+    host.
     """
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:

@@ -1,8 +1,8 @@
-"""torch's own backends, gloo and NCCL, as topoplan makes them for groups of its own, and which
-engine each one is.
+"""Make torch's own backends, gloo and NCCL, for groups of topoplan's own, and name their
+engines.
 
 torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST_USE_NCCL2=0;
-"nccl-legacy" is the only engine of older torch, "nccl-lazy" is nccl2 with a communicator for each
+"nccl-legacy" is the only engine of older torch; "nccl-lazy" is nccl2 with a communicator for each
 pair of ranks that send to each other.
 """
 
@@ -28,8 +28,9 @@ _PLACE = (
 
 
 def make_gloo(place: Any, store: Store) -> Any:
-    """Return gloo for the group that `place`, torch's DistributedBackendOptions, describes; ranks
-    meet in `store`.
+    """Make gloo for the group that `place`, torch's DistributedBackendOptions, describes.
+
+    The ranks meet in `store`.
     """
     gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
     _number_calls(gloo)
@@ -39,11 +40,11 @@ def make_gloo(place: Any, store: Store) -> Any:
 def make_nccl(
     place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None
 ) -> Any:
-    """Return NCCL for the group that `place` describes; `engine` as torch names its backends,
-    "nccl" as torch chooses.
+    """Make NCCL for the group that `place` describes, with `engine` named as torch names
+    backends.
 
-    An engine that is bound to one GPU (nccl2) takes `device`, else the group's, else the one of
-    this rank's number.
+    "nccl" is torch's own choice. An engine that is bound to one GPU (nccl2) takes `device`, else
+    the group's, else the one of this rank's number.
     """
     if is_torch_at_least(2, 15):
         return _ask_torch_for_nccl(place, store, engine, device)
@@ -57,8 +58,8 @@ def make_nccl(
 
 
 def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.device | None) -> Any:
-    """Return what torch's own creator of a backend makes: that of "nccl" depends on the environment
-    at its first use.
+    """Return what torch's own creator makes; that of "nccl" depends on the environment at first
+    use.
     """
     own = type(place)()
     for name in _PLACE:
@@ -76,16 +77,16 @@ def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.dev
 
 
 def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the engine that carries out a group's stock collectives on a type of device: gloo,
-    nccl, nccl2, nccl-lazy.
+    """Return the engine of a group's stock collectives on a device type: gloo, nccl, nccl2,
+    nccl-lazy.
 
-    "nccl" is the engine of torch before 2.15, which later ones call nccl-legacy.
+    "nccl" is the engine of torch before 2.15, which later versions call nccl-legacy.
     """
     return str(group._get_backend(device).name())
 
 
 def _number_calls(backend: Any) -> None:
-    """Have a backend count its calls from 0; torch 2.15 does so by itself, and warns of being asked
+    """Make a backend count its calls from 0; torch 2.15 does so by itself, and warns if asked
     to.
     """
     if not is_torch_at_least(2, 15):

@@ -1,7 +1,7 @@
 """Pass reports of trouble among the ranks of a group by every route that still works.
 
-Each rank in trouble connects to the addresses of the others (addresses.py) and hands on every
-report that it has or gets, so that a report reaches also those to which its author has no route.
+Each rank in trouble connects to the addresses of the others (addresses.py) and passes on every
+report that it has or gets, so that a report also reaches ranks to which its author has no route.
 There is one thread per process, from the first trouble until some seconds after the last.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from .addresses import Addresses, is_own_nonce, open_listener
 
-# Polling interval of the thread and of those who wait for reports: short beside a deadline, long
+# Polling interval of the thread and of callers that wait for reports: short beside a deadline, long
 # beside a wake-up.
 POLL_S = 0.02
 # The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
@@ -27,19 +27,19 @@ POLL_S = 0.02
 _LINGER_S = 5.0
 # In larger groups a rank connects to those at distances of powers of two: all are reached in
 # log2(ranks) hops.
-_MOST_DIALED = 64
+_MAX_DIALED = 64
 # The longest report: with 10,000 peers in `posted` it has 250 kB.
-_MOST_LINE_BYTES = 1 << 20
-_READ_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16  # per read, so that one connection does not keep others waiting
 
 Report = Mapping[str, Any]
-# What became of the connection to a rank: `ended` where it was refused, or closed without a report.
+# Fate of the connection to a rank: `ended` if it was refused, or closed without a report.
 Reach = Literal["trying", "reached", "ended"]
 
 
 @dataclass
 class _Group:
-    """A group in trouble: its members' addresses, and the reports heard, as they arrived."""
+    """A group in trouble: its members' addresses, and the reports in order of arrival."""
 
     addresses: Addresses = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
@@ -54,8 +54,8 @@ class _Group:
 class _Connection:
     """A connection to or from another rank; `sent` counts the lines of each group that went out.
 
-    The rank that dials first sends the nonce of the other's address: it has read the store, as no
-    stranger can.
+    The rank that dials first sends the nonce of the other's address, which proves that it has read
+    the store.
     """
 
     socket: socket.socket
@@ -94,29 +94,27 @@ class Relay:
                 self._thread.start()
 
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
-        """Add the report of a rank, unless it is known, so that it is passed on."""
+        """Add a rank's report, unless it is known, so that it is passed on."""
         with self._lock:
             self._add(key, rank, edition, report)
 
     def dial(self, key: str, ranks: Iterable[int]) -> None:
-        """Connect to ranks, where that was not tried yet, to see whether their processes are
-        alive.
-        """
+        """Connect to ranks not tried yet, to see whether their processes are alive."""
         with self._lock:
             self._dial(key, ranks)
 
     def hear(self, key: str) -> dict[int, Report]:
-        """Return the reports of a group that are known by now, by rank."""
+        """Return the reports of a group so far, by rank."""
         with self._lock:
             return {rank: report for rank, (_, report) in self._groups[key].heard.items()}
 
     def list_reach(self, key: str) -> dict[int, Reach]:
-        """Return what became of the connections to the ranks that were dialed."""
+        """Return the fate of the connections to dialed ranks."""
         with self._lock:
             return dict(self._groups[key].reach)
 
     def is_behind(self, key: str) -> bool:
-        """Return whether a report is not yet on its way to a rank that can be reached."""
+        """Return whether a report is not yet on its way to a reachable rank."""
         with self._lock:
             count = len(self._groups[key].lines)
             return any(
@@ -124,8 +122,6 @@ class Relay:
                 for one in self._connections
                 if one.is_open
             )
-
-    # -- with the lock held ------------------------------------------------------------------------
 
     def _dial(self, key: str, ranks: Iterable[int]) -> None:
         group = self._groups[key]
@@ -142,8 +138,9 @@ class Relay:
             group.lines.append(line.encode() + b"\n")
 
     def _note_end(self, connection: _Connection, *, refused: bool) -> None:
-        """Note that a dialed rank refused the connection, so that its process has ended; if it only
-        closed the connection, dial once more to see.
+        """Note that a dialed rank's process has ended, since it refused the connection.
+
+        If it only closed the connection, dial once more to see.
         """
         if connection.dialed is None:
             return
@@ -155,8 +152,6 @@ class Relay:
             group.redialed.add(rank)
             del group.reach[rank]
             self._dial(key, [rank])
-
-    # -- the thread --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         listener = open_listener()
@@ -177,8 +172,8 @@ class Relay:
                     self._connections = [one for one in self._connections if not one.is_over]
 
     def _draw_to_dial(self) -> list[tuple[str, int]] | None:
-        """Return the groups and ranks that are to be dialed; None when the thread is to end, and
-        has no connections any more.
+        """Return the groups and ranks to dial; None to end the thread, which then has no
+        connections.
         """
         with self._lock:
             if time.monotonic() > self._until:
@@ -210,14 +205,14 @@ class Relay:
         return connection
 
     def _note_failure(self, connection: _Connection, failed: int) -> None:
-        """Note that a connection could not be made, by the number of the error."""
+        """Note the fate of a connection that could not be made, by its error number."""
         connection.is_over = True
         if failed in (errno.ECONNREFUSED, errno.ECONNRESET):
             with self._lock:
                 self._note_end(connection, refused=True)
 
     def _progress(self, connection: _Connection, events: int) -> None:
-        """Take note that a connection is made or has failed, and read what has arrived."""
+        """Handle a connection that is made, has failed, or has data to read."""
         if connection.is_over:
             return
         if not connection.is_open and connection.dialed is not None:
@@ -243,7 +238,7 @@ class Relay:
         *lines, rest = bytes(connection.inbox).split(b"\n")
         connection.inbox = bytearray(rest)
         with self._lock:
-            is_sound = len(rest) <= _MOST_LINE_BYTES and all(
+            is_sound = len(rest) <= _MAX_LINE_BYTES and all(
                 self._take(connection, line) for line in lines
             )
             if not data:
@@ -251,7 +246,7 @@ class Relay:
         connection.is_over = not data or not is_sound
 
     def _take(self, connection: _Connection, line: bytes) -> bool:
-        """Take in a line; return whether it is a nonce or report as expected."""
+        """Handle a line; return whether it is a nonce or report as expected."""
         if not connection.is_trusted:
             connection.is_trusted = is_own_nonce(line)
             return connection.is_trusted
@@ -267,8 +262,10 @@ class Relay:
         return True
 
     def _flush(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
-        """Send what a connection's other end may not know yet; close the connection where it is of
-        no more use. Never waits, though the lock is held.
+        """Send what the other end may not know yet; close the connection if it is of no more
+        use.
+
+        Never waits, since the lock is held.
         """
         if connection.is_open and not connection.is_over:
             for key, sent in connection.sent.items():
@@ -308,7 +305,7 @@ def _accept(
 def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
     """Return the ranks that a rank connects to, so that reports spread to all."""
     ranks = sorted(addresses)
-    if len(ranks) <= _MOST_DIALED:
+    if len(ranks) <= _MAX_DIALED:
         return [other for other in ranks if other != rank]
     at, steps = ranks.index(rank), [1 << power for power in range(len(ranks).bit_length())]
     return sorted(

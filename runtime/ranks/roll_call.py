@@ -1,5 +1,6 @@
-"""Find which rank is missing when a group cannot be set up: nobody has its connections yet, so each
-looks for all others.
+"""Find which rank is missing when a group cannot be set up.
+
+No rank has its connections yet, so each looks for all others.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ def explain_set_up(
     timeout: timedelta,
     known: Addresses | None = None,
 ) -> ExecutionError:
-    """Return the error to raise where setting up `what` among these global ranks failed by `error`.
+    """Return the error to raise if setting up `what` among global ranks failed with `error`.
 
-    It names the ranks that have ended, or never came, where that can be seen; it takes a part of
-    `timeout` (see grace_s). `known` are the addresses that the ranks have published (None: they are
-    looked up in the default group's store).
+    It names the ranks that have ended or never came, if that can be seen, within part of `timeout`
+    (see grace_s). `known` are the addresses that the ranks have published (None: look them up in
+    the default group's store).
     """
     own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"
     addresses, is_store_gone = (known, False) if known is not None else _look_up_addresses(ranks)
@@ -62,7 +63,7 @@ def _call_roll(
     reason: str,
     seconds: float,
 ) -> str:
-    """Return in words who is missing."""
+    """Describe who is missing."""
     report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
     key = f"{what} among {ranks}, failure {next(_failures)}"
     reports = Exchange(
@@ -82,7 +83,7 @@ def _call_roll(
 
 
 def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
-    """Return the addresses that are known, and whether the store has gone."""
+    """Return the known addresses, and whether the store is gone."""
     found: list[Addresses] = []
 
     def look_up() -> None:
@@ -98,7 +99,7 @@ def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
 
 
 def _is_hosted_by_rank_0() -> bool:
-    """Return whether rank 0's process hosts the default group's store, and not torchrun's."""
+    """Return whether rank 0's process, not torchrun's, hosts the default group's store."""
     store: Store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store

@@ -1,6 +1,4 @@
-"""The backend's own (stock) collectives on flat tensors: plans are measured beside them, and they
-are used where they win.
-"""
+"""Call the backend's own (stock) collectives on flat tensors; plans are raced against them."""
 
 from __future__ import annotations
 
@@ -39,13 +37,12 @@ def make_stock_call(
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> StockCall:
-    """Return a function that calls the stock collective of `group`, reading flat `source` and
-    writing flat `target`.
+    """Return a function that calls a group's stock collective on flat `source` and `target`.
 
-    Both are the same tensor for allreduce, reduce and broadcast. AVG is a sum: the caller divides.
-    With `asynchronous` it returns the Work of what it has started. The group's own methods are
-    called: it need not be registered with torch, whose functions also take longer to check and log
-    a small call than the group to start it.
+    For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
+    divides. With `asynchronous` it returns the Work it has started. It calls the group's own
+    methods: the group need not be registered with torch, whose functions also take longer to check
+    and log a small call than the group to start it.
     """
     name, root, is_root = collective.name, collective.root or 0, group.rank() == collective.root
     kind = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
@@ -82,12 +79,17 @@ def make_stock_call(
 
 
 def _make_options(name: str, root: int, op: dist.ReduceOp) -> Any:
-    """Return torch's options of a collective, by our name for it."""
+    """Return torch's options of a collective, by our name of it."""
     makers: dict[str, Callable[[], Any]] = {
-        "allreduce": AllreduceOptions, "reduce": ReduceOptions, "broadcast": BroadcastOptions,
-        "allgather": AllgatherOptions, "reduce-scatter": ReduceScatterOptions, "gather": GatherOptions,
-        "scatter": ScatterOptions, "alltoall": AllToAllOptions,
-    }  # fmt: skip
+        "allreduce": AllreduceOptions,
+        "reduce": ReduceOptions,
+        "broadcast": BroadcastOptions,
+        "allgather": AllgatherOptions,
+        "reduce-scatter": ReduceScatterOptions,
+        "gather": GatherOptions,
+        "scatter": ScatterOptions,
+        "alltoall": AllToAllOptions,
+    }
     options = makers[name]()
     if name in ("allreduce", "reduce", "reduce-scatter"):
         options.reduceOp = op
@@ -97,14 +99,17 @@ def _make_options(name: str, root: int, op: dist.ReduceOp) -> Any:
 
 
 def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None]:
-    """Return a method by its name since torch 2.13, or by the older one, which warns there."""
+    """Return a method by its name since torch 2.13, or else by the older one.
+
+    The older one warns in torch 2.13.
+    """
     method: Callable[..., dist.Work | None] = getattr(group, name, None) or getattr(group, older)
     return method
 
 
 class StartedStock:
-    """A stock collective under way, `work`, as the `call` that `faults` knows it by; `finish` has
-    what is left to do then.
+    """A started stock collective: `work`, the `call` that `faults` knows it by, and `finish` for
+    its end.
     """
 
     def __init__(
@@ -113,9 +118,10 @@ class StartedStock:
         self._faults, self._call, self._work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
-        """Have `done` called at the end, with None, or with the ExecutionError where the collective
-        fails. Returns False where the backend has no futures (gloo's reduce-scatter): then somebody
-        has to `wait`.
+        """Have `done` called at the end with None, or with an ExecutionError.
+
+        Return False if the backend has no futures (gloo's reduce-scatter): then someone must
+        `wait`.
         """
         try:
             future = self._work.get_future()
@@ -139,7 +145,7 @@ class StartedStock:
         return True
 
     def wait(self) -> None:
-        """Wait until it is through. Raises ExecutionError where it fails."""
+        """Wait until it is complete; raise ExecutionError if it fails."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -148,7 +154,8 @@ class StartedStock:
 
 
 def has_stock(dtype: torch.dtype, *, is_nccl: bool) -> bool:
-    """Return whether gloo or NCCL has collectives for a dtype that plans are for: known, so that no
-    rank need be asked.
+    """Return whether gloo or NCCL has collectives for a dtype that plans support.
+
+    Static, so that ranks need not ask each other.
     """
     return dtype not in (_NOT_IN_NCCL if is_nccl else _NOT_IN_GLOO)

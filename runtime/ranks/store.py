@@ -1,8 +1,7 @@
-"""JSON of any length through a store, and connections to a store that no wait of the user's keeps
-busy.
+"""Exchange JSON of any length through a store, over connections that no user's wait keeps busy.
 
-TCPStore breaks off its connections at values above 8 MiB, and serves one request of a client at a
-time, waits included.
+TCPStore closes connections at values above 8 MiB, and serves one request of a client at a time,
+including waits.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from weakref import WeakValueDictionary
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-PART_BYTES = 4 << 20
-_LOOK_S = 1.0
-# Pauses between two questions to the store: asking takes some 70 us of a core, and 8 ranks may
-# share two cores.
+PART_BYTES = 4 << 20  # longer values are stored in parts: TCPStore refuses 8 MiB
+_LOOK_S = 1.0  # between calls of `look`, which may be expensive
+# Polling intervals, growing: a poll takes some 70 us of a core, and 8 ranks may share two cores.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
@@ -41,8 +39,10 @@ def take(
     stop: threading.Event | None = None,
     look: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Return a value that a rank puts, waiting for it. Raises RuntimeError where that takes longer
-    than `timeout`, `stop` is set, or `look`, which is called every second, raises it.
+    """Return a value that another rank puts, waiting for it.
+
+    Raise RuntimeError if that takes longer than `timeout` or `stop` is set, or what `look`, called
+    every second, raises.
     """
     wait_for(store, key, timeout, stop, look)
     data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
@@ -56,10 +56,9 @@ def wait_for(
     stop: threading.Event | None = None,
     look: Callable[[], object] = lambda: None,
 ) -> None:
-    """Wait until a key is in the store, by asking again and again; raises as `take`.
+    """Wait by polling until a key is in the store; raises like `take`.
 
-    `Store.wait` would hold the connection for as long as it waits, so that other threads could not
-    use it.
+    `Store.wait` would occupy the connection all that time, so that other threads could not use it.
     """
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
@@ -76,8 +75,8 @@ def wait_for(
 
 
 class StoreClient:
-    """A connection of this process's own to a store, shared by its groups; only for requests that
-    do not wait.
+    """This process's own connection to a store, shared by its groups; for requests that do not
+    wait.
     """
 
     def __init__(self, original: Store) -> None:
@@ -89,8 +88,9 @@ _clients: WeakValueDictionary[int, StoreClient] = WeakValueDictionary()
 
 
 def find_client(store: Store) -> StoreClient:
-    """Return the connection to the store under `store`, whose prefixes it does not have; it lasts
-    as long as it is held.
+    """Return the connection to the store under `store`, without its prefixes.
+
+    It lasts as long as a reference to it.
     """
     under: Any = store
     original = under._underlying_non_prefix_store if isinstance(store, PrefixStore) else under

@@ -1,4 +1,4 @@
-"""Timing a call on all ranks: from a barrier to the slowest rank's end."""
+"""Time a call on all ranks: from a barrier to the slowest rank's end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import AllreduceOptions
 def time_call_s(
     call: Callable[[], object], meet: Callable[[], object], device: torch.device
 ) -> float:
-    """Return the seconds that `call` takes on this rank, device work included, after all ranks have
-    met by `meet`.
+    """Return the seconds of `call` on this rank, including device work, after ranks met by
+    `meet`.
 
-    Collective; whatever `call` or `meet` raises goes through.
+    Collective; exceptions of `call` and `meet` are passed on.
     """
     meet()
     if device.type == "cuda":
@@ -30,9 +30,7 @@ def time_call_s(
 
 
 def find_slowest_s(seconds: list[float], group: Any, device: torch.device) -> list[float]:
-    """Return, for each of the times, the longest of any rank of `group` (None: of all). Collective,
-    alike on all ranks.
-    """
+    """Return the maximum of each time over the ranks of `group` (None: all). Collective."""
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

@@ -1,6 +1,4 @@
-"""What carries the messages of communicators: a plain process group of their own, with its
-deadlines and faults; or MPI.
-"""
+"""Carry the messages of communicators: a plain group with deadlines and fault handling, or MPI."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ TRANSPORTS = ("auto", "mpi")
 
 
 def check_transport(name: str | None) -> str:
-    """Return what is to carry messages: `name`, else what TOPOPLAN_TRANSPORT says. Raises
-    InputError.
+    """Return what carries messages: `name`, else TOPOPLAN_TRANSPORT; raise InputError if
+    unknown.
     """
     chosen = name or os.environ.get(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
@@ -41,16 +39,14 @@ def check_transport(name: str | None) -> str:
 
 
 class Transport:
-    """A plain group over the ranks of `group` (None: all), for topoplan's messages alone; one
-    communicator, or several.
+    """A plain group over the ranks of `group` (None: all) for topoplan's messages alone.
 
-    Those that share it must be called in one order on all ranks, and after a failure none of them
-    works any more. Making it is collective over the ranks of the default group, as new_group is;
-    with a GroupMaker, over those that the maker is for. `timeout` is the deadline of a call. With
-    `over` mpi (None: as TOPOPLAN_TRANSPORT says) plans are played, and stock collectives made, over
-    MPI, on the communicator `mpi`; the group is left what ranks have to agree on. Raises
-    InputError on ranks that are not in the group, and where MPI is not there, or cannot reach the
-    device's memory.
+    Communicators that share it must be called in one order on all ranks; after a failure none of
+    them works any more. Construction is collective over the default group, like new_group; with a
+    GroupMaker, over the maker's ranks. `timeout` is the deadline of a call. With `over` mpi (None:
+    by TOPOPLAN_TRANSPORT) plans and stock collectives run over MPI, on the communicator `mpi`; the
+    group is then only used for agreements. Raise InputError on ranks outside the group, and if MPI
+    is missing or cannot reach the device's memory.
     """
 
     mpi: MpiChannel | None
@@ -85,8 +81,8 @@ class Transport:
         self._places: list[tuple[str, frozenset[int]]] | None = None
 
     def _open_channel(self, name: str) -> MpiChannel:
-        """Return MPI's communicator over the group's ranks. Collective; what one rank refuses all
-        refuse.
+        """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
+        Collective.
         """
         mine: Any
         try:
@@ -112,14 +108,12 @@ class Transport:
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
-        """The hosts of the ranks, with the cores that a rank there may use. Collective the first
-        time.
-        """
+        """The ranks' hosts, with the cores that a rank may use. Collective the first time."""
         return count_cores(self._find_places())
 
     @property
     def shares_clock(self) -> bool:
-        """Whether time.monotonic is one clock for all ranks: on one host. Collective the first
+        """Whether all ranks share one time.monotonic, being on one host. Collective the first
         time.
         """
         return len({host for host, _ in self._find_places()}) == 1
@@ -137,39 +131,38 @@ class Transport:
         return "mpi" if self.mpi is not None else "nccl" if self.batched else "gloo"
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank. Collective; raises RuntimeError where a rank
-        does not answer.
+        """Return the values of all ranks, by rank. Collective; RuntimeError if a rank does not
+        answer.
         """
         return gather_objects(self.group, self.size, self.device, value)
 
     @property
     def stock_engine(self) -> str:
-        """What carries out the stock collectives: "gloo", "mpi", or torch's name of the NCCL engine
-        ("nccl", "nccl2").
+        """The engine of stock collectives: "gloo", "mpi", or torch's name of it ("nccl",
+        "nccl2").
         """
         return "mpi" if self.mpi is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
-        """Return, for each of the times, the longest of any rank. Collective, alike on all ranks;
-        raises as `meet`.
-        """
+        """Return the maximum of each time over all ranks. Collective; raises like `meet`."""
         if self.mpi is not None:
             return self.mpi.find_largest(seconds, time.monotonic() + self.timeout_s)
         return find_slowest_s(seconds, self.group, self.device)
 
     def find_span_s(self, began: float, ended: float) -> float:
-        """Return the seconds from when the last rank began a call to when the last one ended it,
-        alike on all ranks.
+        """Return the seconds from the last rank's begin of a call to the last one's end, on all
+        ranks.
 
-        `began` and `ended` are this rank's (time.monotonic). Where ranks have clocks of their own
-        it is the shortest time of any rank: who comes last waits for nobody.
+        `began` and `ended` are this rank's (time.monotonic). If ranks have different clocks it is
+        the shortest time of any rank, since the last one to come does not wait.
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         return last_ended - last_began if self.shares_clock else -shortest
 
     def meet(self) -> None:
-        """Wait for all ranks, as nearly at once as the transport can. Raises RuntimeError where one
-        does not come.
+        """Wait for all ranks, with as little skew as the transport allows.
+
+        Raise RuntimeError if a rank does not come.
         """
         if self.mpi is None:
             self.group.barrier(_barrier_options(self.device)).wait()
@@ -177,9 +170,7 @@ class Transport:
             self.mpi.barrier(time.monotonic() + self.timeout_s)
 
     def close(self) -> None:
-        """Destroy the group, if it is the transport's own; a later call over it raises
-        ExecutionError.
-        """
+        """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
         if self.mpi is not None:
             self.mpi.close()
         if self._is_private:
@@ -187,13 +178,12 @@ class Transport:
 
 
 class SharedTransport(Transport):
-    """A transport over the connections that a backend's plain group of gloo has already: making it
-    involves no other rank.
+    """A transport over existing connections of a backend's plain gloo group; no other rank takes
+    part.
 
-    Messages of plans have tags from FIRST_TAG on, which users' own must not have. `store` is a
-    client of its own, so that no thread of the user's keeps it waiting; `addresses` are where
-    reports of trouble arrive; `name` is the group's. With `over` mpi `open` must be called on all
-    ranks.
+    Messages of plans have tags from FIRST_TAG on, which users must not use. `store` is a client of
+    its own, so that no thread of the user's blocks it; `addresses` are where reports of trouble
+    arrive; `name` is the group's. With `over` mpi, `open` must be called on all ranks.
     """
 
     def __init__(
@@ -211,12 +201,14 @@ class SharedTransport(Transport):
         self._begin(plain, torch.device("cpu"), timeout, faults)
 
     def open(self, over: str) -> None:
-        """Join MPI, if it is to carry messages, unless that is done. Collective the first time."""
+        """Join MPI if it is to carry messages and has not been joined. Collective the first
+        time.
+        """
         if check_transport(over) == "mpi" and self.mpi is None:
-            self.mpi = self._open_channel(self._name)
+            self.mpi = self._open_mpi(self._name)
 
     def close(self) -> None:
-        """End it; the connections stay the plain group's."""
+        """End the transport; the connections stay the plain group's."""
         super().close()
         self.is_open = False
 

@@ -1,8 +1,7 @@
-"""Candidates for a size timed on the calls that the user makes, one candidate a call, until one is
-chosen.
+"""Time the candidates for a size on the user's own calls, one candidate per call.
 
-Nothing is run for the sake of timing alone: every trial call computes what the user asked for. All
-ranks see the same times, so they drop the same candidates and end the trial at the same call.
+Nothing runs for timing alone: every trial call computes what the user asked for. All ranks see the
+same times, so they drop the same candidates and end the trial at the same call.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from collections.abc import Sequence
 
 from ...synth.ir.schedule import Schedule
 
-# Times that a candidate is tried: the first run is also the one in which it is compiled and
-# connections warm up.
+# Runs per candidate: in the first one it is compiled, and connections warm up.
 ROUNDS = 3
-MOST_ENTRANTS = 4
+MAX_ENTRANTS = 4  # candidates; each costs a call at its own, perhaps slow, speed
 # Calls of a trial: all candidates once, then at most all but one of them twice. DDP's buckets come
 # once a step.
-MOST_CALLS = MOST_ENTRANTS + 2 * (MOST_ENTRANTS - 1)
-# A candidate whose best time is this many times the best one's is out: after one round, which is
-# uncertain, and later.
+MAX_CALLS = MAX_ENTRANTS + 2 * (MAX_ENTRANTS - 1)
+# A candidate is dropped at this multiple of the best time: after one round, which is uncertain, and
+# later.
 _SLOW_AT_FIRST, _SLOW = 3.0, 1.6
 
 # A schedule, or None for the stock collective.
@@ -29,7 +27,7 @@ Entrant = Schedule | None
 class Trial:
     """The candidates for one size and their times.
 
-    `others` are to be tried where `expected`, which won in an earlier launch, does not win.
+    `others` are tried only if `expected`, which won in an earlier launch, does not win.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class Trial:
     ) -> None:
         self.expected, self.others = expected, others
         self._times_s: dict[Entrant, list[float]] = {
-            entrant: [] for entrant in entrants[:MOST_ENTRANTS]
+            entrant: [] for entrant in entrants[:MAX_ENTRANTS]
         }
         self._left = list(self._times_s)
         self._round = 1
@@ -45,12 +43,12 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether all candidates have been tried as often as it takes."""
+        """Whether all candidates have been tried often enough."""
         return self._round > ROUNDS
 
     @property
     def entrant(self) -> Entrant:
-        """The candidate whose turn it is."""
+        """The candidate for the next call."""
         return self._left[self._next]
 
     @property
@@ -59,25 +57,25 @@ class Trial:
         return next(entrant for entrant in self._times_s if entrant is not None)
 
     def record(self, seconds: float) -> None:
-        """Note how long the call of the candidate whose turn it was took on all ranks together."""
+        """Record the time of the current candidate's call over all ranks."""
         self._times_s[self.entrant].append(seconds)
         self._next += 1
         if self._next == len(self._left):
             self._end_round()
 
     def best_s(self) -> dict[Entrant, float]:
-        """Return each candidate's best time: what disturbs a call only makes it longer, and few
-        calls are timed.
+        """Return each candidate's best time: disturbances only add time, and few calls are
+        timed.
         """
         return {entrant: min(times) for entrant, times in self._times_s.items() if times}
 
     def _end_round(self) -> None:
-        """Drop who is slow, and let those that are left begin the next round in another order."""
+        """Drop slow candidates, and start the next round in another order."""
         best = self.best_s()
         fastest = min(best.values())
         limit = _SLOW_AT_FIRST if self._round == 1 else _SLOW
         ranked = sorted((x for x in self._left if best[x] <= limit * fastest), key=best.__getitem__)
-        self._left = ranked[: MOST_ENTRANTS - 1]
+        self._left = ranked[: MAX_ENTRANTS - 1]
         # What was called before slows a call down: who was last comes first.
         self._left.reverse()
         self._round, self._next = self._round + 1, 0

@@ -1,5 +1,5 @@
-"""Time several calls against each other on all ranks: in turns, and more of them while it is open
-which call is the fastest.
+"""Time several calls against each other on all ranks, in more turns while the fastest is
+uncertain.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from .timing import time_call_s
 from .transport import Transport
 
+# A race has as many turns as fit into _RACE_S, within these limits. Two would not do, since neither
+# time is the median. There are more if _MAX_TURNS turns take less than _SHORT_RACE_S: short calls
+# are easily disturbed.
 _RACE_S = 0.5
-_LEAST_TURNS, _MOST_TURNS = 3, 9
-# A race has as many turns as fit into _RACE_S, within these limits. Two would not do: neither time
-# is the median. If _MOST_TURNS turns take less than _SHORT_RACE_S there are more: short calls are
-# easily disturbed.
+_MIN_TURNS, _MAX_TURNS = 3, 9
 _SHORT_RACE_S = 0.03
-# Where the spread of the times leaves the winner open, a race is extended up to so many times, by
-# as many turns as before, within _RACE_S altogether: long calls are seldom disturbed as much.
+# Times that a race is extended, by as many turns as before, while the spread leaves the winner
+# open, within _RACE_S altogether: long calls are seldom disturbed as much.
 _EXTENSIONS = 3
+# _FIRST_TURNS turns decide whether a call is hopeless if they take less than _FIRST_RACE_S at the
+# best call's time; otherwise one does. On a crowded host a call of 1 ms is often delayed by several
+# ms, and MPI's own collective once was by 400 ms: a single turn says nothing about such a call.
 _FIRST_TURNS = 3
-# So many turns decide whether a call is hopeless if they take less than that, by the best call's
-# time; otherwise one does. On a crowded host a call of 1 ms is often held up for several ms, and
-# MPI's own collective was for 400 ms: a single turn that is so long says nothing of the call.
 _FIRST_RACE_S = 0.1
-# A candidate that takes this many times the best one's time, both at its very first run and at best
-# in the first turns, is out.
+# A candidate is dropped at this multiple of the best time, both in its very first run and in the
+# best of the first turns.
 _HOPELESS = 1.6
-# Part of the winner's time that is too small to race on for: stock must be beaten by as much.
+# Fraction of the winner's time that is not worth more turns; plans must beat stock by as much.
 _FINE = 0.05
 # Standard errors by which medians must differ: the winner is then right 97 times of 100.
 _SIGMAS = 2.0
@@ -41,13 +41,13 @@ _ERROR_OF_MEDIAN = 1.2533 / 1.349
 
 @dataclass(frozen=True)
 class Turns:
-    """Times calls that all ranks of a transport make. `what` says in errors what they are for."""
+    """Time calls that all ranks of a transport make; `what` names their purpose in errors."""
 
     transport: Transport
     what: str
 
     def measure_turn_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
-        """Return the slowest rank's seconds for each call, made once. Collective."""
+        """Return the slowest rank's seconds of each call, made once. Collective."""
         transport, seconds = self.transport, []
         for call in calls:
             with transport.faults.stock(self.what):
@@ -56,10 +56,10 @@ class Turns:
             return transport.find_slowest_s(seconds)
 
     def measure_medians_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
-        """Return each call's median seconds over several turns, alike on all ranks. Collective.
+        """Return each call's median seconds over several turns, equal on all ranks. Collective.
 
         A call that is hopeless at its very first run and in the first turns gets no more turns. If
-        only one is not, these are the shortest times of the first turns.
+        only one call is left, the times are the shortest ones of the first turns.
         """
         unprepared = self.measure_turn_s(calls)  # compiles the calls, and touches their buffers
         first = [self.measure_turn_s(calls)]
@@ -79,8 +79,8 @@ class Turns:
         self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]], turn_s: float
     ) -> None:
         """Add to `times` those of more turns, of about `turn_s` seconds each. Collective."""
-        fitting = min(max(_MOST_TURNS, int(_SHORT_RACE_S / turn_s)), int(_RACE_S / turn_s))
-        planned = max(_LEAST_TURNS - 1, fitting)
+        fitting = min(max(_MAX_TURNS, int(_SHORT_RACE_S / turn_s)), int(_RACE_S / turn_s))
+        planned = max(_MIN_TURNS - 1, fitting)
         extension = min(planned, int(_RACE_S / turn_s / _EXTENSIONS))
         for turns in (planned, *[extension] * _EXTENSIONS):
             for _ in range(turns):
@@ -99,10 +99,10 @@ class Turns:
 
 
 def is_open(times_s: Sequence[Sequence[float]]) -> bool:
-    """Return whether the spread of several calls' times leaves open which call is the fastest.
+    """Return whether the spread of times leaves the fastest call uncertain.
 
-    It does where a median is not _SIGMAS standard errors above the smallest one, and these errors
-    are not small themselves. Each call needs two times or more.
+    It does if a median is not _SIGMAS standard errors above the smallest, and these errors are not
+    small themselves. Each call needs at least two times.
     """
     medians = [statistics.median(times) for times in times_s]
     errors = [_find_error_of_median(times) for times in times_s]

@@ -17,7 +17,7 @@ import topoplan
 from ranks.checks import same_everywhere
 from ranks.ddp_options import MANY, Comparison, backward, data, fixed_order
 from ranks.training import Hook, distance, flat, network, preparing, wrapped
-from topoplan.runtime.ranks.trial import MOST_CALLS
+from topoplan.runtime.ranks.trial import MAX_CALLS
 
 # By use: the type and the first line of what was raised.
 Errors = dict[str, tuple[str, str]]
@@ -66,7 +66,7 @@ def choice_of_a_race(hook: Any) -> None:
     ddp = wrapped(network, hook)
     size_bytes = 4 * flat(ddp).numel()
     settled: list[bool] = []
-    for step in range(MOST_CALLS):
+    for step in range(MAX_CALLS):
         settled.append(hook.communicator.choice(size_bytes) is not None)
         backward(ddp, step)
     settled_on_all: list[Any] = [None] * dist.get_world_size()

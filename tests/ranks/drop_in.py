@@ -21,7 +21,7 @@ from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
 from ranks.training import flat, network, seeded, wrapped
 from topoplan.runtime.executor import Executor
-from topoplan.runtime.ranks.trial import MOST_CALLS
+from topoplan.runtime.ranks.trial import MAX_CALLS
 
 
 def tensors_of_other_layouts(folder: str) -> None:
@@ -210,7 +210,7 @@ def lines_of_the_log(folder: str, level: str) -> list[str]:
     os.environ["TOPOPLAN_LOG"] = level
     with redirect_stderr(StringIO()) as printed:
         start(plans=folder, least_bytes=64, choose="race")
-        for _ in range(MOST_CALLS):
+        for _ in range(MAX_CALLS):
             dist.all_reduce(torch.ones(3000))
         for _ in range(2):
             dist.all_reduce(torch.ones(2))

@@ -10,7 +10,7 @@ from ranks import first_calls
 
 import topoplan
 from topoplan.runtime.backend.call_check import explain_difference
-from topoplan.runtime.ranks.trial import MOST_CALLS, ROUNDS, Trial
+from topoplan.runtime.ranks.trial import MAX_CALLS, ROUNDS, Trial
 from topoplan.synth.ir.schedule import Schedule
 
 
@@ -56,7 +56,7 @@ def test_a_trial_tries_the_near_best_again_and_drops_the_slow(schedules: list[Sc
     while not trial.is_over:
         called.append(trial.entrant)
         trial.record(times_s[trial.entrant])
-    assert len(called) <= MOST_CALLS
+    assert len(called) <= MAX_CALLS
     assert [called.count(x) for x in (None, *schedules)] == [ROUNDS, ROUNDS, 1, ROUNDS]
     assert trial.best_s() == times_s
     assert trial.first_schedule == schedules[0]
