@@ -88,10 +88,10 @@ class Exchange:
         is_known = not unreached or time.monotonic() - self._begun > min(
             _REACH_S, self._seconds / 2
         )
-        found = replace(self._own, ended=ended, unreached=unreached if is_known else None)
-        if found != self._own:
-            self._own, self._edition = found, self._edition + 1
-            self._report(found)
+        updated = replace(self._own, ended=ended, unreached=unreached if is_known else None)
+        if updated != self._own:
+            self._own, self._edition = updated, self._edition + 1
+            self._report(updated)
         reports = {rank: read_report(report) for rank, report in relay.hear(self._key).items()}
         return {rank: report for rank, report in reports.items() if report is not None}
 

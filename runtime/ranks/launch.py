@@ -271,9 +271,8 @@ def _be_rank(
 def _wait_for_failure(children: list[Child]) -> int | None:
     """Return the first rank seen to fail, or None when all are done."""
     while True:
-        if (
-            _SIGNALS
-        ):  # it came in a callback whose exceptions nobody sees, such as those around a fork
+        # A signal may arrive in a callback whose exceptions are lost, such as around a fork.
+        if _SIGNALS:
             raise SystemExit(128 + _SIGNALS[0])
         codes = [child.poll() for child in children]
         for rank, code in enumerate(codes):

@@ -82,9 +82,9 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     """
     if not is_rank():
         raise InputError(
-            "there are no ranks; start one a GPU: torchrun --nproc-per-node 8 -m "
-            "topoplan.cli.probe --measure "
-            "(on several hosts with --nnodes and --rdzv-endpoint)"
+            "there are no ranks; start one per GPU with torchrun (on several hosts with --nnodes and "
+            "--rdzv-endpoint)",
+            parameter="measure",
         )
     if dist.is_initialized():
         raise InputError("there is a process group already; call this before init_process_group")

@@ -84,18 +84,18 @@ def _call_roll(
 
 def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
     """Return the known addresses, and whether the store is gone."""
-    found: list[Addresses] = []
+    answers: list[Addresses] = []
 
     def look_up() -> None:
         try:
-            found.append(find_known_addresses(ranks))
+            answers.append(find_known_addresses(ranks))
         except RuntimeError as error:
             log.info("rank %d: the store: %s", dist.get_rank(), error)
 
     looking = threading.Thread(target=look_up, name="topoplan-roll-call", daemon=True)
     looking.start()
     looking.join(_STORE_S)
-    return (found[0], False) if found else (list_cached_addresses(ranks), True)
+    return (answers[0], False) if answers else (list_cached_addresses(ranks), True)
 
 
 def _is_hosted_by_rank_0() -> bool:
