@@ -205,7 +205,7 @@ class SharedTransport(Transport):
         time.
         """
         if check_transport(over) == "mpi" and self.mpi is None:
-            self.mpi = self._open_mpi(self._name)
+            self.mpi = self._open_channel(self._name)
 
     def close(self) -> None:
         """End the transport; the connections stay the plain group's."""
