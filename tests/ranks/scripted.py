@@ -36,6 +36,7 @@ class ScriptedTransport:
     taken_s: list[float] = field(default_factory=list)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
+    batched: bool = False
 
     @property
     def group(self) -> dist.ProcessGroup | None:
