@@ -45,7 +45,7 @@ _NEAR = 1.4
 # Schedules that race, beside the plan's own; each also in a coarser segmentation.
 _RACED = 4
 # A schedule must take less than this part of the stock collective's time: several stock ones can be
-# under way at once.
+# in progress at once.
 _WORTHWHILE = 0.95
 # The same part for calls that are shorter than that: their times in a race are less certain.
 _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85

@@ -1,4 +1,4 @@
-"""What a user holds: `Communicator(plan).allreduce(tensor)`."""
+"""The class that users hold: `Communicator(plan).allreduce(tensor)`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .calls import CallCache
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
 from .engine import Engine
+from .program.layout import IN_PLACE
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
@@ -26,29 +27,29 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 
 
 class Communicator:
-    """Carries out one plan's collective over the ranks of `group` (default: all).
+    """Runs one plan's collective over the ranks of `group` (default: all).
 
     Constructing it is collective: every rank of the default group must do so, in the same order (it
     makes a process group of its own, so that its messages never mix with others'; communicators
     that are given one Transport share its group, and are called in one order on all ranks). Before
-    any data moves the ranks agree on the plan; where they do not, or their number is not the
-    plan's, every rank raises PlanMismatchError.
+    any data moves the ranks agree on the plan; if they do not, or their number is not the plan's,
+    every rank raises PlanMismatchError.
 
-    `choose` says how a schedule is picked for a size: `race` (at the first call of each power of
-    two, the candidates that are predicted to be near the best, what the plan itself says for the
-    size, and the stock collective are run on scratch memory; the fastest stays), `model` (by
-    prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes),
-    `same-bits` (for plans made with topo-synth --reproducible: their schedules alone race, all of
-    which add every element up in one bracketing, so that its bits do not depend on the size of the
-    buffer or its place in it), or a function of the size in bytes and the list of candidates that
-    returns, alike on all ranks, one of them, None for the stock collective, or one of these names
-    for that size. `timeout` is the deadline of a call: by then it is through, or has raised
-    ExecutionError on every rank that is still alive. What a race finds is cached in the folder
-    `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next
-    start tries the winner first; if that folder cannot be used, a warning says so.
+    `choose` says how a schedule is chosen for a size: `race` (at the first call of each power of
+    two, the candidates with the best predictions, the plan's own schedule for the size, and the
+    stock collective are run on scratch memory; the fastest stays), `model` (by prediction alone, so
+    the same in every run), `plan` (the plan's own ranges of sizes), `same-bits` (for reproducible
+    plans: their schedules alone race, all of which add every element up in one bracketing, so that
+    its bits do not depend on the size of the buffer or its place in it), or a function of the size
+    in bytes and the list of candidates that returns, alike on all ranks, one of them, None for the
+    stock collective, or one of these names for that size. `timeout` is the deadline of a call: by
+    then it has ended, or has raised ExecutionError on every rank that is still alive. Races are
+    cached in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
+    folder), so that the next start tries the winner first; if that folder cannot be used, a warning
+    says so.
 
-    `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values
-    travel, whatever the schedule; they are summed in float32, and all ranks end with the same bits.
+    `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values are
+    sent, whatever the schedule; they are summed in float32, and all ranks end with the same bits.
     `reduction` says where they are rounded: `hops` (whenever they are sent, partial sums too), or
     `once` (each contribution once, then their whole sum once: schedules that bring all
     contributions to one rank in one hop). The stock collective, which does not compress, is out of
@@ -85,7 +86,7 @@ class Communicator:
                 members, "setting up a group for the plan", error, timeout
             ) from error
         self._shares_transport = self._transport is group
-        # The backend makes communicators as part of a call of the user's, whose number they have.
+        # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport)
         agreeing = "what the ranks agree on before a plan is used"
         with nullcontext() if is_in_call else self._transport.faults.stock(agreeing):
@@ -100,8 +101,6 @@ class Communicator:
             )
         self.calls = CallCache(self.engine)
         self.rank, self.size = self.engine.rank, self.engine.size
-
-    # Collectives
 
     def allreduce(
         self,
@@ -120,29 +119,21 @@ class Communicator:
         if play is not None:
             play()
             return tensor
-        self._check_call("allreduce", tensor, tensor if residual is None else residual)
-        self.calls.prepare(tensor, None, op, residual).run()
-        return tensor
+        return self._run("allreduce", tensor, None, op, residual)
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold
         partial results.
         """
-        self._check_call("reduce", tensor)
-        self.calls.prepare(tensor, None, op).run()
-        return tensor
+        return self._run("reduce", tensor, None, op)
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy the tensor of the plan's root to every rank, in place."""
-        self._check_call("broadcast", tensor)
-        self.calls.prepare(tensor).run()
-        return tensor
+        return self._run("broadcast", tensor)
 
     def allgather(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the tensors of all ranks in `output` (ranks times as long)."""
-        self._check_call("allgather", output, tensor)
-        self.calls.prepare(output, tensor).run()
-        return output
+        return self._run("allgather", output, tensor)
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
         """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output`
@@ -151,7 +142,7 @@ class Communicator:
         self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
             raise InputError("gather: give an output at the root, and None at the other ranks")
-        self.calls.prepare(tensor.new_empty(0) if output is None else output, tensor).run()
+        self._run("gather", tensor.new_empty(0) if output is None else output, tensor)
         return output
 
     def reduce_scatter(
@@ -160,9 +151,7 @@ class Communicator:
         """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's
         part to `output`.
         """
-        self._check_call("reduce-scatter", output, tensor)
-        self.calls.prepare(output, tensor, op).run()
-        return output
+        return self._run("reduce-scatter", output, tensor, op)
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
         """Write this rank's part of the root's tensor to `output`; elsewhere than at the root
@@ -171,16 +160,11 @@ class Communicator:
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
             raise InputError("scatter: give a tensor at the root, and None at the other ranks")
-        self.calls.prepare(output, output.new_empty(0) if tensor is None else tensor).run()
-        return output
+        return self._run("scatter", output, output.new_empty(0) if tensor is None else tensor)
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Send part j of `tensor` to rank j, and write what comes from it to part j of `output`."""
-        self._check_call("alltoall", output, tensor)
-        self.calls.prepare(output, tensor).run()
-        return output
-
-    # What is used, and the end
+        return self._run("alltoall", output, tensor)
 
     def choice(self, size_bytes: int) -> Choice | None:
         """Return what is used at a size on the wire; None before the first call of that size (a
@@ -202,16 +186,25 @@ class Communicator:
         if not self._shares_transport:
             self._transport.close()
 
-    # How
-
     @property
     def _is_root(self) -> bool:
         return bool(self.plan.collective.root == self.rank)
 
+    def _run(
+        self,
+        name: str,
+        output: torch.Tensor,
+        tensor: torch.Tensor | None = None,
+        op: object = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tensors: list[object] = [output] if name in IN_PLACE else [output, tensor]
+        self._check_call(name, *tensors, *([] if residual is None else [residual]))
+        self.calls.prepare(output, tensor, op, residual).run()
+        return output
+
     def _check_call(self, name: str, *tensors: object) -> None:
-        """Raise InputError where the plan is for another collective, or what it is called on is no
-        tensor.
-        """
+        """Raise InputError if the plan is for another collective, or an argument is no tensor."""
         if self.plan.collective.name != name:
             raise InputError(
                 f"the plan is for {self.plan.collective.name}, not for {name}; synthesize one for "
@@ -221,8 +214,8 @@ class Communicator:
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
-    """Return the plan, or why it could not be read: it is raised once the other ranks, which are
-    waiting, know.
+    """Return the plan, or why it could not be read: that is raised after the other ranks, which
+    wait for this one, have its answer.
     """
     if isinstance(plan, Plan):
         return plan
@@ -236,16 +229,15 @@ def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
     """Return the plan once all ranks have shown each other its hash (empty: a rank has none), and
     their number fits.
     """
-    size = transport.size
     hashes = transport.exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):
         raise plan
-    without = [str(rank) for rank, found in enumerate(hashes) if not found]
+    without = [str(rank) for rank, digest in enumerate(hashes) if not digest]
     if without:
         raise PlanMismatchError(
             f"rank {', '.join(without)} could not read its plan; see its own error"
         )
-    others = [str(rank) for rank, found in enumerate(hashes) if found != hashes[0]]
+    others = [str(rank) for rank, digest in enumerate(hashes) if digest != hashes[0]]
     if others:
         raise PlanMismatchError(
             f"the ranks do not hold the same plan: rank{'s' if len(others) > 1 else ''} "
@@ -256,9 +248,9 @@ def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
             f"the plan is for {plan.collective} of {len(plan.topology.ranks)} GPUs; plans for a "
             "part of the GPUs cannot be run yet"
         )
-    if size != plan.collective.ranks:
+    if transport.size != plan.collective.ranks:
         raise PlanMismatchError(
-            f"the plan is for {plan.collective.ranks} ranks, the group has {size}; "
+            f"the plan is for {plan.collective.ranks} ranks, the group has {transport.size}; "
             "start as many ranks, or synthesize a plan for this number"
         )
     return plan

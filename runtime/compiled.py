@@ -97,7 +97,7 @@ class Binding:
         self.bound: Bound | None = None
 
     def unbind(self) -> None:
-        """Let the views of the arena go."""
+        """Drop the views of the arena."""
         self.bound = None
 
 

@@ -104,7 +104,7 @@ class Engine:
                 f"{names}; synthesize without it"
             )
         raise InputError(
-            f"reduction='once': {names} adds up partial sums, so they are rounded on their way; "
+            f"reduction='once': {names} adds up partial sums, which would be rounded again; "
             "use a plan of the strategy direct, or reduction='hops'"
         )
 
@@ -278,7 +278,7 @@ class Engine:
     ) -> StartedStock:
         """Start the stock collective as `run` would run it, and call `finish` when it is through.
 
-        Several may be under way at once. All stock collectives and all calls that settle a size
+        Several may be in progress at once. All stock collectives and all calls that settle a size
         must be made in one order on all ranks.
         """
         call = self._faults.begin(self._describe_stock_call(buffers), number=number)

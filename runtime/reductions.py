@@ -1,5 +1,5 @@
-"""Reductions of tensors: which there are, and which tensors they take. AVG is a sum that is divided
-by the number of ranks.
+"""Reductions of tensors, and checks and views of the tensors. AVG is a sum divided by the number of
+ranks.
 """
 
 from __future__ import annotations
@@ -69,15 +69,12 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
 
 
 def check_are_tensors(call: str, values: Sequence[object]) -> None:
-    """Raise InputError where a value that a collective is called on is no tensor."""
+    """Raise InputError if an argument of a collective is not a tensor."""
     for value in values:
         if not isinstance(value, torch.Tensor):
             what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            how = (
-                "; pass torch.from_numpy(array), which shares its memory"
-                if isinstance(value, np.ndarray)
-                else ""
-            )
+            is_array = isinstance(value, np.ndarray)
+            how = "; pass torch.from_numpy(array), which shares its memory" if is_array else ""
             raise InputError(f"{call}: got {what}, expected a torch.Tensor{how}")
 
 
@@ -155,8 +152,8 @@ def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a flat view of a contiguous CPU tensor that owns nothing: good for as long as the
-    tensor's memory is there.
+    """Return a flat view of a contiguous CPU tensor that owns nothing: valid only while the
+    tensor's memory is.
     """
     with torch.inference_mode(False):
         if not tensor.numel():  # without elements there is no address to make a view of
@@ -166,15 +163,15 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode: buffers are kept from call to call, and those made there
-    serve all callers.
+    """Call a function in inference mode: buffers stay from call to call, and those made there serve
+    all callers.
     """
     with torch.inference_mode():
         function(*arguments)
 
 
 def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy the elements that `flatten` gave back to a tensor that is not contiguous."""
+    """Copy the elements of `flatten` back to a tensor that is not contiguous."""
     tensor.detach().copy_(flat.view(tensor.shape))
 
 

@@ -1,10 +1,10 @@
 """Scratch memory: one arena for all programs of a transport, which run one after the other, in one
 budget for the process.
 
-A program takes views of its transport's arena when it is played: for messages under way, for
+A program takes views of its transport's arena when it is played: for messages in flight, for
 encoding, and for a work buffer where it cannot work on the caller's tensor. The views are cached
-for as long as the arena stays where it is; an arena that grows, or is freed, drops them, and the
-next call takes new ones.
+while the arena stays where it is; an arena that grows, or is freed, drops them, and the next call
+takes new ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VARIABLE = "TOPOPLAN_SCRATCH"
 # The default budget in largest buffers: a program's staging takes up to one or so, its work buffer
 # another.
 _BUFFERS = 2
-# The default budget is at least this: less is not worth allocating anew at each call, a process
-# takes 300 MB anyway.
-_LEAST_BUDGET_BYTES = 16 << 20
+# The default budget is at least this: less is not worth allocating at each call, as a process takes
+# 300 MB anyway.
+_MIN_BUDGET_BYTES = 16 << 20
 # Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype.
 _ALIGN_BYTES = 256
 # CPU memory from this size on is mapped: below, the system call and the page faults would show.
@@ -44,47 +44,47 @@ def parse_scratch(value: str | int | None) -> int | None:
     """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default.
     Raises InputError.
     """
-    where, given = (
-        ("scratch", value) if value is not None else (VARIABLE, os.environ.get(VARIABLE) or None)
-    )
-    if given is None:
+    where = "scratch"
+    if value is None:
+        where, value = VARIABLE, os.environ.get(VARIABLE) or None
+    if value is None:
         return None
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
     try:
-        return parse_size(given if isinstance(given, str) else "")
+        return parse_size(value if isinstance(value, str) else "")
     except InputError:
         raise InputError(
-            f"{where}={given!r}: expected the bytes of scratch memory to keep between calls, such "
+            f"{where}={value!r}: expected the bytes of scratch memory to keep between calls, such "
             "as 0, 64M or 2GiB"
         ) from None
 
 
 def trim_heap() -> None:
-    """Give back the pages that malloc holds free between memory in use; does nothing where the C
-    library has no such call.
+    """Return the free pages between memory in use to the system; does nothing where the C library
+    has no such call.
 
-    Programs live long and are allocated between users' tensors: without this, the places of tensors
-    whose sizes rise slowly stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
+    Programs live long and are allocated between users' tensors: without this, the pages of freed
+    tensors whose sizes rise slowly stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
 
 
-class Bound(Protocol):
-    """What has views of an arena, and lets them go when the arena moves."""
+class ArenaUser(Protocol):
+    """Holds views of an arena until the arena moves."""
 
     def unbind(self) -> None:
-        """Let the views go."""
+        """Drop the views."""
 
 
 class Budget:
     """The scratch memory that a process may hold between calls, over all its arenas.
 
-    `given_bytes` is what the user asked for in Python, which goes before TOPOPLAN_SCRATCH; the
-    default is twice the largest buffer that was used. A call that needs more gets it, and gives it
-    back at its end.
+    `given_bytes` is the user's option in Python, which comes before TOPOPLAN_SCRATCH; the default
+    is twice the largest buffer that was used. A call that needs more gets it, and gives it back at
+    its end.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Budget:
         given = self.given_bytes if self.given_bytes is not None else self._environment_bytes
         if given is not None:
             return given
-        return max(_LEAST_BUDGET_BYTES, _BUFFERS * self._largest_bytes)
+        return max(_MIN_BUDGET_BYTES, _BUFFERS * self._largest_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -111,11 +111,11 @@ class Budget:
             return sum(arena.nbytes for arena in self._arenas)
 
     def read_environment(self) -> None:
-        """Take on what TOPOPLAN_SCRATCH says. Raises InputError."""
+        """Read TOPOPLAN_SCRATCH. Raises InputError."""
         self._environment_bytes = parse_scratch(None)
 
     def note_buffer(self, nbytes: int) -> None:
-        """Take note of a buffer that a collective is used on."""
+        """Note a buffer that a collective is used on."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
     def add(self, arena: Arena) -> None:
@@ -143,8 +143,8 @@ class Budget:
 class Arena:
     """Scratch memory on one device for calls that run one after the other.
 
-    `busy` is set by a call for as long as it is under way, `is_over` says that the call must `free`
-    the arena at its end.
+    A call sets `busy` while it runs; `is_over` (over the budget) says that it must `free` the arena
+    at its end.
     """
 
     def __init__(self, device: torch.device, budget: Budget) -> None:
@@ -153,7 +153,7 @@ class Arena:
         self.last_move = 0
         """When the arena moved last, as a count of all moves in the process."""
         self._block = allocate(0, device)
-        self._bound: WeakSet[Bound] = WeakSet()
+        self._users: WeakSet[ArenaUser] = WeakSet()
         self._stream: torch.cuda.Stream | None = None
         budget.add(self)
 
@@ -162,37 +162,37 @@ class Arena:
         """The bytes that the arena holds."""
         return self._block.nbytes
 
-    def reserve(self, nbytes: int, bound: Bound) -> torch.Tensor:
-        """Return memory of `nbytes` at least, whose views `bound` has from now on. The caller must
-        hold the budget's lock.
+    def reserve(self, nbytes: int, user: ArenaUser) -> torch.Tensor:
+        """Return memory of `nbytes` at least, of which `user` has views from now on. The caller
+        must hold the budget's lock.
         """
         if nbytes > self.nbytes:
-            self.free()  # before there is more: the two would add up
+            self.free()  # before allocating: the two blocks would add up
             size = _round_up(nbytes)
             self.is_over = not self.budget.make_room(self, size)
             self._block = allocate(size, self.device)
             self.last_move = next(_moves)
-        self._bound.add(bound)
+        self._users.add(user)
         return self._block
 
     def free(self) -> None:
-        """Give the memory back; a call that is under way has its views until it ends."""
+        """Give the memory back; a running call holds its views until it ends."""
         with self.budget.lock:
-            for bound in self._bound:
-                bound.unbind()
-            self._bound.clear()
+            for user in self._users:
+                user.unbind()
+            self._users.clear()
             if self._stream is not None and self._block.is_cuda:
                 self._block.record_stream(self._stream)
             self._block, self.is_over = allocate(0, self.device), False
 
     def finish_call(self) -> None:
-        """End a call that was under way."""
+        """End a call."""
         self.busy = False
         if self.is_over:
             self.free()
 
     def follow_last_call(self) -> None:
-        """Let the current stream wait for the one of the last call, where that is another: all
+        """Let the current stream wait for the stream of the last call, if that is another: all
         calls share the memory.
         """
         stream = torch.cuda.current_stream(self.device)
@@ -244,27 +244,24 @@ def find_arena(transport: Transport, device: torch.device) -> Arena:
 
 
 def free_arenas(transport: Transport) -> None:
-    """Give back the scratch memory of a transport; its calls take memory anew as they need it."""
+    """Free the scratch memory of a transport; its calls allocate it again as they need it."""
     for arena in list(_arenas.get(transport, {}).values()):
         arena.free()
 
 
 def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
-    with torch.inference_mode(
-        False
-    ):  # what is made in inference mode cannot be written to outside of it
+    # A tensor made in inference mode cannot be written to outside of it.
+    with torch.inference_mode(False):
         if device.type != "cpu" or nbytes < MAPPED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
-        # Right from the system, to which it goes back when it is freed: up to 32 MiB malloc would
+        # Mapped, so that it is returned to the system when it is freed: up to 32 MiB malloc would
         # leave it in the heap, where a larger block does not fit in.
         return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
 
 
 def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros that go back to the system as soon as they are freed, as many as `tensor` has
-    elements.
-    """
+    """Return flat zeros, as many as `tensor` has elements, in memory as of `allocate`."""
     flat = allocate(tensor.nbytes, tensor.device)
     if tensor.device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
         flat.zero_()

@@ -49,7 +49,7 @@ class Failed:
             raise self.error
         try:
             engine.queue_callback(self._fail)
-        except RuntimeError:  # no backward pass is under way in this thread
+        except RuntimeError:  # no backward pass is in progress in this thread
             raise self.error from None
         return list, (list(self._tensors),)
 
@@ -63,13 +63,13 @@ class Failed:
 class Progress:
     """How far a call is. It has no reference to the work, so that C++ may hold it (see CpuWork)."""
 
-    __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "under_way")
+    __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "in_progress")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.future: torch.futures.Future[Any]
-        self.under_way = threading.Lock()
-        self.under_way.acquire()
+        self.in_progress = threading.Lock()
+        self.in_progress.acquire()
         self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
@@ -81,7 +81,7 @@ class Progress:
                 return
             self.has_ended, self.error = True, error
             # Released first: a callback of the future may wait for this very work.
-            self.under_way.release()
+            self.in_progress.release()
         try:
             self.future.set_result(value)
         except RuntimeError:
@@ -105,13 +105,13 @@ class Progress:
 
     def _wait_for_end(self, timeout: timedelta | None) -> None:
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self.under_way.acquire(timeout=seconds if seconds > 0 else -1):
+        if not self.in_progress.acquire(timeout=seconds if seconds > 0 else -1):
             raise ExecutionError(f"a collective did not end within {seconds:g} s")
-        self.under_way.release()
+        self.in_progress.release()
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """A call under way, or ended. `wait` raises its error, as itself."""
+    """A call in progress, or ended. `wait` raises its error, as itself."""
 
     _tensors: list[torch.Tensor]
     progress: Progress
@@ -144,7 +144,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         """Return whether the call has ended or failed (on GPUs: whether all of it is on its
         stream).
         """
-        return not self.progress.under_way.locked()
+        return not self.progress.in_progress.locked()
 
     def is_success(self) -> bool:
         """Return whether the call has ended without an error."""
@@ -294,12 +294,12 @@ class ThreadQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits or is under way."""
+        """Whether no call waits or is in progress."""
         return not self._line.pending
 
     @property
     def holds_stock(self) -> bool:
-        """Whether a call waits or is under way that stock collectives must not overtake."""
+        """Whether a call waits or is in progress that stock collectives must not overtake."""
         return bool(self._line.pending_stock)
 
     def carry_out(

@@ -58,7 +58,7 @@ class SentMessage:
 
 
 class PlayedRank:
-    """One rank's program over buffers of its own. What is under way is read and written as late, or
+    """One rank's program over buffers of its own. What is in flight is read and written as late, or
     as early, as may be: a buffer that is overwritten too early shows in the result.
     """
 
@@ -166,13 +166,13 @@ class PlayedRank:
         instructions = self.program.instructions
         needs = [set(before) for before in find_dependencies(self.program)]
         waiting = {n for n, x in enumerate(instructions) if not isinstance(x, Await)}
-        under_way: dict[int, int] = {}
+        in_flight: dict[int, int] = {}
         through: set[int] = set()
-        while waiting or under_way:
-            for number, post in list(under_way.items()):
+        while waiting or in_flight:
+            for number, post in list(in_flight.items()):
                 if post not in self.open:
                     through.add(number)
-                    del under_way[number]
+                    del in_flight[number]
             ready = sorted(n for n in waiting if needs[n] <= through)
             if ready and (not self.open or self.late.random() < 0.6):
                 number = self.late.choice(ready)
@@ -180,7 +180,7 @@ class PlayedRank:
                 x = instructions[number]
                 if isinstance(x, Post):
                     self.post(x)
-                    under_way[number] = len(self.posts) - 1
+                    in_flight[number] = len(self.posts) - 1
                 else:
                     self.do_locally(x)
                     through.add(number)

@@ -182,7 +182,7 @@ class BaseGroup(PlainCalls):
 
     def _repeat(self, name: str, tensor: torch.Tensor, opts: Any) -> dist.Work | None:
         """Run a call at once where the caller waits, the same call was made before on a tensor at
-        the same address, and no other is under way. None otherwise: `_call` takes longer than a
+        the same address, and no other is in progress. None otherwise: `_call` takes longer than a
         small message does.
         """
         communicator = self.planned.by_key.get((name, None, "cpu"))
@@ -303,7 +303,7 @@ class BaseGroup(PlainCalls):
         self.plain.shutdown()
 
     def abort(self) -> None:
-        """Abort all groups: what is under way fails, and then the threads end."""
+        """Abort all groups: calls in progress fail, and then the threads end."""
         self._log_account()
         self.plain.abort()  # first: the threads may be in calls of the plain group
         self.check.close()

@@ -42,7 +42,7 @@ _LINGER_S = 2.0
 
 
 class CallCheck:
-    """The calls of one rank of a group of the global `ranks`; `break_off` ends calls under way.
+    """The calls of one rank of a group of the global `ranks`; `break_off` ends calls in progress.
 
     `error` says which ranks differ, once they do.
     """

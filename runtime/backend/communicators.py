@@ -207,7 +207,7 @@ class Communicators:
         return self._queues[kind]
 
     def is_idle(self, device: str) -> bool:
-        """Return whether no call on tensors of a type of device waits or is under way."""
+        """Return whether no call on tensors of a type of device waits or is in progress."""
         queue = self._queues.get(device)
         return queue is None or queue.is_idle
 

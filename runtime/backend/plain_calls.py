@@ -2,7 +2,7 @@
 that are left to it.
 
 Each method that may wait is defined here in Python. A method that a Python subclass of ProcessGroup
-does not define is looked up by torch's C++ trampoline, which then calls the C++ base class *while
+does not define is found by torch's C++ trampoline, which then calls the C++ base class *while
 it holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
 `workMutex_`, which gloo's worker thread holds while it destroys a finished work; and destroying a
 tensor that has a Python object needs the GIL: both wait for ever. The bindings of the plain group,
@@ -188,7 +188,7 @@ class PlainCalls(dist.ProcessGroup):
     def _explain(
         self, work: dist.Work, number: int, what: str, results: list[torch.Tensor] | None
     ) -> dist.Work:
-        """Return the work of a stock collective under way whose failure says which rank is to
+        """Return the work of a stock collective in progress whose failure says which rank is to
         blame.
 
         `results` are its tensors; None: those that the backend's own work has. Without a future it

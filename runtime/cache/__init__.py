@@ -1,1 +1,1 @@
-"""What a start caches in a folder for the next one, and where that folder is."""
+"""Caches of one start for the next: races, and the folder of races and plans."""

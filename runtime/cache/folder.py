@@ -1,4 +1,4 @@
-"""The folder of cached plans and races, and the one warning if nothing can be cached there."""
+"""The folder of cached plans and races, and the warning if nothing can be cached there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("topoplan")
 
 # Environment variable: the cache folder.
 VARIABLE = "TOPOPLAN_CACHE"
-# Folders of which this process has warned: it looks into the cache at every new size.
+# Folders of which this process has warned: it reads the cache at every new size.
 _warned: set[Path | None] = set()
 
 
@@ -28,16 +28,18 @@ def find_cache_folder(named: str | Path | None = None) -> Path | None:
 
 
 def warn_without_cache(folder: Path | None, reason: object) -> None:
-    """Warn that a cache folder cannot be used, once a process and folder: training goes on."""
+    """Warn that a cache folder cannot be used, once per process and folder: training goes on."""
     if folder in _warned:
         return
     _warned.add(folder)
     where = "no cache folder" if folder is None else f"cache folder {folder}"
     log.warning(
-        "%s: %s; what is synthesized and raced is not cached, so the next start does it again; "
+        "%s: %s; plans and races are not cached, so the next start makes them again; "
         "set %s to a folder that this user can write to",
-        where, reason, VARIABLE,
-    )  # fmt: skip
+        where,
+        reason,
+        VARIABLE,
+    )
 
 
 def warn_of_no_home() -> None:

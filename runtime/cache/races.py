@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +25,9 @@ from .folder import describe_problem, warn_of_no_home, warn_without_cache
 log = logging.getLogger("topoplan")
 
 # Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
-MOST_FILES = 1024
+MAX_FILES = 1024
 # Longest file that is read: a race of all candidates takes under 4,000 characters.
-_MOST_CHARS = 1 << 16
+_MAX_CHARS = 1 << 16
 # Names of cached races, and of those that a process which was killed left half written.
 _OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
 
@@ -35,7 +36,7 @@ _Time = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class CachedRace(Struct, frozen=True):
-    """What won a race for a size: places in the plan's list of candidates, and all times.
+    """The result of a race for a size: places in the plan's list of candidates, and all times.
 
     `winner` is None for the stock collective; `own` is the best of the plan's schedules. `labels`
     are the names of both, `raced_us` the medians in us by name, and `time_us` is the winner's.
@@ -69,7 +70,7 @@ class CachedRaces:
     ) -> None:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         host = machine.host
-        known = [
+        inputs = [
             plan_hash,
             _describe(machine.topology),
             machine.what,
@@ -82,11 +83,11 @@ class CachedRaces:
             VERSION,
         ]
         self.folder = folder
-        self._key = hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()[:32]
+        self._key = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()[:32]
 
     def find(self, size_bytes: int) -> CachedRace | None:
-        """Return what won at a size (a power of two); None if no race is cached, or its file is
-        damaged or of somebody else's, which is one warning.
+        """Return the race at a size (a power of two); None if none is cached, or its file is
+        damaged or foreign, which is one warning.
         """
         if self.folder is None:
             warn_of_no_home()
@@ -103,7 +104,7 @@ class CachedRaces:
         return None
 
     def save(self, size_bytes: int, race: CachedRace) -> None:
-        """Cache what won at a size, in place of what was there. If that fails, warn once."""
+        """Cache the race at a size in place of an earlier one. If that fails, warn once."""
         if self.folder is None:
             warn_of_no_home()
             return
@@ -120,7 +121,7 @@ class CachedRaces:
 
 
 def today() -> str:
-    """Return the date, as cached races have it."""
+    """Return the date, for cached races."""
     return date.today().isoformat()
 
 
@@ -128,27 +129,25 @@ def _read(path: Path) -> CachedRace:
     if not path.is_file() and path.exists():  # reading a FIFO would wait for ever
         raise InputError("not a regular file")
     with path.open(encoding="utf-8") as file:
-        text = file.read(_MOST_CHARS + 1)
-    if len(text) > _MOST_CHARS:
-        raise InputError(f"longer than {_MOST_CHARS} characters")
+        text = file.read(_MAX_CHARS + 1)
+    if len(text) > _MAX_CHARS:
+        raise InputError(f"longer than {_MAX_CHARS} characters")
     return read_as(json.loads(text), CachedRace, "its content")
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the oldest races beyond MOST_FILES. Files with other names are not touched.
+    """Remove the oldest races beyond MAX_FILES. Files with other names are not touched.
 
-    Races that nothing looks for any more (of another version, or another machine) go this way.
+    So races that are no longer used (of another version, or another machine) are removed.
     """
     own = [path for path in folder.iterdir() if _OWN_NAME.fullmatch(path.name)]
-    if len(own) <= MOST_FILES:
+    if len(own) <= MAX_FILES:
         return
     written: list[tuple[float, Path]] = []
     for path in own:
-        try:
+        with suppress(FileNotFoundError):  # another process removed it
             written.append((path.stat().st_mtime, path))
-        except FileNotFoundError:
-            continue  # another process removed it
-    for _, path in sorted(written)[: max(0, len(written) - MOST_FILES)]:
+    for _, path in sorted(written)[: max(0, len(written) - MAX_FILES)]:
         path.unlink(missing_ok=True)
 
 

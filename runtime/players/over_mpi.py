@@ -178,7 +178,7 @@ class PlayerAsTheyCome:
             if self.channel.can_wait
             else lambda some: self._poll(some, deadline)
         )
-        posts, ready, at, under_way = self._first_posts.copy(), self._first_local.copy(), 0, 0
+        posts, ready, at, in_flight = self._first_posts.copy(), self._first_local.copy(), 0, 0
         while True:
             # What is ready, in the order in which it became so. Messages start before long actions.
             while at < len(ready):
@@ -202,9 +202,9 @@ class PlayerAsTheyCome:
                 start(starting)
                 active += starting
                 whose += posts
-                under_way += len(posts)
+                in_flight += len(posts)
                 posts = []
-            if not under_way:
+            if not in_flight:
                 if at == len(ready):
                     return
                 continue
@@ -218,13 +218,13 @@ class PlayerAsTheyCome:
                 if node == _WAKE_UP:  # sent late, for an earlier call
                     _renew_wake_up(self.channel, active, deadline)
                     continue
-                under_way -= 1
+                in_flight -= 1
                 whose[place] = _ENDED
                 for after in followers[node]:
                     needs[after] -= 1
                     if not needs[after]:
                         (ready if actions[after] else posts).append(after)
-            if len(active) > under_way + _MAX_ENDED:
+            if len(active) > in_flight + _MAX_ENDED:
                 left = [place for place, node in enumerate(whose) if node != _ENDED]
                 active[:], whose[:] = [active[x] for x in left], [whose[x] for x in left]
 

@@ -109,9 +109,7 @@ class SlowLinks:
         self._begun = 0.0
 
     def begin(self, program: object) -> Record | None:
-        """Note that a call of a program begins; return its record, if messages are to be
-        stamped.
-        """
+        """Note that a call of a program begins; return its record, if it is to be stamped."""
         self._begun = time.monotonic()
         return Record() if self._stamps is program else None
 

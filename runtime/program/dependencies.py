@@ -28,7 +28,7 @@ from .instructions import (
 )
 
 ERRORS = "errors"
-# Sends to one rank that are under way at once. MPI sends the parts of several messages in turn: of
+# Sends to one rank that are in flight at once. MPI sends the parts of several messages in turn: of
 # many, none would arrive before all of them nearly have, and what needs the first would wait.
 WINDOW = 4
 # Waves pay where messages are small: elements in all messages that a rank sends and receives, and

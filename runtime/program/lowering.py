@@ -244,7 +244,7 @@ class _Writer:
         """Return whether a message may be received where it belongs, overwriting nothing that is
         still to be read or added.
 
-        In batches nothing is under way from one tick to the next. In a flow, a message must arrive
+        In batches nothing is in flight from one tick to the next. In a flow, a message must arrive
         after all uses of the pieces' old values. That is sure where there were none, and where the
         rank gave its value away in one send, after all additions, and the copy has the final sum: a
         sum that includes the value that was sent cannot come earlier.

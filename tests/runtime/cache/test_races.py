@@ -97,7 +97,7 @@ def test_what_is_no_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_the_oldest_races_are_removed_and_nobody_elses_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(races, "MOST_FILES", 5)
+    monkeypatch.setattr(races, "MAX_FILES", 5)
     folder = tmp_path / "races"
     folder.mkdir()
     others = [folder / "notes.json", folder / "results"]

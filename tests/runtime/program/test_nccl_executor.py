@@ -112,7 +112,7 @@ def play(
     seed: int = 0,
     most: int = NCCL_BATCH,
 ) -> NcclStandIn:
-    """Make calls, all under way at once, over one transport by the product's executor, and check
+    """Make calls, all in flight at once, over one transport by the product's executor, and check
     what they end with.
     """
     ranks = calls[0][0].collective.ranks
@@ -192,7 +192,7 @@ def ring() -> Schedule:
 # ---------------------------------------------------------------------------------------
 
 
-def test_calls_of_several_programs_may_be_under_way_at_once() -> None:
+def test_calls_of_several_programs_may_be_in_flight_at_once() -> None:
     """Hosts run ahead of the streams: rank 0 has made all calls before rank 3 makes its first."""
     halves = [
         (build("ring", preset("ring:4"), name)[0], 64) for name in ("allgather", "reduce-scatter")
@@ -491,7 +491,7 @@ def test_a_batch_is_complete_when_all_of_it_is() -> None:
         standin.play()
 
 
-def test_what_is_under_way_may_not_be_touched_or_forgotten() -> None:
+def test_what_is_in_flight_may_not_be_touched_or_forgotten() -> None:
     standin, tensors = NcclStandIn(2), {"send": torch.ones(3), "receive": torch.empty(3)}
     with standin.host_of(0) as transport:
         work = post(transport, 0, tensors, ["send", "receive"])

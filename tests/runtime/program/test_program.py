@@ -173,7 +173,7 @@ def test_a_send_waits_for_nothing_but_its_own_pieces() -> None:
     assert first_await < first_send
 
 
-def test_memory_under_way_is_bounded() -> None:
+def test_memory_in_flight_is_bounded() -> None:
     """A pipeline of many segments stages a few of them at a time."""
     whole = lower(SCHEDULES["packing"], 0, 48_000).staging_numel
     cut = lower(replace(SCHEDULES["packing"], segments=64), 0, 48_000).staging_numel
