@@ -122,8 +122,7 @@ class Choice:
         return "\n".join([f"used: {self.label}", f"{'schedule':{width}}  {'median us':>10}", *rows])
 
     def __repr__(self) -> str:
-        raced = f", {len(self.raced)} raced" if self.raced else ""
-        return f"<Choice {self.label}{raced}>"
+        return f"<Choice {self.label}{f', {len(self.raced)} raced' if self.raced else ''}>"
 
 
 class Chooser:
@@ -186,7 +185,6 @@ class Chooser:
         return self.mode(size_bytes, self.variants) if callable(self.mode) else self.mode
 
     def _check_answer(self, schedule: Schedule | None, size_bytes: int) -> None:
-        """Raise InputError if a user's function returned a choice that cannot be used."""
         if schedule is not None and schedule not in self.variants:
             raise InputError(
                 f"choose: the function returned {schedule.label} for {size_bytes} bytes; expected "
@@ -232,7 +230,7 @@ class Chooser:
         mode = self._mode_for(size_bytes)
         entrant = stock if mode == "race" and has_stock() else None
         order, cached = self.rank_candidates(
-            size_bytes, is_raced=mode in ("race", SAME_BITS), with_stock=entrant is not None
+            size_bytes, mode in ("race", SAME_BITS), entrant is not None
         )
         if mode == "model" or (len(order) == 1 and entrant is None):
             choice = self._choice_of(self.variants[order[0]])
@@ -243,7 +241,7 @@ class Chooser:
         return choice
 
     def rank_candidates(
-        self, size_bytes: int, *, is_raced: bool, with_stock: bool, number: int | None = None
+        self, size_bytes: int, is_raced: bool, with_stock: bool, number: int | None = None
     ) -> tuple[list[int], CachedRace | None]:
         """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and
         the result of such a race (`with_stock` or without), if it is cached. Collective, as part of
@@ -260,23 +258,24 @@ class Chooser:
         return order, cached
 
     def _races(self, *, with_stock: bool) -> CachedRaces:
-        codec = None if self.codec is None else self.codec.name
-        device, plan_hash = self.transport.device, self.plan.hash
         return CachedRaces(
-            self.cache, plan_hash, self.machine, device, codec, with_stock=with_stock
+            self.cache,
+            self.plan.hash,
+            self.machine,
+            self.transport.device,
+            None if self.codec is None else self.codec.name,
+            with_stock=with_stock,
         )
 
     def _fits(self, cached: CachedRace, size_bytes: int, *, with_stock: bool) -> bool:
         """Return whether a cached race is between the candidates of this plan."""
-        if cached.winner is None and not with_stock:
-            return False
-        if max(cached.own, cached.winner or 0) >= len(self.variants):
+        is_in_race = with_stock or cached.winner is not None
+        if not is_in_race or max(cached.own, cached.winner or 0) >= len(self.variants):
             return False
         own = self.variants[cached.own]
         winner = None if cached.winner is None else self.variants[cached.winner]
-        if not self._is_lean(own, size_bytes):
-            return False
-        return cached.labels == (_label(winner), own.label) and cached.labels[0] in cached.raced_us
+        is_same = cached.labels == (_label(winner), own.label)
+        return is_same and cached.labels[0] in cached.raced_us and self._is_lean(own, size_bytes)
 
     def _try_cached(
         self,
@@ -303,8 +302,8 @@ class Chooser:
             if is_near and not is_beaten and sum(tries_us[-1]) > _LONG_TRY_S * 1e6:
                 break
         if is_near and not is_beaten:
-            own = self.variants[cached.own]
-            return replace(self._choice_of(winner), own=own, raced=cached.raced_us)
+            choice = self._choice_of(winner)
+            return replace(choice, own=self.variants[cached.own], raced=cached.raced_us)
         log.info(
             "%d bytes: %s took %.0f us%s, and %.0f when it was cached; they race again",
             size_bytes,
@@ -342,8 +341,9 @@ class Chooser:
         """Return whether a schedule takes as little memory as a candidate for a size may; alike on
         all ranks.
         """
-        batched = self.transport.batched
-        return size_bytes < _LEAN_BYTES or _find_staging(schedule, batched) <= _MAX_STAGING
+        if size_bytes < _LEAN_BYTES:
+            return True
+        return _find_staging(schedule, self.transport.batched) <= _MAX_STAGING
 
     def _race(
         self,
@@ -362,8 +362,8 @@ class Chooser:
             medians = turns.measure_medians_s([call for call in calls if call is not None])
             return dict(zip(raced, medians, strict=True))
 
-        entrants = [self.variants[number] for number in order]
-        times_s = measure(*entrants, *([] if stock is None else [None]))
+        own = [self.variants[number] for number in order]
+        times_s = measure(*own, *([] if stock is None else [None]))
         # While a coarser segmentation wins, a still coarser one races it: the cost of a message may
         # not be known well.
         while True:
@@ -383,9 +383,8 @@ class Chooser:
         """
         mode = self._mode_for(size_bytes)
         with_stock = mode == "race" and has_stock
-        is_raced = mode in ("race", SAME_BITS)
         order, cached = self.rank_candidates(
-            size_bytes, is_raced=is_raced, with_stock=with_stock, number=number
+            size_bytes, mode in ("race", SAME_BITS), with_stock, number
         )
         stock: list[Schedule | None] = [None] if with_stock else []
         schedules = [self.variants[place] for place in order]
@@ -398,8 +397,9 @@ class Chooser:
         if cached is None:
             return Trial(entrants)
         own = self.variants[cached.own]
-        expected = None if cached.winner is None else own
-        return Trial([*stock, own], expected=expected, others=entrants)
+        return Trial(
+            [*stock, own], expected=None if cached.winner is None else own, others=entrants
+        )
 
     def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
         """Choose for a size by the times of a trial that is over. Returns another trial where the

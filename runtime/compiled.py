@@ -204,7 +204,6 @@ class Compiled:
         return self._bind(allocate(self._count_scratch(self.own), self.arena.device), None)
 
     def _count_scratch(self, binding: Binding) -> int:
-        """Return the bytes of scratch memory that a binding takes."""
         width, program = self.dtype.itemsize, self.program
         work = 0 if binding.borrowed is not None else program.work_numel * width
         encoding = 0 if self.encoding is None else self.encoding.nbytes
@@ -305,14 +304,12 @@ class Compiled:
         """
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:
-            sends = post.kind == "send"
-            peer = dist.get_global_rank(self.group, post.peer)
-            distance = (post.peer - self.program.rank) * (1 if sends else -1) % self.ranks
+            start, sign = (dist.isend, 1) if post.kind == "send" else (dist.irecv, -1)
+            distance = (post.peer - self.program.rank) * sign % self.ranks
             # As bytes: NCCL has no type for all that can be sent (int16).
             data = view(post.span).view(torch.uint8)
-            operation = dist.P2POp(
-                dist.isend if sends else dist.irecv, data, peer, self.group, self._tag(post)
-            )
+            peer = dist.get_global_rank(self.group, post.peer)
+            operation = dist.P2POp(start, data, peer, self.group, self._tag(post))
             batches[(distance - 1) // (NCCL_BATCH // 2)].append(operation)
         return [batches[number] for number in sorted(batches)]
 

@@ -59,8 +59,7 @@ class Engine:
     ) -> None:
         self.plan, self.transport, self.codec = plan, transport, codec
         self.group, self.device = transport.group, transport.device
-        self.rank, self.size = transport.rank, transport.size
-        self._rounds_once = rounds_once
+        self.rank, self.size, self._rounds_once = transport.rank, transport.size, rounds_once
         self._check_compression(choose)
         channel = transport.mpi
         self.machine = describe_machine(
@@ -85,7 +84,6 @@ class Engine:
     # Compression
 
     def _is_usable(self, schedule: Schedule) -> bool:
-        """Return whether a schedule keeps what compression promises."""
         if self.codec is None:
             return True
         rounding = rounded(schedule.uncut)
@@ -192,7 +190,6 @@ class Engine:
         self._run_by(schedule, buffers, number)
 
     def _run_by(self, schedule: Schedule | None, buffers: Buffers, number: int | None) -> None:
-        """Run a call by a schedule, or (None) by the stock collective."""
         if schedule is None:
             self._make_stock(buffers)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
@@ -206,14 +203,13 @@ class Engine:
         Collective.
         """
         size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
-        bits = size_bytes.bit_length()
-        if bits not in self._trials:
+        trial = self._trials.get(size_bytes.bit_length())
+        if trial is None:
             has_stock = self.codec is None and self._has_stock(buffers)
             trial = self._chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
-            if trial is None:
-                return None
-            self._trials[bits] = trial
-        return self._trials[bits]
+            if trial is not None:
+                self._trials[size_bytes.bit_length()] = trial
+        return trial
 
     def _run_trial_call(self, trial: Trial, buffers: Buffers, number: int) -> None:
         """Run a call by the candidate whose turn it is, time it on all ranks, and choose after the
@@ -240,13 +236,14 @@ class Engine:
         bits = size_bytes.bit_length()
         with self._faults.stock(f"the times of a trial at {size_bytes} bytes", number):
             trial.record(self.transport.find_span_s(began, ended))
-        if trial.is_over:
-            another = self._chooser.end_trial(size_bytes, trial)
-            if another is not None:
-                self._trials[bits] = another
-            else:
-                del self._trials[bits]
-                self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
+        if not trial.is_over:
+            return
+        another = self._chooser.end_trial(size_bytes, trial)
+        if another is not None:
+            self._trials[bits] = another
+        else:
+            del self._trials[bits]
+            self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
         """Return `run`, in place on buffers with bindings, as a function of the call's number;
@@ -322,9 +319,8 @@ class Engine:
             buffers.target.div_(self.size)
 
     def _describe_stock_call(self, buffers: Buffers) -> str:
-        collective, dtype = self.plan.collective, buffers.target.dtype
-        how = f"the stock {collective.name}"
-        return describe_call(collective, buffers.op, buffers.numel, dtype, how)
+        collective, op, dtype = self.plan.collective, buffers.op, buffers.target.dtype
+        return describe_call(collective, op, buffers.numel, dtype, f"the stock {collective.name}")
 
     def _has_stock(self, buffers: Buffers) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
-from ..topo.errors import ExecutionError
 from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, Bound, Buffers, Compiled
@@ -143,8 +142,8 @@ class Executor:
         if copies and compiled.in_place:
             buffers.target.copy_(work)
         for drain in program.drains if copies else ():
-            to = slice(drain.to, drain.to + drain.hi - drain.lo)
-            buffers.target[to].copy_(work[drain.lo : drain.hi])
+            part = work[drain.lo : drain.hi]
+            buffers.target[drain.to : drain.to + len(part)].copy_(part)
 
     def free_scratch(self) -> None:
         """Free the scratch memory of the transport; calls allocate it again as they need it."""
@@ -156,7 +155,6 @@ class Executor:
             del self._compiled[key]
 
     def _compile(self, schedule: Schedule, buffers: Buffers) -> Compiled:
-        """Return the compiled program for a call, from the cache if it is there."""
         like, feedback = buffers.target, buffers.residual is not None
         key = id(schedule), buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
@@ -186,21 +184,17 @@ class Executor:
             self._quietly(player.play, deadline, self.stamp or record)
         except PlayError as interrupted:
             call = Call(compiled.call, number, deadline, self.topology)
-            raise self._explain(call, interrupted) from interrupted
+            post = interrupted.post
+            counts = dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted))
+            raise self.faults.stuck(
+                call, post.kind, post.peer, post.number, post.step, interrupted, counts
+            ) from interrupted
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
 
     def _describe_link(self, src: int, dst: int) -> str:
         return describe_route(Call("", 0, 0.0, self.topology).find_route, src, dst)
-
-    def _explain(self, call: Call, interrupted: PlayError) -> ExecutionError:
-        """Return the error that names who is to blame for a failed post or wait."""
-        post = interrupted.post
-        counts = dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted))
-        return self.faults.stuck(
-            call, post.kind, post.peer, post.number, post.step, interrupted, counts
-        )
 
 
 @contextmanager

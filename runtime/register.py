@@ -38,7 +38,6 @@ def register() -> None:
 
 
 def _create(place: Any, options: Any) -> ProcessGroup:
-    """Make a group, as torch asks the backend to."""
     from .backend.process_group import TopoGroup
 
     return TopoGroup(place, options)

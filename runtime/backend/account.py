@@ -73,7 +73,7 @@ class Account:
 
 
 def _describe(communicator: Communicator, mode: ChooseMode) -> str:
-    """Return which plan it is, and what is used at which size, as far as that is settled."""
+    """Describe the plan, and the choice at each size that is settled."""
     plan = communicator.plan
     used = []
     if callable(mode):

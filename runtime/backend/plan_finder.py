@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,7 @@ from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
 from .options import AUTO, OFF, BackendOptions, Plans
-from .plan_cache import load_or_synthesize
-from .plan_files import PlanFiles, is_plan_file
+from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
 
 log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
@@ -206,28 +206,24 @@ class Preparation:
 
     def __init__(self, find: Callable[[], Plan | None]) -> None:
         self._find = find
-        self._plan: Plan | None = None
-        self._error: Exception | None = None
+        self._future: Future[Plan | None] = Future()
         self._thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
-        self._ended = threading.Event()
         self._thread.start()
 
     @property
     def is_ready(self) -> bool:
         """Whether the search has ended."""
-        return self._ended.is_set()
+        return self._future.done()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
         """Return the plan, or None where there is none. Raises what the search has raised, or what
         `find_error` finds.
         """
-        while not self._ended.wait(_PREPARATION_POLL_S):
+        while not wait([self._future], _PREPARATION_POLL_S).done:
             error = find_error()
             if error is not None:
                 raise error
-        if self._error is not None:
-            raise self._error
-        return self._plan
+        return self._future.result()
 
     def join(self) -> None:
         """Wait for the thread to end."""
@@ -235,11 +231,9 @@ class Preparation:
 
     def _search(self) -> None:
         try:
-            self._plan = self._find()
+            self._future.set_result(self._find())
         except Exception as error:  # raised where the plan is waited for
-            self._error = error
-        finally:
-            self._ended.set()
+            self._future.set_exception(error)
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:

@@ -18,8 +18,7 @@ from torch._C._distributed_c10d import HashStore
 import topoplan.runtime.ranks.store as store_values
 import topoplan.synth.planner.synthesize as planner
 from topoplan.runtime.backend.options import backend_options
-from topoplan.runtime.backend.plan_cache import load_or_synthesize
-from topoplan.runtime.backend.plan_files import PlanFiles
+from topoplan.runtime.backend.plan_files import PlanFiles, load_or_synthesize
 from topoplan.runtime.ranks.places import restrict
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.plan import Plan
