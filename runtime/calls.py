@@ -54,7 +54,7 @@ class PersistentCall:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is settled what is used; if not, this call settles it, by a race."""
+        """Whether the choice for this size is made; if not, this call makes it, by a race."""
         return self.engine.is_settled(self.buffers)
 
     @property
@@ -102,7 +102,7 @@ class CallCache:
         """Return how to run a cached call on a tensor, as a function of the call's number (None:
         the next); None where the call is not cached, or not settled.
 
-        The tensor is asked for as little as possible: each answer takes some hundredths of a small
+        As few attributes of the tensor are read as possible: each takes some hundredths of a small
         call. Reductions are compared in turn: hashing one takes as long.
         """
         if _profiler._is_profiler_enabled:
@@ -188,8 +188,8 @@ class CallCache:
         return call
 
     def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
-        """Return the elements of the whole buffer. Raises InputError where input and output do not
-        fit together.
+        """Return the elements of the whole buffer. Raises InputError if input and output do not fit
+        together.
         """
         name, size, at_root = self.engine.plan.collective.name, self.engine.size, self._root_is_here
         of_input, of_output = tensor.numel(), output.numel()

@@ -1,11 +1,11 @@
 """Chooses, for a size, one of a plan's schedules in some segmentation, or the stock collective.
 
-All ranks must choose alike. Rank 0 predicts, with the host costs and links at hand, and sends the
-others the candidates that are worth trying, of which the plan's own schedule for the size is always
-one; all of them run these, and the stock collective, a few times on scratch memory at the first
-call of a size (a power of two); the slowest rank's median decides. While a coarser segmentation
-wins, a still coarser one races it. The winner is cached for the next start, which tries it beside
-the stock collective, and races again only if it loses to that, or its time is far off.
+All ranks must choose alike. Rank 0 predicts, with its host costs and links, and sends the others
+the candidates that are worth trying, of which the plan's own schedule for the size is always one;
+all of them run these, and the stock collective, a few times on scratch memory at the first call of
+a size (a power of two); the slowest rank's median decides. While a coarser segmentation wins, a
+still coarser one races it. The winner is cached for the next start, which tries it beside the stock
+collective, and races again only if it loses to that, or its time is far off.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .ranks.turns import Turns
 
 log = logging.getLogger("topoplan")
 
+# The names of choices, see Communicator.
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
 # From a size in bytes and the candidates to one of them, None for the stock collective, or one of
@@ -100,7 +101,7 @@ class Choice:
     raced: dict[str, float]
 
     def predict_us(self, size_bytes: int) -> float | None:
-        """Return the cost model's prediction for the machine at hand."""
+        """Return the cost model's prediction for this machine."""
         return self.predicted(size_bytes)
 
     @property
@@ -109,9 +110,7 @@ class Choice:
         return _label(self.schedule)
 
     def describe(self) -> str:
-        """Format the choice, and a row for each candidate that raced, the fastest first, as
-        text.
-        """
+        """Format the choice, and a row per candidate that raced, the fastest first, as text."""
         if not self.raced:
             return f"used: {self.label}, chosen without a race"
         width = max(len("schedule"), *map(len, self.raced))
@@ -129,8 +128,7 @@ class Chooser:
     """The choices of one communicator, by size on the wire.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
-    used; `codec` encodes what is sent. Rank 0 caches what races find in the folder `cache`; with
-    None, nowhere.
+    used; `codec` encodes messages. Rank 0 caches races in the folder `cache`; with None, nowhere.
     """
 
     def __init__(
@@ -202,7 +200,7 @@ class Chooser:
         return Choice(schedule, schedule or self.variants[0], predict, {})
 
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
-        """Return the predicted microseconds on the machine at hand."""
+        """Return the predicted microseconds on this machine."""
         machine = self.machine
         return (
             time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
@@ -211,7 +209,7 @@ class Chooser:
 
     @property
     def host(self) -> HostCosts:
-        """What sending costs the hosts, encoding and decoding included."""
+        """The costs of sending to the hosts, encoding and decoding included."""
         return self.machine.host if self.codec is None else self.codec.add_costs(self.machine.host)
 
     def choose(

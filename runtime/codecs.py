@@ -4,7 +4,7 @@ values in fewer bytes, alike on every rank, on CPUs and GPUs.
 fp16 and bf16 round each value. int8 and the two fp8 kinds share a scale, a power of two, among
 blocks of 32, as the formats MXINT8 and MXFP8 do (OCP Microscaling Formats v1.0, section 5): 33
 bytes instead of 128. With powers of two, decoding encoded values and encoding them again gives the
-same values: what ranks hand on unchanged loses nothing more.
+same values: messages that ranks forward unchanged lose nothing more.
 
 Infinities and NaN stay non-finite, in whole blocks, so that a gradient scaler sees them; fp16
 overflows from 65520 on.
@@ -34,13 +34,13 @@ _INFINITE, _NON_FINITE_EXPONENT = 0x7F800000, 255
 
 @dataclass(frozen=True)
 class Codec:
-    """A format for values: each takes `width` bytes, and `block` of them share a scale of one
-    byte (1: no scale).
+    """A format for values: each takes `width` bytes, and `block` of them share a scale of one byte
+    (1: no scale).
 
     `relative_error` bounds |decoded - value| as a part of the block's largest |value| (of the value
     itself without blocks), for values far from the ends of the format's range. `call_us` and
-    `value_ns` are what encoding and decoding cost a core: a message, and a value (measured, one
-    thread of an AMD EPYC).
+    `value_ns` are the costs to a core of encoding and decoding, per message and per value
+    (measured, one thread of an AMD EPYC).
     """
 
     name: str
@@ -63,13 +63,13 @@ class Codec:
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """Return the bytes to keep for `padded` values in a buffer, so that what follows is
+        """Return the room for `padded` values in a buffer in bytes, so that the next message is
         aligned.
         """
         return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
-        """Return the host costs with what encoding and decoding adds to each message and byte."""
+        """Return the host costs plus those of encoding and decoding each message and byte."""
         values_per_byte = self.block / self.nbytes(self.block)
         return replace(
             host,
@@ -79,8 +79,8 @@ class Codec:
         )
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor, spare: torch.Tensor) -> None:
-        """Encode flat float32 `values` (whole blocks), which are lost, into the bytes `wire`;
-        `spare` is as long.
+        """Encode flat float32 `values` (whole blocks), which are overwritten, into the bytes
+        `wire`; `spare` is scratch memory of the same length.
         """
         payload = wire[: len(values) * self.width]
         if self.block > 1:

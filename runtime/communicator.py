@@ -22,6 +22,7 @@ from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
 from .reductions import check_are_tensors
 
+# Where values are rounded, see Communicator.
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 
@@ -88,7 +89,7 @@ class Communicator:
         self._shares_transport = self._transport is group
         # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport)
-        agreeing = "what the ranks agree on before a plan is used"
+        agreeing = "the agreement of the ranks before a plan is used"
         with nullcontext() if is_in_call else self._transport.faults.stock(agreeing):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
             self.engine = Engine(
@@ -112,8 +113,8 @@ class Communicator:
         on all ranks.
 
         `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements
-        as the tensor, zeros at first. It is added to the tensor and gets what rounding on this rank
-        took away; over all ranks nothing is lost.
+        as the tensor, zeros at first. It is added to the tensor and gets this rank's rounding
+        errors; over all ranks nothing is lost.
         """
         play = None if residual is not None else self.calls.find_play(tensor, op)
         if play is not None:
@@ -163,11 +164,11 @@ class Communicator:
         return self._run("scatter", output, output.new_empty(0) if tensor is None else tensor)
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Send part j of `tensor` to rank j, and write what comes from it to part j of `output`."""
+        """Send part j of `tensor` to rank j, and write its message to part j of `output`."""
         return self._run("alltoall", output, tensor)
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return what is used at a size on the wire; None before the first call of that size (a
+        """Return the choice for a size on the wire; None before the first call of that size (a
         power of two).
         """
         return self.engine.choice(size_bytes)

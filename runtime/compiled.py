@@ -55,9 +55,9 @@ class Buffers:
     """The memory of one call: a collective on `numel` elements, from flat `source` to flat `target`
     (the same tensor where it works in place).
 
-    `residual` (flat float32, in place) is error feedback: it is added to the input and gets what
-    rounding took away. With `bindings` programs run right on the target, whose address stays, and
-    are found here again; None: they run on work buffers of their own.
+    `residual` (flat float32, in place) is error feedback: it is added to the input and gets the
+    rounding errors. With `bindings` programs run right on the target, whose address stays, and
+    their bindings are cached here; None: they run on work buffers of their own.
     """
 
     numel: int
@@ -74,7 +74,7 @@ class Bound:
     rounding errors.
 
     `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends,
-    whatever becomes of the arena that its views are of.
+    also if the arena moves meanwhile.
     """
 
     player: Player
@@ -122,7 +122,7 @@ class Compiled:
         transport: Transport,
         codec: Codec | None,
     ) -> None:
-        self.schedule = schedule  # held: executors know compiled programs by its id
+        self.schedule = schedule  # held: it must not be freed while its id is a key of the cache
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel
         self.op, self.codec = buffers.op, codec
@@ -234,7 +234,7 @@ class Compiled:
 
     @cached_property
     def dependencies(self) -> list[tuple[int, ...]]:
-        """Which instructions must be through before each of them (see program/dependencies.py)."""
+        """The instructions that each one must wait for (see program/dependencies.py)."""
         return find_dependencies(self.program)
 
     @cached_property

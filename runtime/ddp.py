@@ -40,11 +40,11 @@ def ddp_hook(
     init_process_group it is not: then the ranks meet at the first bucket. Buckets are handled in
     the order in which DDP hands them over, while backward goes on: by a thread on CPUs, on a stream
     of its own on GPUs. All ranks end with the same bits: plans whose schedules do not ensure that
-    are refused. With `compress` gradients travel in another format, and `error_feedback` adds what
-    that took away to the next step's (four bytes a parameter). The hook's `communicator` says what
-    is used at which size, and what was sent. DDP leaves dividing to its hook, and this one divides
-    by the number of ranks: join() with divide_by_initial_world_size=False changes nothing. Raises
-    InputError and PlanMismatchError.
+    are refused. With `compress` gradients are sent in another format, and `error_feedback` adds the
+    rounding errors to the next step's gradients (four bytes per parameter). The hook's
+    `communicator` has the choice for each size, and the bytes sent. DDP leaves dividing to its
+    hook, and this one divides by the number of ranks: join() with
+    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
     """
     return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
 
@@ -110,7 +110,7 @@ class DdpHook:
 
     @property
     def communicator(self) -> Communicator:
-        """What runs the collectives. Collective where the ranks have not met yet."""
+        """The communicator of the collectives. Collective if the ranks have not met yet."""
         return (self._met or self._meet())[0]
 
     def __call__(
@@ -222,5 +222,5 @@ class Residuals:
         return residual
 
     def _share_of(self, parameter: torch.Tensor) -> _Share | None:
-        share: _Share | None = self._shares[parameter] if parameter in self._shares else None  # noqa: SIM401  (its get is not typed)
+        share: _Share | None = self._shares.get(parameter)  # type: ignore[no-untyped-call]
         return share

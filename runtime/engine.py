@@ -40,11 +40,10 @@ from .scratch import allocate_zeros_like
 class Engine:
     """Runs the collective of `plan` over a transport, on tensors of its device.
 
-    Making it is collective over the transport's ranks. `codec` encodes what is sent; with
-    `rounds_once` only schedules are used in which each contribution is rounded once, then their sum
-    once. Race results are cached in the folder `cache`; with None, nowhere. Raises InputError where
-    the plan has no schedule that keeps what compression promises, ExecutionError where a rank does
-    not answer.
+    Making it is collective over the transport's ranks. `codec` encodes messages; with `rounds_once`
+    only schedules are used in which each contribution is rounded once, then their sum once. Race
+    results are cached in the folder `cache`; with None, nowhere. Raises InputError where the plan
+    has no schedule that all ranks round alike, ExecutionError where a rank does not answer.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Engine:
             return 0
         return max(rounded(x.uncut).most for x in self.plan.schedules if self._is_usable(x))
 
-    # What is used
+    # Choices
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Return the bytes that a buffer of `numel` elements has on the wire."""
@@ -136,7 +135,7 @@ class Engine:
         return self._chooser.variants
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return what is used at a size on the wire; None before the first call of that size (a
+        """Return the choice for a size on the wire; None before the first call of that size (a
         power of two).
         """
         return self._chooser.known(size_bytes)
@@ -246,9 +245,8 @@ class Engine:
             self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
-        """Return `run`, in place on buffers with bindings, as a function of the call's number;
-        None where the choice is not made, or may change from call to call, or takes more than
-        playing.
+        """Return `run`, in place on buffers with bindings, as a function of the call's number; None
+        where the choice is not made, or may change from call to call, or takes more than playing.
         """
         choice = None if self._chooser.changes else self._choice_for(buffers)
         if choice is None:
@@ -273,7 +271,7 @@ class Engine:
     def start_stock(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the stock collective as `run` would run it, and call `finish` when it is through.
+        """Start the stock collective as `run` would run it, and call `finish` when it has ended.
 
         Several may be in progress at once. All stock collectives and all calls that settle a size
         must be made in one order on all ranks.
@@ -336,8 +334,8 @@ class Engine:
         """Choose by running the candidates one after the other, in the same scratch memory, each as
         it would run again and again.
 
-        They run on the caller's own tensors where the last of them leaves there what the first did,
-        else on copies.
+        They run on the caller's own tensors where each of them leaves the same result there, else
+        on copies.
         """
         source, target = buffers.source, buffers.target
         if not self._can_repeat(source, target):
@@ -386,6 +384,6 @@ class Engine:
 
     def guard(self, call: str) -> AbstractContextManager[None]:
         """Return a context for stock collectives that all ranks make over the group: a fault in
-        them is an ExecutionError on every rank. `call` says, alike on all ranks, what they are for.
+        them is an ExecutionError on every rank. `call` describes their purpose, alike on all ranks.
         """
         return self._faults.stock(call)

@@ -1,8 +1,8 @@
 """Runs one rank's program on tensors, with point-to-point messages over gloo, NCCL or MPI.
 
-A program is compiled once for each size, dtype and device, and played by what the transport has for
-that (see players/), in the scratch memory that the transport's programs share (see scratch.py).
-Over NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the
+A program is compiled once for each size, dtype and device, and played by the transport's player
+(see players/), in the scratch memory that the transport's programs share (see scratch.py). Over
+NCCL a tick's operations go out in batches on the current stream, and waiting does not stop the
 host.
 """
 
@@ -34,15 +34,14 @@ from .scratch import MAPPED_BYTES, find_budget, free_arenas, trim_heap
 # Limits on the programs that are cached: their number, and their instructions, those that are bound
 # to memory counted again. Each takes about 300 bytes of Python's (measured): 40 MB. The least
 # recently used programs go.
-_MAX_COMPILED = 64
-_MAX_OBJECTS = 1 << 17
+_MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 
 
 class Executor:
     """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
 
-    `topology` names the links in errors, `codec` encodes what is sent. `sent_bytes` counts what
-    this rank has sent; `stamp`, where it is set, is called as messages go and come.
+    `topology` names the links in errors, `codec` encodes messages. `sent_bytes` counts the bytes
+    that this rank has sent; `stamp`, where it is set, is called as messages go and come.
     """
 
     def __init__(
@@ -68,13 +67,13 @@ class Executor:
         """Play `schedule` once.
 
         With a codec the sums are float32; averages come divided. `number` is the call's, if it was
-        drawn before. Raises ExecutionError, naming who is to blame, when a peer fails or the
+        drawn before. Raises ExecutionError, naming the rank to blame, when a peer fails or the
         deadline passes.
         """
         compiled = self._compile(schedule, buffers)
         target, arena = buffers.target, compiled.arena
         if target.is_cuda and torch.cuda.is_current_stream_capturing():
-            # A graph does not wait for what is outside it: the capturing code must order its
+            # A graph does not wait for calls outside it: the capturing code must serialize its
             # replays with other calls.
             self._play_on(compiled, compiled.bind_apart(), buffers, number)
         else:
@@ -199,13 +198,12 @@ class Executor:
 
 @contextmanager
 def _feeding_back(bound: Bound, residual: torch.Tensor | None) -> Iterator[None]:
-    """Add the residual before a call, and fill it with what the call loses."""
+    """Add the residual before a call, and fill it with the call's rounding errors."""
     if residual is None or not len(bound.errors):
         yield
         return
     bound.work.add_(residual)
     bound.errors.zero_()
     yield
-    # An overflow, for which a gradient scaler skips the step, must not stay: what was lost of it
-    # must not be fed back.
+    # An overflow, for which a gradient scaler skips the step, must not be fed back.
     torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)

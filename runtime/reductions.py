@@ -17,6 +17,7 @@ from ..topo.errors import InputError
 # SUM, AVG and so on, as torch enumerates them.
 ReduceOp = dist.ReduceOp.RedOpType
 
+# Dtypes that programs add up; complex numbers and booleans are left to the stock collectives.
 REDUCIBLE_DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -84,7 +85,7 @@ def check_tensors(
     """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
 
     `call` names the collective; the first tensor is written to, others are only read. `compressed`
-    says whether values are encoded on the wire, which takes floating-point ones.
+    says whether values are encoded on the wire, for which they must be floating-point.
     """
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
@@ -114,9 +115,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Tensor) -> None:
-    """Raise InputError where `residual` cannot hold the error feedback of a reduction of
-    `tensor`.
-    """
+    """Raise InputError if `residual` cannot hold the error feedback of reducing `tensor`."""
     if reduction not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise InputError(f"error feedback is for sums and averages, not for {reduction}")
     if residual.dtype != torch.float32 or residual.numel() != tensor.numel():

@@ -122,7 +122,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.progress.finish(value, error)
 
     def carry_out(self, function: Function) -> None:
-        """Run the call that this is the work of; whoever waits for the work gets its error."""
+        """Run this work's call; `wait` raises its error."""
         try:
             in_inference_mode(function)
             error = None
@@ -200,8 +200,8 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
 
 @cache
 def get_done_work() -> CpuWork:
-    """Return the one finished work that every caller gets who waited for the call. It has no
-    tensors: such a caller asks it for nothing (over NCCL it gets no work at all).
+    """Return the finished work that all callers share that waited for their call. It has no
+    tensors: such callers do not read them (over NCCL they get no work at all).
     """
     work = CpuWork([])
     work.finish()
@@ -226,7 +226,7 @@ class GpuWork(PlannedWork, dist.Work):
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work on the call's stream, after what the caller's stream was doing when the call was
+        """Work on the call's stream, after all that was on the caller's stream when the call was
         made.
         """
         with torch.cuda.stream(self._stream):
@@ -381,9 +381,8 @@ class StreamQueue(ThreadQueue):
     """Calls of one group on CUDA tensors. One stream for all, as they share buffers.
 
     The caller puts a call on the stream at once, unless it may have to wait for other ranks first
-    (`may_be_stock`: what is used is not settled), or one before it does: that is left to the
-    thread. On the stream it comes after what the current stream is doing, which waits if the caller
-    does.
+    (`may_be_stock`: the choice is not made), or one before it does: such calls are left to the
+    thread. The call follows the work on the current stream, which waits if the caller does.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -417,7 +416,7 @@ class StreamQueue(ThreadQueue):
             super()._run_now(function, work)
 
     def close(self) -> None:
-        """Wait for what is on the stream."""
+        """End the thread, and wait for the stream."""
         super().close()
         self.stream.synchronize()
 

@@ -1,4 +1,4 @@
 """The c10d backend "topo": its process group, and the search for plans."""
 
-# What init_process_group calls the backend.
+# The name of the backend for init_process_group.
 NAME = "topo"

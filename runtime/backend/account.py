@@ -1,4 +1,4 @@
-"""What the collectives of a group ran by, and why: one log line per group (TOPOPLAN_LOG)."""
+"""Logs by which plans a group's collectives ran, and why: one line per group (TOPOPLAN_LOG)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ..communicator import Communicator
 
 log = logging.getLogger("topoplan")
 VARIABLE = "TOPOPLAN_LOG"
+# Levels of logging that users may name.
 LEVELS = ("debug", "info", "warning", "error")
 # Choices are listed for buffers below 2**48 bytes: more than any host has.
 _MAX_BITS = 48
+# Bytes per unit, the largest first.
 _FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -58,8 +60,8 @@ class Account:
         self._left[collective, why] += 1
 
     def log_once(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
-        """Log the line of a group whose communicators, by what they are for, chose by `mode`; only
-        the first time.
+        """Log the line of a group whose communicators (by collective) chose by `mode`; only the
+        first time.
         """
         if not self.is_wanted:
             return

@@ -1,5 +1,5 @@
-"""What torch loads with `import torch` (entry point in the group torch.backends): needed before
-torch 2.15 only.
+"""The module that torch loads with `import torch` (entry point in the group torch.backends): needed
+before torch 2.15 only.
 
 A package cannot say for which torch an entry point is meant, so torch 2.15 loads this too. It looks
 backends up by their name (group torch.distributed.backends), so there nothing is left to do, and

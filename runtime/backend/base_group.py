@@ -35,7 +35,7 @@ from .plan_finder import PlanFinder
 from .sizes import Key, Size
 from .torch_tools import show_as
 
-# What torch's users call a collective, as profiles show it.
+# The names of collectives in torch's API, as profiles show them.
 _NAMES = {
     "allreduce": "all_reduce",
     "reduce": "reduce",
@@ -82,9 +82,7 @@ class GroupCall:
 
 
 class BaseGroup(PlainCalls):
-    """The parts of a TopoGroup, its beginning and its end. What it does not define is done by the
-    plain group.
-    """
+    """The set-up, calls and end of a TopoGroup; all other methods are the plain group's."""
 
     def __init__(self, place: Any, options: BackendOptions | None) -> None:
         super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
@@ -104,8 +102,8 @@ class BaseGroup(PlainCalls):
         if place.group_rank == 0:
             shown.set("nonce", uuid.uuid4().hex)
         self.plain, self.transports = make_plain_group(place, store)
-        # Making the plain group has taken all ranks here: what they show is there, and the store is
-        # not waited for any more.
+        # Making the plain group has taken all ranks here: all addresses are published, and the
+        # store is not waited for any more.
         addresses = read_published(shown, place.group_size)
         self._client = find_client(place.store)
         own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)
@@ -198,7 +196,7 @@ class BaseGroup(PlainCalls):
     def _call(self, call: GroupCall) -> dist.Work:
         """Start a collective, by its plan if it has one.
 
-        Nothing here waits for another rank, unless the caller does: what has to is left to the
+        Nothing here waits for another rank, unless the caller does: such waits are left to the
         queue.
         """
         size = self._find(call)

@@ -29,6 +29,7 @@ from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
 from .sizes import Key, Passes, Size
 
+# Collectives that add up values, which compression is for.
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
@@ -36,8 +37,8 @@ _MIN_INTEGER_BYTES = 1 << 20
 
 
 class Communicators:
-    """The plans of the group called `name` over `plain`; `transports` says what moves the data of
-    each type of device.
+    """The communicators of the group called `name` over `plain`; `transports` names the transport
+    of each type of device.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 that are left to it.
 
 Each method that may wait is defined here in Python. A method that a Python subclass of ProcessGroup
-does not define is found by torch's C++ trampoline, which then calls the C++ base class *while
-it holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
+does not define is found by torch's C++ trampoline, which then calls the C++ base class *while it
+holds the GIL* (PyProcessGroup.hpp, WORK_OVERRIDE). There `ProcessGroupGloo::barrier` waits for
 `workMutex_`, which gloo's worker thread holds while it destroys a finished work; and destroying a
 tensor that has a Python object needs the GIL: both wait for ever. The bindings of the plain group,
 which is a C++ ProcessGroup, release the GIL.
@@ -31,7 +31,7 @@ from ..works import CpuWork, PlannedWork
 from .call_check import CallCheck
 from .communicators import Communicators
 
-# Calls of a group that are compared between its ranks, whatever they are: a mismatch is mostly
+# First calls of a group, which are compared between its ranks in any case: a mismatch is mostly
 # there from the start.
 _COMPARED_CALLS = 64
 # File descriptors of one of gloo's groups beside its connections (measured with torch 2.13).
@@ -104,7 +104,7 @@ def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[
 
 class PlainCalls(dist.ProcessGroup):
     """A process group whose collectives, point-to-point operations and settings are those of the
-    group `plain`; `transports` says what moves the data of each type of device.
+    group `plain`; `transports` names the transport of each type of device.
     """
 
     plain: dist.ProcessGroup
@@ -188,8 +188,7 @@ class PlainCalls(dist.ProcessGroup):
     def _explain(
         self, work: dist.Work, number: int, what: str, results: list[torch.Tensor] | None
     ) -> dist.Work:
-        """Return the work of a stock collective in progress whose failure says which rank is to
-        blame.
+        """Return a work for a stock collective in progress, whose error names the rank to blame.
 
         `results` are its tensors; None: those that the backend's own work has. Without a future it
         stays as it is.
@@ -312,7 +311,7 @@ COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
 )
-# Names of the other methods that wait, or change what the plain group does.
+# Names of the other methods that wait, or change settings of the plain group.
 FORWARDED = (
     "_enable_collectives_timing",
     "_end_coalescing",

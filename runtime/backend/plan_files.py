@@ -100,7 +100,7 @@ def _list_plans(plan: str | Path | Plan) -> list[_PlanEntry]:
 
 
 def _read_head(path: Path) -> _PlanEntry:
-    """Read what a file's plan is for, without verifying it."""
+    """Read the collective of a file's plan, without verifying the plan."""
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")

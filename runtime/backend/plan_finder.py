@@ -121,8 +121,8 @@ class PlanFinder:
             raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
-        """Return the group's machine, or why it is not known, on rank 0. Collective once for each
-        type of device.
+        """Return the group's machine, or the error of finding it, on rank 0. Collective once for
+        each type of device.
         """
         with self._finds_machine:
             if device.type not in self._machines:
@@ -180,7 +180,7 @@ class PlanFinder:
             )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
-        """Return the plan from what the user named; None where nothing of it fits a subgroup."""
+        """Return the user's plan for a collective; None where none of them fits a subgroup."""
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
@@ -216,8 +216,8 @@ class Preparation:
         return self._future.done()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
-        """Return the plan, or None where there is none. Raises what the search has raised, or what
-        `find_error` finds.
+        """Return the plan, or None where there is none. Raises the error of the search, or of
+        `find_error`.
         """
         while not wait([self._future], _PREPARATION_POLL_S).done:
             error = find_error()
@@ -237,7 +237,7 @@ class Preparation:
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:
-    """Return what the user named: plans, or a machine to plan for."""
+    """Read the user's option: plans, or a machine to plan for."""
     if isinstance(plans, Plan):
         return PlanFiles([plans])
     if not isinstance(plans, (str, Path)):

@@ -40,12 +40,14 @@ class TopoGroup(BaseGroup):
 
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce,
     reduce-scatter, allgather, broadcast, reduce, and alltoall where equal parts are promised; SUM,
-    AVG, PRODUCT, MIN and MAX. Every rank must come to the same decision, so it rests on what all of
-    them know alike. The rest is done by the plain group, which has AVG as well here, also over
-    gloo.
+    AVG, PRODUCT, MIN and MAX. Every rank must come to the same decision, so it follows from values
+    that are alike on all ranks. The rest is done by the plain group, which has AVG as well here,
+    also over gloo.
     """
 
-    def allreduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
+    def allreduce(  # type: ignore[override]
+        self, tensors: Any, opts: Any = None, **more: Any
+    ) -> dist.Work:
         """See torch.distributed.all_reduce."""
         # ProcessGroup.allreduce(tensor, op) is an overload of its own.
         if isinstance(tensors, torch.Tensor):
@@ -99,7 +101,9 @@ class TopoGroup(BaseGroup):
         )
         return self._call_plain(what, tensors[0], start)
 
-    def reduce(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
+    def reduce(  # type: ignore[override]
+        self, tensors: Any, opts: Any = None, **more: Any
+    ) -> dist.Work:
         """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
@@ -129,7 +133,9 @@ class TopoGroup(BaseGroup):
             )
         )
 
-    def broadcast(self, tensors: Any, opts: Any = None, **more: Any) -> dist.Work:  # type: ignore[override]
+    def broadcast(  # type: ignore[override]
+        self, tensors: Any, opts: Any = None, **more: Any
+    ) -> dist.Work:
         """See torch.distributed.broadcast."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, BroadcastOptions) or opts.rootRank < 0:
@@ -323,8 +329,8 @@ class TopoGroup(BaseGroup):
 
         A rank cannot tell from its own sizes, spelled out or not, whether all parts of all ranks
         are alike: with three equal parts to send and three to receive on rank 0, ranks 1 and 2 may
-        send each other more. Ranks that decided by what they see would decide differently, and wait
-        for ever. So a plan is used where the user promised even parts, and nowhere else.
+        send each other more. Ranks that decided by their own sizes would decide differently, and
+        wait for ever. So a plan is used where the user promised even parts, and nowhere else.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes

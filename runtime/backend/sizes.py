@@ -54,7 +54,7 @@ class Size:
 
     `is_ready` says whether this rank has its plan; `gloo` carries questions. With `at_once` all
     calls go through the plan: where the stock collective must not be used, or plans were named.
-    `begun` says whether calls that are made now do.
+    `begun` says whether calls from now on do.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What torch's own tools see of a group: one call where the user made one, and no traced methods.
+"""Adapts groups to torch's own tools: modes that count calls see the user's, Dynamo traces none.
 
 Calls that go through plans bypass torch's operators (c10d.allreduce_ and so on), so modes that
 count these are notified here; setting up and inner calls, which do pass by them, are hidden.

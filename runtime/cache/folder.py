@@ -48,5 +48,5 @@ def warn_of_no_home() -> None:
 
 
 def describe_problem(error: Exception) -> str:
-    """Return what is wrong with the folder or a file in it, without errno and path."""
+    """Describe an error with the folder or a file in it, without errno and path."""
     return (isinstance(error, OSError) and error.strerror) or str(error)

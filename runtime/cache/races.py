@@ -53,9 +53,9 @@ class CachedRace(Struct, frozen=True):
 class CachedRaces:
     """The races of one plan on one machine, in `folder`; with None nothing is cached.
 
-    The files' names are made of what is the same at every start and decides which schedule wins.
-    Host costs are not part of it: they are measured, so they differ from start to start, and they
-    only say which schedules race. `with_stock` says whether the stock collective raced too.
+    The files' names are made of the inputs that decide which schedule wins and never change. Host
+    costs are not part of it: they are measured, so they differ from start to start, and they only
+    say which schedules race. `with_stock` says whether the stock collective raced too.
     """
 
     def __init__(

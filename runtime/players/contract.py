@@ -11,7 +11,7 @@ SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 # One of the codes above, two operands, and a number.
 #
 # A send or receive has a list of one view, the peer, and the tag; AWAIT the number of the post;
-# EXCHANGE batches, and what they are of; LOCAL a function (see local.py), and the bytes that it
+# EXCHANGE batches, and their instruction; LOCAL a function (see local.py), and the bytes that it
 # works on as the number.
 Operation = tuple[int, Any, Any, int]
 
@@ -22,8 +22,8 @@ Stamp = Callable[[Post], object]
 
 
 class PlayError(Exception):
-    """A program that cannot go on: `post` is the message that failed or did not end, `posted` are
-    those that were begun.
+    """Raised by a program that cannot continue: `post` is the message that failed or did not end,
+    `posted` are those that were begun.
     """
 
     def __init__(self, post: Post, posted: Sequence[Post], reason: str) -> None:

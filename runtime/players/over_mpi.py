@@ -4,9 +4,9 @@ In waves (program/dependencies.py) all messages of a tick start at once and are 
 with one wait a wave, which another thread ends at the deadline: that takes the host less than going
 on with each message as it comes.
 
-Otherwise every instruction runs as soon as what it needs is there, in no fixed order.
-program/dependencies.py says which needs which: those that touch the same elements keep their order,
-so the result has the same bits as in the program's own order.
+Otherwise every instruction runs as soon as those that it depends on have ended, in no fixed order.
+Those that touch the same elements keep their order (program/dependencies.py), so the result has the
+same bits as in the program's own order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LARGE_BYTES = 32 << 10
 # Ended requests that may stay among those that are waited for: MPI passes them over; taking each
 # out costs more.
 _MAX_ENDED = 64
-# Polling interval while cancelling an overdue call: it may go on to another wave, to be cancelled
-# there.
+# Polling interval while cancelling an overdue call: it may have started another wave, to be
+# cancelled in turn.
 _CANCEL_POLL_S = 0.01
 # In place of a message's node: the wake-up request, and a message that has ended.
 _WAKE_UP, _ENDED = -1, -2
@@ -44,7 +44,7 @@ class Requests:
     """A program's messages as MPI's persistent requests, and its other operations, made once for
     one set of buffers.
 
-    Its nodes are the operations without the waits, numbered anew: a message, with a post and a
+    Its nodes are the operations without the waits, renumbered: a message, with a post and a
     request, or an action of this rank alone. `node_of` has their numbers by those of the
     operations, `sizes` the bytes that actions work on. `device` is the GPU whose memory is sent, if
     it is one.
@@ -61,7 +61,7 @@ class Requests:
         self.actions: list[Any] = []
         self.sizes: list[int] = []
         self.device: torch.device | None = None
-        # MPI knows addresses alone: what lies there must stay for as long as the requests do.
+        # MPI holds addresses alone: the memory must stay for as long as the requests do.
         self._views = [x[1] for x in operations if x[0] not in (AWAIT, LOCAL)]
         posts = iter(program.posts)
         for number in numbers:
@@ -180,7 +180,8 @@ class PlayerAsTheyCome:
         )
         posts, ready, at, in_flight = self._first_posts.copy(), self._first_local.copy(), 0, 0
         while True:
-            # What is ready, in the order in which it became so. Messages start before long actions.
+            # All that is ready, in the order in which it became ready. Messages start before long
+            # actions.
             while at < len(ready):
                 node = ready[at]
                 if is_large[node] and posts:
@@ -196,7 +197,7 @@ class PlayerAsTheyCome:
             if posts:
                 if stamp is not None:
                     self._stamp(stamp, posts, "send")
-                if device is not None:  # MPI knows nothing of streams
+                if device is not None:  # MPI does not order itself by streams
                     torch.cuda.current_stream(device).synchronize()
                 starting = [requests[node] for node in posts]
                 start(starting)
@@ -277,9 +278,7 @@ class PlayerInWaves:
         return requests, requests[:receives], statuses, requests[receives:], actions, nodes
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the earliest message of the program that did not
-        end.
-        """
+        """See Player. Raises PlayError with the earliest message that did not end."""
         if stamp is not None:
             self._other.play(deadline, stamp)
             return
@@ -318,8 +317,8 @@ class PlayerInWaves:
             alarm.stop(deadline)
 
     def _interrupt(self) -> None:
-        """From another thread, end whatever the call waits for: receives by cancelling them, sends
-        by the wake-up request.
+        """From another thread, end the call's waits: receives by cancelling them, sends by the
+        wake-up request.
         """
         self._requests.channel.wake_up()
         cancelled: _BoundWave | None = None

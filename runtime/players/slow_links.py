@@ -161,7 +161,7 @@ class SlowLinks:
             if blocked_s > max(_BLAMED * best_s, best_s + _MIN_EXTRA_S, _STANDS_OUT * usual_s):
                 log.warning(
                     "rank %d: %s is slow: a call (%s) takes %.0f ms where the fastest took %.0f, "
-                    "and %.0f ms of it this rank was blocked on what rank %d had sent",
+                    "and %.0f ms of it this rank was blocked on messages that rank %d had sent",
                     self._rank,
                     self._describe(peer, self._rank),
                     what,

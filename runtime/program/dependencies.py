@@ -1,9 +1,9 @@
-"""Which of a program's instructions must be through before another may begin: those that touch the
-same elements; and small programs as waves.
+"""Dependencies between a program's instructions (those that touch the same elements), and small
+programs as waves.
 
-A program has one order, which is right for all; a player that goes on as messages come keeps to
-these pairs alone. A receive counts from where it is awaited: it may be posted before what it
-overwrites is sent, since the sender waits for that.
+A program has one order, which is right for all; a player that runs instructions as messages come
+keeps only these dependencies. A receive counts from where it is awaited: it may be posted before
+what it overwrites is sent, since the sender waits for that.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ ERRORS = "errors"
 WINDOW = 4
 # Waves pay where messages are small: elements in all messages that a rank sends and receives, and
 # number of waves, at most.
-_MAX_ELEMENTS = 1 << 14
-_MAX_WAVES = 8
-# The wave of what needs no message.
+_MAX_ELEMENTS, _MAX_WAVES = 1 << 14, 8
+# The wave of the instructions that need no message.
 _FIRST = -1
 # A buffer, and elements of it from one number to another.
 _Region = tuple[str, int, int]
@@ -71,7 +70,7 @@ class _Buffer:
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     """Return, for each instruction of a program that is not batched, the numbers of those that must
-    be through before it begins: a message when it has been sent or has come.
+    end before it begins: a message when it has been sent or received.
 
     Awaits have none, and nothing depends on them. A send also waits for the one WINDOW before it to
     the same rank. Those that others of them wait for themselves are left out.
@@ -107,9 +106,7 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
 
 
 def _order_by_effect(program: Program) -> Iterator[int]:
-    """Return the numbers of the instructions, receives where they are awaited, without the
-    awaits.
-    """
+    """Yield the instructions' numbers, receives where they are awaited, without the awaits."""
     posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
     for number, x in enumerate(program.instructions):
         if isinstance(x, Await):
@@ -160,7 +157,7 @@ class Wave:
     """Numbers of instructions: messages that go together, and local operations, in order, once all
     of these are through.
 
-    Where messages are small, what a host does for each counts, and waiting for all costs little.
+    Where messages are small, the host's work for each counts, and waiting for all costs little.
     """
 
     posts: list[int] = field(default_factory=list)
@@ -171,8 +168,8 @@ def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[
     """Return the waves of a program that is not batched, the first without messages; None where it
     is not small, or where an instruction would have to wait for another of its own wave.
 
-    Ticks have one order on all ranks, and what is sent in one depends on earlier ones alone: no
-    rank waits for a message that waits for it.
+    Ticks have one order on all ranks, and the sends of one depend on earlier ones alone: no rank
+    waits for a message that waits for it.
     """
     ticks = sorted({post.tick for post in program.posts})
     if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:

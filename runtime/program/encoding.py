@@ -109,8 +109,8 @@ class MessageEncoder:
         )
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Return whether a rank that sends a piece in a step adds to it later or ends with it,
-        unrounded so far.
+        """Return whether a rank that sends a piece in a step adds to it later or ends with it, and
+        has not rounded it yet.
         """
         before = [group for group in self.writes[key] if group.step < step]
         since = before[-1].step if before else -1

@@ -1,4 +1,4 @@
-"""One rank's program: what it posts, awaits, adds and copies, in one fixed order. `lowering.py`
+"""One rank's program: its posts, waits, additions and copies, in one fixed order. `lowering.py`
 makes it from a schedule.
 
 All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the
@@ -7,7 +7,7 @@ alltoall it holds just the chunks that the rank ever has, relayed ones too. Elem
 floor(exact share * elements), the same on every rank, so any length works: a piece without elements
 is skipped on both sides.
 
-A piece is a segment of a chunk. What goes from one rank to another in one tick is one message, its
+A piece is a segment of a chunk. All that one rank sends another in one tick is one message, its
 pieces packed side by side where they do not lie so already. There are two orders:
 
 - flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead,
@@ -19,8 +19,8 @@ Sums are taken from the lowest source rank to the highest, the rank's own value 
 synth/ir/addition_order.py).
 
 With compression messages are bytes: a send encodes its pieces, each in whole blocks of the codec,
-and a received message is decoded to staging before anything is done with it. What is sent is
-rounded, by the rules of synth/ir/lossy.py.
+and a received message is decoded to staging before it is used. Encoded values are rounded, by the
+rules of synth/ir/lossy.py.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Pack:
 class Encode:
     """Write `parts` of the work buffer, encoded, to `into`.
 
-    Each part is laid at its offset among `padded` values; what no part covers is zero. `keeps` are
-    the parts that take on their rounded values themselves, `errors` those whose rounding errors go
-    to error feedback.
+    Each part is laid at its offset among `padded` values; the rest is zero. `keeps` are the parts
+    that get their rounded values themselves, `errors` those whose rounding errors go to error
+    feedback.
     """
 
     parts: tuple[tuple[Span, int], ...]

@@ -50,7 +50,7 @@ def test_a_slow_link_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith("rank 1: link 0 -> 1 is slow: a call (a call) takes")
-    assert warnings[0].endswith("this rank was blocked on what rank 0 had sent")
+    assert warnings[0].endswith("this rank was blocked on messages that rank 0 had sent")
 
 
 def test_a_rank_that_sends_late_is_no_slow_link(caplog: pytest.LogCaptureFixture) -> None:
