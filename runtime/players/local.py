@@ -61,21 +61,15 @@ class LocalOperations:
         """Return the reduction of each of `others` into one of `into`."""
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
-        reduce = REDUCTIONS_BY_NUMPY[op]
-        return _together(
-            [
-                partial(reduce, a.numpy(), b.numpy(), a.numpy())
-                for a, b in zip(into, others, strict=True)
-            ]
-        )
+        pairs = [(a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
+        return _together([partial(REDUCTIONS_BY_NUMPY[op], a, b, a) for a, b in pairs])
 
     def copy(self, into: Views, others: Views) -> Local:
         """Return the copying of each of `others` to one of `into`."""
         if not self._suits_numpy(into):
             return partial(torch._foreach_copy_, list(into), list(others))
-        return _together(
-            [partial(np.copyto, a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
-        )
+        pairs = zip(into, others, strict=True)
+        return _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in pairs])
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
         """Return the laying of `parts` side by side."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch._C._distributed_c10d import Store
@@ -173,16 +174,13 @@ class SlowLinks:
 
     def _find_median_worst_s(self, records: Mapping[int, Record]) -> float:
         """Return the median over the other ranks of how long each was blocked on its worst link."""
-        ends, worst = time.monotonic() + _COMPARE_S, dict[int, float]()
         others = [rank for rank in range(min(self._ranks, _MAX_ASKED)) if rank != self._rank]
-        while len(worst) < len(others) and time.monotonic() < ends:
-            for rank in others:
-                if rank not in worst and self._store.check([f"blocked/{rank}"]):
-                    numbers, worst_s = json.loads(self._store.get(f"blocked/{rank}"))
-                    if set(numbers) & set(records):
-                        worst[rank] = worst_s
-            time.sleep(_POLL_S)
-        return statistics.median(worst.values()) if worst else 0.0
+
+        def read(_: int, post: tuple[list[int], float]) -> float | None:
+            numbers, worst_s = post
+            return worst_s if set(numbers) & set(records) else None
+
+        return statistics.median(self._await_posts("blocked", others, read).values() or [0.0])
 
     def _find_blocked(
         self, peers: Sequence[int], records: Mapping[int, Record]
@@ -190,25 +188,31 @@ class SlowLinks:
         """Return the peers, and for how long a call was blocked on them, by the calls that both
         stamped.
         """
-        blocked: list[tuple[int, float]] = []
-        waiting, ends = list(peers), time.monotonic() + _COMPARE_S
-        while waiting and time.monotonic() < ends:
-            for peer in list(waiting):
-                sent = self._read_sent(peer)
-                shared = [number for number in records if str(number) in sent]
-                if shared:
-                    totals = [
-                        records[x].sum_blocked_s(self._rank, peer, sent[str(x)]) for x in shared
-                    ]
-                    blocked.append((peer, sum(totals) / len(totals)))
-                    waiting.remove(peer)
-            time.sleep(_POLL_S)
-        return blocked
 
-    def _read_sent(self, peer: int) -> dict[str, dict[str, float]]:
-        """Return when a peer sent its messages, by the number of the call; nothing before it has
-        reported them.
+        def read(peer: int, sent: dict[str, dict[str, float]]) -> float | None:
+            totals = [
+                record.sum_blocked_s(self._rank, peer, sent[str(number)])
+                for number, record in records.items()
+                if str(number) in sent
+            ]
+            return sum(totals) / len(totals) if totals else None
+
+        return list(self._await_posts("sent", peers, read).items())
+
+    def _await_posts(
+        self, key: str, ranks: Sequence[int], read: Callable[[int, Any], float | None]
+    ) -> dict[int, float]:
+        """Return, by rank, the value that `read` takes from each rank's post under a key; None
+        stands for a post of an earlier comparison. Ranks that do not post in time are left out.
         """
-        key = f"sent/{peer}"
-        sent: dict[str, dict[str, float]] = {}
-        return json.loads(self._store.get(key)) if self._store.check([key]) else sent
+        values: dict[int, float] = {}
+        ends = time.monotonic() + _COMPARE_S
+        while len(values) < len(ranks) and time.monotonic() < ends:
+            for rank in ranks:
+                name = f"{key}/{rank}"
+                if rank not in values and self._store.check([name]):
+                    value = read(rank, json.loads(self._store.get(name)))
+                    if value is not None:
+                        values[rank] = value
+            time.sleep(_POLL_S)
+        return values
