@@ -34,7 +34,7 @@ def warn_without_cache(folder: Path | None, reason: object) -> None:
     _warned.add(folder)
     where = "no cache folder" if folder is None else f"cache folder {folder}"
     log.warning(
-        "%s: %s; plans and races are not cached, so the next start makes them again; "
+        "%s: %s; plans and races are not cached, so the next start does it again; "
         "set %s to a folder that this user can write to",
         where,
         reason,
