@@ -1,6 +1,4 @@
-"""topoplan completion: print the script by which a shell completes topoplan and the topo-*
-commands.
-"""
+"""topoplan completion: print a shell's completion script for topoplan and the topo-* commands."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from .commands import OWN
 from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan completion"
-# bash takes what a function of such a name gives as names of files
+# shtab passes this function to bash, which completes with the words that it prints.
 _TOPOLOGIES = "_topoplan_topology_or_file"
 SHELLS = ("bash", "zsh", "tcsh")
 EXAMPLES: tuple[Example, ...] = (
-    ('eval "$(topoplan completion bash)"', "in this shell; the same line in ~/.bashrc is for all"),
+    ('eval "$(topoplan completion bash)"', "for this shell; put the line into ~/.bashrc for all"),
     ("topoplan completion zsh > _topoplan", "in a folder of zsh's $fpath"),
-    ("topoplan completion tcsh > topoplan.csh", "to be read by `source`, from ~/.tcshrc say"),
+    ("topoplan completion tcsh > topoplan.csh", "read it with `source`, for instance in ~/.tcshrc"),
 )
 ABOUT = """\
-Completes commands, options, and their values: collectives, strategies, presets, files. In bash and tcsh for topoplan and
-for each topo-* command, in zsh for topoplan.
+Completes commands, options, and their values: collectives, strategies, presets, files. In bash
+and tcsh for topoplan and for each topo-* command, in zsh for topoplan.
 """
 
 
@@ -72,16 +70,14 @@ def write_script(shell: str) -> str:
 
 
 def _list_topologies() -> list[str]:
-    """Return what can be named where a topology is expected, but for files."""
+    """Return the names of topologies other than files."""
     from ..topo.presets import PRESETS
 
     return ["local", *(preset.example for preset in PRESETS.values())]
 
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:
-    """Give the options of a parser the values that can be named: words, and files where a file is
-    expected.
-    """
+    """Attach completions to the options of a parser: known words, or files."""
     from ..runtime.measuring.spelling import CODEC_NAMES, DTYPE_NAMES, OP_NAMES
     from ..synth.ir.collective import COLLECTIVES
     from .synthesis.options import STRATEGY_NAMES

@@ -1,4 +1,4 @@
-"""topo-emulate: run a command once a rank, on a machine emulated with network namespaces."""
+"""topo-emulate: run a command once per rank, on a machine emulated with network namespaces."""
 
 from __future__ import annotations
 
@@ -11,28 +11,42 @@ from .shared.progress import ProgressReporter
 
 PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology two-hosts.json -o "
-     "plan.json", "a plan to be tried"),
-    ("topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8", "on its machine, "
-                                                                            "whose links are "
-                                                                            "slowed down "
-        "alike until this host can carry them"),
-    ("topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
-        "the stock allreduce, at a rate of your choice"),
-    ("topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
-        "the same with ranks that go back and forth between the hosts"),
-    ("topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json", "host costs "
-                                                                                    "on emulated links"),
-    ("topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
-        "any program that torchrun could start: here examples/train_ddp.py"),
-    ("topo-emulate two-hosts.json --mpi -- python mpi_allreduce.py 8M",
-        "any program that mpirun could start: here examples/mpi_allreduce.py"),
-)  # fmt: skip
+    (
+        "topo-synth --collective allreduce --topology two-hosts.json -o plan.json",
+        "a plan to be tried",
+    ),
+    (
+        "topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8",
+        "on its machine, whose links are slowed down alike until this host can carry them",
+    ),
+    (
+        "topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
+        "the stock allreduce, at a rate of your choice",
+    ),
+    (
+        "topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
+        "the same with ranks that go back and forth between the hosts",
+    ),
+    (
+        "topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json",
+        "host costs on emulated links",
+    ),
+    (
+        "topo-emulate two-hosts.json -- python train_ddp.py --plan plan.json",
+        "any program that torchrun could start: here examples/train_ddp.py",
+    ),
+    (
+        "topo-emulate two-hosts.json --mpi -- python mpi_allreduce.py 8M",
+        "any program that mpirun could start: here examples/mpi_allreduce.py",
+    ),
+)
 ABOUT = """\
-Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair of ranks uses the route that
-it has on the machine. The command is started once for each rank, with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME
-set as by torchrun; with --mpi it is Open MPI that starts it, rank i as MPI's rank i. Everything is removed at the end,
-whatever happens. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
+Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair
+of ranks uses the route that it has on the machine. The command is started once for each rank,
+with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi it is
+Open MPI that starts it, rank i as MPI's rank i. Everything is removed at the end, whatever
+happens. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the
+command's.
 """
 
 
@@ -97,8 +111,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         rates = [rate for c in built.cables for rate in (c.rate_ab, c.rate_ba) if rate is not None]
         ProgressReporter(PROG, args).tell(
             f"{PROG}: {built.topology.name}: {len(built.home)} ranks, "
-            f"{len(built.devices) - len(built.home)} other devices, "
-            f"{len(built.cables)} links of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
+            f"{len(built.devices) - len(built.home)} other devices, {len(built.cables)} links "
+            f"of {min(rates) / 1e6:.4g} to {max(rates) / 1e6:.4g} Mbit/s"
         )
         return run_ranks(network, command) if mpi is None else run_mpi_ranks(network, mpi, command)
 

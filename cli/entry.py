@@ -1,5 +1,6 @@
-"""Where the console commands begin: before anything slow is imported, so that Ctrl-C is one line
-from the first moment.
+"""Entry points of the console commands.
+
+They import nothing slow at first, so that Ctrl-C ends a command with one line from the start.
 """
 
 from __future__ import annotations
@@ -8,68 +9,24 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from importlib import import_module
 
-TYPE_CHECKING = False  # as typing has it: importing typing takes longer than all else here
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
     from types import FrameType
 
+# Exit code after Ctrl-C, as shells report it: 128 + SIGINT.
 _INTERRUPTED = 130
-_SOON_S = 0.01
-# A search makes millions of small objects and hardly a cycle: looking for garbage at Python's 700
-# costs it a tenth.
+# Delay of a repeated Ctrl-C: long enough for the callback that swallowed the first one to return.
+_RETRY_S = 0.01
+# A search makes millions of small objects and hardly any cycles; looking for garbage as often as
+# Python does by default (700) takes a tenth of its time.
 _OBJECTS_BEFORE_GARBAGE = 50_000
 
 
-def topoplan() -> int:
-    """Run topoplan, whose subcommands are all of the others."""
-    return _run("topoplan", "topoplan")
-
-
-def probe() -> int:
-    """Run topo-probe."""
-    return _run("topo-probe", "probe")
-
-
-def synth() -> int:
-    """Run topo-synth."""
-    return _run("topo-synth", "synth")
-
-
-def run() -> int:
-    """Run topo-run."""
-    return _run("topo-run", "run")
-
-
-def emulate() -> int:
-    """Run topo-emulate."""
-    return _run("topo-emulate", "emulate")
-
-
-def lab() -> int:
-    """Run topo-lab."""
-    return _run("topo-lab", "lab")
-
-
-def judge() -> int:
-    """Run topo-judge."""
-    return _run("topo-judge", "judge")
-
-
-def place() -> int:
-    """Run topo-place."""
-    return _run("topo-place", "place")
-
-
-def report() -> int:
-    """Run topo-report."""
-    return _run("topo-report", "report")
-
-
 def _run(prog: str, module: str) -> int:
-    """Import a command's module and return the exit code of its main; Ctrl-C ends it with one line
-    and 130.
-    """
+    """Import a command's module and return the exit code of its main; 130 after Ctrl-C."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, 20, 20)
     normal = signal.getsignal(signal.SIGINT)
     if normal is not signal.default_int_handler:  # ignored, as in a shell's background jobs
@@ -77,9 +34,7 @@ def _run(prog: str, module: str) -> int:
     interrupted = False
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        """Nothing has begun yet that needs an orderly end; an exception inside an import may be
-        taken for another.
-        """
+        # During imports nothing needs an orderly end, and a module could swallow an exception.
         _say_interrupted(prog)
         os._exit(_INTERRUPTED)
 
@@ -89,12 +44,10 @@ def _run(prog: str, module: str) -> int:
         raise KeyboardInterrupt
 
     def repeat(problem: sys.UnraisableHookArgs) -> None:
-        """Ctrl-C inside a callback whose exceptions nobody sees: interrupt again, once the callback
-        is over.
-        """
+        # Python drops exceptions of some callbacks: interrupt again when the callback is over.
         if isinstance(problem.exc_value, KeyboardInterrupt):
             signal.signal(signal.SIGALRM, interrupt)
-            signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
             sys.__unraisablehook__(problem)
 
@@ -108,7 +61,7 @@ def _run(prog: str, module: str) -> int:
         _say_interrupted(prog)
         return _INTERRUPTED
     except Exception:
-        # Inside an import of a compiled module, Ctrl-C comes out as an error of that import.
+        # Inside the import of a compiled module, Ctrl-C surfaces as another error.
         if not interrupted:
             raise
         _say_interrupted(prog)
@@ -125,4 +78,15 @@ def _say_interrupted(prog: str) -> None:
     try:
         os.write(2, f"{prog}: interrupted\n".encode())
     except OSError:
-        return  # nobody to say it to
+        return  # standard error is closed
+
+
+topoplan = partial(_run, "topoplan", "topoplan")
+probe = partial(_run, "topo-probe", "probe")
+synth = partial(_run, "topo-synth", "synth")
+run = partial(_run, "topo-run", "run")
+emulate = partial(_run, "topo-emulate", "emulate")
+lab = partial(_run, "topo-lab", "lab")
+judge = partial(_run, "topo-judge", "judge")
+place = partial(_run, "topo-place", "place")
+report = partial(_run, "topo-report", "report")

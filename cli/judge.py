@@ -1,6 +1,4 @@
-"""topo-judge: hold what runs today, logs, graph dumps and measurements, against the certified bound
-of the machine.
-"""
+"""topo-judge: compare logs, graph dumps and measurements with the bound of the machine."""
 
 from __future__ import annotations
 
@@ -32,22 +30,33 @@ COLLECTIVES = (
 _FAILED, _USAGE = 1, 2
 
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-judge graph.xml", "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside "
-                             "it"),
-    ("topo-judge --topology dgx-a100 nccl.log", "a log of NCCL_DEBUG=INFO "
-                                                "NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING"),
-    ("all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
-        "on a machine with GPUs and nccl-tests (or rccl-tests), whose table is judged"),
-    ("topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
-        "a health check: exit code 1 where a share is below; all shares as rows"),
-    ("topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
-        "for node_exporter's text collector, which reads the file anew each time"),
-)  # fmt: skip
+    (
+        "topo-judge graph.xml",
+        "NCCL_GRAPH_DUMP_FILE's, with NCCL_TOPO_DUMP_FILE's topology beside it",
+    ),
+    (
+        "topo-judge --topology dgx-a100 nccl.log",
+        "a log of NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING",
+    ),
+    (
+        "all_reduce_perf -b 1M -e 1G -f 2 -g 8 | topo-judge --topology dgx-a100 -",
+        "on a machine with GPUs and nccl-tests (or rccl-tests), whose table is judged",
+    ),
+    (
+        "topo-judge --topology dgx-a100 *.log --least 0.5 --csv shares.csv",
+        "a health check: exit code 1 where a share is below; all shares as rows",
+    ),
+    (
+        "topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
+        "for node_exporter's text collector, which reads the file anew each time",
+    ),
+)
 ABOUT = """\
-Says, for each collective and size, what share of the certified bound was reached, which link limits the rings and trees
-that were found, and what a graph file for NCCL, another order of ranks or a plan would give. Reads NCCL's graph dumps, logs
-of NCCL and RCCL, tables and JSON of nccl-tests and rccl-tests, topo-run --json, and the lines of NCCL Inspector, told
-apart by what is in them. Rates are in GB/s (1e9 bytes a second).
+Says, for each collective and size, what share of the certified bound was reached, which link
+limits the rings and trees that were found, and what a graph file for NCCL, another order of ranks
+or a plan would give. Reads NCCL's graph dumps, logs of NCCL and RCCL, tables and JSON of
+nccl-tests and rccl-tests, topo-run --json, and the lines of NCCL Inspector, told apart by what is
+in them. Rates are in GB/s (1e9 bytes a second).
 """
 
 
@@ -76,12 +85,16 @@ def build_parser() -> Parser:
     add(
         "--topology",
         metavar="T",
-        help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or local "
-        "(default: the dump beside "
-        "the file, else local)",
+        help="the machine, as topo-probe takes it: a file, a preset such as dgx-a100:2, or "
+        "local (default: the dump beside the file, else local)",
     )
-    add("--collective", choices=COLLECTIVES, type=_spell_collective, metavar="C",
-        help="judge this collective only; a table of others is refused")  # fmt: skip
+    add(
+        "--collective",
+        choices=COLLECTIVES,
+        type=_spell_collective,
+        metavar="C",
+        help="judge this collective only; a table of others is refused",
+    )
     add(
         "--least",
         type=_share,
@@ -176,8 +189,8 @@ def _judge(arguments: argparse.Namespace) -> int:
                 where, why = verdict.reading.where, _why_not(verdict)
                 say_error(
                     PROG,
-                    f"{where}: nothing in it could be held against a bound, so --least says "
-                    f"nothing: {why}",
+                    f"{where}: nothing in it can be compared with a bound, so --least does not apply: "
+                    f"{why}",
                 )
                 refused.append((where, why))
     if refused:
@@ -194,9 +207,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 def _judge_files(
     arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
 ) -> tuple[list[FileVerdict], list[tuple[str, str]]]:
-    """Return the verdicts on those files that can be judged, and the others, each with the
-    reason.
-    """
+    """Return the verdicts on the files, and those that cannot be judged, with reasons."""
     from ..synth.judge.readers.detect import read_file
     from ..topo.errors import InputError
 
@@ -209,7 +220,7 @@ def _judge_files(
             refused.append((name, name_option(error)))
     if not readings:
         return [], refused
-    # What follows needs solvers; files that cannot be read are refused before they are loaded.
+    # Solvers take a second to import, so unreadable files are refused before that.
     from ..synth.judge.judging import Judge
 
     judge = Judge(machines, arguments.collective, say, spell_command)
@@ -228,7 +239,7 @@ def spell_command(command: str, *arguments: str, **options: str) -> str:
 
 
 def _why_not(verdict: FileVerdict) -> str:
-    """Return why a file was not judged."""
+    """Return the reason why a file was not judged."""
     reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.communicators]
     return next((reason for reason in reasons if reason), verdict.machine.source)
 

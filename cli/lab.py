@@ -1,6 +1,4 @@
-"""topo-lab: train on real data serially and on several ranks, with several systems, and report on
-them.
-"""
+"""topo-lab: train on real data, serially and with several systems on several ranks, and compare."""
 
 from __future__ import annotations
 
@@ -48,9 +46,10 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-lab --network loopback --systems stock,plan --csv rows.csv", "the table as rows"),
 )
 ABOUT = """\
-Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by one link at the rate of
---slowest, and links of four times that rate inside), or any topology, whose GPUs are then the ranks. All but loopback are
-emulated, which needs root; without it these networks are left out, and the report says so.
+Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by
+one link at the rate of --slowest, and links of four times that rate inside), or any topology,
+whose GPUs are then the ranks. All but loopback are emulated, which needs root; without it these
+networks are left out, and the report says so.
 """
 
 
@@ -72,9 +71,12 @@ def build_parser() -> Parser:
         metavar="D",
         help="digits (default, from scikit-learn), FILE.npz or FILE.csv",
     )
-    add("--systems", metavar="LIST", help="systems to compare, or all (default: serial, stock, "
-                                          "ring, plan, plan-fp16 and "
-        "plan-int8)")  # fmt: skip
+    add(
+        "--systems",
+        metavar="LIST",
+        help="systems to compare, or all (default: serial, stock, ring, plan, plan-fp16 and "
+        "plan-int8)",
+    )
     add(
         "--network",
         action="append",
@@ -188,7 +190,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _repeat_command(args: argparse.Namespace) -> str:
-    """Return the command line that repeats the report, with files by name only."""
+    """Return the command line that repeats the report, with files as bare names."""
     parts = [PROG]
     defaults = vars(build_parser().parse_args([]))
     for name, value in vars(args).items():

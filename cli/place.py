@@ -1,6 +1,4 @@
-"""topo-place: which GPU each rank gets, so that a job's communication takes the least time, with a
-bound on any order.
-"""
+"""topo-place: choose the GPU of each rank so that a job's communication takes the least time."""
 
 from __future__ import annotations
 
@@ -19,19 +17,25 @@ if TYPE_CHECKING:
 PROG = "topo-place"
 EXAMPLES: tuple[Example, ...] = (
     ("topo-place dgx1 --for stock", "the order in which gloo's ring is fastest"),
-    ("topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G",
-        "a mesh of dimensions, with what their groups send in a step"),
+    (
+        "topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G",
+        "a mesh of dimensions, with what their groups send in a step",
+    ),
     ("topo-place two-hosts.json --order 0,2,1,3", "the gain against the order that there is"),
-    ("topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json", "GPUs that failed "
-                                                                                "or stay free"),
-    ("topo-place topology.conf --box dgx-h100 --format slurm -o order.hosts",
-        "hosts where Slurm's file says, each a DGX H100; the order as a SLURM_HOSTFILE"),
-)  # fmt: skip
+    (
+        "topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json",
+        "GPUs that failed or stay free",
+    ),
+    (
+        "topo-place topology.conf --box dgx-h100 --format slurm -o order.hosts",
+        "hosts where Slurm's file says, each a DGX H100; the order as a SLURM_HOSTFILE",
+    ),
+)
 ABOUT = """\
-Prints which GPU each rank gets, how long the job's communication takes in that order and in the given one, and what no
-order can beat. Traffic is DIMENSION=COLLECTIVE:BYTES; collectives are allreduce, allgather, reduce-scatter, alltoall,
-and sendrecv (a pipeline's: to the next rank and to the one before). Ranks count as in a DeviceMesh: the last dimension
-changes fastest.
+Prints which GPU each rank gets, how long the job's communication takes in that order and in the
+given one, and what no order can beat. Traffic is DIMENSION=COLLECTIVE:BYTES; collectives are
+allreduce, allgather, reduce-scatter, alltoall, and sendrecv (a pipeline's: to the next rank and
+to the one before). Ranks count as in a DeviceMesh: the last dimension changes fastest.
 """
 
 
@@ -60,10 +64,9 @@ def build_parser() -> Parser:
     add(
         "--box",
         metavar="BOX",
-        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's topology.conf "
-        "or topology.yaml, "
-        "topograph's JSON, kubectl get nodes -o json, lines of host rack spine): a preset such as "
-        "dgx-h100, or a file",
+        help="what each host is, where TOPOLOGY only says where hosts are (Slurm's "
+        "topology.conf or topology.yaml, topograph's JSON, kubectl get nodes -o json, "
+        "lines of host rack spine): a preset such as dgx-h100, or a file",
     )
     add(
         "--network",
@@ -79,8 +82,7 @@ def build_parser() -> Parser:
         "--traffic",
         metavar="LIST",
         help="what a group of each dimension does in a step: dp=allreduce:1G,tp=allreduce:64M "
-        "(default, for one group: "
-        "an allreduce of 1 GiB)",
+        "(default, for one group: an allreduce of 1 GiB)",
     )
     add(
         "--for",
@@ -88,8 +90,8 @@ def build_parser() -> Parser:
         choices=("ring", "stock", "plan"),
         default="ring",
         help="rings in the order of ranks (NCCL's between hosts), gloo's own algorithms, or "
-        "topoplan's plans, to which the "
-        "order inside a group is all the same (default: ring)",
+        "topoplan's plans, to which the order inside a group is all the same (default: "
+        "ring)",
     )
     add(
         "--objective",
@@ -151,11 +153,10 @@ def build_parser() -> Parser:
             "device-mesh",
             "json",
         ),
-        help="the order as a launcher or script takes it: hostfile or rankfile (Open MPI), slurm "
-        "(a SLURM_HOSTFILE), torchrun "
-        "(a line a host), cuda-visible-devices (each host's GPUs), device-mesh (its tensor), json "
-        "(as --json, with each "
-        "rank's host and GPU there)",
+        help="the order as a launcher or script takes it: hostfile or rankfile (Open MPI), "
+        "slurm (a SLURM_HOSTFILE), torchrun (a line a host), cuda-visible-devices (each "
+        "host's GPUs), device-mesh (its tensor), json (as --json, with each rank's host "
+        "and GPU there)",
     )
     add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
     add_force(parser)
@@ -189,7 +190,7 @@ def _seconds(text: str) -> float:
 
 
 def _read_machine(arguments: argparse.Namespace) -> Topology:
-    """Return the machine that the arguments name, with the rate that they give."""
+    """Return the named machine, with the rate of --network."""
     from ..topo.derived.stated import NETWORK, parse_rate, state_rates
     from ..topo.loader.resolve import resolve
 
@@ -240,9 +241,7 @@ def _place(arguments: argparse.Namespace) -> int:
 
 
 def _list_assumed(machine: Topology) -> list[str]:
-    """Return the machine's notes on rates of its network that are only assumed: the answer rests on
-    them.
-    """
+    """Return the machine's notes on assumed rates of its network, on which the answer depends."""
     return [str(note) for note in machine.notes if note.kind == "network-rate-assumed"]
 
 

@@ -23,29 +23,40 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
     ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
-    ("topo-probe matrix.txt --format svg -o matrix.svg", "a picture of a machine from its "
-                                                         "nvidia-smi topo -m"),
-    ("topo-probe topo.xml --for-vm -o vm.xml", "a file for NCCL_TOPO_FILE inside a virtual "
-                                               "machine; on that machine itself "
-        "leave topo.xml out"),
+    (
+        "topo-probe matrix.txt --format svg -o matrix.svg",
+        "a picture of a machine from its nvidia-smi topo -m",
+    ),
+    (
+        "topo-probe topo.xml --for-vm -o vm.xml",
+        "a file for NCCL_TOPO_FILE inside a virtual machine; on that machine itself leave "
+        "topo.xml out",
+    ),
     ("topo-probe dgx-a100:2 --format tree", "a preset, as a tree"),
-    ("topo-probe dgx1 --format heat-map -o rates.svg", "the rate from each GPU to each other: "
-                                                       "measured, or as declared"),
+    (
+        "topo-probe dgx1 --format heat-map -o rates.svg",
+        "the rate from each GPU to each other: measured, or as declared",
+    ),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
-    ("topo-probe matrix.txt topo.xml --network 25 --json -o both.json", "several hosts' files as "
-                                                                        "one machine; what files "
-        "do not say is given, also with --rate pcie=48 --rate nic=50"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --json", "started by torchrun, on several "
-                                                                 "hosts "
-        "(--nnodes 2 --rdzv-endpoint HOST:PORT), each host probed by its own ranks: one topology "
-        "of all"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure", "measure every link, alone "
-                                                                    "and together with "
-        "others, and correct rates; one rank a GPU"),
-)  # fmt: skip
+    (
+        "topo-probe matrix.txt topo.xml --network 25 --json -o both.json",
+        "several hosts' files as one machine; what files do not say is given, also with "
+        "--rate pcie=48 --rate nic=50",
+    ),
+    (
+        "torchrun --nproc-per-node 2 -m topoplan.cli.probe --json",
+        "started by torchrun, on several hosts (--nnodes 2 --rdzv-endpoint HOST:PORT), "
+        "each host probed by its own ranks: one topology of all",
+    ),
+    (
+        "torchrun --nproc-per-node 2 -m topoplan.cli.probe --measure",
+        "measure every link, alone and together with others, and correct rates; one rank a GPU",
+    ),
+)
 ABOUT = """\
-Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found out is named in a
-note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second), in one direction.
+Shows a machine's GPUs, CPUs, NICs and switches, and the links between them. What cannot be found
+out is named in a note, and everything else is shown. Bandwidths are in GB/s (1e9 bytes a second),
+in one direction.
 """
 
 
@@ -77,12 +88,11 @@ def build_parser() -> Parser:
         metavar="TOPOLOGY",
         nargs="*",
         help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc "
-        "XML, text of nvidia-smi topo "
-        "-m or nvlink -R, rocm-smi --showtopo or amd-smi topology; a folder or tar archive with a "
-        "copy of another machine's "
-        "/sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are "
-        "hosts of one machine, joined "
-        "by a network and, where their GPUs are in one NVLink fabric, by that",
+        "XML, text of nvidia-smi topo -m or nvlink -R, rocm-smi --showtopo or amd-smi "
+        "topology; a folder or tar archive with a copy of another machine's /sys and "
+        "/proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are "
+        "hosts of one machine, joined by a network and, where their GPUs are in one NVLink "
+        "fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
@@ -111,7 +121,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--network",
         metavar="GBps",
-        help="rate of each way from a host into the network that no file gives",
+        help="rate of each port into the network, if no file gives it",
     )
     parser.add_argument(
         "--rate",
@@ -141,9 +151,7 @@ def build_parser() -> Parser:
 
 
 def _is_launched() -> bool:
-    """Return whether this process is one of several ranks, as torchrun starts them; rank 0 reports
-    for all.
-    """
+    """Return whether torchrun started this process as one of several ranks; rank 0 reports."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -179,9 +187,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 
 def _named_topology(arguments: argparse.Namespace) -> Topology:
-    """Return the topology that the arguments name, or that of the hosts that the ranks are on, with
-    the rates they give.
-    """
+    """Return the named topology, or that of the ranks' hosts, with the given rates."""
     topologies = _list_topologies(arguments)
     if len(topologies) == 1 and arguments.network is None and not arguments.rate:
         return topologies[0]
@@ -214,9 +220,7 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
 
 
 def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:
-    """Return the named topology, or that of the hosts that the ranks are on, with measured
-    rates.
-    """
+    """Return the named topology, or that of the ranks' hosts, with measured rates."""
     from ..runtime.measuring.measure_links import measure_topology
 
     at_hand = arguments.topologies in ([], ["local"]) and arguments.sysfs_root is None
@@ -226,8 +230,9 @@ def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topol
 
 
 def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
-    """Return the topology in one of FORMATS, or the findings of --check; each writer is only
-    imported when it is used.
+    """Return the topology in one of FORMATS, or the findings of --check.
+
+    Only the writer in use is imported, since some of them import solvers or rich.
     """
     if form == "json":
         from ..topo.formats import probe_json
@@ -276,9 +281,7 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
 
 
 def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
-    """Return a row for each link, one direction a row; what else is known of it, measurements too,
-    beside it.
-    """
+    """Return a row for each direction of each link, with measurements and other facts about it."""
     return [
         {
             "src": link.src,
@@ -295,9 +298,7 @@ def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
 
 
 def _report_errors(topology: Topology, printed: bool) -> int:
-    """Return exit code 1 where there are errors, 0 otherwise; print each on standard error unless
-    the table did.
-    """
+    """Return exit code 1 if there are errors, else 0; print those that the table did not show."""
     from ..topo.doctor import examine
 
     errors = [finding for finding in examine(topology).findings if finding.severity == "error"]

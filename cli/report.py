@@ -1,4 +1,4 @@
-"""topo-report: one HTML page about a machine or a plan, to send to a colleague."""
+"""topo-report: write an HTML page about a machine or a plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ EXAMPLES: tuple[Example, ...] = (
         "this machine, as topo-probe finds it; without GPUs there is nothing to plan",
     ),
 )
-ABOUT = "Writes one page that needs no network and no other file. Times in it are predicted; topo-run measures."
+ABOUT = (
+    "Writes one page that needs no network and no other file. Its times are predicted; "
+    "topo-run measures."
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,8 +61,13 @@ def build_parser() -> Parser:
     )
     add("-o", "--output", required=True, **OUTPUT, help="the HTML file to write")
     add_force(parser)
-    add("--time-limit", type=float, default=USUAL_LIMIT_S, metavar="SECONDS",
-        help=f"limit on all searches together (default {USUAL_LIMIT_S:g})")  # fmt: skip
+    add(
+        "--time-limit",
+        type=float,
+        default=USUAL_LIMIT_S,
+        metavar="SECONDS",
+        help=f"limit on all searches together (default {USUAL_LIMIT_S:g})",
+    )
     return parser
 
 
@@ -80,9 +88,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
-    """Return the report on what the argument names: a plan where it is a plan's file, else a
-    topology.
-    """
+    """Return the report on a plan, if `subject` is a plan's file, else on a topology."""
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
     from ..topo.loader.resolve import resolve
@@ -93,7 +99,7 @@ def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
 
 
 def _is_plan(subject: str) -> bool:
-    """Return whether an argument names a plan's file, by how the file begins."""
+    """Return whether an argument names a plan's file, judged by its first bytes."""
     from ..synth.plan_file import FORMAT
 
     try:

@@ -48,9 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leaves_errors_to_another_rank() -> bool:
-    """Whether another rank of this host says what is wrong with the arguments or the plan, to the
-    same standard error.
-    """
+    """Return whether another rank of this host reports bad arguments to the same stderr."""
     from ..runtime.mpi.launched import number_of_launch
     from ..runtime.ranks.launch import has_own_log
 
@@ -58,9 +56,7 @@ def _leaves_errors_to_another_rank() -> bool:
 
 
 def _choose_under_mpirun() -> str:
-    """Return what `--backend auto` is for ranks that mpirun started: mpi between CPUs, nccl between
-    GPUs.
-    """
+    """Return what --backend auto means under mpirun: mpi between CPUs, else as elsewhere."""
     import torch
 
     return "auto" if torch.cuda.is_available() else "mpi"
@@ -104,15 +100,13 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _check(jobs: Sequence[Job], ranks: int) -> None:
-    """Raise InputError where a job cannot be carried out."""
+    """Raise InputError if a job cannot be executed."""
     for options, plan in jobs:
         options.check(plan, ranks)
 
 
 def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
-    """Join the other ranks, measure or calibrate with them, and print on rank 0; return the exit
-    code.
-    """
+    """Join the other ranks, measure or calibrate, print on rank 0, and return the exit code."""
     from datetime import timedelta
 
     import torch
@@ -122,8 +116,8 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.transport import Transport
 
-    # All that needs no other rank comes first, so that bad input ends every rank before any of them
-    # connects.
+    # Checks without communication come first, so that bad input ends every rank before any of
+    # them connects.
     options = jobs[0][0]
     for one, plan in jobs:
         one.settings_for(one.collective_over(plan, world))
@@ -143,8 +137,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
         except RuntimeError as error:
             raise ExecutionError(
                 f"rank {rank}: the ranks did not find each other: {first_line(error)}; were all "
-                f"{world} started, and with the "
-                "same rendezvous?"
+                f"{world} started, and with the same rendezvous?"
             ) from error
         try:
             with progress.follow("starting ...") as work:
@@ -207,9 +200,9 @@ def _run_job(
 
 
 def _choose_beside_mpi(world: int) -> str:
-    """Return the backend of the groups in which ranks agree on things where MPI carries the data,
-    which says where that is: nccl where MPI takes GPU memory and each rank of this host has a GPU,
-    else gloo.
+    """Return the backend in which ranks agree if MPI carries the data; it selects the device.
+
+    That is nccl if MPI supports GPU memory and each rank of this host has a GPU, else gloo.
     """
     import torch
 
@@ -224,11 +217,10 @@ def _choose_beside_mpi(world: int) -> str:
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
-    """Return what is called when each of so many sizes begins: it passes on how much of the work is
-    done.
+    """Return a function to call when each of `sizes` sizes begins, which updates the progress.
 
-    Sizes grow by a factor, and so do their times, from some size on: the last ratio of two times
-    stands for those to come.
+    Sizes grow by a factor and, from some size on, times do too: the last ratio of two times
+    predicts the rest.
     """
     began: list[float] = []
 
@@ -253,9 +245,7 @@ def _host_costs(
     timeout: timedelta,
     say: Say,
 ) -> HostCosts | None:
-    """Measure what sending costs the hosts, where --calibrate asks for it or the plan's topology
-    does not say; else None.
-    """
+    """Return measured host costs if --calibrate asks for them or the plan has none, else None."""
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.calibrate import calibrate
     from ..synth.cost.host_costs import host_of
@@ -264,8 +254,7 @@ def _host_costs(
         return None
     if communicator.engine.codec is None:
         return calibrate(communicator, say)
-    # Without the codec: what encoding costs is known, and added to these costs where messages are
-    # encoded.
+    # Calibrate without the codec: the cost of encoding is known, and added for encoded messages.
     costs = calibrate(Communicator(communicator.plan, transport, timeout), say)
     communicator.engine.set_host_costs(costs)
     return costs
@@ -274,8 +263,9 @@ def _host_costs(
 def _write_calibrated(
     args: argparse.Namespace, topology: Topology, host: HostCosts, progress: ProgressReporter
 ) -> None:
-    """Write the topology (an emulated one with its own rates) and its host costs to a file or to
-    standard output.
+    """Write the topology with host costs to a file or standard output.
+
+    An emulated topology has the emulated rates.
     """
     from ..synth.cost.host_costs import with_host
     from ..topo.files import write_whole
@@ -293,7 +283,7 @@ def _write_calibrated(
 def _write_all(
     args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: ProgressReporter
 ) -> None:
-    """Print the rows, and write the files that were asked for."""
+    """Print the rows and write the requested files."""
     from ..topo.files import write_whole
     from .running.rows import list_rows, print_run, write_json
 

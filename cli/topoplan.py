@@ -20,13 +20,13 @@ EXAMPLES: tuple[Example, ...] = (
         "a plan for a DGX-1, with its bound",
     ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
-    ("topoplan report dgx1 -o report.html", "a page about a machine, to look at and to send"),
-    ('eval "$(topoplan completion bash)"', "from now on the shell completes these commands"),
+    ("topoplan report dgx1 -o report.html", "a page about a machine, to read and to share"),
+    ('eval "$(topoplan completion bash)"', "let the shell complete these commands"),
 )
 ABOUT = """\
-topoplan reads a machine, synthesizes schedules of collectives for it, proves how far each is from the best possible on its
-links, and runs them. `topoplan COMMAND --help` has each command's examples and options; each is a command of its own
-too: topo-probe is topoplan probe.
+topoplan reads a machine, synthesizes schedules of collectives for it, proves how far each is from
+the best possible on its links, and runs them. `topoplan COMMAND --help` has each command's
+examples and options; each is a command of its own too: topo-probe is topoplan probe.
 """
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    """Run a subcommand, which calls itself by its whole name meanwhile."""
+    """Run a subcommand, whose errors and help then name it in full."""
     call_as(f"{PROG} {name}")
     try:
         return int(import_module(f".{name}", __package__).main(arguments))
@@ -52,9 +52,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def build_parser(*, with_options: bool = False) -> Parser:
-    """Return the parser of what comes before a subcommand's own options; `with_options`: of those
-    too, as completion needs.
-    """
+    """Return the parser of topoplan; `with_options` adds all options, for completion."""
     parser = Parser(PROG, EXAMPLES, ABOUT, "COMMAND ...")
     commands = parser.add_subparsers(
         title="commands",

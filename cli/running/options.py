@@ -1,6 +1,4 @@
-"""What topo-run can be asked for: its options, the plans, and the refusal of what cannot be carried
-out.
-"""
+"""The options and plans of topo-run, and errors for what cannot be executed."""
 
 from __future__ import annotations
 
@@ -20,29 +18,40 @@ if TYPE_CHECKING:
 
 PROG = "topo-run"
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan, here for two "
-                                                                           "GPUs"),
+    (
+        "topo-synth --collective allreduce --topology topo.xml -o plan.json",
+        "a plan, here for two GPUs",
+    ),
     ("topo-run plan.json", "start its ranks on this host, 1 KiB to 1 MiB"),
-    ("topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5", "other sizes, 20 iterations after 5 of "
-                                                        "warm-up"),
+    (
+        "topo-run plan.json -b 4K -e 64M -f 4 -n 20 -w 5",
+        "other sizes, 20 iterations after 5 of warm-up",
+    ),
     ("topo-run plan.json --dtype bf16 --op avg --json", "bfloat16; rows as JSON"),
-    ("topo-run plan.json --place both --csv rows.csv", "in place and out of place; rows as CSV "
-                                                       "beside the table"),
+    (
+        "topo-run plan.json --place both --csv rows.csv",
+        "in place and out of place; rows as CSV beside the table",
+    ),
     ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
     ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
-    ("torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json", "join ranks that torchrun has "
-                                                                  "started"),
+    (
+        "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
+        "join ranks that torchrun has started",
+    ),
     ("mpirun -n 2 topo-run plan.json", "the same over MPI, beside MPI's own allreduce"),
-    ("topo-run plan.json --calibrate -o machine.json", "fit host costs here; then topo-synth "
-                                                       "--topology machine.json"),
+    (
+        "topo-run plan.json --calibrate -o machine.json",
+        "fit host costs here; then topo-synth --topology machine.json",
+    ),
     ("topo-run --stock --nproc 2", "the stock allreduce alone, without a plan"),
-    ("topo-run --stock --nproc 2 --collective all_reduce,all_gather", "several collectives, one "
-                                                                      "after the other; so "
-        "are several plans"),
-)  # fmt: skip
+    (
+        "topo-run --stock --nproc 2 --collective all_reduce,all_gather",
+        "several collectives, one after the other; so are several plans",
+    ),
+)
 ABOUT = """\
-At each size the plan and the backend's own (stock) collective take turns. Every element of the results is checked, on random
-data, against float64. Exit code 1 if any element is wrong.
+At each size the plan and the backend's own (stock) collective take turns. Every element of the
+results is checked, on random data, against float64. Exit code 1 if any element is wrong.
 """
 
 
@@ -85,12 +94,19 @@ def build_parser() -> Parser:
         metavar="WARMUP",
         help="warm-up iterations before them (default 2)",
     )
-    add("--dtype", default="float32", help="float32 (default), float64, float16, bfloat16, int8, "
-                                           "uint8, int32, int64; "
-        "fp16, half, bf16, float and the like too")  # fmt: skip
+    add(
+        "--dtype",
+        default="float32",
+        help="float32 (default), float64, float16, bfloat16, int8, uint8, int32, int64; fp16, "
+        "half, bf16, float and the like too",
+    )
     add("--op", default="sum", help="sum (default), avg, prod, max or min")
-    add("--backend", default="auto", choices=("auto", "gloo", "nccl", "mpi"), help="auto: mpi under mpirun without GPUs, "
-        "nccl with a GPU a rank, else gloo")  # fmt: skip
+    add(
+        "--backend",
+        default="auto",
+        choices=("auto", "gloo", "nccl", "mpi"),
+        help="auto: mpi under mpirun without GPUs, nccl with a GPU a rank, else gloo",
+    )
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
     add(
         "--timeout",
@@ -99,56 +115,70 @@ def build_parser() -> Parser:
         metavar="SECONDS",
         help="limit on any single wait (default 300)",
     )
-    add("--choose", default="race", choices=("race", "model", "plan", "same-bits"), help="how the schedule for a size is "
-        "chosen: race (default: time the likeliest ones and the stock collective at the first "
-        "call), model (the fastest "
-        "predicted), plan (as the plan's size ranges say) or same-bits (race without the stock "
-        "collective, with a plan of "
-        "topo-synth --reproducible)")  # fmt: skip
+    add(
+        "--choose",
+        default="race",
+        choices=("race", "model", "plan", "same-bits"),
+        help="how the schedule for a size is chosen: race (default: time the likeliest ones and "
+        "the stock collective at the first call), model (the fastest predicted), plan (as "
+        "the plan's size ranges say) or same-bits (race without the stock collective, with "
+        "a plan of topo-synth --reproducible)",
+    )
     add(
         "--compress",
         metavar="CODEC",
         help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",
     )
-    add("--reduction", default="hops", choices=("hops", "once"), help="with --compress: hops "
-                                                                      "(default) rounds partial "
-                                                                      "sums "
-        "whenever they are sent, once rounds each contribution once and each complete sum "
-        "once")  # fmt: skip
-    add("--calibrate", action="store_true", help="measure what messages and bytes cost the hosts, "
-                                                 "and write the plan's "
-        "topology with these costs: topo-synth and topo-run then predict with them")  # fmt: skip
+    add(
+        "--reduction",
+        default="hops",
+        choices=("hops", "once"),
+        help="with --compress: hops (default) rounds partial sums whenever they are sent, once "
+        "rounds each contribution once and each complete sum once",
+    )
+    add(
+        "--calibrate",
+        action="store_true",
+        help="measure what messages and bytes cost the hosts, and write the plan's topology "
+        "with these costs: topo-synth and topo-run then predict with them",
+    )
     add(
         "-o",
         dest="output",
         **OUTPUT,
         help="with --calibrate: write the topology to this file (default: standard output)",
     )
-    add("--trace", **OUTPUT, help="write when each transfer of a call of the largest size began "
-                                  "and "
-        "ended, beside what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) "
-        "opens")  # fmt: skip
+    add(
+        "--trace",
+        **OUTPUT,
+        help="write when each transfer of a call of the largest size began and ended, beside "
+        "what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
+    )
     add("--plot", **OUTPUT, help="write curves of the measured bandwidth against size as SVG")
     add_csv(parser, "the rows")
     add_force(parser, "--trace", "--plot", "--csv")
-    add("--place", choices=("in", "out", "both"), metavar="WHERE", help="in: results replace the "
-                                                                        "input; out: they go to "
-        "another tensor (allreduce, broadcast and reduce: a copy of the input is made first, and "
-        "timed); both: a row for "
-        "each (default: as torch has it, allreduce, broadcast and reduce in place, the others "
-        "not)")  # fmt: skip
+    add(
+        "--place",
+        choices=("in", "out", "both"),
+        metavar="WHERE",
+        help="in: results replace the input; out: they go to another tensor (allreduce, "
+        "broadcast and reduce: a copy of the input is made first, and timed); both: a row "
+        "for each (default: as torch has it, allreduce, broadcast and reduce in place, the "
+        "others not)",
+    )
     add("--stock", action="store_true", help="time stock collectives alone, without a plan")
-    add("--collective", default="allreduce", metavar="LIST", help="with --stock: the collectives, "
-                                                                  "or all (default "
-        "allreduce)")  # fmt: skip
+    add(
+        "--collective",
+        default="allreduce",
+        metavar="LIST",
+        help="with --stock: the collectives, or all (default allreduce)",
+    )
     add("--json", action="store_true", help="one JSON object on standard output")
     return parser
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
-    """Return what is to be measured. Raises InputError where an option has no sense, or contradicts
-    another one.
-    """
+    """Return the measurement to make. Raises InputError for wrong or contradictory options."""
     from ...runtime.measuring.bench_options import BenchOptions
     from ...runtime.measuring.spelling import spell_codec, spell_dtype, spell_op
 
@@ -159,15 +189,24 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
             "the largest"
         )
     return BenchOptions(
-        low, high, args.factor, args.iterations, args.warmup, spell_dtype(args.dtype), spell_op(args.op), args.backend,
-        args.choose, args.compress and spell_codec(args.compress), args.reduction, args.timeout, args.place,
-    )  # fmt: skip
+        low,
+        high,
+        args.factor,
+        args.iterations,
+        args.warmup,
+        spell_dtype(args.dtype),
+        spell_op(args.op),
+        args.backend,
+        args.choose,
+        args.compress and spell_codec(args.compress),
+        args.reduction,
+        args.timeout,
+        args.place,
+    )
 
 
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
-    """Raise InputError where files are asked for that cannot be: nothing goes into them, or
-    (`is_writer`) they exist.
-    """
+    """Raise InputError for files without content or, if `is_writer`, that cannot be written."""
     if args.output is not None and not args.calibrate:
         raise InputError(
             "-o without --calibrate: there is no topology to write; the table goes to standard "
@@ -191,9 +230,7 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
-    """Return the plans, verified; none with --stock alone. Raises InputError where they do not go
-    together.
-    """
+    """Return the verified plans, none with --stock alone. Raises InputError if ranks differ."""
     if not args.plans:
         _check_stock_alone(args)
         return []
@@ -204,8 +241,7 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         if plan.collective.ranks != plans[0].collective.ranks:
             raise InputError(
                 f"{name} is for {plan.collective.ranks} ranks, {args.plans[0]} for "
-                f"{plans[0].collective.ranks}; run them one "
-                "by one"
+                f"{plans[0].collective.ranks}; run them one by one"
             )
     if args.topology is not None:
         from ...topo.loader.resolve import load_for_planning
@@ -219,8 +255,8 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
 def _check_stock_alone(args: argparse.Namespace) -> None:
     if args.compress:
         raise InputError(
-            f"--compress {args.compress} without a plan: the stock collective does not compress; "
-            "name a plan"
+            f"--compress {args.compress} without a plan: the stock collective does not "
+            "compress; name a plan"
         )
     if args.calibrate:
         raise InputError(
@@ -238,7 +274,7 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
 
 
 def list_collectives(text: str) -> list[str]:
-    """Return our names of the collectives in a list; all of them for "all"."""
+    """Return the collectives in a list, by topoplan's names; every one for "all"."""
     from ...synth.ir.collective import COLLECTIVES, spell_collective
 
     names = [part.strip() for part in text.split(",") if part.strip()]

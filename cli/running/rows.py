@@ -1,4 +1,4 @@
-"""The rows of topo-run: a table for people, JSON and CSV for programs."""
+"""The rows of topo-run as a table, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ _TITLES = {
     "on the wire": "(B)",
     "error": "(rms)",
 }
-# Least widths, where no terminal sets a limit: tables of several runs can be laid side by side.
-_WIDTHS = {"size": 11, "count": 11, "type": 9, "place": 5, "schedule": 19, "plan": 11, "stock": 11, "ratio": 6,
-           "predicted": 11, "algbw": 9, "busbw": 9, "bound": 7, "#wrong": 7, "on the wire": 12, "error": 8}  # fmt: skip
+# Minimum widths if no terminal sets a limit, so that tables of several runs align.
+_WIDTHS = dict(zip(_TITLES, (11, 11, 9, 5, 19, 11, 11, 6, 11, 9, 9, 7, 7, 12, 8), strict=True))
 # Columns that a narrow terminal goes without, in this order.
 _LEAVE_OUT = (
     "count",
@@ -55,7 +54,7 @@ _LEAVE_OUT = (
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured of one collective, with its plan where there is one."""
+    """The measurements of one collective, with its plan if there is one."""
 
     options: BenchOptions
     settings: BenchSettings
@@ -66,9 +65,7 @@ class Run:
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
-        """The mean busbw of all rows, of the plan and of the stock collective; None where nothing
-        was timed.
-        """
+        """The mean busbw over all rows, of plan and stock collective; None if untimed."""
         factor = float(self.settings.collective.bus_factor())
         return {
             name: _find_mean(
@@ -83,9 +80,7 @@ class Run:
 
 
 def print_run(run: Run) -> None:
-    """Print the table of a run on standard output; on a terminal in lines that fit, with fewer
-    columns where it must be.
-    """
+    """Print the table of a run; on a terminal without the columns that do not fit."""
     from ...synth.bounds.in_network import describe_assumption, describe_possible, list_possible
 
     options, plan, settings = run.options, run.plan, run.settings
@@ -117,8 +112,8 @@ def print_run(run: Run) -> None:
                 f"{describe_possible(plan.topology)}"
             )
     lines.append(
-        f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the plan is "
-        "faster"
+        f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the "
+        "plan is faster"
     )
     _print_notes(lines, width)
     for line in _lay_out(run, width):
@@ -166,7 +161,7 @@ def _lay_out(run: Run, width: int | None) -> list[str]:
 
 
 def _show_cell(run: Run, row: BenchRow, column: str) -> str:
-    """Return what stands in a column of a row."""
+    """Return the text of one cell."""
     fraction = None if row.bound_fraction is None else row.bound_fraction * 100
     cells = {
         "size": row.size_bytes,
@@ -189,7 +184,7 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
 
 
 def _above_bound_text(rows: Sequence[BenchRow]) -> str:
-    """Return why rows may show more than the bound, in a line; empty where none does."""
+    """Return a line on why some rows exceed the bound, or "" if none does."""
     above = [
         row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1
     ]
@@ -197,9 +192,9 @@ def _above_bound_text(rows: Sequence[BenchRow]) -> str:
         return ""
     sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
     return (
-        f"above 100 % at {sizes}: the bound is for links at their declared rates; an emulated "
-        "link lets a first burst through "
-        "at once, and data in a cache, or a link that is wider than declared, is faster as well"
+        f"above 100 % at {sizes}: the bound is for links at their declared rates; an "
+        "emulated link lets a first burst through at once, and data in a cache, or a link "
+        "that is wider than declared, is faster as well"
     )
 
 
@@ -212,9 +207,7 @@ def _find_mean(values: Sequence[float]) -> float | None:
 
 
 def write_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the object that --json prints: that of the run, or all of them under "runs" where
-    there are several.
-    """
+    """Return the object of --json: that of the run, or of several under "runs"."""
     objects = [_write_run(run) for run in runs]
     return objects[0] if len(objects) == 1 else {"runs": objects}
 
@@ -243,9 +236,7 @@ def _write_run(run: Run) -> dict[str, Any]:
 
 
 def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the rows of all runs as --csv writes them, with what is the same for all rows of a
-    run.
-    """
+    """Return the rows of all runs for --csv, each with the fields that its run has in common."""
     out = []
     for run in runs:
         head = {

@@ -1,1 +1,1 @@
-"""What all commands share: the parser, errors in one line, progress, rows, examples."""
+"""Code that all commands share: parser, one-line errors, progress, output files."""

@@ -19,25 +19,27 @@ from ...topo.version import VERSION
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
+# Exit code after Ctrl-C, as shells report it: 128 + SIGINT.
 _INTERRUPTED = 130
-# What writing to standard output ends with; files that commands write raise errors of their own.
+# Errors of writing to standard output; files that commands write raise errors of their own.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-_WIDEST_PROSE = 100
+# Columns of a paragraph in a help: wider ones are hard to read.
+_MAX_PROSE = 100
 # What replaces "(--option)" after an error about these parameters of the library.
 _ADVICE = {"overwrite": ", or give --force"}
-# The name of the command in use where it is a subcommand of topoplan; see `call_as`.
+# The name of the command in use if it is a subcommand of topoplan; see `call_as`.
 _CALLED_AS = {"name": ""}
 # The options of the command in use, from which errors name theirs; see `name_option`.
 _OPTIONS: set[str] = set()
 
-# A command line that runs as it is written, and what it is for.
+# A command line that runs as written, and its purpose.
 Example = tuple[str, str]
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose help begins with examples, and whose errors are one line.
 
-    `about` is said after the examples, in paragraphs. Every parser knows --version, -v and -q.
+    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q.
     """
 
     def __init__(
@@ -59,15 +61,21 @@ class Parser(argparse.ArgumentParser):
             "--version", action="version", version=f"topoplan {VERSION}", help="show the version"
         )
         loud = common.add_mutually_exclusive_group()
-        loud.add_argument("-v", "--verbose", action="store_true",
-            help="say on standard error how far it is, on a terminal or not")  # fmt: skip
-        loud.add_argument("-q", "--quiet", action="store_true",
-            help="no progress and no messages but errors; results are printed as ever")  # fmt: skip
+        loud.add_argument(
+            "-v",
+            "--verbose",
+            action="store_true",
+            help="print progress to standard error even when it is not a terminal",
+        )
+        loud.add_argument(
+            "-q",
+            "--quiet",
+            action="store_true",
+            help="print errors only, neither progress nor messages; results are printed as usual",
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; an option that is not known is an error that names the nearest one, before any
-        other is looked for.
-        """
+        """Parse; report an unknown option first, with the nearest known one."""
         given = list(sys.argv[1:] if args is None else args)
         _OPTIONS.clear()
         _OPTIONS.update(self._option_string_actions)
@@ -78,7 +86,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a value that is none of the choices, and name the nearest one."""
+        """Refuse a value that is not among the choices, and name the nearest one."""
         if action.choices is not None and value not in action.choices:
             known = ", ".join(map(str, action.choices))
             raise argparse.ArgumentError(
@@ -93,13 +101,13 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def format_help(self) -> str:
-        """Return the help: examples as they are to be typed, paragraphs as wide as the terminal."""
+        """Return the help: examples as typed, paragraphs as wide as the terminal."""
         width = find_width()
         lines = ["examples:"] if self.examples else []
         for command, meaning in self.examples:
             lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
         paragraphs = [
-            "\n".join(_wrap(text, min(width, _WIDEST_PROSE))) for text in self.about.split("\n\n")
+            "\n".join(_wrap(text, min(width, _MAX_PROSE))) for text in self.about.split("\n\n")
         ]
         self._action_groups.sort(key=lambda group: group is self._common)
         self.description = (
@@ -108,28 +116,24 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def describe_in_prose(self) -> None:
-        """Have `description` be what is said beside the examples, for pages that lay these out
-        themselves.
-        """
+        """Set `description` to the text without examples, for pages that lay these out."""
         self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Print the help; where it cannot be written, exit with code 1."""
+        """Print the help, or exit with code 1 if it cannot be written."""
         try:
             (file or sys.stdout).write(self.format_help())
         except OSError as error:
             raise SystemExit(_drop_output(self.prog, error, 0)) from None
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit, --help being written: with code 1 where it could not be."""
+        """Exit after --help: with code 1 if it could not be written."""
         super().exit(end_output(self.prog, status), message)
         raise AssertionError("ArgumentParser.exit does not return")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help whose options begin in column 22, so that 80 columns have room for what is said of
-    them.
-    """
+    """Help whose texts begin in column 22, which leaves room for them in 80 columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=22, width=find_width())
@@ -142,49 +146,51 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(action.option_strings)} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Return the lines of what is said of an option, words kept whole."""
+        """Break an option's text between words only."""
         return _wrap(text, width)
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a text as lines, broken between words only."""
-    return textwrap.wrap(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent,
-        break_on_hyphens=False, break_long_words=False)  # fmt: skip
+    """Break a text between words only."""
+    return textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def find_width() -> int:
-    """Return the columns that help and tables may have: the terminal's, less two; 78 where there is
-    none.
-    """
+    """Return the columns for help and tables: the terminal's less two, or 78 without a terminal."""
     return max(40, shutil.get_terminal_size().columns - 2)
 
 
 def call_as(name: str) -> None:
-    """Have errors and helps name this command, which was called as a subcommand: "topoplan synth"
-    for topo-synth.
-    """
+    """Make errors and help use this name: "topoplan synth" if topo-synth runs as a subcommand."""
     _CALLED_AS["name"] = name
 
 
 def shown_name(prog: str) -> str:
-    """Return how the command in use was called."""
+    """Return the name by which the command in use was called."""
     return _CALLED_AS["name"] or prog
 
 
 def file_name(text: str) -> str:
-    """Return the argument of -o. Raises ArgumentTypeError where it is empty."""
+    """Return the argument of -o. Raises ArgumentTypeError if it is empty."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; name a file")
     return text
 
 
 def say_error(prog: str, message: str) -> None:
-    """Print one line on standard error, where it can be written."""
+    """Print an error with the command's name on standard error, if that can be written."""
     print_error(f"{shown_name(prog)}: error: {message}")
 
 
 def print_error(line: str) -> None:
-    """Print a line on standard error, where it can be written; see `printable`."""
+    """Print a line on standard error, if it can be written; see `printable`."""
     with contextlib.suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
 
@@ -203,11 +209,10 @@ def name_option(error: TopoplanError) -> str:
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
-    """Run a command's body and return its exit code; a TopoplanError is printed as one line on
-    standard error.
+    """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
-    `quiet`: print nothing about what another process reports too (bad input, a plan that is not for
-    these ranks).
+    `quiet`: leave errors to another process that reports them too (bad input, a plan for other
+    ranks).
     """
     if (
         sys.stdout is None
@@ -229,8 +234,9 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
 
 
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
-    """Write what is left of standard output and return the exit code: 1 and one line, unless
-    `silent`, where 0 was meant but it cannot be written.
+    """Flush standard output and return the exit code: 1 if `code` is 0 but flushing fails.
+
+    The failure is one line on standard error, unless `silent`.
     """
     if sys.stdout is None:
         return code
@@ -242,10 +248,9 @@ def end_output(prog: str, code: int, *, silent: bool = False) -> int:
 
 
 def _drop_output(prog: str, error: OSError, code: int, *, silent: bool = False) -> int:
-    """Give up standard output, for the reason in `error`, and return the exit code, `code` being
-    what was meant.
+    """Close standard output after `error` and return the exit code in place of `code`.
 
-    A reader that has gone away (a pipe into `head`) is no failure.
+    A reader that has closed its end (a pipe into `head`) is no failure.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):

@@ -1,6 +1,4 @@
-"""The files that commands write: refused before any work where they exist or cannot be written;
-rows as CSV.
-"""
+"""Files that commands write: checked before any work is done, and rows as CSV."""
 
 from __future__ import annotations
 
@@ -18,21 +16,19 @@ from .common import Parser, file_name
 if TYPE_CHECKING:
     import argparse
 
-# What an option that names a file to be written is given to `add_argument`.
+# Arguments of `add_argument` for options that name a file to write.
 OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
 
 
 def add_force(parser: Parser, *others: str) -> None:
-    """Add --force, which all commands that write files have; `others` are the options beside -o
-    that name files.
-    """
+    """Add --force; `others` are the options besides -o that name files to write."""
     listed = " and ".join(filter(None, [", ".join(["-o", *others[:-1]]), *others[-1:]]))
     what = "replace files that exist" if others else "replace a file that exists"
     parser.add_argument("--force", action="store_true", help=f"let {listed} {what}")
 
 
 def add_csv(parser: Parser, what: str) -> None:
-    """Add --csv."""
+    """Add --csv, for `what` as rows."""
     parser.add_argument(
         "--csv",
         type=file_name,
@@ -42,9 +38,8 @@ def add_csv(parser: Parser, what: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError where a file that one of these options names exists already and --force is
-    not given, where it cannot be written, or where two options name one file: before the work, not
-    after.
+    """Raise InputError if a file that these options name exists (without --force) or cannot be
+    written, or if two options name the same file.
     """
     seen: dict[str, str] = {}
     for option in options:
@@ -74,9 +69,7 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
-    """Write rows as CSV: the keys of all rows as the heading, an empty cell for None, lists and
-    objects as JSON.
-    """
+    """Write rows as CSV, headed by all keys; None is empty, lists and objects are JSON."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

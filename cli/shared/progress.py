@@ -1,6 +1,4 @@
-"""What commands say on standard error while they work, and when they have written a file: for
-people, on a terminal or with -v; nothing with -q.
-"""
+"""Progress and messages on standard error: on a terminal or with -v, and never with -q."""
 
 from __future__ import annotations
 
@@ -19,14 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Say = Callable[[str], None]
-# Least time between two lines of progress that is no terminal's.
+# Shortest time between two lines of progress with -v: a log should not fill with them.
 _PAUSE_S = 0.5
 
 
 class ProgressReporter:
-    """Whether and how a command speaks, by its -v and -q and by whether standard error is a
-    terminal.
-    """
+    """Prints a command's progress and messages, as -v, -q and the terminal require."""
 
     def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
         self.prog, self.quiet = shown_name(prog), args.quiet or not speaks
@@ -34,15 +30,13 @@ class ProgressReporter:
         self.has_lines = not self.quiet and not self.is_live and args.verbose
 
     def tell(self, message: str) -> None:
-        """Print what was done, unless -q."""
+        """Print a message, unless -q."""
         if not self.quiet:
             print_error(message)
 
     @contextmanager
     def follow(self, what: str, limit_s: float | None = None) -> Iterator[Work]:
-        """Show how far the work is while the context lasts: in one line of the terminal, or with -v
-        line after line.
-        """
+        """Show progress while the context lasts: on one line of a terminal, or with -v on many."""
         work = Work(what, limit_s)
         if self.is_live:
             from rich.console import Console
@@ -58,9 +52,7 @@ class ProgressReporter:
 
 
 class Work:
-    """A piece of work that says how far it is. `limit_s`: seconds after which it ends in any
-    case.
-    """
+    """Work in progress; `limit_s` is the time limit in seconds after which it ends."""
 
     def __init__(self, what: str, limit_s: float | None = None) -> None:
         self.message, self.limit_s = what, limit_s
@@ -69,7 +61,7 @@ class Work:
         self._began, self._last_line = time.monotonic(), float("-inf")
 
     def say(self, message: str) -> None:
-        """Take a message of what is being done."""
+        """Set the message about what is being done."""
         new = message != self.message
         self.message = message
         if self.print_line is not None and new and time.monotonic() - self._last_line >= _PAUSE_S:
@@ -77,20 +69,16 @@ class Work:
             self.print_line(self.describe())
 
     def advance(self, message: str, done: float, total: float) -> None:
-        """Take a message, and how much of the work is done, in any unit."""
+        """Set the message and the share of work that is done, in any unit."""
         self.done, self.total = done, total
         self.say(message)
 
     def restart(self, began: float) -> None:
-        """Count from `began` on, of the monotonic clock: what came before says nothing of what is
-        to come.
-        """
+        """Measure from `began` (time.monotonic): earlier work does not predict the rest."""
         self._began = began
 
     def describe(self) -> str:
-        """Return for how long it has gone on, the time left where that is known, and what is being
-        done.
-        """
+        """Return the elapsed time, the time left if it is known, and the message."""
         spent_s = time.monotonic() - self._began
         left = ""
         if 0 < self.done < self.total:
@@ -100,20 +88,20 @@ class Work:
         return f"{show_seconds(spent_s)}{left}: {self.message}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw one line, anew each time that the spinner turns."""
+        """Render one line each time the spinner turns."""
         from rich.text import Text
 
         yield Text(printable(self.describe()), no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Any, options: Any) -> Any:
-        """Take one line's width."""
+        """Return the width of one line."""
         from rich.measure import Measurement
 
         return Measurement(10, options.max_width - 2)
 
 
 def show_seconds(seconds: float) -> str:
-    """Return a duration for people: 7 s, 2 min 05 s, 1 h 02 min."""
+    """Format a duration: 7 s, 2 min 05 s, 1 h 02 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -81,7 +81,8 @@ def _order_text(placement: Placement) -> str:
     order = ",".join(map(str, placement.order))
     listed = f": {order}" if len(order) <= _MAX_ORDER else ""
     gain = f"{float(placement.gain):.2f} times as fast"
-    return f"rank order: gloo's own algorithm is {gain} in another one{listed} (topo-place --for stock)"
+    text = f"rank order: gloo's own algorithm is {gain} in another one{listed}"
+    return f"{text} (topo-place --for stock)"
 
 
 def _print_bottleneck(console: Console, explanation: Explanation) -> None:
@@ -115,8 +116,14 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
 
     levers = explanation.levers[:_MAX_LISTED]
     # The last column is there only if some links help together.
-    titles = ("link", "GB/s", "alike", "bound rises per GB/s more", "bound with 10 % more",
-              "all alike with 10 % more")  # fmt: skip
+    titles = (
+        "link",
+        "GB/s",
+        "alike",
+        "bound rises per GB/s more",
+        "bound with 10 % more",
+        "all alike with 10 % more",
+    )
     columns = titles if any(x.together_GBps is not None for x in levers) else titles[:-1]
     lines: list[tuple[Sequence[str], str | None]] = []
     for x in levers:
@@ -129,8 +136,13 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
             "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
         )
         lines.append((cells[: len(columns)], None))
-    print_table(console, [(title, title == "link") for title in columns], lines,
-        (titles[3], titles[2], titles[5]), title="links to improve first")  # fmt: skip
+    print_table(
+        console,
+        [(title, title == "link") for title in columns],
+        lines,
+        (titles[3], titles[2], titles[5]),
+        title="links to improve first",
+    )
 
 
 def _print_reached(console: Console, explanation: Explanation) -> None:

@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 # Instances without a schedule that an error lists: more would not fit one line.
 _MAX_LISTED = 4
 _KEYS = (
-    "chunks", "steps", "rounds", "status", "latency_optimal", "bandwidth_optimal", "dominated",
-    "form", "proof", "synthesis_s",
-)  # fmt: skip
+    "chunks",
+    "steps",
+    "rounds",
+    "status",
+    "latency_optimal",
+    "bandwidth_optimal",
+    "dominated",
+    "form",
+    "proof",
+    "synthesis_s",
+)
 
 
 def run(job: SynthRun) -> None:
@@ -88,9 +96,16 @@ def _print_front(console: Console, front: Front) -> None:
             "dominated" * row.dominated,
         ]
         cells = (
-            str(row.chunks), str(row.steps), str(row.rounds), str(row.ratio), row.status,
-            ", ".join(filter(None, marks)), row.form, row.proof, f"{row.synthesis_s:.2f}",
-        )  # fmt: skip
+            str(row.chunks),
+            str(row.steps),
+            str(row.rounds),
+            str(row.ratio),
+            row.status,
+            ", ".join(filter(None, marks)),
+            row.form,
+            row.proof,
+            f"{row.synthesis_s:.2f}",
+        )
         dim = None if row.status == "feasible" else "dim"
         rows.append((cells, "green" if row in front.front else dim))
     print_table(console, columns, rows, ("proof", "form", "seconds"))
@@ -111,8 +126,8 @@ def _check_feasible(job: SynthRun, front: Front) -> None:
     if undecided or not without:
         listed = "; ".join(f"{x.chunks},{x.steps},{x.rounds}: {x.proof}" for x in undecided)
         raise TimeLimitError(
-            f"{where}: no schedule was found, and none was proved impossible"
-            f"{listed and f' ({listed})'}"
+            f"{where}: no schedule was found, and none was proved "
+            f"impossible{listed and f' ({listed})'}"
         )
     more = " ..." * (len(without) > _MAX_LISTED)
     raise InfeasibleError(

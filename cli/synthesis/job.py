@@ -40,9 +40,9 @@ class SynthRun:
     """One run of topo-synth.
 
     `machine` is the machine as given, with its `given_router` and the collective `given` on it;
-    `topology`, `router` and `collective` are planned for, after --without-link and the like. `in_network` is the bound if switches
-    that could add did so, where the topology does not say that they do. `cut_short` lists the
-    searches that the time limit stopped.
+    `topology`, `router` and `collective` are planned for, after --without-link and the like.
+    `in_network` is the bound if all switches add that could, unless the topology says that they
+    do. `cut_short` lists the searches that the time limit stopped.
     """
 
     args: argparse.Namespace
@@ -107,8 +107,8 @@ class SynthRun:
         assumption = describe_assumption(self.topology)
         if self.in_network is not None:
             return [
-                f"that bound assumes that {assumption}; {describe_possible(self.topology)}, and then "
-                f"the bound is {limit_text(self.in_network)} GB/s algbw"
+                f"that bound assumes that {assumption}; {describe_possible(self.topology)}, and "
+                f"then the bound is {limit_text(self.in_network)} GB/s algbw"
             ]
         return [f"that bound assumes: {assumption}"] if computes_in_network(self.topology) else []
 
@@ -148,9 +148,17 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     if change and collective.root is not None:
         given = replace(given, root=machine.ranks.index(topology.ranks[collective.root]))
     return SynthRun(
-        args, machine, topology, given_router, router, given, collective, started, size,
+        args,
+        machine,
+        topology,
+        given_router,
+        router,
+        given,
+        collective,
+        started,
+        size,
         ProgressReporter(PROG, args),
-    )  # fmt: skip
+    )
 
 
 def bound_json(limit: Bound | None) -> dict[str, Any] | None:

@@ -1,6 +1,4 @@
-"""What topo-synth can be asked for: its options, and the refusal of those that contradict each
-other or would do nothing.
-"""
+"""The options of topo-synth, and errors for those that contradict each other or have no effect."""
 
 from __future__ import annotations
 
@@ -12,11 +10,13 @@ from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from ...synth.forest.candidates import TreeLimits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
+# Enough for every preset; larger machines and --pareto may need more.
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 _EPSILON, _MAX_TREES, _MAX_DEPTH = "--epsilon", "--max-trees", "--max-depth"
@@ -30,37 +30,65 @@ _MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = (
 _REPRODUCIBLE = "--reproducible"
 _FORMAT, _NCCL_VERSION, _MEASURED = "--format", "--nccl-version", "--measured"
 PLAN = "plan"
-# Our own strategies, for helps and completion: importing them takes a second.
-STRATEGY_NAMES = ("packing", "chains", "exact", "hierarchical", "greedy", "ring", "double-tree", "recursive-doubling",
-                  "halving-doubling", "direct", "one-shot", "parameter-server")  # fmt: skip
+# Names of the built-in strategies for help and completion, since importing them takes a second.
+STRATEGY_NAMES = (
+    "packing",
+    "chains",
+    "exact",
+    "hierarchical",
+    "greedy",
+    "ring",
+    "double-tree",
+    "recursive-doubling",
+    "halving-doubling",
+    "direct",
+    "one-shot",
+    "parameter-server",
+)
 EXAMPLES: tuple[Example, ...] = (
-    ("topo-synth --collective allreduce --topology dgx1", "the fastest schedule for each size, "
-                                                          "and its gap"),
-    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "write the plan, for "
-                                                                           "topo-run and the DDP "
-                                                                           "hook"),
-    ("topo-synth --collective allgather --topology dgx1 --pareto", "the Pareto front of steps and "
-                                                                   "rounds"),
-    ("topo-synth --collective alltoall --topology dgx1 --instance 3,3,8",
-        "is there a schedule with 3 chunks, 3 steps, 8 rounds?"),
-    ("topo-synth --collective allreduce --topology mesh:8x8 --bound-only", "only the bounds: how "
-                                                                           "fast can a schedule "
-                                                                           "be?"),
-    ("topo-synth --collective allreduce --topology dgx1 --explain", "the bottleneck, and which "
-                                                                    "links to improve first"),
-    ("topo-synth --collective allreduce --topology dgx1 --without-link 0:3", "a plan for the "
-                                                                             "machine without "
-                                                                             "that link"),
+    (
+        "topo-synth --collective allreduce --topology dgx1",
+        "the fastest schedule for each size, and its gap",
+    ),
+    (
+        "topo-synth --collective allreduce --topology topo.xml -o plan.json",
+        "write the plan, for topo-run and the DDP hook",
+    ),
+    (
+        "topo-synth --collective allgather --topology dgx1 --pareto",
+        "the Pareto front of steps and rounds",
+    ),
+    (
+        "topo-synth --collective alltoall --topology dgx1 --instance 3,3,8",
+        "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
+    ),
+    (
+        "topo-synth --collective allreduce --topology mesh:8x8 --bound-only",
+        "only the bounds: how fast can a schedule be?",
+    ),
+    (
+        "topo-synth --collective allreduce --topology dgx1 --explain",
+        "the bottleneck, and which links to improve first",
+    ),
+    (
+        "topo-synth --collective allreduce --topology dgx1 --without-link 0:3",
+        "a plan for the machine without that link",
+    ),
     ("topo-synth --collective allreduce --topology dgx-a100:2 --max-trees 16", "at most 16 trees"),
-    ("topo-synth --collective allreduce --topology dgx1 --reproducible",
-        "the same bits for an element in buffers of all sizes"),
-    ("topo-synth --collective all_reduce --topology topo.xml --format "
-     "nccl-graph", "rings and chains for NCCL_GRAPH_FILE"),
+    (
+        "topo-synth --collective allreduce --topology dgx1 --reproducible",
+        "the same bits for an element in buffers of all sizes",
+    ),
+    (
+        "topo-synth --collective all_reduce --topology topo.xml --format nccl-graph",
+        "rings and chains for NCCL_GRAPH_FILE",
+    ),
     ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
-)  # fmt: skip
+)
 ABOUT = """\
-Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this machine), builds schedules
-for a collective, verifies each by an independent replay, and keeps the fastest for every range of sizes.
+Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this
+machine), builds schedules for a collective, verifies each by an independent replay, and keeps the
+fastest for every range of sizes.
 """
 
 
@@ -73,27 +101,39 @@ def build_parser() -> Parser:
         "--collective C --topology T [--strategy S] [--size BYTES] [-o FILE] ...",
     )
     add = parser.add_argument
-    add("--collective", required=True, metavar="C", help="allreduce, allgather, reduce-scatter, "
-                                                         "broadcast, reduce, "
-        "gather, scatter or alltoall; torch's and nccl-tests' spellings too")  # fmt: skip
+    add(
+        "--collective",
+        required=True,
+        metavar="C",
+        help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter or "
+        "alltoall; torch's and nccl-tests' spellings too",
+    )
     add(
         "--topology",
         required=True,
         metavar="T",
         help="a preset (dgx1, mesh:4x4, ...), a file, or local",
     )
-    add("--strategy", default="auto", metavar="S", help="auto (default), "
-                                                        f"{', '.join(STRATEGY_NAMES[:-1])} or "
-        f"{STRATEGY_NAMES[-1]}, or one that a package adds (docs/api.md)")  # fmt: skip
+    add(
+        "--strategy",
+        default="auto",
+        metavar="S",
+        help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}, or one "
+        "that a package adds (docs/api.md)",
+    )
     add(
         "--size",
         default=DEFAULT_SIZE,
         metavar="BYTES",
         help=f"buffer size to report on (default {DEFAULT_SIZE})",
     )
-    add("--root", type=int, metavar="R", help="root of broadcast, reduce, gather and scatter, in "
-                                              "the numbering of the machine "
-        "as given, before --without-rank (default: the first rank that stays)")  # fmt: skip
+    add(
+        "--root",
+        type=int,
+        metavar="R",
+        help="root of broadcast, reduce, gather and scatter, in the numbering of the machine as "
+        "given, before --without-rank (default: the first rank that stays)",
+    )
     add(
         _PARETO,
         action="store_true",
@@ -108,9 +148,13 @@ def build_parser() -> Parser:
         metavar="K",
         help="with --pareto: only k-synchronous rows, R <= S + K",
     )
-    add(_INSTANCE, action="append", metavar="C,S,R", help="decide whether a schedule of so many "
-                                                          "chunks, steps and rounds "
-        "exists (exit code 3: there is none); may be repeated")  # fmt: skip
+    add(
+        _INSTANCE,
+        action="append",
+        metavar="C,S,R",
+        help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
+        "3: there is none); may be repeated",
+    )
     add(
         _EPSILON,
         metavar="E",
@@ -123,54 +167,94 @@ def build_parser() -> Parser:
         metavar="N",
         help="packing: at most this many hops from any rank to the root of a tree",
     )
-    add("--without-link", action="append", default=[], metavar="A:B", help="plan for the machine "
-                                                                           "without this link "
-                                                                           "(device "
-        "ids or rank numbers), and compare with the whole machine; may be repeated, as the next "
-        "two")  # fmt: skip
-    add("--without-rank", action="append", default=[], type=int, metavar="R", help="plan for the "
-                                                                                   "machine without this GPU; "
-        "the ranks above it move up, and all options number the GPUs of the machine as "
-        "given")  # fmt: skip
-    add("--scale-link", action="append", default=[], metavar="A:B=F",
-        help="plan for the machine with this link at F times its bandwidth")  # fmt: skip
-    add(_EXPLAIN, action="store_true", help="show the bottleneck, what every strategy reaches at "
-                                            "8 sizes, and which "
-        "links to improve first; and whether the stock collective would be faster in another "
-        "order of ranks")  # fmt: skip
-    add(_REPRODUCIBLE, action="store_true", help="add every element up in one bracketing of "
-                                                 "ranks, in all schedules of "
-        "the plan: its bits then depend neither on the buffer's size nor on its place in "
-        "it")  # fmt: skip
+    add(
+        "--without-link",
+        action="append",
+        default=[],
+        metavar="A:B",
+        help="plan for the machine without this link (device ids or rank numbers), and compare "
+        "with the whole machine; may be repeated, as the next two",
+    )
+    add(
+        "--without-rank",
+        action="append",
+        default=[],
+        type=int,
+        metavar="R",
+        help="plan for the machine without this GPU; the ranks above it move up, and all "
+        "options number the GPUs of the machine as given",
+    )
+    add(
+        "--scale-link",
+        action="append",
+        default=[],
+        metavar="A:B=F",
+        help="plan for the machine with this link at F times its bandwidth",
+    )
+    add(
+        _EXPLAIN,
+        action="store_true",
+        help="show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
+        "improve first; and whether the stock collective would be faster in another order "
+        "of ranks",
+    )
+    add(
+        _REPRODUCIBLE,
+        action="store_true",
+        help="add every element up in one bracketing of ranks, in all schedules of the plan: "
+        "its bits then depend neither on the buffer's size nor on its place in it",
+    )
     add("--bound-only", action="store_true", help="print only the bound and its certificate")
-    add("--time-limit", type=float, default=DEFAULT_TIME_LIMIT_S, metavar="SECONDS",
+    add(
+        "--time-limit",
+        type=float,
+        default=DEFAULT_TIME_LIMIT_S,
+        metavar="SECONDS",
         help=f"limit on the whole synthesis (default {DEFAULT_TIME_LIMIT_S:g}); with more, "
-             "searches go "
-        "further in proportion")  # fmt: skip
-    add(_FORMAT, default=PLAN, choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"), help="plan (default); nccl-graph: "
-        "rings and chains for NCCL_GRAPH_FILE; rccl-env: NCCL_RINGS and RCCL_TREES; nccl-tuner: "
-        "the table of NVIDIA's example "
-        "tuner plugin")  # fmt: skip
-    add(_NCCL_VERSION, metavar="V", help="with nccl-graph: the NCCL that reads the file, such as "
-                                         "2.21 (default: the newest); "
-        "older ones take fewer channels")  # fmt: skip
-    add(_MEASURED, action="append", default=[], metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE", help="with nccl-tuner: what "
-        "topo-run --stock --json printed with these forced; may be repeated")  # fmt: skip
+        "searches go further in proportion",
+    )
+    add(
+        _FORMAT,
+        default=PLAN,
+        choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"),
+        help="plan (default); nccl-graph: rings and chains for NCCL_GRAPH_FILE; rccl-env: "
+        "NCCL_RINGS and RCCL_TREES; nccl-tuner: the table of NVIDIA's example tuner plugin",
+    )
+    add(
+        _NCCL_VERSION,
+        metavar="V",
+        help="with nccl-graph: the NCCL that reads the file, such as 2.21 (default: the "
+        "newest); older ones take fewer channels",
+    )
+    add(
+        _MEASURED,
+        action="append",
+        default=[],
+        metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE",
+        help="with nccl-tuner: what topo-run --stock --json printed with these forced; may be "
+        "repeated",
+    )
     add("--json", action="store_true", help="one JSON object on standard output")
     add("-o", "--output", **OUTPUT, help="write the plan, or what --format names, to this file")
-    add("--trace", **OUTPUT, help="write when each transfer is predicted to begin and end at "
-                                  "--size: a "
-        "Chrome trace, which Perfetto (ui.perfetto.dev) opens")  # fmt: skip
-    add("--plot", **OUTPUT, help="write curves of bandwidth against size as SVG: the plan, a ring "
-                                 "in "
-        "rank order, the bound; with --pareto: the front")  # fmt: skip
+    add(
+        "--trace",
+        **OUTPUT,
+        help="write when each transfer is predicted to begin and end at --size: a Chrome trace, "
+        "which Perfetto (ui.perfetto.dev) opens",
+    )
+    add(
+        "--plot",
+        **OUTPUT,
+        help="write curves of bandwidth against size as SVG: the plan, a ring in rank order, "
+        "the bound; with --pareto: the front",
+    )
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
     return parser
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise InputError for whatever is wrong with the options before any work is done."""
+    """Raise InputError for the first wrong option, before any work is done."""
     from ...synth.planner.registry import find_strategy
 
     if args.strategy != "auto":
@@ -186,94 +270,101 @@ def check_options(args: argparse.Namespace) -> None:
             raise InputError(f"{flag} is {value}; expected at least 1")
     if args.slack is not None and args.slack < 0:
         raise InputError(f"{_SLACK} is {args.slack}; expected 0 or more")
-    _refuse_what_would_do_nothing(args)
+    _check_combinations(args)
     check_outputs(args, "output", "trace", "plot", "csv")
 
 
-def _refuse_what_would_do_nothing(args: argparse.Namespace) -> None:
-    """Raise InputError for the first option that another one, or the lack of one, leaves without
-    effect.
-    """
+def _check_combinations(args: argparse.Namespace) -> None:
+    """Raise InputError for the first option that has no effect, or contradicts another one."""
     trees = {_EPSILON: args.epsilon, _MAX_TREES: args.max_trees, _MAX_DEPTH: args.max_depth}
     fronts = {_MAX_STEPS: args.max_steps, _SLACK: args.slack}
     modes = {_EXPLAIN: args.explain, _PARETO: args.pareto, _INSTANCE: args.instance}
-    given = [
-        flag for flag, value in {**trees, **fronts, **modes}.items() if value not in (None, False)
-    ]
-    if args.format != PLAN:
-        plans = {
-            "--strategy": args.strategy != "auto",
-            "--bound-only": args.bound_only,
-            _REPRODUCIBLE: args.reproducible,
-            "--trace": args.trace,
-            "--csv": args.csv,
-            "--plot": args.plot,
-        }
-        other = [*given, *(flag for flag, value in plans.items() if value)]
-        if other:
-            raise InputError(
-                f"{other[0]} with {_FORMAT} {args.format}: it is for plans; leave one of them out"
-            )
-    for flag, value, format in (
-        (_NCCL_VERSION, args.nccl_version, "nccl-graph"),
-        (_MEASURED, args.measured, "nccl-tuner"),
+    files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
+    others = {
+        "--strategy": args.strategy != "auto",
+        "--bound-only": args.bound_only,
+        _REPRODUCIBLE: args.reproducible,
+    }
+    limits = _given({**trees, **fronts, **modes})
+    plans = limits + _given({**others, **files})
+    exact = _PARETO if args.pareto else _INSTANCE
+    no_plan = _given({"-o": args.output, **files})
+    whole = [flag for flag in limits if flag in (*trees, _PARETO, _INSTANCE)]
+    is_exact = bool(args.pareto or args.instance)
+    has_trees = args.strategy in _STRATEGIES_WITH_TREES
+    # Each row: the options that clash, if its condition holds, and why; {} is the first of them.
+    for clashes, holds, why in (
+        (
+            plans,
+            args.format != PLAN,
+            f"{{}} with {_FORMAT} {args.format}: it is for plans; leave one of them out",
+        ),
+        (
+            _given({_NCCL_VERSION: args.nccl_version}),
+            args.format != "nccl-graph",
+            f"{{}} without {_FORMAT} nccl-graph: it has no effect then; leave it out",
+        ),
+        (
+            _given({_MEASURED: args.measured}),
+            args.format != "nccl-tuner",
+            f"{{}} without {_FORMAT} nccl-tuner: it has no effect then; leave it out",
+        ),
+        (
+            no_plan,
+            args.bound_only,
+            "{}: --bound-only produces neither a plan nor a schedule; leave one of them out",
+        ),
+        (
+            limits,
+            args.bound_only,
+            "--bound-only with {}: the bound holds for every schedule; leave one of them out",
+        ),
+        (
+            [*_given({"--bound-only": args.bound_only}), *whole],
+            args.reproducible,
+            f"{_REPRODUCIBLE} with {{}}: only whole plans have one bracketing; leave one of them "
+            "out",
+        ),
+        (
+            [_INSTANCE],
+            args.instance and args.pareto,
+            f"{{}} with {_PARETO}: the one decides single rows, the other searches; leave one of "
+            "them out",
+        ),
+        (
+            [flag for flag in limits if flag in (*trees, _EXPLAIN)],
+            is_exact,
+            f"{{}} with {exact}: exact synthesis has neither trees nor this explanation; leave one "
+            "of them out",
+        ),
+        (
+            _given(fronts),
+            not args.pareto,
+            f"{{}} without {_PARETO}: it limits the search for the front; leave it out",
+        ),
+        (
+            _given(trees),
+            not has_trees,
+            f"{{}} with --strategy {args.strategy}: only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
+            "make trees; leave it out, or name one of these",
+        ),
+        (
+            [exact],
+            is_exact and args.strategy not in ("auto", "exact"),
+            f"{{}} is exact synthesis; it does not go with --strategy {args.strategy}",
+        ),
     ):
-        if value and args.format != format:
-            raise InputError(
-                f"{flag} without {_FORMAT} {format}: it has no effect then; leave it out"
-            )
-    if args.bound_only:
-        if args.output:
-            raise InputError("-o: --bound-only produces no plan to write")
-        pictures = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
-        for flag in (flag for flag, name in pictures.items() if name):
-            raise InputError(f"{flag}: --bound-only produces no schedule")
-        if given:
-            raise InputError(
-                f"--bound-only with {given[0]}: the bound is of every schedule; give one or the "
-                "other"
-            )
-    if args.reproducible:
-        other = [flag for flag in given if flag in (*trees, _PARETO, _INSTANCE)]
-        if args.bound_only or other:
-            raise InputError(
-                f"{_REPRODUCIBLE} with {'--bound-only' if args.bound_only else other[0]}: the one "
-                "is for whole plans in one "
-                "bracketing, to which the other does not apply; leave one out"
-            )
-    if args.instance and args.pareto:
-        raise InputError(
-            f"{_INSTANCE} with {_PARETO}: the one decides single rows, the other searches; give "
-            "one of them"
-        )
-    exact = _PARETO if args.pareto else _INSTANCE if args.instance else None
-    for flag in given:
-        if flag in (*trees, _EXPLAIN) and exact:
-            raise InputError(
-                f"{flag} with {exact}: exact synthesis has neither trees nor this explanation; "
-                f"leave {flag} out"
-            )
-        if flag in fronts and not args.pareto:
-            raise InputError(
-                f"{flag} without {_PARETO}: it limits the search for the front, which is not "
-                "asked for"
-            )
-        if flag in trees and args.strategy not in _STRATEGIES_WITH_TREES:
-            raise InputError(
-                f"{flag} with --strategy {args.strategy}: it limits trees, which only "
-                f"{', '.join(_STRATEGIES_WITH_TREES[1:])} "
-                f"plant; leave {flag} out, or name one of these"
-            )
-    if exact and args.strategy not in ("auto", "exact"):
-        raise InputError(
-            f"{exact} is exact synthesis; it does not go with --strategy {args.strategy}"
-        )
+        if clashes and holds:
+            raise InputError(why.format(clashes[0]))
+
+
+def _given(values: Mapping[str, object]) -> list[str]:
+    """Return the options that have a value."""
+    return [flag for flag, value in values.items() if value not in (None, False, [])]
 
 
 def parse_limits(args: argparse.Namespace) -> TreeLimits:
-    """Return the limits on trees that were asked for. Raises InputError where --epsilon is not a
-    share.
-    """
+    """Return the requested limits on trees. Raises InputError if --epsilon is not a share."""
     from ...synth.forest.candidates import TreeLimits
     from ...topo.exact import parse_fraction
 
@@ -291,9 +382,7 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds of "C,S,R". Raises InputError where they are not three
-    numbers that go together.
-    """
+    """Return chunks, steps and rounds of "C,S,R". Raises InputError unless they are consistent."""
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:

@@ -55,17 +55,30 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
     seconds = args.time_limit * (_CHANGED_SHARE if is_compared else 1.0)
     result = synthesize(
-        job.collective, job.topology, args.strategy, seconds, say, limits,
-        thorough=args.explain, reproducible=args.reproducible, router=job.router,
-    )  # fmt: skip
+        job.collective,
+        job.topology,
+        args.strategy,
+        seconds,
+        say,
+        limits,
+        thorough=args.explain,
+        reproducible=args.reproducible,
+        router=job.router,
+    )
     job.cut_short += result.cut_short
     healthy = None
     if is_compared:
         seconds = args.time_limit - seconds
         before = synthesize(
-            job.given, job.machine, args.strategy, seconds, say, limits,
-            reproducible=args.reproducible, router=job.given_router,
-        )  # fmt: skip
+            job.given,
+            job.machine,
+            args.strategy,
+            seconds,
+            say,
+            limits,
+            reproducible=args.reproducible,
+            router=job.given_router,
+        )
         healthy = before.plan
         job.cut_short += before.cut_short
     job.in_network = bound_in_network(job.collective, job.topology, result.plan.bound)
@@ -133,10 +146,10 @@ def _print_healthy(console: Console, job: SynthRun, plan: Plan, healthy: Plan) -
     figures = _healthy_json(job, plan, healthy)
     print_lines(
         console,
-        f"before the change, {figures['topology']}: at most {figures['bound_GBps']:.4g} GB/s, "
-        f"{figures['strategy']} predicted {show_us(figures['predicted_time_s'])} us at "
-        f"{show_size(job.size)}; now the bound is {figures['bound_ratio']:.1%} of that, the time "
-        f"{figures['time_ratio']:.3g} times as long",
+        f"before the change, {figures['topology']}: at most {figures['bound_GBps']:.4g} "
+        f"GB/s, {figures['strategy']} predicted {show_us(figures['predicted_time_s'])} us "
+        f"at {show_size(job.size)}; now the bound is {figures['bound_ratio']:.1%} of that, "
+        f"the time {figures['time_ratio']:.3g} times as long",
     )
 
 
