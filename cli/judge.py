@@ -189,8 +189,7 @@ def _judge(arguments: argparse.Namespace) -> int:
                 where, why = verdict.reading.where, _why_not(verdict)
                 say_error(
                     PROG,
-                    f"{where}: nothing in it can be compared with a bound, so --least does not apply: "
-                    f"{why}",
+                    f"{where}: it has nothing to compare with a bound, so --least is void: {why}",
                 )
                 refused.append((where, why))
     if refused:
