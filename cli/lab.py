@@ -14,7 +14,7 @@ from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_row
 from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
-    from ..runtime.lab.report.page import Report
+    from ..runtime.lab.report.page import LabReport
 
 PROG = "topo-lab"
 # Columns of a table that is not printed to a terminal.
@@ -164,9 +164,9 @@ def _run(args: argparse.Namespace) -> int:
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()
     from ..runtime.lab.environment import describe_environment
-    from ..runtime.lab.report.page import Report
+    from ..runtime.lab.report.page import LabReport
 
-    report = Report(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
+    report = LabReport(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
     _print(report, args.json)
     if args.output is not None:
         from ..topo.files import write_whole
@@ -212,7 +212,7 @@ def _repeat_command(args: argparse.Namespace) -> str:
     return shlex.join(parts)
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: LabReport, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.json()))
         return

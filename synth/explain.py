@@ -42,7 +42,7 @@ _Link = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Part:
+class BottleneckPart:
     """Devices on one side of the bottleneck."""
 
     gpus: tuple[str, ...]
@@ -82,7 +82,7 @@ class Explanation:
     """
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[BottleneckPart, ...]
     across_GBps: Fraction
     levers: tuple[Lever, ...]
     reached: dict[str, tuple[float, ...]]
@@ -132,7 +132,7 @@ def explain(
     The `effort` left is spent on the bounds with wider links.
     """
     topology = router.topology
-    parts: tuple[Part, ...]
+    parts: tuple[BottleneckPart, ...]
     if limit.kind == "cut":
         # A cut is the special case of prices that are 1 on the links that leave it.
         inside = set(limit.certificate["inside"])
@@ -180,14 +180,14 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
     return dict(prices)
 
 
-def _make_part(members: Sequence[str], topology: Topology) -> Part:
+def _make_part(members: Sequence[str], topology: Topology) -> BottleneckPart:
     gpus = tuple(d for d in members if topology.by_id[d].kind == "gpu")
-    return Part(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
+    return BottleneckPart(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
 
 
 def _part_without(
     priced: set[_Link], topology: Topology, *, directed: bool
-) -> tuple[tuple[Part, ...], dict[str, int]]:
+) -> tuple[tuple[BottleneckPart, ...], dict[str, int]]:
     """Return the connected groups that contain GPUs once the priced links are removed, and the
     group of every device.
 
@@ -205,7 +205,7 @@ def _part_without(
     return parts, dict(zip(index, labels.tolist(), strict=True))
 
 
-def _part_without_routes(priced: set[_Link], router: Router) -> tuple[Part, ...]:
+def _part_without_routes(priced: set[_Link], router: Router) -> tuple[BottleneckPart, ...]:
     """Return the groups of GPUs between which the system's own routes cross no priced link."""
     gpus = router.topology.ranks
     joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(len(gpus)))
@@ -213,7 +213,9 @@ def _part_without_routes(priced: set[_Link], router: Router) -> tuple[Part, ...]
         route = router.route(u, v) if joined[u] != joined[v] else None
         if route is not None and priced.isdisjoint(route_links(route)):
             joined.union(u, v)
-    return tuple(Part(tuple(gpus[r] for r in sorted(group)), ()) for group in joined.to_sets())
+    return tuple(
+        BottleneckPart(tuple(gpus[r] for r in sorted(group)), ()) for group in joined.to_sets()
+    )
 
 
 def _find_levers(

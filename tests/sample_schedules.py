@@ -8,7 +8,7 @@ from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transform import reverse
-from topoplan.synth.ksync.copying import Instance, fabric_of, solve_copying
+from topoplan.synth.ksync.copying import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request
 from topoplan.synth.strategies import STRATEGIES
@@ -23,7 +23,9 @@ def built(name: str, topology: str, collective: str = "allreduce") -> Schedule:
 
 def exact(name: str, triple: tuple[int, int, int], root: int | None = None) -> Schedule:
     found = solve_copying(
-        fabric_of(Router(preset("dgx1"))), Instance(Collective(name, 8, root), *triple), Effort(60)
+        fabric_of(Router(preset("dgx1"))),
+        SyncInstance(Collective(name, 8, root), *triple),
+        Effort(60),
     )
     assert found is not None
     return found

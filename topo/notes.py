@@ -25,7 +25,7 @@ Kinds of sources, of the bandwidths of links; given rates replace assumed ones o
 | kind | meaning | written, also in files |
 | --- | --- | --- |
 | stated | somebody states the value | who does |
-| assumed | nobody does | assumed: the reason |
+| assumed | no one does | assumed: the reason |
 | counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
 """
 

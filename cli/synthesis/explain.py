@@ -16,7 +16,7 @@ from .plan import report, synthesize_job
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.explain import Explanation, Part
+    from ...synth.explain import Explanation, BottleneckPart
     from ...synth.place.placement import Placement
 
 # The search for an order of ranks in which the stock collective is faster: machines of up to this
@@ -103,7 +103,7 @@ def _print_bottleneck(console: Console, explanation: Explanation) -> None:
     print_lines(console, f"bottleneck: {what}; together they carry {rate} GB/s {directions}")
 
 
-def _name_part(part: Part) -> str:
+def _name_part(part: BottleneckPart) -> str:
     """Return the devices on one side of the bottleneck, the first ones by name."""
     members = part.gpus or part.others
     more = f", ... {len(members)} in all" if len(members) > _MAX_LISTED else ""

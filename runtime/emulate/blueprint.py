@@ -35,7 +35,7 @@ _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNO
 
 
 @dataclass(frozen=True)
-class Cable:
+class VethPair:
     """A veth pair between the devices numbered `a` and `b`.
 
     Rates are in bit/s out of each end, None in a direction without a link.
@@ -84,7 +84,7 @@ class Blueprint:
     scale: Fraction
     devices: tuple[str, ...]
     home: tuple[int, ...]
-    cables: tuple[Cable, ...]
+    cables: tuple[VethPair, ...]
     hops: dict[int, tuple[Hop, ...]]
     paths: dict[tuple[int, int], tuple[int, ...]]
 
@@ -92,12 +92,12 @@ class Blueprint:
         """Return the address of a rank."""
         return format_address(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
-    def cable_between(self, a: int, b: int) -> Cable:
+    def cable_between(self, a: int, b: int) -> VethPair:
         """Return the cable between two devices, given their numbers; KeyError without one."""
         return self._cables[frozenset((a, b))]
 
     @cached_property
-    def _cables(self) -> dict[frozenset[int], Cable]:
+    def _cables(self) -> dict[frozenset[int], VethPair]:
         return {frozenset((c.a, c.b)): c for c in self.cables}
 
 
@@ -165,7 +165,7 @@ def blueprint(
         capacity = scaled.capacity_GBps.get((devices[a], devices[b]))
         return None if capacity is None else max(8000, round(capacity * 8 * 10**9))
 
-    cables = tuple(Cable(i, a, b, rate(a, b), rate(b, a)) for i, (a, b) in enumerate(pairs))
+    cables = tuple(VethPair(i, a, b, rate(a, b), rate(b, a)) for i, (a, b) in enumerate(pairs))
     paths = {pair: tuple(number[x] for x in route) for pair, route in routes.items()}
     return Blueprint(
         topology=scaled,

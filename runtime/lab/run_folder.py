@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 
-class Job(TypedDict):
+class TrainingJob(TypedDict):
     """What the ranks of one run train, on which data, through which systems; stored as JSON."""
 
     dataset: str
@@ -51,13 +51,13 @@ class RunFolder:
         """Return the file with what a rank, or a library in it, printed."""
         return self.path / f"rank{rank}.log"
 
-    def write_job(self, job: Job) -> None:
+    def write_job(self, job: TrainingJob) -> None:
         """Write what the ranks are to do."""
         (self.path / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
-    def read_job(self) -> Job:
+    def read_job(self) -> TrainingJob:
         """Return what the ranks are to do."""
-        job: Job = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
+        job: TrainingJob = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
         return job
 
     def note_epoch(self, system: str) -> None:

@@ -1,4 +1,4 @@
-"""Exchange reports after a failure: report, listen, and stop once the culprit is known."""
+"""ReportExchange reports after a failure: report, listen, and stop once the culprit is known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REACH_S = 1.0
 _FLUSH_S = 0.3
 
 
-class Exchange:
+class ReportExchange:
     """One rank's part in the exchange among the ranks with the same `key`: it reports `own`.
 
     The exchange takes at most `seconds`.

@@ -29,7 +29,7 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from .addresses import Addresses, find_addresses
 from .blame import NOBODY, Route, Stuck, describe_route, explain_blame
-from .exchange import Exchange, make_key
+from .exchange import ReportExchange, make_key
 
 # Fraction of a timeout reserved for finding the culprit, up to _GRACE_S.
 _GRACE = 0.25
@@ -198,7 +198,9 @@ class Faults:
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
         """Return the ranks' reports, once they show the culprit or no more come in time."""
         key = make_key(self.group.group_name, self._addresses)
-        exchange = Exchange(key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s)
+        exchange = ReportExchange(
+            key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s
+        )
         exchange.use_store(self.store)
         self.hang_up()
         return exchange.wait_for_verdict()

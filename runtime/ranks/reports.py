@@ -38,7 +38,7 @@ Reach = Literal["trying", "reached", "ended"]
 
 
 @dataclass
-class _Group:
+class _TroubledGroup:
     """A group in trouble: its members' addresses, and the reports in order of arrival."""
 
     addresses: Addresses = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Relay:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _TroubledGroup] = {}
         self._connections: list[_Connection] = []
         self._to_dial: list[tuple[str, int]] = []
         self._until = 0.0
@@ -83,7 +83,7 @@ class Relay:
     def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
         """Pass on the reports of a group, in which this process is `rank`, for some seconds."""
         with self._lock:
-            group = self._groups.setdefault(key, _Group())
+            group = self._groups.setdefault(key, _TroubledGroup())
             group.addresses = addresses
             self._dial(key, choose_contacts(rank, addresses))
             self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
@@ -131,7 +131,7 @@ class Relay:
                 self._to_dial.append((key, rank))
 
     def _add(self, key: str, rank: int, edition: int, report: Report) -> None:
-        group = self._groups.setdefault(key, _Group())
+        group = self._groups.setdefault(key, _TroubledGroup())
         if rank not in group.heard or group.heard[rank][0] < edition:
             group.heard[rank] = edition, report
             line = json.dumps({"group": key, "rank": rank, "edition": edition, "report": report})

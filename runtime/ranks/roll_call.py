@@ -19,7 +19,7 @@ from ...topo.errors import ExecutionError
 from .addresses import Addresses, find_known_addresses, list_cached_addresses
 from .attempts import KEPT_STORE
 from .blame import NOBODY, Stuck, explain_silence, list_ended, list_ranks
-from .exchange import Exchange
+from .exchange import ReportExchange
 from .faults import first_line, grace_s
 
 log = logging.getLogger("topoplan")
@@ -66,7 +66,7 @@ def _call_roll(
     """Describe who is missing."""
     report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
     key = f"{what} among {ranks}, failure {next(_failures)}"
-    reports = Exchange(
+    reports = ReportExchange(
         key, dist.get_rank(), len(ranks), addresses, report, seconds
     ).wait_for_verdict()
     ended, silent = list_ended(reports), [rank for rank in ranks if rank not in reports]

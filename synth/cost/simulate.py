@@ -62,7 +62,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class Shape:
+class MessageShape:
     """A schedule's groups of transfers, to be played at any size and in any number of segments."""
 
     ranks: int
@@ -72,7 +72,7 @@ class Shape:
 
 
 @lru_cache(maxsize=256)
-def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
+def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | None:
     """Return the groups of a schedule in one segment on a topology, or None if there are too many
     to play.
 
@@ -118,7 +118,7 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> Shape | None:
     for share, (links, _) in zip(total.tolist(), routes, strict=True):
         for link in links:
             load[link] += share * us_per_byte[link]
-    return Shape(
+    return MessageShape(
         ranks=n,
         groups=tuple(
             _Group(
@@ -195,7 +195,7 @@ class _Message:
 
 
 def _list_messages(
-    shape: Shape,
+    shape: MessageShape,
     segment_bytes: float,
     segments: int,
     tick_of: Callable[[int, int], int],
@@ -234,7 +234,7 @@ def _list_messages(
 
 
 def _play(
-    shape: Shape,
+    shape: MessageShape,
     host: HostCosts,
     segment_bytes: float,
     segments: int,

@@ -18,8 +18,8 @@ from ..effort import Effort
 from ..ir.schedule import Schedule
 from .copying import (
     EdgeSend,
-    Fabric,
-    Instance,
+    SyncFabric,
+    SyncInstance,
     add_capacities,
     add_rounds,
     build_schedule,
@@ -27,7 +27,7 @@ from .copying import (
 )
 
 
-def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
+def solve_combining(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
     """Return a schedule of exactly that form, or None where it is proved that none exists with one
     partial sum a rank.
     """
@@ -74,7 +74,7 @@ def solve_combining(fabric: Fabric, instance: Instance, effort: Effort) -> Sched
 
 def _add_step(
     model: cp_model.CpModel,
-    fabric: Fabric,
+    fabric: SyncFabric,
     has: dict[tuple[int, int, int, int], cp_model.IntVar],
     sends: dict[EdgeSend, cp_model.IntVar],
     where: tuple[int, int, int],

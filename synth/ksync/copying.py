@@ -40,7 +40,7 @@ Rounds = list[cp_model.IntVar] | list[int]
 
 
 @dataclass(frozen=True)
-class Fabric:
+class SyncFabric:
     """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries
     `capacity[link]` chunks a round, and `unit_GBps` is the bandwidth of one chunk a round.
     """
@@ -81,7 +81,7 @@ class Fabric:
         return hops
 
 
-def fabric_of(router: Router) -> Fabric:
+def fabric_of(router: Router) -> SyncFabric:
     """Return the fabric of a router's topology: an edge for every ordered pair of ranks with a
     route.
     """
@@ -96,11 +96,11 @@ def fabric_of(router: Router) -> Fabric:
     used = {link for route in routes.values() for link in route_links(route)}
     unit = router.unit_GBps
     capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
-    return Fabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
+    return SyncFabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
 
 
 @dataclass(frozen=True)
-class Instance:
+class SyncInstance:
     """One question: is there a schedule of `chunks` (in SCCL's units), `steps` and `rounds`?"""
 
     collective: Collective
@@ -115,7 +115,7 @@ class Instance:
 
 
 def run_solver(
-    model: cp_model.CpModel, effort: Effort, instance: Instance
+    model: cp_model.CpModel, effort: Effort, instance: SyncInstance
 ) -> cp_model.CpSolver | None:
     """Return the solver with its solution, or None if the model is proved infeasible.
 
@@ -130,7 +130,7 @@ def run_solver(
     return solver if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
 
 
-def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedule | None:
+def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
     """Return a schedule of exactly that form, or None where it is proved that there is none."""
     chunks = instance.collective.even_chunks(instance.chunks)
     sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
@@ -173,7 +173,7 @@ def solve_copying(fabric: Fabric, instance: Instance, effort: Effort) -> Schedul
 
 
 def list_possible_sends(
-    fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int
+    fabric: SyncFabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int
 ) -> list[Key]:
     """Return the (chunk, edge, step) that can be part of a schedule.
 
@@ -191,7 +191,7 @@ def list_possible_sends(
     return out
 
 
-def add_rounds(model: cp_model.CpModel, instance: Instance) -> Rounds:
+def add_rounds(model: cp_model.CpModel, instance: SyncInstance) -> Rounds:
     """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the
     lengths.
     """
@@ -205,7 +205,7 @@ def add_rounds(model: cp_model.CpModel, instance: Instance) -> Rounds:
 
 def add_capacities(
     model: cp_model.CpModel,
-    fabric: Fabric,
+    fabric: SyncFabric,
     sends: Mapping[EdgeSend, cp_model.IntVar],
     rounds: Rounds,
 ) -> None:
@@ -220,7 +220,7 @@ def add_capacities(
 
 def _break_symmetry(
     model: cp_model.CpModel,
-    instance: Instance,
+    instance: SyncInstance,
     chunks: tuple[Chunk, ...],
     arrivals: dict[tuple[int, int], list[Key]],
     variable: dict[Key, cp_model.IntVar],
@@ -240,7 +240,7 @@ def _break_symmetry(
 
 
 def build_schedule(
-    fabric: Fabric, instance: Instance, sends: Iterable[EdgeSend], rounds: list[int]
+    fabric: SyncFabric, instance: SyncInstance, sends: Iterable[EdgeSend], rounds: list[int]
 ) -> Schedule:
     """Return the schedule of the chosen sends, whose steps last so many rounds."""
     chunks = instance.collective.even_chunks(instance.chunks)
@@ -252,7 +252,7 @@ def build_schedule(
 
 
 def _drop_idle_sends(
-    fabric: Fabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]
+    fabric: SyncFabric, collective: Collective, chunks: tuple[Chunk, ...], chosen: set[Key]
 ) -> set[Key]:
     """Return the chosen sends without those that lead to no receiver."""
     by_end = {(c, fabric.edges[e][1]): (c, e, s) for c, e, s in chosen}

@@ -24,7 +24,7 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
 from .combining import solve_combining
-from .copying import Fabric, Instance, fabric_of, solve_copying
+from .copying import SyncFabric, SyncInstance, fabric_of, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
@@ -113,15 +113,15 @@ def pareto(
     if collective.name == "allreduce":
         rows, complete = _search_allreduce(router, scope)
     elif collective.reduces:
-        rows, complete = _Search(collective.reversed(), router.reversed(), scope).run()
+        rows, complete = _FrontSearch(collective.reversed(), router.reversed(), scope).run()
         rows = [replace(row, schedule=row.schedule and reverse(row.schedule)) for row in rows]
     else:
-        rows, complete = _Search(collective, router, scope).run()
+        rows, complete = _FrontSearch(collective, router, scope).run()
     return _make_front(rows, collective, fabric_of(router), limit, complete)
 
 
 def _make_front(
-    rows: list[Row], collective: Collective, fabric: Fabric, limit: Bound, complete: bool = True
+    rows: list[Row], collective: Collective, fabric: SyncFabric, limit: Bound, complete: bool = True
 ) -> Front:
     """Return the front of rows, by steps up and then R/C down, with their flags set."""
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
@@ -148,7 +148,7 @@ def _make_front(
     return Front(tuple(flagged), least, limit, complete)
 
 
-def _count_needed_steps(collective: Collective, fabric: Fabric) -> int:
+def _count_needed_steps(collective: Collective, fabric: SyncFabric) -> int:
     """Return the least number of steps of any schedule: the most edges from a holder of data to one
     of its receivers.
     """
@@ -161,9 +161,9 @@ def _count_needed_steps(collective: Collective, fabric: Fabric) -> int:
 
 
 def _solve_row(
-    solve: Callable[[Fabric, Instance, Effort], Schedule | None],
-    fabric: Fabric,
-    instance: Instance,
+    solve: Callable[[SyncFabric, SyncInstance, Effort], Schedule | None],
+    fabric: SyncFabric,
+    instance: SyncInstance,
     effort: Effort,
     progress: Progress | None,
 ) -> Row:
@@ -189,7 +189,7 @@ class _Scope:
     progress: Progress | None = None
 
 
-class _Search:
+class _FrontSearch:
     """The search for the rows of a collective that only copies."""
 
     def __init__(self, collective: Collective, router: Router, scope: _Scope) -> None:
@@ -326,7 +326,10 @@ class _Search:
             reason = "too large" if size > _MAX_VARIABLES else "time limit"
             row = Row(*key, UNKNOWN, reason, 0.0)
         else:
-            instance, granted = Instance(self.collective, *key), self.effort.grant(_INSTANCE_WORK_S)
+            instance, granted = (
+                SyncInstance(self.collective, *key),
+                self.effort.grant(_INSTANCE_WORK_S),
+            )
             row = _solve_row(solve_copying, self.fabric, instance, granted, self.scope.progress)
             self.rows[key] = row
         self.complete = self.complete and row.status != UNKNOWN
@@ -339,10 +342,10 @@ def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
     # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric ones the
     # same search serves.
     gather = Collective("allgather", n)
-    gathers, complete = _Search(gather, router, scope).run()
+    gathers, complete = _FrontSearch(gather, router, scope).run()
     scatters = gathers
     if not router.topology.is_symmetric:
-        scatters, whole = _Search(gather, router.reversed(), scope).run()
+        scatters, whole = _FrontSearch(gather, router.reversed(), scope).run()
         complete = complete and whole
     rows = []
     back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
@@ -373,7 +376,7 @@ def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
             # Only more chunks than the best R/C has in this number of rounds would be better.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
-                instance = Instance(collective, chunks, steps, rounds)
+                instance = SyncInstance(collective, chunks, steps, rounds)
                 granted = scope.effort.grant(_INSTANCE_WORK_S)
                 row = _solve_row(solve_combining, fabric, instance, granted, scope.progress)
                 if row.status == INFEASIBLE:
@@ -404,7 +407,7 @@ def decide(
     solve = solve_combining if collective.name == "allreduce" else solve_copying
     rows = []
     for key in instances:
-        row = _solve_row(solve, fabric, Instance(target, *key), effort, progress)
+        row = _solve_row(solve, fabric, SyncInstance(target, *key), effort, progress)
         if row.schedule is not None and reversing:
             row = replace(row, schedule=reverse(row.schedule))
         rows.append(row)

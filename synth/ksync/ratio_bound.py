@@ -38,7 +38,7 @@ from ..cost.loads import DirectedLink
 from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..numeric.linear import Rows, minimise
-from .copying import Fabric, Key, list_possible_sends
+from .copying import Key, SyncFabric, list_possible_sends
 
 # Denominators to which multipliers are rounded; the exact formula decides which proves most.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
@@ -75,7 +75,7 @@ class _Programme:
     """The linear program: columns 0..S-1 are r_s, followed by one column for each possible send."""
 
     def __init__(
-        self, fabric: Fabric, collective: Collective, steps: int, equal_steps: bool
+        self, fabric: SyncFabric, collective: Collective, steps: int, equal_steps: bool
     ) -> None:
         self.fabric, self.collective, self.steps, self.equal_steps = (
             fabric,
@@ -197,7 +197,7 @@ class _Programme:
 
 
 def prove_least_ratio(
-    fabric: Fabric,
+    fabric: SyncFabric,
     collective: Collective,
     steps: int,
     *,
@@ -217,7 +217,11 @@ def _has_single_receiver(collective: Collective, chunk: Chunk) -> bool:
 
 
 def evaluate_proof(
-    fabric: Fabric, collective: Collective, steps: int, equal_steps: bool, multipliers: Multipliers
+    fabric: SyncFabric,
+    collective: Collective,
+    steps: int,
+    equal_steps: bool,
+    multipliers: Multipliers,
 ) -> Fraction:
     """Return the lower bound on R/C that multipliers prove by the formula in the module's
     docstring; exact.

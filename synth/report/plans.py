@@ -13,7 +13,7 @@ from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
-from ..explain import SIZES, Explanation, Part
+from ..explain import SIZES, Explanation, BottleneckPart
 from ..pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MAX_GPUS, draw_flow, list_flows
 from ..plan import Plan
@@ -100,7 +100,7 @@ def _describe_bottleneck(explanation: Explanation) -> str:
     return f"{what}; together they carry {rate} GB/s in {directions}"
 
 
-def _name_part(part: Part) -> str:
+def _name_part(part: BottleneckPart) -> str:
     members = part.gpus or part.others
     more = f" ... {len(members)} in all" if len(members) > _MAX_NAMED else ""
     return f"{{{', '.join(members[:_MAX_NAMED])}{more}}}"

@@ -12,7 +12,7 @@ from topoplan.synth.cost.affine import rounds
 from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.transform import reverse
-from topoplan.synth.ksync.copying import Instance, fabric_of, solve_copying
+from topoplan.synth.ksync.copying import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.ksync.ratio_bound import prove_least_ratio
 from topoplan.synth.verify import verify
@@ -55,7 +55,7 @@ def test_the_solver_agrees_that_the_rows_below_the_front_are_infeasible(
 ) -> None:
     assert (
         solve_copying(
-            fabric_of(Router(DGX1)), Instance(Collective("allgather", 8), *triple), soon()
+            fabric_of(Router(DGX1)), SyncInstance(Collective("allgather", 8), *triple), soon()
         )
         is None
     )
@@ -144,7 +144,7 @@ def test_rows_of_the_other_collectives(
 
 def test_reversing_twice_gives_the_schedule_back() -> None:
     found = solve_copying(
-        fabric_of(Router(DGX1)), Instance(Collective("allgather", 8), 2, 2, 3), soon()
+        fabric_of(Router(DGX1)), SyncInstance(Collective("allgather", 8), 2, 2, 3), soon()
     )
     assert found is not None
     assert reverse(reverse(found)) == found
@@ -175,7 +175,7 @@ def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
         "alltoall": (3, 2, 8),
         "broadcast": (7, 3, 3),
     }[name]
-    schedule = solve_copying(fabric, Instance(collective, *triple), soon())
+    schedule = solve_copying(fabric, SyncInstance(collective, *triple), soon())
     assert schedule is not None
     chunks = triple[0]
     price = max(

@@ -13,13 +13,13 @@ from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts.keys import qualify
 from ..graph import Topology
-from .lines import Group, format_verdicts, group_verdicts
+from .lines import LineGroup, format_verdicts, group_verdicts
 from .p2p import judge_fabrics, judge_p2p, list_fabric_pairs
 from .rdma import judge_rdma
 from .verdict import Verdict
 from .view import PairView
 
-__all__ = ["MAX_PAIRS", "Group", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
+__all__ = ["MAX_PAIRS", "LineGroup", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
 
 # Pairs of devices judged at once; only topologies of many hosts have more.
 MAX_PAIRS = 20_000

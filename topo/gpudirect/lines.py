@@ -23,7 +23,7 @@ _COMMAND = "; do "
 
 
 @dataclass(frozen=True)
-class Group:
+class LineGroup:
     """Verdicts that differ in their devices only; `pairs` are (a, b) in the order given."""
 
     kind: str
@@ -38,7 +38,7 @@ class Group:
         return describe_pairs(self.pairs, self.kind == "p2p")
 
 
-def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
+def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
     """Return groups of verdicts with equal kind, answer, rule, evidence and advice, in order of
     first appearance.
     """
@@ -47,7 +47,7 @@ def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[Group, ...]:
     )
     for v in verdicts:
         pairs_of[v.kind, v.answer, v.rule, v.evidence, v.advice].append((v.a, v.b))
-    return tuple(Group(*key, tuple(pairs)) for key, pairs in pairs_of.items())
+    return tuple(LineGroup(*key, tuple(pairs)) for key, pairs in pairs_of.items())
 
 
 def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:

@@ -27,7 +27,7 @@ HEAD = (
 
 
 @dataclass(frozen=True)
-class Report:
+class LabReport:
     """Everything in a report; `command` is the command line that repeats it."""
 
     rows: list[RunResult]

@@ -21,7 +21,7 @@ from ....topo.errors import ExecutionError, TopoplanError
 from ....topo.graph import Topology
 from ...ranks.faults import first_line
 from ...ranks.launch import init_method
-from ..run_folder import Job, RunFolder
+from ..run_folder import RunFolder, TrainingJob
 from ..settings import Settings
 from ..systems import SYSTEMS
 from .dataset import Dataset
@@ -37,7 +37,7 @@ class Rank:
     """One process of a run; `system` is the name of the current one."""
 
     folder: RunFolder
-    job: Job
+    job: TrainingJob
     rank: int
     world: int
     system: str = ""

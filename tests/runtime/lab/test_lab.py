@@ -26,7 +26,7 @@ from torch import nn
 
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
 from topoplan.runtime.lab.report.findings import list_findings
-from topoplan.runtime.lab.report.page import Report
+from topoplan.runtime.lab.report.page import LabReport
 from topoplan.runtime.lab.report.results import RunResult
 from topoplan.runtime.lab.run_folder import RunFolder
 from topoplan.runtime.lab.runs import Lab
@@ -412,7 +412,7 @@ def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_
     assert by_name["ring"] == RunResult(LOOPBACK, 2, "ring", reason="rank 1 is gone", failed=True)
     assert (by_name["plan"].first_epoch_s, by_name["plan"].epoch_s) == (3.0, 1.5)
     assert (by_name["plan"].bytes_per_epoch, by_name["plan"].accuracy_percent) == (6, 50)
-    report = Report(rows, job, data, {}, "topo-lab")
+    report = LabReport(rows, job, data, {}, "topo-lab")
     assert report.failed
     assert "Failed: ring on loopback with 2 ranks: rank 1 is gone" in report.findings
 

@@ -46,7 +46,7 @@ def write_all(topology: Topology) -> str:
             f"topology {topology.name!r} has no GPUs; NCCL's XML is about GPUs, so there is "
             "nothing to write"
         )
-    writer = _Writer(topology)
+    writer = _XmlWriter(topology)
     root, dialect = writer.build_system(), RCCL if writer.amd else NCCL
     gpu_addresses = [(gpu, writer.addresses[gpu]) for gpu in topology.ranks]
     # limits are checked before reading back, which large files would make slow, and again with what
@@ -79,7 +79,7 @@ def get_pci_fields(device: Device) -> Mapping[str, object]:
     return fields if isinstance(fields, Mapping) else {}
 
 
-class _Writer:
+class _XmlWriter:
     """Lays one topology out as NCCL's tree."""
 
     def __init__(self, topology: Topology) -> None:
