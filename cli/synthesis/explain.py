@@ -16,7 +16,7 @@ from .plan import report, synthesize_job
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.explain import Explanation, BottleneckPart
+    from ...synth.explain import BottleneckPart, Explanation
     from ...synth.place.placement import Placement
 
 # The search for an order of ranks in which the stock collective is faster: machines of up to this

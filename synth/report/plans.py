@@ -13,7 +13,7 @@ from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import as_sent
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
-from ..explain import SIZES, Explanation, BottleneckPart
+from ..explain import SIZES, BottleneckPart, Explanation
 from ..pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MAX_GPUS, draw_flow, list_flows
 from ..plan import Plan
