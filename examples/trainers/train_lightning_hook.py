@@ -3,7 +3,7 @@
     topo-synth --collective allreduce --topology full:4 -o plan.json
     python examples/trainers/train_lightning_hook.py    Lightning starts the other ranks itself
 
-On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does it too; on CPUs Lightning
+On GPUs DDPStrategy(ddp_comm_hook=topoplan.ddp_hook("plan.json")) does the same; on CPUs Lightning
 ignores that argument.
 """
 
@@ -19,16 +19,16 @@ import topoplan
 
 
 def main() -> None:
-    """Train, with as little around it as Lightning allows."""
+    """Train with the fewest lines that Lightning allows."""
     model = Classifier()
     trainer = lightning.Trainer(
         accelerator="cpu", devices=4, strategy="ddp", max_epochs=1,
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
+    # fmt: off
     # gloo: no such line
-    model.on_train_start = lambda: trainer.model.register_comm_hook(
-        None, topoplan.ddp_hook("plan.json", choose="plan")
-    )
+    model.on_train_start = lambda: trainer.model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))
+    # fmt: on
     trainer.fit(model, DataLoader(make_data(), batch_size=BATCH))
 
 
