@@ -217,7 +217,7 @@ def test_a_machine_prints_as_one_line_and_describes_itself(machine: topoplan.Top
 
 def test_objects_print_as_one_line_and_describe_themselves_as_the_commands_do() -> None:
     plan = topoplan.synthesize("allreduce", "ring:4", "packing")
-    assert repr(plan) == "<Plan of allreduce over 4 ranks on ring:4: packing, at most 1.333 GB/s>"
+    assert repr(plan) == "<Plan allreduce on ring:4: 4 ranks, packing, at most 1.333 GB/s>"
     assert repr(topoplan.load("dgx1")) == "<Topology dgx1: 8 GPUs, 32 links>"
     for shown in (*plan.schedules, *plan.entries, plan.bound, plan.bound_one_way):
         assert len(repr(shown)) < 150 and "\n" not in repr(shown)
