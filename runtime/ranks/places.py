@@ -82,8 +82,8 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
     """
     if not is_rank():
         raise InputError(
-            "there are no ranks; start one per GPU with torchrun (on several hosts with --nnodes and "
-            "--rdzv-endpoint)",
+            "there are no ranks; start one per GPU with torchrun (on several hosts with --nnodes "
+            "and --rdzv-endpoint)",
             parameter="measure",
         )
     if dist.is_initialized():

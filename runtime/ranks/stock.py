@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -25,8 +28,11 @@ _NOT_IN_GLOO = frozenset({torch.int16})
 # The dtypes of REDUCIBLE_DTYPES that they refuse, in all collectives (torch 2.9 to 2.13).
 _NOT_IN_NCCL = frozenset({torch.int16})
 
-# Makes a stock collective: waits for it, or returns its Work where it is called with
-# `asynchronous=True`.
+# At the interpreter's end: how long backends' threads have to release callbacks, and between looks.
+# A callback is released within a millisecond, unless its collective never ends.
+_RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
+
+# A stock collective: it waits, or returns its Work if called with `asynchronous=True`.
 StockCall = Callable[..., dist.Work | None]
 
 
@@ -107,6 +113,26 @@ def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None
     return method
 
 
+# Callbacks that a backend's thread has not released yet; see `_await_callbacks`.
+_callbacks: WeakSet[Callable[..., None]] = WeakSet()
+
+
+@atexit.register
+def _await_callbacks() -> None:
+    """Wait, before the interpreter ends, until the backend's threads have released our callbacks.
+
+    gloo's thread needs the GIL to free a callback that has run. If the interpreter is finalizing by
+    then, Python ends the thread, and C++ aborts the process ("terminate called without an active
+    exception").
+    """
+    if not _callbacks:
+        return
+    ends = time.monotonic() + _RELEASE_S
+    while _callbacks and time.monotonic() < ends:
+        time.sleep(_RELEASE_POLL_S)
+    time.sleep(_RELEASE_POLL_S)  # the last one leaves the set shortly before it is freed
+
+
 class StartedStock:
     """A started stock collective: `work`, the `call` that `faults` knows it by, and `finish` for
     its end.
@@ -141,6 +167,7 @@ class StartedStock:
                     failed = error
             done(failed)
 
+        _callbacks.add(end)
         future.add_done_callback(end)
         return True
 
