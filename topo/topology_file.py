@@ -1,6 +1,6 @@
 """Declare the JSON of a topology, and convert it to devices and links and back.
 
-Unknown fields are kept in `extra` and written again. A null field has its default.
+Unknown fields are stored in `extra` and written back. A null field takes its default.
 """
 
 from __future__ import annotations
@@ -31,55 +31,57 @@ from .schema import MOST, Count, Identifier, Label, is_label, read_as
 
 FORMAT = "topoplan-topology"
 _PLAN_FORMAT = "topoplan-plan"
-VERSION = 1  # of the format; a change that older versions cannot read increments it
-# Devices and directed links of a file: enough for clusters of 16,384 GPUs, or 500 GPUs all to all.
+# Version of the format; increment it for changes that older versions of topoplan cannot read.
+VERSION = 1
+# Most devices and directed links in a file: enough for clusters of 16,384 GPUs, or for direct links
+# between all pairs of 500 GPUs.
 MAX_DEVICES = 50_000
 MAX_LINKS = 300_000
 
-# Lists with a line per item in files, so that diffs of topologies are readable.
+# Lists that are written with one item per line, so that diffs of topologies are readable.
 _LISTS = ("devices", "links", "notes", "facts", "measured", "gpudirect", "findings")
-# Fields that topo-probe derives from the others, so they are not read back.
+# Fields that topo-probe derives from others; reading a file ignores them.
 _DERIVED = frozenset({"fingerprint", "gpudirect", "gpudirect_missing", "findings"})
 
 
 class InNetworkFields(Struct):
-    """Whether a switch could add data; "possible" if whoever runs the job must switch it on."""
+    """Whether a switch can reduce data in the network; "possible" if the user must enable it."""
 
     reduce: Ability
-    source: Annotated[Label | None, Meta(description="who says so")] = None
+    source: Annotated[Label | None, Meta(description="source of this answer")] = None
 
 
 class DeviceFields(Struct):
-    """A device; other fields are kept. Ranks are the GPUs in their order."""
+    """A device; undeclared fields are preserved. The i-th GPU in the list is rank i."""
 
     id: Identifier
     kind: DeviceKind | None = "gpu"
-    family: Annotated[SwitchFamily | None, Meta(description="of a switch")] = None
+    family: Annotated[SwitchFamily | None, Meta(description="family of a switch")] = None
     can_reduce: Annotated[
-        bool | None, Meta(description="whether a switch adds what passes through it")
+        bool | None, Meta(description="whether a switch adds the data that passes through it")
     ] = False
     can_copy: Annotated[
-        bool | None, Meta(description="whether a switch multiplies what passes through it")
+        bool | None, Meta(description="whether a switch multicasts the data that passes through it")
     ] = False
-    in_network: Annotated[InNetworkFields | None, Meta(description="what a switch could add")] = (
-        None
-    )
+    in_network: Annotated[
+        InNetworkFields | None, Meta(description="whether a switch could add data")
+    ] = None
     numa_node: Annotated[int, Meta(ge=-MOST, le=MOST)] | None = None
     bus_id: Annotated[Label | None, Meta(description="PCI address, as in 0000:3b:00.0")] = None
-    source: Annotated[Label | None, Meta(description="where the device is known from")] = None
+    source: Annotated[Label | None, Meta(description="source of the device's data")] = None
 
 
 class LinkFields(Struct):
-    """A link from `src` to `dst`, or in both directions; other fields are kept.
+    """A link from `src` to `dst`, or in both directions; undeclared fields are preserved.
 
-    Parallel links add up.
+    The bandwidths of parallel links add up.
     """
 
     src: Identifier
     dst: Identifier
     bandwidth_GBps: Annotated[
         Fraction | None,
-        Meta(description="1e9 bytes a second in each direction, above 0; default 1"),
+        Meta(description="1e9 bytes per second in each direction, above 0; default 1"),
     ] = None
     latency_us: Annotated[
         Fraction | None, Meta(description="microseconds, 0 or more; default 0.7")
@@ -88,16 +90,17 @@ class LinkFields(Struct):
         Label | None, Meta(description="the medium: nvlink, xgmi, pcie, smp, network, ...")
     ] = "link"
     count: Annotated[
-        Count | None, Meta(description="lanes or bonded links; the bandwidth is of all together")
+        Count | None,
+        Meta(description="number of lanes or bonded links; the bandwidth is their sum"),
     ] = 1
-    source: Annotated[Label | None, Meta(description="where the link is known from")] = None
-    bidirectional: Annotated[bool, Meta(description="whether it stands for its reverse, too")] = (
-        False
-    )
+    source: Annotated[Label | None, Meta(description="source of the link's data")] = None
+    bidirectional: Annotated[
+        bool, Meta(description="whether the link also runs from dst to src")
+    ] = False
 
 
 class TopologyFile(Struct):
-    """Devices and links of a machine or cluster; other fields are kept."""
+    """Devices and links of a machine or cluster; undeclared fields are preserved."""
 
     devices: Annotated[list[DeviceFields], Meta(min_length=1, max_length=MAX_DEVICES)]
     links: Annotated[list[LinkFields], Meta(max_length=MAX_LINKS)] = []
@@ -106,12 +109,13 @@ class TopologyFile(Struct):
     name: Label | UnsetType = UNSET
     source: Label | None = None
     note_kinds: Annotated[
-        dict[str, NoteFields], Meta(description="of notes that programs act on: by their text")
+        dict[str, NoteFields],
+        Meta(description="fields of notes that programs act on, by the note's text"),
     ] = {}
     host: Annotated[
         Any,
         Meta(
-            description="what sending costs the hosts",
+            description="the hosts' costs of sending",
             extra_json_schema={"$ref": "host-costs.schema.json"},
         ),
     ] = UNSET
@@ -123,9 +127,9 @@ _FIELDS = frozenset(TopologyFile.__struct_fields__) - {"host"} | _DERIVED
 
 
 def read_topology_file(data: object, where: str) -> TopologyFile:
-    """Return a topology's declared fields.
+    """Return a topology's declared fields from its parsed JSON.
 
-    Raise InputError, naming `where`, if it is no topology or too large.
+    Raises InputError, with `where` in its message, if `data` is not a topology or is too large.
     """
     if isinstance(data, dict):
         _check_format(data, where)
@@ -143,8 +147,8 @@ def _check_format(data: dict[str, Any], where: str) -> None:
     """Check format and version first, since errors about another format's fields would mislead."""
     if data.get("format") == _PLAN_FORMAT:
         raise InputError(
-            f"{where}: it is a plan, not a topology; topo-run takes it, and topoplan.Plan.load, "
-            "whose result has a topology"
+            f"{where}: it is a plan, not a topology; use it with topo-run, or get its topology "
+            "with topoplan.Plan.load(file).topology"
         )
     if data.get("format", FORMAT) != FORMAT:
         raise InputError(f'{where}: "format" is {data["format"]!r:.40}; expected {FORMAT!r}')
@@ -169,7 +173,7 @@ def _check_size(data: dict[str, Any], where: str) -> None:
 
 
 def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
-    """Raise InputError if a kept field that is printed, such as a host, has control characters."""
+    """Raise InputError for control characters in undeclared fields, which may be printed."""
     for key, value in row.items():
         for text in (key, value):
             if isinstance(text, str) and not is_label(text):
@@ -180,7 +184,7 @@ def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
 
 
 def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
-    """Return the devices of a file; `data` is its JSON, which has the undeclared fields."""
+    """Return the devices of a file, with undeclared fields from its parsed JSON, `data`."""
     return tuple(
         Device(
             fields.id,
@@ -201,7 +205,7 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
 
 
 def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
-    """Return the directed links of a file; `data` as for `read_devices`."""
+    """Return the directed links of a file, with undeclared fields from its parsed JSON, `data`."""
     links: list[Link] = []
     for fields, row in zip(file.links, data.get("links", ()), strict=True):
         link = Link(
@@ -231,7 +235,7 @@ def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, A
 
 
 def to_plain(value: Any) -> Any:
-    """Return plain JSON values with Decimals (from `load_json`) as floats."""
+    """Return JSON data as plain dicts, lists and strings, with Decimals converted to floats."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, Mapping):
@@ -242,7 +246,7 @@ def to_plain(value: Any) -> Any:
 
 
 def device_to_json(device: Device) -> dict[str, Any]:
-    """Return a device as a row of "devices"."""
+    """Return the JSON object of a device, an item of "devices"."""
     out: dict[str, Any] = {"id": device.id, "kind": device.kind}
     if device.kind == "switch":
         out |= {"can_reduce": device.can_reduce, "can_copy": device.can_copy}
@@ -259,7 +263,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
 
 
 def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
-    """Return links as rows of "links"; a link followed by its reverse is one bidirectional row."""
+    """Return the items of "links"; a link followed by its reverse is one bidirectional item."""
     return [_link_to_json(link, bidirectional) for link, bidirectional in _pair_up(links)]
 
 
@@ -280,9 +284,7 @@ def _link_to_json(link: Link, bidirectional: bool) -> dict[str, Any]:
 
 
 def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Pair each link with its reverse if that comes next, so that the order of links
-    round-trips.
-    """
+    """Pair each link with its reverse if that comes next, so that the links' order round-trips."""
     out: list[tuple[Link, bool]] = []
     pending: Link | None = None
     for link in links:
@@ -299,7 +301,7 @@ def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
 
 
 def to_text(data: dict[str, Any]) -> str:
-    """Format a topology's JSON object with a line for each device, link and fact."""
+    """Format a topology's JSON object with one line per device, link and fact."""
     rest = dict(data)
     lists = {key: rest.pop(key) for key in _LISTS if isinstance(rest.get(key), list)}
     fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rest.items()]

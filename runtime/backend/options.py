@@ -1,6 +1,4 @@
-"""Options of the backend "topo": from `backend_options`, from environment variables, or their
-defaults.
-"""
+"""Read the options of the backend "topo" from `backend_options` or environment variables."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ from ..scratch import parse_scratch
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
-# A plan, a plan's file, a folder of such files, several of these, a topology to plan for, or auto
-# or off.
+# A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
+# "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
-# Time for one synthesis, during which calls go on by the stock collectives (sizes.py).
+# Default limit for one synthesis, during which calls use the stock collectives (sizes.py).
 _TIME_LIMIT_S = 20.0
-# Smaller floating-point buffers are left to gloo or NCCL.
+# Default of `least_bytes`: gloo or NCCL handle smaller floating-point buffers.
 _MIN_BYTES = 1024
 _YES, _NO = ("yes", "1", "true", "on"), ("no", "0", "false", "off", "")
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """See `backend_options`."""
+    """The options of the backend, validated; `backend_options` explains and creates them."""
 
     plans: Plans
     choose: ChooseMode
@@ -47,12 +45,12 @@ class BackendOptions:
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether an element's bits must be the same whatever buffer it is in."""
+        """Whether an element's sum must have the same bits whatever buffer contains it."""
         return self.choose == SAME_BITS
 
     @property
     def _timeout(self) -> timedelta | None:
-        """None, which stands for the group's own timeout; DeviceMesh asks options for it."""
+        """Always None, the process group's own timeout; DeviceMesh reads it from options."""
         return None
 
 
@@ -72,32 +70,34 @@ def backend_options(
     An option that is not given is taken from the environment variable named here, else from its
     default.
 
-    - `plans` (TOPOPLAN_PLANS): a plan, its file, several of them, a folder of plan files; a
+    - `plans` (TOPOPLAN_PLANS): a plan, a plan file, several of them, or a folder of plan files; a
       topology (file or preset), for which plans are synthesized when they are first needed; `auto`
-      (default): the same for the machine that the ranks are on; `off`: none, gloo or NCCL run
+      (default), the same for the machine that runs the ranks; or `off`, so that gloo or NCCL run
       everything.
-    - `choose` (TOPOPLAN_CHOOSE): as for Communicator; with `same-bits` reproducible plans are
-      synthesized, floating-point sums of all sizes go through them, and sums that cannot are
-      refused.
-    - `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): seconds for one synthesis, which rank 0 does while
-      the others wait.
+    - `choose` (TOPOPLAN_CHOOSE): as for Communicator. With `same-bits`, reproducible plans are
+      synthesized, floating-point sums of all sizes use them, and sums that cannot use them are
+      errors.
+    - `time_limit_s` (TOPOPLAN_TIME_LIMIT, 20): limit in seconds for one synthesis, which rank 0
+      does for all ranks.
     - `cache` (TOPOPLAN_CACHE): the folder where synthesized plans and race results are cached
       (default: topoplan in the user's cache folder, on Linux $XDG_CACHE_HOME or ~/.cache); if it
       cannot be used, nothing is cached, and a warning says so.
-    - `least_bytes` (TOPOPLAN_LEAST_BYTES, 1024): smaller floating-point buffers are left to gloo or
-      NCCL.
-    - `compress` (TOPOPLAN_COMPRESS, none): the codec in which sums and averages are sent
-      (allreduce, reduce-scatter), as for Communicator.
+    - `least_bytes` (TOPOPLAN_LEAST_BYTES, 1024): gloo or NCCL handle floating-point buffers that
+      are smaller.
+    - `compress` (TOPOPLAN_COMPRESS, none): the codec that compresses the messages of sums and
+      averages (allreduce, reduce-scatter), as for Communicator.
     - `even_alltoall` (TOPOPLAN_EVEN_ALLTOALL, no): a promise that all_to_all_single always has
-      equal parts on all ranks, which no rank can check for the others; only then it goes through
-      plans, whether or not the sizes are spelled out.
-    - `transport` (TOPOPLAN_TRANSPORT, auto): how plans are sent: auto (gloo on CPUs, NCCL on GPUs)
-      or mpi, for ranks that mpirun has started; then MPI's own collectives race beside the plan.
+      equal parts on all ranks, which no rank can check for the others. Plans are used for it only
+      with this promise, whether or not the call lists the sizes.
+    - `transport` (TOPOPLAN_TRANSPORT, auto): what sends the messages of plans: auto (gloo on CPUs,
+      NCCL on GPUs), or mpi for ranks that mpirun started; MPI's own collectives then race against
+      the plan.
     - `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
       such as "512M", that this process may hold between calls; a call that needs more allocates it
-      and gives it back.
+      and frees it at its end.
 
-    Raises InputError. Rank 0's plans hold for all ranks; the rest must be the same on all ranks.
+    All ranks use rank 0's plans; the other options must be the same on all ranks. Raises InputError
+    if an option is invalid or contradicts another one.
     """
     heed_log_level()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
@@ -112,8 +112,8 @@ def backend_options(
     check_lossless(mode, codec)
     if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
         raise InputError(
-            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not promise that; name "
-            "plans, or auto"
+            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not guarantee the same "
+            "bits; give plans, or use auto"
         )
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s={time_limit_s:g}: expected seconds above 0")

@@ -1,4 +1,4 @@
-"""Start the ranks of a report, once per network and number of ranks, and collect the results."""
+"""Start a report's ranks, once per network and number of ranks, and collect their results."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from .settings import Settings
 from .systems import SERIAL, LabSystem
 from .training.dataset import Dataset
 
-_SYNTHESIS_S = 20.0  # per plan; packing takes a second on the default machines
-_POLL_S = 0.2  # between looks at the ranks' progress files
+_SYNTHESIS_S = 20.0  # time limit per plan; packing takes a second on the default machines
+_POLL_S = 0.2  # polling interval of the ranks' progress files
 # The module that a rank runs.
 _RANK = f"{__package__}.training.rank"
-# Show progress: what is running, finished epochs, all epochs.
+# Shows progress, given a description of what is running, the number of finished epochs, and the
+# total number of epochs.
 Say = Callable[[str, int, int], None]
-# Start ranks on the run in a folder, given their number, and return their exit code.
+# Starts ranks, given the folder of a run and the number of ranks, and returns their exit code.
 Start = Callable[[Path, int], int]
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What to run, and how to show progress."""
+    """The training runs of one report; `say` shows their progress."""
 
     dataset: Dataset
     settings: Settings
@@ -45,8 +46,9 @@ class Lab:
     def run(self) -> list[RunResult]:
         """Run every system at every site; return the results in the table's order.
 
-        A system that fails has a result with the reason, and the others go on. Call this from the
-        main thread. Raise InputError inside a launch, because ranks are started here.
+        A system that fails yields a result with the reason, and the other systems still run. Call
+        this from the main thread, because it handles signals. Raises InputError inside a launch of
+        ranks, because it starts ranks itself.
         """
         if is_rank():
             raise InputError(
@@ -72,8 +74,8 @@ class Lab:
         plans, results = self._plan_all(site, systems, folder)
         planless = {result.system for result in results}
         runnable = [system for system in systems if system.name not in planless]
-        # Systems without helpers share one launch, so that they meet the same machine; each of the
-        # others has its own ranks.
+        # Systems without helpers share one launch, so that they run under the same conditions; each
+        # of the others has its own ranks.
         together = tuple(system for system in runnable if not system.helpers)
         for group in (together, *((system,) for system in runnable if system.helpers)):
             if not group:
@@ -81,7 +83,7 @@ class Lab:
             helped_site = site.with_helpers(group[0].helpers)
             if helped_site is None:
                 why = (
-                    "it needs helpers, and there is no place for any in a given topology; use "
+                    "it needs helpers, and a given topology has no devices for them; use "
                     f"{LOOPBACK} or {SLOW}"
                 )
                 results += [_explain_missing(site, system, why) for system in group]
@@ -99,8 +101,9 @@ class Lab:
     def _plan_all(
         self, site: Site, systems: tuple[LabSystem, ...], folder: Path
     ) -> tuple[dict[str, str], list[RunResult]]:
-        """Return the plan file of each system that needs one, and results of systems without
-        one.
+        """Return the plan file of each system that needs one, and the results of failed syntheses.
+
+        Systems with the same strategy share a plan.
         """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
@@ -127,8 +130,10 @@ class Lab:
         plans: dict[str, str],
         start: Start,
     ) -> list[RunResult]:
-        """Run systems in one launch at a site (None: a single process); retry without those that
-        fail.
+        """Run systems in one launch at a site, and return their results.
+
+        If a system fails, launch the remaining ones again. With `site` None, run a single process.
+        `plans` maps the names of systems to plan files.
         """
         network, ranks, helpers = (
             (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
@@ -167,7 +172,7 @@ class Lab:
 
     @contextmanager
     def _show_progress(self, run: RunFolder, title: str, epochs: int) -> Iterator[None]:
-        """Show how far the ranks are, by rank 0's file, for as long as the context lasts."""
+        """Show the ranks' progress, as recorded in rank 0's file, while the context lasts."""
         over = threading.Event()
 
         def watch() -> None:
@@ -192,8 +197,8 @@ def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
 
 
 def _start_on_loopback(folder: Path, ranks: int) -> int:
-    # DistributedDataParallel imports torch._dynamo when one is made, for as long as torch itself
-    # takes.
+    # Preload torch._dynamo: constructing a DistributedDataParallel imports it, which takes as long
+    # as importing torch itself.
     return launch(_RANK, [str(folder)], ranks, ["torch._dynamo"])
 
 
@@ -208,7 +213,7 @@ def _prepare_start(site: Site) -> Iterator[Start]:
 
 
 def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
-    """Synthesize an allreduce plan for a site; return its file, or why there is none."""
+    """Synthesize an allreduce plan for a site; return its file, or the error if it fails."""
     try:
         plan = synthesize(
             collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S
@@ -221,8 +226,9 @@ def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
 
 
 def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tuple[str, str]:
-    """Return the system during which ranks failed, and why: a rank's fault, or a log's last
-    line.
+    """Return the system during which ranks failed, and the reason.
+
+    The reason is a fault that a rank recorded, or else the exit code and a log's last line.
     """
     faults = run.read_faults(ranks)
     if faults:
@@ -235,7 +241,7 @@ def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tu
 
 
 def _compare_with_serial(results: list[RunResult]) -> list[RunResult]:
-    """Add to results each accuracy's difference from serial training, in percentage points."""
+    """Set each result's difference in accuracy from serial training, in percentage points."""
     serial = next((result.accuracy_percent for result in results if result.system == SERIAL), None)
     return [
         result

@@ -1,4 +1,4 @@
-"""List the systems that a report compares, which average gradients by different methods."""
+"""List the systems that a report compares; each averages gradients by another method."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class LabSystem:
-    """One system; `strategy` synthesizes its plan (None: it needs none).
+    """One system: its name, and how it averages gradients.
 
-    `choose` and `compress` are arguments of ddp_hook. A `classic` system is one of runtime/classic
-    and may need `helpers`, ranks without a model.
+    `what` describes it in the report. `strategy` synthesizes its plan, None if it needs no plan;
+    `choose` and `compress` are arguments of ddp_hook. A `classic` system is one of runtime/classic;
+    `helpers` is the number of ranks without a model that it needs.
     """
 
     name: str
@@ -33,7 +34,7 @@ SYSTEMS: dict[str, LabSystem] = {
     system.name: system
     for system in (
         LabSystem(SERIAL, "one process, no communication"),
-        LabSystem("stock", "DistributedDataParallel as it comes, over the backend's own allreduce"),
+        LabSystem("stock", "unmodified DistributedDataParallel, over the backend's own allreduce"),
         LabSystem(
             "ring",
             "rings over the topology's best cycles (Baidu, Horovod), never another schedule",
@@ -67,13 +68,13 @@ SYSTEMS: dict[str, LabSystem] = {
         ),
         LabSystem(
             "parameter-server",
-            "two helpers without GPUs and all ranks add up a share each (BytePS)",
+            "two helpers without GPUs and all ranks each sum a share (BytePS)",
             classic=True,
             helpers=2,
         ),
         LabSystem(
             "async-parameter-server",
-            "two helpers apply each gradient as it comes (Downpour SGD)",
+            "two helpers apply each gradient as it arrives (Downpour SGD)",
             classic=True,
             helpers=2,
         ),
@@ -89,7 +90,7 @@ SYSTEMS: dict[str, LabSystem] = {
         ),
         LabSystem(
             "bytegrad",
-            "8-bit gradients scattered, added in full precision, gathered (Bagua)",
+            "8-bit gradients scattered, summed in full precision, gathered (Bagua)",
             classic=True,
         ),
     )
@@ -101,11 +102,11 @@ DEFAULT = ("serial", "stock", "ring", "plan", "plan-fp16", "plan-int8")
 def parse_systems(text: str) -> tuple[LabSystem, ...]:
     """Parse a list such as `serial,stock,plan` into systems in the table's order.
 
-    Raise InputError for an unknown one.
+    `all` selects every system. Raises InputError for an unknown or missing name.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise InputError("--systems: names none; expected some of " + ", ".join(SYSTEMS))
+        raise InputError("--systems: no system given; expected some of " + ", ".join(SYSTEMS))
     for name in names:
         if name not in SYSTEMS and name != ALL:
             similar = difflib.get_close_matches(name, SYSTEMS, n=1)

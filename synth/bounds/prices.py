@@ -1,8 +1,9 @@
-"""Distances and spanning trees under prices of links, as the checker of certificates sums them up:
-over any paths, or over the system's own routes. All numbers are whole.
+"""Compute distances and spanning trees under link prices, to check certificates of bounds.
 
-Over own routes (topo/routes.py) the distance between two GPUs is what the links of their route
-cost, not those of the cheapest path; two that only other GPUs join have none.
+Paths may be any paths through the topology, or only the routes that the system takes
+(topo/routes.py). In the second case the distance between two GPUs is the price of the links on
+their route, even if another path is cheaper; GPUs without a route have no distance. All prices are
+integers.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ...topo.routes import Router
 
 WholePrices = Mapping[tuple[str, str], int]
 Distances = dict[str, dict[str, int]]
-# Sums of whole numbers below this fit into 64 bits; others are Python's.
+# Sums of integers below this fit into 64 bits; larger ones need Python's integers.
 _MAX_WORD = 1 << 62
 
 
 def path_distances(prices: WholePrices, topology: Topology) -> Distances:
-    """Return the least price of a path from each GPU to each other that it reaches."""
+    """Return the price of the cheapest path from each GPU to every other GPU that it reaches."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
     graph.add_weighted_edges_from((a, b, prices.get((a, b), 0)) for a, b in topology.capacity_GBps)
@@ -40,7 +41,7 @@ def _among_gpus(paid: Mapping[str, Any], start: str, topology: Topology) -> dict
 
 
 def route_distances(prices: WholePrices, router: Router) -> Distances:
-    """Return the price of the own route from each GPU to each other that it has a route to."""
+    """Return the price of the system's route from each GPU to every other, if there is one."""
     distance = {}
     for gpu in router.topology.ranks:
         paid: dict[str, int] = {}
@@ -51,7 +52,10 @@ def route_distances(prices: WholePrices, router: Router) -> Distances:
 
 
 def relayed_distances(distance: Distances, topology: Topology) -> Distances:
-    """Return the least price from each GPU to each other if GPUs may relay (Floyd, Warshall)."""
+    """Return the least price between GPUs if other GPUs may relay (Floyd-Warshall algorithm).
+
+    `distance` has the prices without relays, as `route_distances` returns them.
+    """
     gpus = topology.ranks
     matrix, far = matrix_of(distance, topology)
     np.fill_diagonal(matrix, 0)
@@ -64,8 +68,9 @@ def relayed_distances(distance: Distances, topology: Topology) -> Distances:
 
 
 def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], int]:
-    """Return distances as a matrix of whole numbers, and the number that stands for none: more than
-    any tree costs.
+    """Return distances as an integer matrix, and the number that marks missing distances in it.
+
+    That number exceeds the price of every tree. Row i and column j belong to ranks i and j.
     """
     gpus = topology.ranks
     far = 1 + sum(sum(row.values()) for row in distance.values())
@@ -74,23 +79,26 @@ def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], in
 
 
 def route_tree_price(distance: Distances, topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs, a pair weighing as much as its
-    cheaper direction.
+    """Return the price of a minimum spanning tree of the GPUs.
+
+    The price of a pair of GPUs is that of its cheaper direction. Raises VerificationError if no
+    tree spans all GPUs.
     """
     edges = ((price, u, v) for u, row in distance.items() for v, price in row.items())
     return _sum_spanning_tree(edges, topology)
 
 
 def path_tree_price(prices: WholePrices, topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs over cheapest paths, every link
-    taken in both directions.
+    """Return the price of a minimum spanning tree of the GPUs whose edges are cheapest paths.
+
+    Paths may use every link in both directions. Raises VerificationError if no tree spans all GPUs.
     """
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(topology.by_id)
     graph.add_weighted_edges_from((a, b, prices.get((a, b), 0)) for a, b in topology.capacity_GBps)
-    # Mehlhorn: a minimum spanning tree over all pairs of GPUs needs no other edges than those that
-    # a link makes between the regions of devices nearest to each GPU, so one search from all GPUs
-    # is enough.
+    # Assign each device to its nearest GPU. The only paths that a minimum spanning tree needs are
+    # those through a link between devices of different GPUs (Mehlhorn 1988), so one search from all
+    # GPUs is enough.
     search: Any = nx.multi_source_dijkstra(graph, set(topology.ranks))
     paid, paths = search
     edges = (
@@ -102,13 +110,13 @@ def path_tree_price(prices: WholePrices, topology: Topology) -> int:
 
 
 def _sum_spanning_tree(edges: Iterable[tuple[int, str, str]], topology: Topology) -> int:
-    """Return the weight of a minimum spanning tree of the GPUs over priced edges (Kruskal)."""
+    """Return the price of a minimum spanning tree of the GPUs over priced edges (Kruskal)."""
     joined: nx.utils.UnionFind[str] = nx.utils.UnionFind(topology.ranks)
-    total, left = 0, len(topology.ranks) - 1
+    total, missing = 0, len(topology.ranks) - 1
     for price, u, v in sorted(edges):
-        if left and joined[u] != joined[v]:
+        if missing and joined[u] != joined[v]:
             joined.union(u, v)
-            total, left = total + price, left - 1
-    if left:
-        raise VerificationError("bound: the links or routes do not join all GPUs")
+            total, missing = total + price, missing - 1
+    if missing:
+        raise VerificationError("bound: the links or routes do not connect all GPUs")
     return total

@@ -1,9 +1,8 @@
-"""Segmentation: how finely schedules are divided, and which is fastest at a size, given the hosts'
-costs of sending.
+"""Divide schedules into segments, and find the fastest division for a size and the hosts' costs.
 
-A base is a schedule in one segment. Every base is also tried stepwise, so that a rank hands on the
-first part of a step while the rest is still arriving. Where single steps load the links unevenly,
-and only all steps together evenly, it is tried as a pipeline as well.
+A base is a schedule in a single segment. Every base is also tried stepwise, so that a rank forwards
+the first part of a step while the rest is still arriving. If single steps load the links unevenly
+but all steps together load them evenly, the base is tried as a pipeline, too.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from .host_costs import HostCosts
 from .loads import computes_in_network
 from .simulate import predict_us, shape_of
 
-# Numbers of segments that are tried, each twice the last; `fastest` stops at the first that is
+# Numbers of segments to try, each twice the previous one; `fastest` stops at the first that is
 # clearly slower.
 _STEPWISE = (2, 4, 8)
-# The same for pipelines; strategies may give longer ones, up to MAX_SEGMENTS.
+# The same for pipelines; strategies may offer more segments, up to MAX_SEGMENTS.
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
-# Pipelines are tried if the links need this many times as long for a schedule's steps one after the
-# other as for all of them at once.
+# Pipelines are tried if the links need more than this many times as long for a schedule's steps one
+# after another as for all of them at once.
 _STEPWISE_LOSS = 1.02
-# More segments are not tried once the prediction is this many times the best so far.
+# More segments are not tried once the prediction exceeds the best so far by this factor.
 _WORSE = 1.1
 
 
 @dataclass(frozen=True)
 class Family:
-    """A base and its segmentations, each list from the fewest segments to the most.
+    """A base and its segmentations, in ascending order of the number of segments.
 
-    `stepwise_s_per_GB` and `piped_s_per_GB` are the times that the links need for each GB;
+    `stepwise_s_per_GB` and `piped_s_per_GB` are the seconds that the links need per GB, and
     `messages` is the number of messages that the base sends.
     """
 
@@ -49,8 +48,9 @@ class Family:
 
 
 def as_sent(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule with every transfer on the system's route from its source to its
-    destination.
+    """Return the schedule as point-to-point senders execute it, on the system's own routes.
+
+    A transfer keeps its given route if the system has none from its source to its destination.
     """
     paths, path_of = schedule.transfers.paths()
     asked = ((router.route(src, dst), given) for src, dst, given in paths)
@@ -63,15 +63,17 @@ def as_sent(schedule: Schedule, router: Router) -> Schedule:
 
 
 def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule as it is sent; unchanged where switches add or copy, since there the
-    network is asked for the routes.
+    """Return the schedule on the system's own routes, unless switches add or copy data.
+
+    With such switches it is returned unchanged, since the network can be given routes.
     """
     return schedule if computes_in_network(router.topology) else as_sent(schedule, router)
 
 
 def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
-    """Return the segmentations of each different base, as it is sent, in the order of first
-    mention.
+    """Return the segmentations of each distinct base of `schedules`, in order of first occurrence.
+
+    The schedules are moved to the system's own routes (`as_sent`) first.
     """
     out = []
     topology = router.topology
@@ -107,8 +109,10 @@ def time_us(
     *,
     batched: bool = False,
 ) -> float:
-    """Return the predicted microseconds, by playing the messages; by the affine model where there
-    are too many of them (0 without links).
+    """Return the predicted time of a schedule in microseconds.
+
+    The messages are simulated; if there are too many of them, the affine cost model is used, which
+    gives 0 without a topology. `batched`: all messages of a tick are posted at once, as over NCCL.
     """
     played = predict_us(schedule, topology, host, size_bytes, batched=batched)
     if played is not None:
@@ -125,20 +129,20 @@ def fastest(
     *,
     batched: bool = False,
 ) -> list[tuple[float, Schedule]]:
-    """Return schedules with their predicted microseconds at a size, best first: those within `near`
-    times the best.
+    """Return the schedules within `near` times the best prediction in microseconds, best first.
 
-    Candidates that cannot be among them are not predicted. `topology` is that of the machine at
-    hand; without one, only the hosts' own costs count.
+    Candidates whose lower bound already excludes them are not predicted. `topology` is that of the
+    machine that runs the schedules; without one, only the hosts' costs count. `batched` is as in
+    `time_us`.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
     lists: list[tuple[float, tuple[Schedule, ...]]] = []
     scale: float | None = None
     # No segmentation is faster than its messages at the hosts, or its bytes on the links. These
-    # floors need no playing.
+    # lower bounds need no simulation.
     for family in candidates:
         if scale is None:
-            # The time of the links of the machine at hand, over the family's own figure.
+            # The time that this machine's links need, relative to the links of the plan's topology.
             piped = replace(family.base, segments=2)
             links_s = 0.0 if topology is None else float(bandwidth_s_per_GB(piped, topology))
             scale = links_s / family.piped_s_per_GB if links_s else 0.0
@@ -151,9 +155,9 @@ def fastest(
                 lists.append((max(family.messages * host_us, link_us), schedules))
     best = float("inf")
     predictions: list[tuple[float, Schedule]] = []
-    # In ascending order of floors, playing can stop once a floor exceeds what counts as near.
-    for floor, schedules in sorted(lists, key=lambda entry: entry[0]):
-        if floor > best * max(near, 1.0):
+    # In ascending order of lower bounds, stop once a bound exceeds what counts as near.
+    for lower_bound_us, schedules in sorted(lists, key=lambda entry: entry[0]):
+        if lower_bound_us > best * max(near, 1.0):
             break
         least = float("inf")
         for schedule in schedules:

@@ -1,8 +1,8 @@
 """Check graph files by NCCL's rules, including those that NCCL does not check itself, and convert
 them to channels.
 
-NCCL trusts `nchannels`, reads unknown types as LOC, and never checks trees: it hangs on one that
-misses a GPU.
+NCCL trusts `nchannels`, reads unknown types as LOC, and never checks trees: it hangs if a tree
+lacks a GPU.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .graph_file import (
 )
 from .nccl_version import NEWEST, NcclVersion
 
-# Patterns of the graphs with each id, as NCCL's search numbers them.
+# Allowed patterns of the graph with each id, as numbered in NCCL's search.
 PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
 # Graphs whose channels go through all GPUs.
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
-# GPUs that a message names.
+# Most GPUs that a message lists.
 _MAX_NAMED = 8
-# Characters of a comment's line, within what NCCL reads as a value.
+# Most characters in a line of a comment, within NCCL's limit for values.
 _MAX_COMMENT = 250
 
 
@@ -44,8 +44,8 @@ def check_graph_file(
 ) -> None:
     """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
-    `devs` are the numbers of the machine's GPUs, if it is known; with `inside` the file is for one
-    host, so it has no nets.
+    `devs` are the device numbers of the machine's GPUs, None if the machine is unknown. With
+    `inside` the file is for a single host, so it must not have <net> elements.
     """
     elements = 1 + sum(
         1 + sum(1 + len(c) + len(n) for c, n in zip(g.channels, g.nets, strict=True))
@@ -53,10 +53,10 @@ def check_graph_file(
     )
     if elements > version.max_elements:
         raise InputError(
-            f"{file.where}: {elements} XML elements; NCCL {version} reads {version.max_elements} "
-            "of a graph file"
+            f"{file.where}: {elements} XML elements; NCCL {version} reads at most "
+            f"{version.max_elements} from a graph file"
         )
-    # Without the machine, the first channel through all GPUs says which there are.
+    # If the machine is unknown, take its GPUs from the first channel that must have all of them.
     members = next(
         (
             channel
@@ -75,8 +75,7 @@ def check_graph_file(
             if len(channel) + len(nets) > version.max_children:
                 raise InputError(
                     f"{where}, channel {number}: {len(channel) + len(nets)} GPUs and nets; NCCL "
-                    f"{version} reads "
-                    f"{version.max_children} in a channel"
+                    f"{version} reads at most {version.max_children} in a channel"
                 )
             if inside and nets:
                 raise InputError(
@@ -108,7 +107,7 @@ def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> Non
     if graph.nchannels > version.max_channels and graph.id in _CROSS_ALL_GPUS:
         raise InputError(
             f"{where}: {graph.nchannels} channels; NCCL {version} has room for "
-            f"{version.max_channels}, and does not check"
+            f"{version.max_channels} and does not check the number"
         )
     for key, kind in (("typeintra", graph.typeintra), ("typeinter", graph.typeinter)):
         if kind not in TYPES or (kind == "P2C" and not version.knows_p2c):
@@ -123,17 +122,17 @@ def _check_attributes(graph: NcclGraph, where: str, version: NcclVersion) -> Non
 
 
 def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, where: str) -> None:
-    strange = [dev for dev in channel if dev not in expected]
+    unknown = [dev for dev in channel if dev not in expected]
     twice = {dev for dev in channel if channel.count(dev) > 1}
     missing = expected - set(channel)
     place = "on the machine" if known else "in the first"
-    wrong = [f"has {_list_devs(strange)}, not {place}"] if strange else []
+    wrong = [f"has {_list_devs(unknown)}, not {place}"] if unknown else []
     wrong += [f"has {_list_devs(twice)} more than once"] if twice else []
-    wrong += [f"misses {_list_devs(missing)}"] if missing else []
+    wrong += [f"lacks {_list_devs(missing)}"] if missing else []
     if wrong:
-        is_other = known and strange
-        other = "is the file for another machine?" if is_other else "NCCL would hang or fail"
-        raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once; {other}")
+        is_foreign = known and unknown
+        hint = "is the file for another machine?" if is_foreign else "NCCL would hang or fail"
+        raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once; {hint}")
 
 
 def _list_devs(devs: Collection[int]) -> str:
@@ -142,11 +141,11 @@ def _list_devs(devs: Collection[int]) -> str:
 
 
 def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Channels:
-    """Return the channels of a ring or tree graph as orders of ranks; `rank_of` maps dev numbers to
-    ranks.
+    """Return the channels of a ring or tree graph as orders of ranks.
 
-    A tree inside a host is a chain from its first GPU, the root. Raises InputError if a channel
-    does not have all GPUs.
+    `rank_of` maps device numbers to ranks, and `where` names the file in errors. A tree inside a
+    host is a chain from its first GPU, the root. Raises InputError if a channel does not have all
+    GPUs.
     """
     for number, channel in enumerate(graph.channels):
         _check_members(
@@ -160,7 +159,10 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
 
 
 def list_hops(channels: Channels) -> set[tuple[int, int]]:
-    """Return the pairs of ranks that send to each other directly."""
+    """Return the (source, destination) pairs of ranks between which data is sent directly.
+
+    The orders of a chain are used in both directions.
+    """
     out: set[tuple[int, int]] = set()
     for order in channels.orders:
         out.update(pairwise((*order, order[0]) if channels.shape == RING else order))
@@ -170,6 +172,6 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
 
 def make_plain(line: str) -> str:
-    """Return a line in a form for comments of all formats: plain characters, no double dashes."""
+    """Return a line that is valid in comments of every format: ASCII, without double dashes."""
     plain = re.sub(r"[^ -~]", "?", line)
     return re.sub(r"-(?=-)", "", plain)[:_MAX_COMMENT].rstrip("-")

@@ -1,11 +1,11 @@
-"""Prices of links for machines on which each pair of GPUs has a single path: column generation over
-the system's own routes.
+"""Find prices of links if each pair of GPUs has a single path: column generation over the routes.
 
-A column is what ranks send to each other for one part of a collective: trees whose edges are
-routes, or (`PATHS`) a path to every other rank through relaying ranks. The program divides each
-part among its columns so that the busiest link takes least time; its duals price the links, and the
-cheapest columns under these come next. Links that symmetries of the machine and its routes take to
-each other are one row, and of ranks that they take to each other one is priced: both lose nothing.
+A column is what ranks send to each other for one part of a collective: trees whose edges are the
+system's routes, or (`PATHS`) a path to every other rank through relaying ranks. The linear program
+divides each part among its columns so that the busiest link takes the least time. Its duals price
+the links, and the cheapest columns at these prices are added next. Links that are equivalent under
+symmetries of the machine and its routes share one row, and of equivalent ranks only one is priced;
+neither weakens the bound.
 """
 
 from __future__ import annotations
@@ -25,26 +25,31 @@ from .machine.routes import OwnRoutes, price_hops
 from .machine.symmetry import colours
 from .weigh import divide
 
-# How often a column uses each row, in pairs of a row and a number.
+# How often a column uses each row, as pairs (row, count).
 Column = tuple[tuple[int, int], ...]
 
-# Spanning trees of pairs of ranks, in- and out-trees, or paths from rank to rank.
+# Shapes of columns: undirected spanning trees of ranks, in-trees and out-trees, or paths between
+# ranks.
 PAIRS, TREES, PATHS = "pairs", "trees", "paths"
-# Relative gap to the bound at which the program is optimal, and by which a column must cost less
-# than its part's dual: above the rounding errors of sums over links.
+# Relative gap to the bound at which the program counts as optimal, and by which a new column must
+# cost less than its part's dual. Larger than the rounding errors of sums over links.
 _TOLERANCE = 1e-10
-# Columns beside the cheapest that come in at once, and how much dearer each makes its links.
+# Columns added along with the cheapest one, and the fraction by which each of them raises the
+# prices of its links for the following ones.
 _SIMILAR, _RAISE = 8, 0.2
-# With more rows, links of one colour (machine/symmetry.py) share one, which may lose something.
+# With more rows, links of the same colour (machine/symmetry.py) share one, which may weaken the
+# bound.
 _MAX_ROWS = 1500
-# Seconds of a quiet core: for all distances, for a tree, and for each two ranks in it.
+# Work in seconds of an idle core: for all distances, for a tree, and for each pair of ranks in it.
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 5e-4, 3e-4, 4e-7
 
 
 @dataclass(frozen=True)
 class LinkPrices:
-    """Prices of directed links, and the lower bound in s that they prove on the time of each part
-    (all parts of 1 GB); floats.
+    """Prices of directed links, and the lower bound on a collective's time that they prove.
+
+    `of` maps each link to its price, in relative units. `value` is the bound in seconds, for parts
+    of 1 GB each. Both are floats, so the bound must be checked exactly.
     """
 
     of: dict[Link, float]
@@ -52,7 +57,11 @@ class LinkPrices:
 
 
 class SinglePathPacking:
-    """The column generation for one collective; `shape` says what the columns are."""
+    """The column generation for one collective.
+
+    `routes` are the routes that the system takes; `shape` is PAIRS, TREES or PATHS and determines
+    what a column is.
+    """
 
     def __init__(self, routes: OwnRoutes, collective: Collective, shape: str) -> None:
         self.routes, self.name, self.shape = routes, collective.name, shape
@@ -66,7 +75,7 @@ class SinglePathPacking:
             rows = self._colour_links(root)
         self.row = compact(rows)
         self.capacity: Floats = np.bincount(self.row, weights=routes.capacity).astype(np.float64)
-        # Parts, each standing for as many as its rank has images.
+        # One part per class of equivalent ranks, weighted with the size of the class.
         orbit = find_orbits(routes.ranks, [ranks for ranks, _ in images])
         firsts, counts = np.unique(orbit, return_index=True, return_counts=True)[1:]
         self.weight = dict(zip(firsts.tolist(), counts.tolist(), strict=True))
@@ -74,11 +83,12 @@ class SinglePathPacking:
             self.weight = {collective.root: 1}
         self.one_part = collective.name == "allreduce"
         self.uses: dict[Column, int] = {}
-        """The part of each column, by what it sends over each row."""
+        """Maps each column to its part."""
 
     def _colour_links(self, single: str | None) -> Ints:
-        """Return a number for every link, the same for links of equal bandwidth between devices of
-        the same colours.
+        """Return a number for each link, equal for equal bandwidths and colours of both ends.
+
+        `single` is the GPU that is the root of the collective, None if there is no root.
         """
         routes, colour = self.routes, colours(self.routes.topology, single)
         numbers: dict[object, int] = {}
@@ -88,8 +98,9 @@ class SinglePathPacking:
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> LinkPrices | None:
-        """Return the best prices found within the work that is allowed; None where routes do not
-        join all ranks.
+        """Return the best prices found within `effort`, or None if routes do not connect all ranks.
+
+        `say` is called with a line of progress after each solution of the linear program.
         """
         dual: Floats = 1 / self.capacity / len(self.capacity)
         smooth, best_value, reached = SmoothedPrices(dual), 0.0, np.inf
@@ -111,8 +122,8 @@ class SinglePathPacking:
             optimal = reached <= best_value * (1 + _TOLERANCE)
             if optimal or (self.uses and effort.is_over("prices of single paths")):
                 break
-            # Under the duals themselves a column must cost less than its part's dual to improve the
-            # program.
+            # The trial prices are smoothed, but a column improves the program only if it costs less
+            # than its part's dual at the duals themselves.
             fresh = [offer[1:] for offer in offers if self._improves(*offer[1:], dual, duals)]
             if not fresh:
                 if not smooth.back_off():
@@ -146,11 +157,11 @@ class SinglePathPacking:
         return sum(float(dual[row]) * times for row, times in column) < limit * (1 - _TOLERANCE)
 
     def _price(self, prices: Floats) -> list[tuple[float, int, Column]] | None:
-        """Return the cheapest column of each part under the rows' prices (of an allreduce, that of
-        each rank); None where ranks cannot be joined.
+        """Return the cheapest column of each part at the rows' prices; None if there is none.
 
-        A column is given as its cost for one rank's part, the part, and what all the parts it
-        stands for send over each row.
+        For an allreduce, it is the cheapest column of each rank. Each item has the cost of the
+        column for one rank's part, the part, and what all parts that it represents send over each
+        row.
         """
         distance = self.routes.distances(price_hops(prices[self.row]))
         out = []
@@ -159,7 +170,7 @@ class SinglePathPacking:
         elif self.shape == PATHS:
             listed = self._list_paths(distance)
         else:
-            # Edmonds' algorithm takes dense graphs: a pair without a route costs more than all
+            # Edmonds' algorithm needs a dense graph, so a pair without a route costs more than all
             # others together.
             far = float(distance[np.isfinite(distance)].sum()) + 1
             full = np.where(np.isfinite(distance), distance, far)
@@ -178,8 +189,9 @@ class SinglePathPacking:
         return out
 
     def _find_similar(self, prices: Floats, given: Iterable[Column]) -> list[tuple[int, Column]]:
-        """Return a few more columns that are nearly as cheap, each avoiding the links of those
-        before it.
+        """Return a few more columns that are nearly as cheap.
+
+        Each avoids the links of `given` and of the columns before it.
         """
         out: list[tuple[int, Column]] = []
         earlier: Floats = np.zeros(len(prices))
@@ -201,10 +213,10 @@ class SinglePathPacking:
         return out
 
     def _spanning_tree(self, distance: Floats) -> Floats | None:
-        """Return what each rank sends to each other on a minimum spanning tree (Prim), two messages
-        an edge.
+        """Return the messages that rank u sends to rank v on a minimum spanning tree (Prim).
 
-        Where routes are mirrored one goes in each direction, else both in the cheaper one.
+        There are two messages per edge: one in each direction if routes are mirrored, else both in
+        the cheaper direction. Returns None if routes do not connect all ranks.
         """
         n = self.routes.ranks
         price = np.minimum(distance, distance.T)
@@ -227,8 +239,9 @@ class SinglePathPacking:
         return sends
 
     def _trees(self, distance: Floats, root: int) -> Floats:
-        """Return what each rank sends to each other on the cheapest out-tree of a root, in-tree to
-        it, or both.
+        """Return the messages that rank u sends to rank v on the cheapest trees of a root.
+
+        The collective determines whether they are an out-tree, an in-tree, or both.
         """
         sends: Floats = np.zeros_like(distance)
         if self.name not in ("reduce", "reduce-scatter"):
@@ -242,8 +255,10 @@ class SinglePathPacking:
         return sends
 
     def _list_paths(self, distance: Floats) -> Iterable[tuple[int, Floats | None]]:
-        """Yield, for each part, what each rank sends to each other when the part goes to every rank
-        on the cheapest path through ranks (for gather: from every rank).
+        """Yield, for each part, the messages that rank u sends to rank v on the cheapest paths.
+
+        Paths lead from the part's rank to every rank (for gather, from every rank to it) and may be
+        relayed by ranks. The messages are None if a rank cannot be reached.
         """
         turned = distance.T if self.name == "gather" else distance
         # 0 means no edge to SciPy; every route has a price above 0.
@@ -254,8 +269,8 @@ class SinglePathPacking:
             if not np.isfinite(length).all():
                 yield part, None
             sends: Floats = np.zeros((n, n))
-            # From the farthest rank back: each rank's own share and those that it relays cross the
-            # edge before it.
+            # Start at the farthest rank: a rank's own share and those that it relays all cross the
+            # edge from its predecessor.
             carried = np.ones(n)
             for v in np.argsort(-length, kind="stable").tolist():
                 if v != part:

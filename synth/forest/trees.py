@@ -1,8 +1,8 @@
-"""Rooted trees over ranks, whose edges are routes; forests of them, with shares; and the schedules
-that they define.
+"""Define rooted trees over ranks, forests of them, and the schedules that forests define.
 
-Invariant: a tree reaches every rank exactly once, so every share is added up once and arrives
-everywhere, whatever the routes.
+The edges of a tree are routes, and each tree of a forest carries a share of the data. Invariant: a
+tree reaches every rank exactly once, so each share is reduced once and arrives everywhere, whatever
+the routes are.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .machine.pairs import Tree
 class RootedTree:
     """A tree on which data is reduced to a root, broadcast from it, or both.
 
-    `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the one on
-    which it receives. Both have an entry for each rank, None at the root; `up` is empty where
-    nothing is reduced, `down` where nothing is broadcast.
+    `up[r]` is the route on which rank r sends its partial sum to its parent, `down[r]` the route
+    on which it receives from its parent. Both have an entry for each rank, None for the root. `up`
+    is empty if nothing is reduced, `down` if nothing is broadcast.
     """
 
     root: int
@@ -39,8 +39,9 @@ class RootedTree:
     down: tuple[Route | None, ...] = ()
 
     def parents(self, ranks: dict[str, int], direction: str) -> list[int]:
-        """Return the parent of every rank in the tree of a direction, "up" or "down"; -1 at the
-        root.
+        """Return the parent of every rank in the tree of a direction, -1 for the root.
+
+        `ranks` maps the ids of GPUs to ranks, and `direction` is "up" or "down".
         """
         routes, parent_end = (self.up, -1) if direction == "up" else (self.down, 0)
         return [-1 if route is None else ranks[route[parent_end]] for route in routes]
@@ -50,9 +51,9 @@ class RootedTree:
 class Forest:
     """Trees, with their shares of the buffer (or of each root's part of it).
 
-    With `images` (permutations of the devices, one a row, the identity first) every tree stands for
-    all its images, among which its share is divided evenly. `depth` is the greatest number of hops
-    from a root.
+    `images` are permutations of the devices, one per row, the identity first. If given, every tree
+    stands for all its images, and its share is divided evenly among them. `depth` is the greatest
+    number of hops from a root.
     """
 
     trees: tuple[RootedTree, ...]
@@ -62,12 +63,15 @@ class Forest:
 
     @property
     def count(self) -> int:
-        """Number of trees, all images included."""
+        """The number of trees, including all images."""
         return len(self.trees) * (1 if self.images is None else len(self.images))
 
 
 def hang_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
-    """Root an undirected tree at `root`, or at its centre; down routes are up routes reversed."""
+    """Return an undirected tree with the rank `root`, or its centre, as root.
+
+    `ranks` maps the ids of GPUs to ranks. The down routes are the up routes reversed.
+    """
     around: list[dict[int, Route]] = [{} for _ in ranks]
     for route in tree.edges:
         u, v = ranks[route[0]], ranks[route[-1]]
@@ -87,9 +91,7 @@ def hang_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> Roo
 
 
 def _find_centre(around: Sequence[dict[int, Route]]) -> int:
-    """Return the node of a tree from which the farthest node is nearest: the middle of a longest
-    path.
-    """
+    """Return the centre of a tree: the middle of a longest path, which minimizes the depth."""
 
     def longest_path(start: int) -> list[int]:
         """Return the path to `start` from a node that is farthest from it."""
@@ -109,8 +111,10 @@ def _find_centre(around: Sequence[dict[int, Route]]) -> int:
 
 
 def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the depth (hops from the root) and height (hops to the farthest leaf below) of every
-    node.
+    """Return the depth and the height of every node of a tree, given each node's parent.
+
+    The depth counts the hops from the root, the height those to the farthest leaf below. The parent
+    of the root is -1.
     """
     children: list[list[int]] = [[] for _ in parents]
     for child, parent in enumerate(parents):
@@ -136,11 +140,11 @@ def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
 
 
 def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[list[Any]]:
-    """Return the columns (step, source, destination, operation, devices between) of the transfers
-    that reduce up a tree and broadcast down.
+    """Return the transfers that reduce up a tree and broadcast down it, as a list of columns.
 
-    Each rank sends up once all ranks below it have; `together`: all children of a parent send in
-    the same step, as switches that add need them to.
+    The columns are the step, source rank, destination rank, operation, and the devices on the route
+    between the two. Each rank sends up when all ranks below it have sent. With `together`, all
+    children of a parent send in the same step, as in-network reduction in switches requires.
     """
     moves: list[tuple[Any, ...]] = []
     start = 0
@@ -164,7 +168,10 @@ def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[
 def schedule_of(
     forest: Forest, collective: Collective, topology: Topology, strategy: str
 ) -> Schedule:
-    """Return the schedule in which every tree of a forest is a chunk, and starts at step 0."""
+    """Return the schedule of a forest: each tree carries a chunk of its own from step 0 on.
+
+    `strategy` is the name of the strategy that the schedule records.
+    """
     links = LinkArrays(topology)
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     rank_of = np.full(links.size, -1, dtype=np.int64)
@@ -176,8 +183,8 @@ def schedule_of(
     whole = Fraction(1, collective.ranks) if per_root else Fraction(1)
     chunks: list[Chunk] = []
     parts: list[Transfers] = []
-    # A tree's share is divided among its images; with a tree for each root, among those that have
-    # the same root.
+    # A tree's share is divided among its images, or, if every root has its own trees, among the
+    # images with the same root.
     each = len(images) if not per_root else max(1, len(images) // len(ranks))
     for tree, share in zip(forest.trees, forest.shares, strict=True):
         step, src, dst, op, route = list_moves(tree, ranks, together)

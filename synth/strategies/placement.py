@@ -1,8 +1,8 @@
 """Assign ranks to the positions 0..n-1 of an abstract schedule.
 
-Hill climbing by swaps from a few starting orders, judged by the exact cost of the schedule that an
-order gives. Orders under which two partners have no route are worse than all orders without such a
-pair.
+The search is hill climbing by swaps from a few starting orders. An order is judged by the exact
+cost of the schedule built for it. Every order that leaves two partners without a route is worse
+than every order in which all partners have one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from ..effort import Effort
 from ..ir.schedule import Schedule
 from ..request import Request
 
-# Sizes for which strategies place their ranks: where latency decides, and where bandwidth does.
+# Sizes for which strategies place ranks: latency dominates at the small one, bandwidth at the large
+# one.
 SMALL_BYTES, LARGE_BYTES = 1 << 16, 1 << 26
-# With more ranks, the starting orders are taken as they are: one pass has n^2 / 2 swaps to cost.
+# With more ranks, starting orders are not improved: one pass would judge n^2 / 2 swaps.
 _CLIMB_RANKS = 64
-# Starting orders: the given one, and random ones, as far as the work lasts.
+# Most starting orders: the given one, then random ones while work is left.
 _STARTS = 8
 _SEARCH = "placement of ranks"
-# Seconds of a quiet core for one strategy's placement, and where short searches are asked for.
+# Work allowed for one strategy's placement, in seconds of an idle core: usually, and if the request
+# is for quick searches.
 _WORK_S, _QUICK_WORK_S = 1.0, 0.1
-# Seconds of a quiet core: to draw an order and cost it, for each transfer in that, and for two
-# partners' route.
+# Work in seconds of an idle core: to build and judge the schedule of an order, the same for each of
+# its transfers, and to find the route of two partners.
 _ORDER_S, _TRANSFER_S, _ROUTE_S = 1e-3, 6e-6, 4e-6
 
 
@@ -38,10 +40,11 @@ def place(
     pairs: Callable[[Sequence[int]], Collection[tuple[int, int]]],
     size_bytes: int,
 ) -> Schedule:
-    """Return the best schedule found among `draw(order)`, position i being played by rank order[i].
+    """Return the schedule with the shortest time at `size_bytes` over the orders tried.
 
-    `pairs(order)` are the ordered pairs of ranks that must have a route. Raises InfeasibleError
-    where no order is found under which they all have one.
+    `draw(order)` builds the schedule in which rank order[i] takes position i, and `pairs(order)`
+    returns the (source, destination) pairs of ranks that need a route in it. Raises InfeasibleError
+    if no order is found in which all of them have one.
     """
     effort = request.effort.grant(_QUICK_WORK_S if request.quick else _WORK_S)
 
@@ -60,15 +63,15 @@ def place(
         return None if count_missing(order) else price(order)
 
     # Swaps get stuck in local optima, so there are several starts: the given order, then random
-    # ones, always the same.
+    # ones, with a fixed seed so that plans are reproducible.
     random_order = random.Random(0)
     best: tuple[Fraction, list[int]] | None = None
     for start in range(_STARTS):
         order = list(range(request.collective.ranks))
         if start:
             random_order.shuffle(order)
-        # First only routes count, which is quick to judge; then time, over orders that have all
-        # routes.
+        # First minimize the number of missing routes, which is quick to judge; then the time, over
+        # orders without missing routes.
         order = _climb(order, lambda o: Fraction(count_missing(o)), effort, stop=Fraction(0))
         if not count_missing(order):
             order = _climb(order, price_routed, effort)
@@ -88,8 +91,9 @@ def _climb(
     effort: Effort,
     stop: Fraction | None = None,
 ) -> list[int]:
-    """Swap positions as long as that lowers `judge` (None: not allowed); take each swap that helps
-    at once.
+    """Swap positions while that lowers `judge`, or until it returns `stop`; return the order.
+
+    Each swap that helps is accepted at once. `judge` returns None for orders that are not allowed.
     """
     now = judge(order)
     improved = len(order) <= _CLIMB_RANKS

@@ -73,7 +73,7 @@ def everywhere(folder: str) -> dict[str, int]:
         Communicator(str(files / "usual.json"), choose="same-bits")
     with refused("leave one of them out"):
         Communicator(path, choose="same-bits", compress="int8")
-    with refused("gloo and NCCL do not promise that"):
+    with refused("gloo and NCCL do not guarantee the same bits"):
         topoplan.backend_options(choose="same-bits", plans="off")
     communicator = Communicator(path, choose="same-bits")
     found = {"communicator": count_differing(communicator.allreduce)}

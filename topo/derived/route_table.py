@@ -1,8 +1,8 @@
-"""List the routes between every two GPUs as arrays of link numbers, for thousands of rank orders
-at once.
+"""Tabulate the routes between all pairs of GPUs as arrays of link numbers.
 
-The routes are the Router's, found by one search over the switches for each GPU; where a pair has
-none, other GPUs forward.
+With a table, thousands of rank orders can be evaluated at once. The routes are those of Router, but
+one search over the switches finds all routes from a GPU. If a pair of GPUs has no route of its own,
+other GPUs forward its data.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ Links = NDArray[np.int32]
 
 
 class RouteTable:
-    """The routes of one topology. `number` is the number of each GPU by its id, `links` are the
-    directed links; row (u, v) of `crossed` lists the numbers of those from GPU u to GPU v, padded
-    with `len(links)`. `forwarded[u, v]`: other GPUs forward what u sends to v.
+    """The routes between all pairs of GPUs of one topology.
 
-    Raises InfeasibleError where a GPU cannot reach another.
+    `number` maps each GPU's id to its number, and `links` lists the directed links. `crossed[u, v]`
+    holds the indices in `links` of the route from GPU u to GPU v, padded with `len(links)`.
+    `forwarded[u, v]` is true if other GPUs forward what u sends to v.
+
+    Raises InfeasibleError if a GPU cannot reach another.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -37,7 +39,7 @@ class RouteTable:
         self.forwarded: NDArray[np.bool_] = np.zeros((size, size), dtype=bool)
         number = {device: i for i, device in enumerate(topology.by_id)}
         self._gpus = np.array([number[gpu] for gpu in topology.ranks], dtype=np.int64)
-        # Links by one number, (source, destination), so that a sorted search finds many at once.
+        # Encode (source, destination) as one number, so that one binary search finds many links.
         keys = np.array([number[a] * len(number) + number[b] for a, b in self.links], np.int64)
         self._link_of_key = np.argsort(keys)
         self._keys = keys[self._link_of_key]
@@ -53,15 +55,19 @@ class RouteTable:
             self.crossed[u, :, : walk.shape[1]] = walk
 
     def widest_GBps(self, routes: Links) -> Fraction:
-        """Return the width of the widest of some routes (rows of `crossed`), each as wide as its
-        narrowest link.
+        """Return the bandwidth in GB/s of the widest of `routes`, which are rows of `crossed`.
+
+        The bandwidth of a route is that of its narrowest link.
         """
         narrowest = self._width_of[routes].min(axis=-1)
         return self._widths[int(narrowest.max())]
 
     def _search_all(self, number: dict[str, int]) -> tuple[Ints, dict[int, Ints]]:
-        """Return the device before each device (a column) on the own routes from each GPU (a row),
-        and the same for GPUs (keys) with pairs that others must forward for.
+        """Return the predecessor of every device on the routes from every GPU.
+
+        The first result has a row for each GPU and a column for each device, -1 for devices that
+        the GPU cannot reach without forwarding. The second maps only the GPUs that need forwarding
+        to a row that also covers the forwarded routes.
         """
         topology = self.topology
         search = _SwitchSearch(topology, number)
@@ -89,7 +95,7 @@ class RouteTable:
         return before, forwarded
 
     def _walk_from(self, u: int, before: Ints, forwarded: dict[int, Ints]) -> Links:
-        """Return the links from GPU u to every GPU, as `crossed` has them, the last link first."""
+        """Return the links from GPU u to every GPU as in `crossed`, the last link of each first."""
         size, pad = before.shape[1], len(self.links)
         start, now = self._gpus[u], self._gpus
         columns: list[Ints] = []
@@ -105,8 +111,9 @@ class RouteTable:
 
 
 class _SwitchSearch(Router):
-    """Searches over switches alone, then adds the GPUs beside them: the Router's routes, found much
-    faster where each switch has many GPUs.
+    """Finds the same routes as Router, much faster if each switch has many GPUs.
+
+    It searches over the switches alone, then adds the GPUs connected to them.
     """
 
     def __init__(self, topology: Topology, number: dict[str, int]) -> None:
@@ -123,7 +130,7 @@ class _SwitchSearch(Router):
         }
 
     def fill(self, start: str, before: Ints) -> None:
-        """Write into `before` the number of the device before each one reached from `start`."""
+        """Set `before` to the predecessor of each device that `start` reaches, by number."""
         settled = self._settle(start, self._between)
         rows = []
         for order, (device, (latency, hops, narrow, previous)) in enumerate(settled.items()):
@@ -137,8 +144,8 @@ class _SwitchSearch(Router):
         if not rows:
             return
         offers = np.concatenate(rows, axis=1)
-        # Of several offers to a GPU the least counts: by latency, hops, width, and the device that
-        # was reached first. It is written last.
+        # A GPU's best offer has the least latency, then the fewest hops, the widest route, and the
+        # device that was reached first. The best is sorted last, so it overwrites the others.
         end, *_, device_before = offers[:, np.lexsort(offers[4:0:-1])[::-1]]
         before[end] = device_before
         before[self._number[start]] = self._number[start]

@@ -1,6 +1,4 @@
-"""Checks of peer-to-peer access: what the driver grants, and what access control and the IOMMU do
-to it.
-"""
+"""Check peer-to-peer (P2P) access: what the driver grants, and what ACS and the IOMMU impede."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from ..facts.view import WIRES
 from .finding import Case, Finding, Severity, join_names
 from .view import Check, DoctorView
 
-# NVML's and nvidia-smi's words for GPUs that share PCIe switches.
+# The terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
 
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
@@ -29,10 +27,11 @@ _REFUSALS = (
 
 
 def check_p2p(view: DoctorView) -> Iterator[Finding]:
-    """Report P2P read or write that the driver refuses: an error between GPUs that share a PCIe
-    switch or have NVLink between them (a warning where this GPU model does not do it), and a note
-    where the path goes through a CPU. What is refused in one direction only is reported as
-    `p2p-one-sided`.
+    """Report pairs of GPUs to which the driver refuses P2P reads or writes.
+
+    A refusal is an error if the GPUs share a PCIe switch or an NVLink, but a warning if this GPU
+    model has no P2P; it is a note if their path goes through a CPU. `check_p2p_directions` reports
+    access that is refused in one direction only.
     """
     cases: list[Case] = []
     for a, b, subject in _list_pairs(view):
@@ -55,13 +54,13 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
         message = f"{join_names(about)}: P2P refused ({status}){path}"
         severity: Severity = "error"
         advice = (
-            "check IOMMU and ACS in the BIOS, at the registry keys of the driver, and at its "
-            "version"
+            "check the IOMMU and ACS settings in the BIOS, the driver's registry keys, and the "
+            "driver's version"
         )
         if status == _BY_DESIGN:
             severity, advice = (
                 "warning",
-                "this GPU model has no P2P; count on copies through host memory",
+                "this GPU model has no P2P; expect copies through host memory",
             )
         yield Finding(
             severity if joined else "note", "p2p-refused", about, message, evidence, advice
@@ -69,8 +68,9 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
-    """Report P2P read or write that is granted from A to B and refused from B to A: an error
-    between GPUs that share a PCIe switch or have NVLink between them, else a warning.
+    """Report P2P reads or writes that are granted from one GPU to another but refused in return.
+
+    It is an error if the GPUs share a PCIe switch or an NVLink, else a warning.
     """
     cases: list[Case] = []
     for a, b, subject in _list_pairs(view):
@@ -94,8 +94,8 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{join_names(about)}: P2P granted in one direction and refused in the other",
             evidence,
-            "check the driver's version and virtualisation; take P2P as refused until both "
-            "directions have it",
+            "check the driver's version and virtualisation; treat P2P as refused until both "
+            "directions are granted",
         )
 
 
@@ -112,8 +112,9 @@ def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
 
 
 def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
-    """Return what joins two GPUs that P2P should use (NVLink, xGMI, a PCIe switch), None where
-    there is nothing.
+    """Return the connection that P2P between two GPUs should use, or None if there is none.
+
+    It is "NVLink", "xGMI" or "a PCIe switch".
     """
     near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
     switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
@@ -132,8 +133,10 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
 
 
 def check_acs(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe bridges with ACS redirect on that have GPUs below them and others beside them
-    below the same switch: a warning, what these GPUs send each other goes through the CPU.
+    """Warn about PCIe bridges whose ACS redirect sends P2P traffic through the CPU.
+
+    A bridge counts if there are GPUs below it, and more GPUs below the same switch but not below
+    the bridge.
     """
     below: dict[str, set[str]] = defaultdict(set)
     above: dict[str, str] = {}
@@ -155,16 +158,16 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
             "warning",
             "acs-redirect",
             about,
-            f"{join_names(about)}: ACS redirect on the switch port above leads P2P through the CPU",
+            f"{join_names(about)}: ACS redirect on the switch port above sends P2P through the CPU",
             evidence,
-            "switch ACS off in the BIOS or with setpci on these bridges, unless a hypervisor needs "
-            "it",
+            "disable ACS in the BIOS or with setpci on these bridges, unless a hypervisor needs it",
         )
 
 
 def check_iommu(view: DoctorView) -> Iterator[Finding]:
-    """Report an IOMMU that translates on bare metal (fact `virtual` is `no`) with several GPUs or
-    NICs: a warning.
+    """Warn about an IOMMU that translates addresses on bare metal (fact `virtual` is `no`).
+
+    Hosts without two GPUs, or a GPU and a NIC, are skipped: they use neither P2P nor GPUDirect.
     """
     if (
         view.facts.get_text(HOST, keys.HOST_IOMMU) == "translating"
@@ -180,7 +183,7 @@ def check_iommu(view: DoctorView) -> Iterator[Finding]:
                 view.format_fact(HOST, keys.HOST_IOMMU),
                 view.format_fact(HOST, keys.HOST_VIRTUAL),
             ),
-            "boot with iommu=pt, or switch the IOMMU off in the BIOS",
+            "boot with iommu=pt, or disable the IOMMU in the BIOS",
         )
 
 
@@ -190,10 +193,10 @@ def _knows_p2p(view: DoctorView) -> bool:
     )
 
 
-# The checks of this file.
+# The checks above, with whether the facts suffice for each, and the reason to print if not.
 CHECKS = (
     Check("P2P", check_p2p, _knows_p2p, "no P2P status"),
-    Check("P2P both ways", check_p2p_directions, _knows_p2p, "no P2P status"),
+    Check("P2P in both directions", check_p2p_directions, _knows_p2p, "no P2P status"),
     Check(
         "ACS",
         check_acs,
@@ -210,6 +213,6 @@ CHECKS = (
             view.facts.get_text(HOST, keys.HOST_IOMMU)
             and view.facts.get_text(HOST, keys.HOST_VIRTUAL)
         ),
-        "no answer about IOMMU and hypervisor",
+        "unknown IOMMU or hypervisor state",
     ),
 )

@@ -1,8 +1,8 @@
-"""The PCI Express tree as traffic sees it: a bridge with a single child is part of the link.
+"""List the PCI Express tree as traffic sees it: a bridge with a single child is part of the link.
 
-A chain of bridges without a branch (a root port, the ports of a switch) carries what its narrowest
-part carries; where the tree branches there is a switch. Speeds are those that the parts are made
-for, since idle devices clock down; widths are those at work.
+A chain of bridges without a branch (a root port, the ports of a switch) is as fast as its narrowest
+part; a bridge with several children is a switch. Link speeds are the maximum ones, since idle
+devices clock down; widths are the ones currently in use.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class _Port:
 
 @dataclass(frozen=True)
 class Slot:
-    """A device or switch at `bus_id` below the switch `parent` (None: a CPU), and the link to its
-    parent.
+    """A device or switch, its parent in the PCI tree, and the link between them.
 
-    `top` is the address of the bridge at the root of its branch.
+    `bus_id` is its PCI address and `parent` that of the switch above it, None directly below a CPU.
+    `top` is the address of the bridge at the root of its branch. `notes` say what is unusual about
+    the link, and `source` names where the link speed comes from.
     """
 
     bus_id: str
@@ -43,8 +44,9 @@ class Slot:
 
 
 def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
-    """Yield the switches and devices of the tree above `bus_ids`, parents before children, in order
-    of PCI address.
+    """Yield the devices at `bus_ids` and the switches above them.
+
+    Parents come before their children, siblings in order of PCI address.
     """
     leaves = dict.fromkeys(bus_ids)
     roots: dict[str, _Port] = {}
@@ -79,9 +81,7 @@ def _list_below(
 def _find_narrowest(
     facts: Facts, chain: tuple[str, ...], is_leaf: bool
 ) -> tuple[PcieLink, tuple[str, ...]]:
-    """Return the link with the least bandwidth in a chain, and notes on what is odd about the
-    chain.
-    """
+    """Return the link with the least bandwidth in a chain, and notes on unusual links."""
     links: list[PcieLink] = []
     notes: list[str] = []
     for bus_id in chain:
@@ -96,8 +96,7 @@ def _find_narrowest(
         is_card = is_leaf and bus_id == chain[-1] and not _is_gpu(facts, bus_id)
         if (link.generation, width) == (1, 1) and not is_card:
             notes.append(
-                f"{bus_id} declares 2.5 GT/s x1, a placeholder of virtual machines; left out of "
-                "account"
+                f"{bus_id} declares 2.5 GT/s x1, a placeholder of virtual machines; ignored"
             )
             continue
         if width and current and current < width:
@@ -109,7 +108,7 @@ def _find_narrowest(
 
 
 def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
-    # sysfs does not know the link: NVML may, of a GPU; else NCCL's default counts.
+    # sysfs does not report this link. NVML may, if it is a GPU's; otherwise assume what NCCL does.
     index = find_gpu_index(facts, bus_id)
     if index is not None:
         generation = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_GENERATION)
@@ -124,7 +123,7 @@ def _is_gpu(facts: Facts, bus_id: str) -> bool:
 
 
 def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
-    """Return NVML's index of the GPU at a PCI address, None where NVML lists none there."""
+    """Return NVML's index of the GPU at a PCI address, or None if NVML lists no GPU there."""
     return next(
         (
             i

@@ -18,15 +18,15 @@ from .parameter_server import END, GO, Part, divide_buckets, find_server_shares
 class AsyncParameterServer(System):
     """Parameter servers that apply each worker's gradients at once; no worker waits for another.
 
-    A worker pushes to each helper its part of the gradients and pulls that part of the parameters
-    as they are after the helper's update. The staleness of its gradients is the number of other
-    workers' updates since its last pull (`report()`); it is not bounded. Each push is one update,
-    so n workers make n times as many as in a synchronous system.
+    A worker pushes to each helper its part of the gradients and pulls the same part of the updated
+    parameters. The staleness of its gradients is the number of other workers' updates since its
+    last pull (see `report`); it is not bounded. Each push is one update, so n workers make n times
+    as many updates as in a synchronous system.
 
     The helpers' shares follow from the linear program of the synchronous server. `finish` waits for
-    all workers, and all get the same final parameters. A worker that dies is dropped and listed in
-    the helpers' `report()["lost"]`; if all are lost, or one is silent for longer than the timeout,
-    `serve` raises ExecutionError.
+    all workers, and all receive the same final parameters. A worker that dies is dropped and listed
+    in the helpers' `report()["lost"]`. `serve` raises ExecutionError if all workers are lost, or if
+    one is silent for longer than the timeout.
     """
 
     name = "async-parameter-server"
@@ -38,9 +38,7 @@ class AsyncParameterServer(System):
         "Dean et al., Large Scale Distributed Deep Networks (Downpour SGD), NIPS 2012, section 4.1"
     )
     takes_helpers = needs_helpers = True
-    only_cpu = (
-        "a server takes messages from whichever worker is first, which NCCL has no way to wait for"
-    )
+    only_cpu = "a server receives from whichever worker sends first, and NCCL cannot wait for that"
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -54,8 +52,10 @@ class AsyncParameterServer(System):
             self._send_parameters()
 
     def report(self) -> dict[str, object]:
-        """Return the staleness of gradients; on helpers also `updates`, `lost` workers and
-        `share`.
+        """Return the mean and maximum staleness of this rank's gradients, in updates.
+
+        On helpers, the report also has the number of `updates`, the ranks of `lost` workers, and
+        the helper's `share` of the parameters as a fraction.
         """
         staleness = self._staleness
         out: dict[str, object] = {
@@ -73,7 +73,7 @@ class AsyncParameterServer(System):
 
     @property
     def bytes_sent(self) -> int:
-        """As in System, over all connections."""
+        """Payload bytes that this rank has sent to others, over all of its connections."""
         return self.p2p.bytes_sent + sum(p2p.bytes_sent for p2p in self._p2p_by_worker.values())
 
     def _send_parameters(self) -> None:
@@ -102,7 +102,7 @@ class AsyncParameterServer(System):
         self._push_and_pull(END)
 
     def _push_and_pull(self, word: int) -> None:
-        """Send every helper GO with gradients, or END; receive the parameters."""
+        """Send GO with the gradients, or END alone, to every helper; receive the parameters."""
         self._word.fill_(word)
         sends = [(h, self._word) for h in self.helpers]
         if word == GO:
@@ -113,7 +113,7 @@ class AsyncParameterServer(System):
         self.buckets.set_values(self._fresh)
 
     def _parts_of(self, helper: int, flats: Flats) -> Flats:
-        """Return the views of `flats` that a helper holds."""
+        """Return views of the parts of `flats` for which a helper is responsible."""
         return [flat[slice(*part[helper])] for flat, part in zip(flats, self._parts, strict=True)]
 
     def _receive_parameters(self) -> None:
@@ -125,9 +125,8 @@ class AsyncParameterServer(System):
         ]
         self.p2p.exchange(receives=[(self.setting.first, flat) for flat in parameters])
         self._parameters = [nn.Parameter(flat) for flat in parameters]
-        trained = [
-            p for p in self._parameters if p.numel()
-        ]  # a helper whose share is 0 has nothing to update
+        # A helper whose share is 0 has nothing to update.
+        trained = [p for p in self._parameters if p.numel()]
         self.optimizer = self.setting.make_optimizer(trained) if trained else None
         self._lock, self._version = Lock(), 0
         self._p2p_by_worker = {w: PointToPoint(self.setting.group) for w in self.workers}
@@ -146,11 +145,11 @@ class AsyncParameterServer(System):
                     failures.append(error)
         if len(self._lost) == len(self.workers):
             raise ExecutionError(
-                f"rank {self.rank}, a helper: all workers are lost; the first: {failures[0]}"
+                f"rank {self.rank}, a helper: all workers are lost; the first error: {failures[0]}"
             )
 
     def _attend(self, worker: int) -> ExecutionError | None:
-        """Serve one worker until it ends; return the error if it is lost."""
+        """Serve one worker until it sends END; return the error if the worker is lost."""
         word, pulled = torch.zeros(1, dtype=torch.int64), 0
         pushed, fresh = (
             [torch.empty_like(p, requires_grad=False) for p in self._parameters] for _ in range(2)
@@ -172,7 +171,10 @@ class AsyncParameterServer(System):
 
     @torch.no_grad()
     def _update(self, gradients: Flats, fresh: Flats, pulled: int) -> int:
-        """Update the parameters, copy them to `fresh`, and return the staleness; needs the lock."""
+        """Update the parameters, copy them to `fresh`, and return the gradients' staleness.
+
+        The caller must hold the lock. `pulled` is the version that the worker last pulled.
+        """
         staleness = self._version - pulled
         self._staleness.append(staleness)
         for p, gradient in zip(self._parameters, gradients, strict=True):

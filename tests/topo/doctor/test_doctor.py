@@ -756,7 +756,7 @@ def test_the_report_says_how_many_checks_were_made_and_what_the_others_want() ->
     bare = examine(preset("ring:4"))
     assert len(bare.checked) + len(bare.skipped) == len(CHECKS)
     text = " ".join(line.strip() for line in report(bare))
-    assert "not checked: " in text and "P2P, P2P both ways (no P2P status)" in text
+    assert "not checked: " in text and "P2P, P2P in both directions (no P2P status)" in text
 
 
 def test_the_report_gives_evidence_and_advice_below_each_finding_and_counts_at_the_end() -> None:

@@ -152,7 +152,7 @@ def test_devices_without_a_place_stand_as_probed() -> None:
     assert ("cpu0#2", "cpu0") in full.capacity_GBps
     assert full.ranks == ("gpu0", "gpu1")
     assert (
-        "gpu1 at 0002:00:00.0: a GPU that has no slot in the file; it stands where it was probed"
+        "gpu1 at 0002:00:00.0: a GPU that has no slot in the file; it stays where it was probed"
         in notes(full)
     )
     assert "mlx5_0 at 0101:00:00.0: a NIC that has no slot in the file" in notes(full)
@@ -223,7 +223,7 @@ def test_addresses_are_matched_however_they_are_written() -> None:
             flat_vm([]),
             "lists 1 PCI slots of GPU class but no <gpu> element",
         ),
-        (skeleton(slot("0001:00:00.0", '<gpu dev="0"/>')), flat_vm([]), "lists its GPUs by itself"),
+        (skeleton(slot("0001:00:00.0", '<gpu dev="0"/>')), flat_vm([]), "already lists its GPUs"),
         ("<topology/>", flat_vm([]), "expected <system>"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hold what the readers of NCCL's XML have read so far, until it becomes a Topology."""
+"""Collect what the readers of NCCL's XML have read, before it becomes a Topology."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True)
 class TreePosition:
-    """Position of an element in the tree: its host, CPU and parent device (None: a made-up one)."""
+    """The position of an element in the tree.
+
+    `host` is the host's number, and the ids of its devices start with `prefix`. `cpu` and `parent`
+    are the ids of the CPU and the device above, None if topoplan made up the CPU.
+    """
 
     host: int
     prefix: str
@@ -35,7 +39,7 @@ class TreePosition:
 
 @dataclass(frozen=True)
 class GpuElement:
-    """A GPU of the file: its device's id, element, bus address, position, `dev` and `rank`."""
+    """A GPU of the file: its device's id, element, PCI address, position, `dev` and `rank`."""
 
     id: str
     element: Element
@@ -47,10 +51,13 @@ class GpuElement:
 
 @dataclass
 class PartialTopology:
-    """Devices and links read so far; GPUs and bridges are keyed by (host, PCI address).
+    """The devices and links read so far.
 
-    `exact_pairs` are the (source, destination) pairs whose links topoplan itself wrote: no notes
-    question them.
+    `where` names the file in errors. `exact_pairs` are the (source, destination) pairs whose links
+    topoplan itself wrote, so no notes question them. `uplinks` maps a device's id to the links
+    between it and its parent, in both directions. The keys of `gpu_by_bus` and `bridge_by_bus` are
+    (host, PCI address). The items of `cpus` are (id, host, element), those of `pcilinks` are (host,
+    id of the switch, element).
     """
 
     where: str
@@ -73,18 +80,18 @@ class PartialTopology:
         return self.devices[name]
 
     def sort_gpus(self) -> list[GpuElement]:
-        """Return the GPUs by rank if the file gives each a distinct one, else by device number."""
+        """Return the GPUs by rank if all ranks are given and distinct, else by device number."""
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):
             return sorted(self.gpus, key=lambda gpu: gpu.rank or 0)
         self.notes.add(
-            "ranks", "not given, or not distinct; taken in the order of the device numbers"
+            "ranks", "missing or not distinct; assigned in the order of the device numbers"
         )
         return sorted(self.gpus, key=lambda gpu: (gpu.position.host, gpu.dev))
 
 
 def read_attributes(element: Element, *without: str) -> dict[str, Any]:
-    """Return attributes, whole numbers as such, except `without` and topoplan's own."""
+    """Return an element's attributes, except `without` and topoplan's own; integers as int."""
     return {
         key: int(text) if _INTEGER.fullmatch(text) else text
         for key, text in element.attributes.items()
@@ -93,10 +100,10 @@ def read_attributes(element: Element, *without: str) -> dict[str, Any]:
 
 
 def get_topoplan_attribute(element: Element, key: str) -> str | None:
-    """Return the attribute `topoplan_<key>`, None if it is absent or empty."""
+    """Return the attribute `topoplan_<key>`, or None if it is absent or empty."""
     return element.get(TOPOPLAN_PREFIX + key)
 
 
 def has_class(element: Element, prefixes: Iterable[str], key: str = "class") -> bool:
-    """Return whether an element's PCI class, in the attribute `key`, has one of `prefixes`."""
+    """Return whether an element's PCI class, its attribute `key`, starts with a prefix."""
     return (element.get(key) or "").lower().startswith(tuple(prefixes))

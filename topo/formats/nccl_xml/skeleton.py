@@ -1,8 +1,8 @@
-"""Fill in skeletons, files that list PCI slots but no GPUs, from the machine at hand as NCCL does.
+"""Fill in skeletons, files that list PCI slots but no GPUs, from the probed machine as NCCL does.
 
-Providers of virtual machines distribute such files, since the PCI tree inside a virtual machine is
-not the real one. The tree, CPUs, NUMA nodes and PCI speeds come from the file; the devices in the
-slots, and NVLinks, from the machine.
+Cloud providers distribute such files, since the PCI tree inside a virtual machine is not the real
+one. The tree, CPUs, NUMA nodes and PCI speeds come from the file; the devices in the slots and the
+NVLinks come from the machine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .partial_topology import GPU_CLASSES, TOPOPLAN_PREFIX, has_class
 from .reader import has_no_gpus, make_skeleton_error, parse_system, read_system
 from .xml_tree import build_tree, normalize_address
 
-# Addresses that a message names before "and 5 more".
+# Most addresses that a message lists before "and 5 more".
 _MAX_NAMED = 3
 _TREE_KINDS = ("pcie", "smp")
 
 
 def is_skeleton(text: str) -> bool:
-    """Return whether a text is NCCL's XML without any GPU, for `fill_skeleton` only."""
+    """Return whether a text is NCCL's XML without GPUs, which `fill_skeleton` must complete."""
     try:
         return has_no_gpus(parse_system(text, "text"))
     except InputError:
@@ -37,16 +37,16 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     """Put the probed machine `live` into the PCI tree of a skeleton.
 
     `where` names the file in errors. GPUs and NICs go into the slot with their PCI address. Devices
-    without a slot stay where they were probed; slots without a device are left out; both are noted.
-    Ranks and NVLinks are those of `live`.
+    without a slot keep their probed position, and slots without a device are dropped; notes list
+    both. Ranks and NVLinks are those of `live`.
 
-    Raises InputError if `live` has no GPUs, if none of them has a slot, and if the text is no
-    skeleton.
+    Raises InputError if the text is not a skeleton, if `live` has no GPUs, or if none of its GPUs
+    has a slot.
     """
     root = parse_system(text, where)
     if not has_no_gpus(root):
         raise InputError(
-            f"{where}: lists its GPUs by itself, so there is nothing to fill in; read it as it is"
+            f"{where}: already lists its GPUs, so there is nothing to fill in; load the file itself"
         )
     if not live.ranks:
         raise make_skeleton_error(root)
@@ -57,7 +57,7 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     return _FilledTree(read_system(root), live, notes).build_topology()
 
 
-# -- devices into their slots
+# -- putting devices into slots
 
 
 def _find_slots(root: Element) -> dict[str, Element]:
@@ -100,13 +100,13 @@ def _list_addresses(addresses: list[str]) -> str:
 
 
 def _note_spelling(slot: Element, notes: Notes) -> None:
-    """Note a slot's address that is not written as NCCL compares it."""
+    """Add a note if NCCL would not recognize the spelling of a slot's address."""
     text = slot.get("busid") or ""
     if text != normalize_address(text):
         notes.add(
             text,
             "NCCL compares addresses letter by letter and would not find it; write it in full and "
-            "small",
+            "in lower case",
         )
 
 
@@ -126,7 +126,7 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
                     name or "a net without a name",
                     "a NIC of the file that this machine does not have; left out",
                 )
-    # a slot with a GPU keeps it: NCCL puts one device into a slot
+    # Skip slots that already have a GPU: NCCL puts only one device into a slot.
     slots = _find_slots(root)
     for number, device in enumerate(nics.values()):
         slot = slots.get(normalize_address(device.bus_id) or "")
@@ -148,7 +148,7 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
 
 
 def _format_net_speed(nic: Device) -> dict[str, str]:
-    """Return a NIC's `speed` attribute in Mb/s, nothing if it is unknown."""
+    """Return a NIC's `speed` attribute in Mbit/s, or no attribute if the speed is unknown."""
     GBps = nic.extra.get("net_speed_GBps")
     return (
         {"speed": str(round(GBps * 8000))}
@@ -180,7 +180,7 @@ def _prune(element: Element, notes: Notes) -> bool:
     return any(child.tag in ("pci", "nic", "gpu", "net") for child in remaining)
 
 
-# -- the machine's facts and links
+# -- adding the machine's facts and links
 
 
 class _FilledTree:
@@ -232,9 +232,9 @@ class _FilledTree:
         )
 
     def _add_as_probed(self, device: Device) -> None:
-        """Add a device without a slot, and its probed parents up to one in the file."""
+        """Add a device without a slot, and its probed parents up to the first one in the file."""
         kind = "GPU" if device.kind == "gpu" else "NIC"
-        doubt = f"a {kind} that has no slot in the file; it stands where it was probed, as in NCCL"
+        doubt = f"a {kind} that has no slot in the file; it stays where it was probed, as in NCCL"
         self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
         self.devices[device.id] = device
         lower: str | None = device.id
@@ -284,7 +284,10 @@ class _FilledTree:
         return same[0]
 
     def _list_crossing_links(self) -> Iterator[Link]:
-        """Yield the links beside the PCI tree; those to a CPU lead to the GPU's own."""
+        """Yield the links outside the PCI tree, such as NVLinks.
+
+        A link to a CPU ends at the file's CPU above the link's other device.
+        """
         for link in self.live.links:
             if link.kind in _TREE_KINDS or all(
                 self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)
@@ -295,12 +298,12 @@ class _FilledTree:
                 yield replace(link, src=src, dst=dst)
 
     def _is_in_tree(self, link: Link) -> bool:
-        """Return whether a link of unknown kind is part of the PCI tree, as in the file."""
+        """Return whether a link of unknown kind is part of the probed PCI tree."""
         ends = {self.live_tree.get(link.src) == link.dst, self.live_tree.get(link.dst) == link.src}
         return link.kind == "link" and True in ends
 
     def _rename_end(self, name: str, other: str) -> str:
-        """Return a link's end by its name in the file; for a CPU, the one above `other`."""
+        """Return the file's name of a link's end; for a CPU, the CPU above the end `other`."""
         device = self.live.by_id[name]
         if device.kind != "cpu":
             return name
