@@ -1,13 +1,14 @@
 """topoplan: a topology-aware communication planner for training on several GPUs.
 
-    machine = topoplan.probe()                                      or topoplan.load("dgx1"), load("matrix.txt"), ...
-    plan = topoplan.synthesize("allreduce", machine)                the fastest schedules by size, verified, with their bound
-    print(plan.describe()); plan.save("plan.json")                  and later topoplan.Plan.load("plan.json")
-    topoplan.Communicator(plan).allreduce(tensor)                   inside an initialised process group
-    model.register_comm_hook(None, topoplan.ddp_hook(plan))         the one line for DDP
-    torch.distributed.init_process_group("topo")                    plans for all collectives, and no other line
-    with topoplan.nccl_graph("local"): ...                          stock NCCL on the best rings and chains
-    topoplan.place("dgx1").order                                    which GPU each rank should get
+    machine = topoplan.probe()                          # this machine; or topoplan.load("dgx1")
+    plan = topoplan.synthesize("allreduce", machine)    # fastest schedules by size, and the bound
+    print(plan.describe())
+    plan.save("plan.json")                              # read it with topoplan.Plan.load
+    topoplan.Communicator(plan).allreduce(tensor)       # in an initialised process group
+    model.register_comm_hook(None, topoplan.ddp_hook(plan))    # DDP
+    torch.distributed.init_process_group("topo")        # all collectives through plans
+    with topoplan.nccl_graph("local"): ...              # stock NCCL on the best rings and chains
+    topoplan.place("dgx1").order                        # the GPU of each rank
 
 Modules are imported when their names are first used: topologies and plans need no torch.
 docs/api.md is the reference.

@@ -1,11 +1,11 @@
 """Every error that topoplan raises on purpose, with the exit code that its commands give it.
 
     TopoplanError            1  failed
-    +-- InputError           2  usage: a bad argument or a bad file; says what, where, what was expected, what to do
+    +-- InputError           2  usage: a bad argument or file
     +-- InfeasibleError      3  no schedule can exist (or none of the asked form), with the reason
     +-- TimeLimitError       4  the time limit passed before any plan was found
     +-- VerificationError    5  a schedule or plan did not survive the independent replay or its checks
-    |   +-- PlanMismatchError   a valid plan, but for another topology, world size or group of ranks
+    |   +-- PlanMismatchError   a valid plan, but for other ranks or another topology
     +-- StrategyError        1  a user's own strategy failed
     +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed
 
@@ -24,7 +24,7 @@ class TopoplanError(RuntimeError):
 
     `exit_code` is the exit code of a command that ends with this error. `parameter` is the name of
     the parameter that the caller should change, None if there is no single one. The class derives
-    from RuntimeError, as the errors of torch.distributed do, so scripts that catch those catch these.
+    from RuntimeError, as the errors of torch.distributed do: scripts that catch those catch it.
     """
 
     exit_code = 1
@@ -71,7 +71,7 @@ class ExecutionError(TopoplanError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'ring'?)" with the known name nearest to `name`, or "" if none is near."""
+    """Return " (did you mean 'ring'?)" with the known name nearest to `name`, else ""."""
     import difflib  # slow to import, and needed for messages only
 
     by_lower = {one.lower(): one for one in known}

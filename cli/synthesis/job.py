@@ -174,13 +174,17 @@ def bound_json(limit: Bound | None) -> dict[str, Any] | None:
 
 
 def plan_json(
-    job: SynthRun, plan: Plan | None, bound: Bound | None, one_way: Bound | None
+    job: SynthRun, plan: Plan | None, bound: Bound | None, single_path: Bound | None
 ) -> dict[str, Any]:
     """Return the fields of --json that describe a plan, or its absence."""
     from ...synth.cost.host_costs import describe_host
 
     out = job.head_json() | _chosen_json(job, plan)
-    out |= {"bound": bound_json(bound), "bound_one_way": bound_json(one_way), **job.switches_json()}
+    out |= {
+        "bound": bound_json(bound),
+        "bound_one_way": bound_json(single_path),
+        **job.switches_json(),
+    }
     entry = plan and plan.entry_for(job.size)
     out["gap"] = plan and entry and float(plan.gap_of(entry))
     out["gap_any_way"] = plan and entry and float(plan.gap_any_way_of(entry))
