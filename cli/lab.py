@@ -14,7 +14,7 @@ from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_row
 from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
-    from ..runtime.lab.report.page import LabReport
+    from ..runtime.lab.page import LabReport
 
 PROG = "topo-lab"
 # Columns of a table that is not printed to a terminal.
@@ -164,7 +164,7 @@ def _run(args: argparse.Namespace) -> int:
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()
     from ..runtime.lab.environment import describe_environment
-    from ..runtime.lab.report.page import LabReport
+    from ..runtime.lab.page import LabReport
 
     report = LabReport(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
     _print(report, args.json)
@@ -174,7 +174,7 @@ def _run(args: argparse.Namespace) -> int:
         write_whole(args.output, report.text(args.output), overwrite=args.force)
         progress.tell(f"report written to {args.output}")
     if args.plot is not None:
-        from ..runtime.lab.report.bars import draw_bars
+        from ..runtime.lab.page import draw_bars
         from ..topo.files import write_whole
 
         write_whole(
@@ -219,7 +219,7 @@ def _print(report: LabReport, as_json: bool) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from ..runtime.lab.report.page import HEAD
+    from ..runtime.lab.page import HEAD
     from ..topo.pictures.console import SafeConsole
     from ..topo.pictures.fit import choose_columns
 

@@ -296,7 +296,7 @@ def _write_all(
         write_rows(args.csv, list_rows(runs), overwrite=args.force)
         progress.tell(f"rows written to {args.csv}")
     if args.plot is not None:
-        from ..runtime.measuring.bench_curves import draw_rows
+        from ..runtime.measuring.bench import draw_rows
 
         write_whole(
             args.plot,

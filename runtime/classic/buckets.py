@@ -47,9 +47,9 @@ class Buckets:
             raise InputError("the model has no parameters that require gradients; nothing to train")
         for name, p in model.named_parameters():
             if p.requires_grad and p.dtype not in dtypes:
-                allowed = ", ".join(map(name_of, dtypes))
                 raise InputError(
-                    f"parameter {name} is of {name_of(p.dtype)}; this system takes {allowed}"
+                    f"parameter {name} is of {name_of(p.dtype)}; this system takes "
+                    f"{', '.join(map(name_of, dtypes))}"
                 )
             if p.device.type != device.type:
                 raise InputError(
@@ -109,14 +109,10 @@ class Buckets:
         """Yield each parameter with the view of `flats` that has its elements and shape."""
         for members, flat in zip(self.members, flats, strict=True):
             parts = torch.split(flat, [p.numel() for p in members])
-            for p, part in zip(members, parts, strict=True):
-                yield p, part.view(p.shape)
+            yield from ((p, part.view(p.shape)) for p, part in zip(members, parts, strict=True))
 
 
 def _divide(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into buckets of one dtype, none over BUCKET_BYTES unless one parameter
-    is.
-    """
     out: list[list[nn.Parameter]] = []
     last_of_dtype: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for p in parameters:

@@ -24,13 +24,10 @@ from ..ranks.faults import first_line, grace_s
 from ..ranks.groups import device_of, make_private_group
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
-from .systems.allreduce import Hierarchical, Planned, Ring, Stock
+from .systems.allreduce import ByteGrad, Hierarchical, Planned, Ring, Stock
 from .systems.async_parameter_server import AsyncParameterServer
-from .systems.bytegrad import ByteGrad
-from .systems.gather import Gather
-from .systems.neighbours import Neighbours
-from .systems.neighbours_8bit import Neighbours8Bit
-from .systems.parameter_server import ParameterServer
+from .systems.neighbours import Neighbours, Neighbours8Bit
+from .systems.parameter_server import Gather, ParameterServer
 
 _SYSTEMS: dict[str, type[System]] = {
     system.name: system
@@ -96,6 +93,7 @@ def make(
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")
     try:
+        # Waits end before the call's deadline, which leaves time to find the culprit.
         own_group = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         device = device_of(own_group)
         helper_ranks = tuple(helpers)
@@ -103,12 +101,9 @@ def make(
             name, model, optimizer, own_group, device, helper_ranks, plan
         )
         layout = None if buckets is None else tuple(buckets.layout)
-        arguments: list[_Arguments] = [_Arguments("", "", (), None)] * dist.get_world_size(
-            own_group
-        )
-        dist.all_gather_object(
-            arguments, _Arguments(problem, name, helper_ranks, layout), own_group
-        )
+        own = _Arguments(problem, name, helper_ranks, layout)
+        arguments = [own] * dist.get_world_size(own_group)
+        dist.all_gather_object(arguments, own, own_group)
         _check_same(arguments)
         workers = tuple(r for r in range(len(arguments)) if r not in helper_ranks)
         setting = Setting(
@@ -200,6 +195,7 @@ def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -
 
 def _check_same(arguments: Sequence[_Arguments]) -> None:
     """Raise the same InputError on every rank if one has a problem, or two differ."""
+    # Problems first: a rank with one has no layout to compare.
     for rank, argued in enumerate(arguments):
         if argued.problem is not None:
             raise InputError(f"rank {rank}: {argued.problem}")
@@ -214,13 +210,11 @@ def _check_same(arguments: Sequence[_Arguments]) -> None:
                 f"rank 0 named helpers {arguments[0].helpers}, rank {rank} {argued.helpers}; they "
                 "must be alike"
             )
-    layouts = [
-        (rank, argued.layout) for rank, argued in enumerate(arguments) if argued.layout is not None
-    ]
-    for rank, layout in layouts:
-        if layout != layouts[0][1]:
+    layouts = {rank: x.layout for rank, x in enumerate(arguments) if x.layout is not None}
+    first = min(layouts)
+    for rank, layout in layouts.items():
+        if layout != layouts[first]:
             raise InputError(
-                f"the models of rank {layouts[0][0]} and rank {rank} differ in the sizes or "
-                "dtypes of their parameters; "
-                "every worker must bring the same model"
+                f"the models of rank {first} and rank {rank} differ in the sizes or dtypes of "
+                "their parameters; every worker must bring the same model"
             )

@@ -48,11 +48,15 @@ class PointToPoint:
         self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()
     ) -> PendingMessages:
         """Start sends and receives; messages without elements are skipped."""
-        messages = [("receive", peer, tensor) for peer, tensor in receives if len(tensor)]
-        messages += [("send", peer, tensor) for peer, tensor in sends if len(tensor)]
+        messages = [
+            (kind, peer, tensor)
+            for kind, posted in (("receive", receives), ("send", sends))
+            for peer, tensor in posted
+            if len(tensor)
+        ]
         calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
         operations = [
-            dist.P2POp(calls[kind], tensor, self._global(peer), self.group)
+            dist.P2POp(calls[kind], tensor, dist.get_global_rank(self.group, peer), self.group)
             for kind, peer, tensor in messages
         ]
         works: list[dist.Work] = []
@@ -85,14 +89,10 @@ class PointToPoint:
 
     def remaining(self) -> timedelta | None:
         """Return the time to the call's deadline, None if the group's own timeout applies."""
-        return (
-            None
-            if self._call is None
-            else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
-        )
-
-    def _global(self, rank: int) -> int:
-        return dist.get_global_rank(self.group, rank)
+        if self._call is None:
+            return None
+        # At least 1 ms: torch takes 0 for no timeout.
+        return timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
 
 
 class PendingMessages:
@@ -110,11 +110,9 @@ class PendingMessages:
         """
         works, self._works = self._works, []
         for number, work in enumerate(works):
-            kind, peer, count = self._pending[
-                min(number, len(self._pending) - 1)
-            ]  # NCCL: one work for the whole batch
             try:
                 remaining = self._p2p.remaining()
+                # Over NCCL the host does not wait, so a deadline would say nothing.
                 if remaining is None or self._p2p.batched:
                     work.wait()
                 else:
@@ -122,4 +120,6 @@ class PendingMessages:
             except TopoplanError:
                 raise
             except RuntimeError as error:
-                raise self._p2p.explain(kind, peer, count, error) from error
+                # NCCL has one work for the whole batch.
+                pending = self._pending[min(number, len(self._pending) - 1)]
+                raise self._p2p.explain(*pending, error) from error

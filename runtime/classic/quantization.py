@@ -31,13 +31,13 @@ def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.
     block's range. A block with a non-finite value is dequantized to nan.
     """
     count, numel = rows.shape
-    whole = count_blocks(numel) * BLOCK
-    values = rows.new_empty((count, whole), dtype=torch.float32)
+    values = rows.new_empty((count, count_blocks(numel) * BLOCK), dtype=torch.float32)
     values[:, :numel] = rows
     values[:, numel:] = rows[:, -1:]  # so that the last block's ends are those of its values
     values = values.view(count, -1, BLOCK)
     low, high = values.amin(2), values.amax(2)
     width = high - low
+    # A block of equal values has no width: all of them are its smallest value.
     scale = torch.where(width > 0, _LEVELS / width, 0.0)
     levels = (values - low[..., None]).mul_(scale[..., None])
     if noise is None:
@@ -46,6 +46,7 @@ def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.
         levels.add_(torch.rand(levels.shape, generator=noise, device=levels.device)).floor_()
     levels = levels.clamp_(0, _LEVELS).nan_to_num_(0.0)
     ends = torch.stack([low, high], dim=2).view(count, -1)
+    # Bytes of the filled-up rest of the last block are not sent.
     body = levels.to(torch.uint8).view(count, -1)[:, :numel]
     return torch.cat([ends.view(torch.uint8), body], dim=1)
 
@@ -57,7 +58,8 @@ def dequantize(quantized: torch.Tensor, numel: int) -> torch.Tensor:
     ends = quantized[:, :heads].reshape(-1).clone().view(torch.float32).view(count, -1, 2)
     low, high = ends[..., 0], ends[..., 1]
     step = (high - low) / _LEVELS
+    # Whole blocks, with zeros where the last one is shorter.
     levels = quantized.new_zeros((count, count_blocks(numel) * BLOCK), dtype=torch.float32)
     levels[:, :numel] = quantized[:, heads:]
-    values = levels.view(count, -1, BLOCK).mul_(step[..., None]).add_(low[..., None])
-    return values.view(count, -1)[:, :numel]
+    levels.view(count, -1, BLOCK).mul_(step[..., None]).add_(low[..., None])
+    return levels[:, :numel]

@@ -53,14 +53,6 @@ class Shares:
             default=Fraction(0),
         )
 
-    @property
-    def busiest(self) -> tuple[DirectedLink, ...]:
-        """The links that take `s_per_GB`."""
-        capacity = self.topology.capacity_GBps
-        return tuple(
-            link for link, load in self.load.items() if load == self.s_per_GB * capacity[link]
-        )
-
 
 def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
     """Return the fastest division among `servers`, which add up the buffers of `workers`.
@@ -88,17 +80,13 @@ def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[st
     capacity = [topology.capacity_GBps[link] for link in links]
     shares = _find_best(columns, capacity)
     share = dict(zip(uses_of, shares, strict=True))
-    load: Counter[DirectedLink] = Counter()
-    for server, uses in uses_of.items():
-        for link, times in uses.items():
-            load[link] += times * share[server]  # type: ignore[assignment]
-    at_least = _lower_bound(columns, capacity)
+    loads = zip(links, _add_loads(shares, columns, len(links)), strict=True)
     return Shares(
         topology,
         tuple(servers),
         tuple(share.get(server, Fraction(0)) for server in servers),
-        {link: Fraction(carried) for link, carried in load.items() if carried},
-        at_least,
+        {link: load for link, load in loads if load},
+        _lower_bound(columns, capacity),
     )
 
 
@@ -113,8 +101,8 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
     links = [
         x for host in hosts for x in both_directions(Link(host.id, "network0", kind="network"))
     ]
-    switch = Device("network0", "switch", "network")
-    return Topology(f"{workers} worker and {helpers} helper hosts", (*hosts, switch), tuple(links))
+    devices = (*hosts, Device("network0", "switch", "network"))
+    return Topology(f"{workers} worker and {helpers} helper hosts", devices, tuple(links))
 
 
 def _check(topology: Topology, names: Sequence[str], what: str) -> None:
@@ -155,6 +143,7 @@ def _find_best(
 ) -> list[Fraction]:
     """Return the best exact division near the linear program's floating-point solution."""
     candidates = []
+    # Without the weight for evenness, too: it may cost the fastest division a little time.
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
         candidates.append(round_shares(floats, columns, capacity, [0] * len(columns)))
@@ -170,11 +159,19 @@ def _find_best(
 def _compute_time(
     shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
 ) -> Fraction:
-    load = [Fraction(0)] * len(capacity)
+    load = _add_loads(shares, columns, len(capacity))
+    return max((x / c for x, c in zip(load, capacity, strict=True)), default=Fraction(0))
+
+
+def _add_loads(
+    shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], links: int
+) -> list[Fraction]:
+    """Return what each link carries, as a multiple of the buffer."""
+    load = [Fraction(0)] * links
     for share, column in zip(shares, columns, strict=True):
         for row, times in column.items():
             load[row] += share * times
-    return max((x / c for x, c in zip(load, capacity, strict=True)), default=Fraction(0))
+    return load
 
 
 def _solve(
@@ -215,15 +212,9 @@ def _lower_bound(columns: Sequence[Mapping[int, int]], capacity: Sequence[Fracti
         weights = [Fraction(float(p)).limit_denominator(denominator) for p in prices]
         total = sum(weights, Fraction(0))
         if total:
+            costs = [w / c for w, c in zip(weights, capacity, strict=True)]
             means = (
-                sum(
-                    (
-                        w / c * column.get(i, 0)
-                        for i, (w, c) in enumerate(zip(weights, capacity, strict=True))
-                        if w
-                    ),
-                    Fraction(0),
-                )
+                sum((costs[i] * times for i, times in column.items()), Fraction(0))
                 for column in columns
             )
             best = max(best, min(means) / total)

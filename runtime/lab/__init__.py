@@ -2,6 +2,6 @@
 
 `settings.py` says what is trained, `systems.py` through which systems, `networks.py` over which
 networks. `runs.py` starts ranks, gives them their job in a folder (`run_folder.py`) and collects
-the results; `training/` is what a rank does. `environment.py` describes the machine, and `report/`
-writes results and findings.
+the results; `training/` is what a rank does. `environment.py` describes the machine, `results.py`
+summarizes figures and findings, and `page.py` writes them.
 """

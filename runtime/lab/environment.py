@@ -23,25 +23,28 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 def describe_environment(sites: list[Site]) -> dict[str, str]:
     """Describe this machine and the sites' networks, in display order."""
     topology = probe_local()
-    lines = {
+    lines: dict[str, str | None] = {
         "processor": _describe_processor(topology),
         "memory": _describe_memory(),
         "GPUs": _describe_gpus(topology),
         "links of this machine": _describe_links(topology),
         **{f"network {site.network}, {site.ranks} ranks": site.links for site in sites},
-        "driver": _describe_driver(topology),
+        "driver": load_facts(topology.extra, topology.name).get_text(NVML, NVML_DRIVER),
         "CUDA, NCCL": _describe_cuda(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
         "torch": torch.__version__,
-        "topoplan": _describe_topoplan(),
+        "topoplan": ", commit ".join(filter(None, (VERSION, _find_commit()))),
     }
     return {key: value for key, value in lines.items() if value is not None}
 
 
 def _describe_processor(topology: Topology) -> str:
-    cpus = topology.by_id
-    names = {str(d.extra["name"]) for d in cpus.values() if d.kind == "cpu" and d.extra.get("name")}
+    names = {
+        str(device.extra["name"])
+        for device in topology.devices
+        if device.kind == "cpu" and device.extra.get("name")
+    }
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
         f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for "
@@ -69,18 +72,11 @@ def _describe_gpus(topology: Topology) -> str:
 
 def _describe_links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
-    both_directions = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
+    # A topology lists both directions of a link, which a reader counts as one.
+    counts = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
     return (
-        ", ".join(
-            f"{times} {kind} link{'' if times == 1 else 's'}"
-            for kind, times in both_directions.items()
-        )
-        or None
+        ", ".join(f"{n} {kind} link{'' if n == 1 else 's'}" for kind, n in counts.items()) or None
     )
-
-
-def _describe_driver(topology: Topology) -> str | None:
-    return load_facts(topology.extra, topology.name).get_text(NVML, NVML_DRIVER)
 
 
 def _describe_cuda() -> str | None:
@@ -90,25 +86,13 @@ def _describe_cuda() -> str | None:
     return f"{torch.version.cuda}, {'.'.join(map(str, nccl))}"
 
 
-def _describe_topoplan() -> str:
-    commit = _describe_commit()
-    return VERSION if commit is None else f"{VERSION}, commit {commit}"
-
-
-def _describe_commit() -> str | None:
+def _find_commit() -> str | None:
     """Return the commit of the checkout, None if the package is installed without one."""
     if not (_PACKAGE / ".git").exists():
         return None
-    command = [
-        "git",
-        "-C",
-        str(_PACKAGE),
-        "describe",
-        "--always",
-        "--dirty=, with changes",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
+    # Without tags (--exclude), so that the commit itself is printed.
+    options = ["--always", "--dirty=, with changes", "--abbrev=12", "--exclude=*"]
+    command = ["git", "-C", str(_PACKAGE), "describe", *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

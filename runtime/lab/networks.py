@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -42,11 +43,9 @@ class Site:
         """Return the site with helper hosts, None if the user's topology has no place for them."""
         if not helpers:
             return self
-        if self.network == LOOPBACK:
-            return replace(self, topology=preset(f"switch:{self.ranks + helpers}"), helpers=helpers)
-        if self.network == SLOW:
-            return replace(self, topology=two_hosts(self.ranks, helpers), helpers=helpers)
-        return None
+        if self.network not in _MAKERS:
+            return None
+        return replace(self, topology=_MAKERS[self.network](self.ranks, helpers), helpers=helpers)
 
     @property
     def links(self) -> str:
@@ -54,9 +53,7 @@ class Site:
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
-        rates = [
-            rate for cable in cables for rate in (cable.rate_ab, cable.rate_ba) if rate is not None
-        ]
+        rates = [x for cable in cables for x in (cable.rate_ab, cable.rate_ba) if x is not None]
         span = " to ".join(f"{rate / 1e6:.4g}" for rate in sorted({min(rates), max(rates)}))
         return (
             f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, "
@@ -71,10 +68,9 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
     """
     out: list[Site] = []
     for network in networks:
-        if network == LOOPBACK:
-            out += [Site(LOOPBACK, preset(f"switch:{n}"), None) for n in ranks]
-        elif network == SLOW:
-            out += [Site(SLOW, two_hosts(n), slowest_bps) for n in ranks]
+        rate_bps = None if network == LOOPBACK else slowest_bps
+        if network in _MAKERS:
+            out += [Site(network, _MAKERS[network](n, 0), rate_bps) for n in ranks]
         else:
             out.append(_emulated_site(network, slowest_bps))
     return list(dict.fromkeys(out))
@@ -88,11 +84,8 @@ def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
             f"{name}: has {len(topology.ranks)} GPUs; expected from 2 to {_MAX_RANKS}",
             parameter="network",
         )
-    site = Site(name, topology, slowest_bps)
-    blueprint(
-        topology, slowest_bps
-    )  # raises where the topology cannot be emulated, before anything is run
-    return site
+    blueprint(topology, slowest_bps)  # raises if it cannot be emulated, before anything is run
+    return Site(name, topology, slowest_bps)
 
 
 def two_hosts(gpus: int, helpers: int = 0) -> Topology:
@@ -107,15 +100,20 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
     ends: list[str] = []
     links: list[Link] = []
     for number, members in enumerate(hosts):
-        if len(members) == 1:
-            ends.append(members[0])
-            continue
-        ends.append(f"switch{number}")
-        devices.append(Device(ends[-1], "switch"))
-        for member in members:
-            links += both_directions(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
+        ends.append(members[0] if len(members) == 1 else f"switch{number}")
+        if len(members) > 1:
+            devices.append(Device(ends[-1], "switch"))
+            for member in members:
+                links += both_directions(Link(member, ends[-1], Fraction(_RATE_INSIDE)))
     links += both_directions(Link(ends[0], ends[1], Fraction(1)))
     return Topology(f"two hosts, {gpus} GPUs", tuple(devices), tuple(links))
+
+
+# The built-in networks, by the numbers of ranks and helpers.
+_MAKERS: dict[str, Callable[[int, int], Topology]] = {
+    LOOPBACK: lambda ranks, helpers: preset(f"switch:{ranks + helpers}"),
+    SLOW: two_hosts,
+}
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -125,7 +123,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MAX_RANKS for part in parts
     ):
         raise InputError(
-            f"--ranks {text}: expected numbers from 2 to {_MAX_RANKS} separated by commas, as in "
-            "2,4"
+            f"--ranks {text}: expected numbers from 2 to {_MAX_RANKS} separated by commas, as "
+            "in 2,4"
         )
     return tuple(dict.fromkeys(int(part) for part in parts))

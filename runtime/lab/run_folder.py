@@ -85,11 +85,11 @@ class RunFolder:
     def write_fault(self, rank: int, system: str, why: str, known: bool) -> None:
         """Write why a rank failed."""
         fault: Fault = {"system": system, "why": why, "known": known}
-        self._fault(rank).write_text(json.dumps(fault), encoding="utf-8")
+        (self.path / f"fault{rank}.json").write_text(json.dumps(fault), encoding="utf-8")
 
     def read_faults(self, ranks: int) -> list[Fault]:
         """Return the faults of all ranks that wrote one, known errors first."""
-        paths = [self._fault(rank) for rank in range(ranks)]
+        paths = [self.path / f"fault{rank}.json" for rank in range(ranks)]
         faults: list[Fault] = [
             json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()
         ]
@@ -97,13 +97,8 @@ class RunFolder:
 
     def read_last_line(self, ranks: int) -> str | None:
         """Return the last line that the first rank with any output printed."""
-        for rank in range(ranks):
-            path = self.log(rank)
+        for path in map(self.log, range(ranks)):
             text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-            lines = [line for line in text.splitlines() if line.strip()]
-            if lines:
-                return lines[-1]
+            if text.strip():
+                return text.rstrip().splitlines()[-1]
         return None
-
-    def _fault(self, rank: int) -> Path:
-        return self.path / f"fault{rank}.json"

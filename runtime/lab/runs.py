@@ -16,7 +16,7 @@ from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
 from ..ranks.launch import end_on_signals, is_rank, launch
 from .networks import LOOPBACK, SLOW, Site
-from .report.results import RunResult, summarize
+from .results import RunResult, summarize
 from .run_folder import RunFolder
 from .settings import Settings
 from .systems import SERIAL, LabSystem
@@ -72,31 +72,24 @@ class Lab:
         if reason is not None:
             return [_explain_missing(site, system, reason) for system in systems]
         plans, results = self._plan_all(site, systems, folder)
-        planless = {result.system for result in results}
-        runnable = [system for system in systems if system.name not in planless]
+        runnable = [x for x in systems if x.name not in {result.system for result in results}]
         # Systems without helpers share one launch, so that they run under the same conditions; each
         # of the others has its own ranks.
         together = tuple(system for system in runnable if not system.helpers)
-        for group in (together, *((system,) for system in runnable if system.helpers)):
-            if not group:
-                continue
+        for group in filter(None, (together, *((x,) for x in runnable if x.helpers))):
             helped_site = site.with_helpers(group[0].helpers)
-            if helped_site is None:
-                why = (
-                    "it needs helpers, and a given topology has no devices for them; use "
-                    f"{LOOPBACK} or {SLOW}"
-                )
-                results += [_explain_missing(site, system, why) for system in group]
-                continue
             try:
+                if helped_site is None:
+                    raise EmulationError(
+                        "it needs helpers, and a given topology has no devices for them; use "
+                        f"{LOOPBACK} or {SLOW}"
+                    )
                 with _prepare_start(helped_site) as start:
                     results += self.run_together(folder, helped_site, group, plans, start)
             except EmulationError as error:
                 results += [_explain_missing(site, system, str(error)) for system in group]
-        return sorted(
-            results,
-            key=lambda result: [system.name for system in self.systems].index(result.system),
-        )
+        names = [system.name for system in self.systems]
+        return sorted(results, key=lambda result: names.index(result.system))
 
     def _plan_all(
         self, site: Site, systems: tuple[LabSystem, ...], folder: Path
@@ -109,13 +102,12 @@ class Lab:
         failures: list[RunResult] = []
         by_strategy: dict[str, str | TopoplanError] = {}
         for system in systems:
-            strategy = system.strategy
-            if strategy is None:
+            if system.strategy is None:
                 continue
-            if strategy not in by_strategy:
-                self.say(f"{site.network}, {site.ranks} ranks: planning ({strategy})", 0, 0)
-                by_strategy[strategy] = _find_plan(site, strategy, folder)
-            plan = by_strategy[strategy]
+            if system.strategy not in by_strategy:
+                self.say(f"{site.network}, {site.ranks} ranks: planning ({system.strategy})", 0, 0)
+                by_strategy[system.strategy] = _find_plan(site, system.strategy, folder)
+            plan = by_strategy[system.strategy]
             if isinstance(plan, TopoplanError):
                 failures.append(_explain_missing(site, system, str(plan)))
             else:
@@ -162,9 +154,7 @@ class Lab:
             measured = run.read_results()
             if code == 0 and measured is not None:
                 tested = len(self.dataset.test_y)
-                return failures + [
-                    summarize(network, ranks, figures, tested) for figures in measured
-                ]
+                return [*failures, *(summarize(network, ranks, x, tested) for x in measured)]
             system, why = _find_fault(run, ranks + helpers, remaining, code)
             failures.append(RunResult(network, ranks, system, reason=why, failed=True))
             remaining.remove(system)
@@ -192,7 +182,6 @@ class Lab:
 
 
 def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
-    """Return the result of a system that was not run."""
     return RunResult(site.network, site.ranks, system.name, reason=reason)
 
 

@@ -34,6 +34,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, declared in _declared_fields().items():
             value = getattr(self, name)
+            # msgspec checks annotations only when it decodes, and this class is also called.
             try:
                 msgspec.convert(value, declared)
             except msgspec.ValidationError:
@@ -68,7 +69,6 @@ def _declared_fields() -> dict[str, Any]:
 
 
 def _spell(value: object) -> str:
-    """Format a value as on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from ...topo.errors import InputError
+from ...topo.errors import InputError, suggest
 
 SERIAL = "serial"
 ALL = "all"
@@ -109,10 +108,8 @@ def parse_systems(text: str) -> tuple[LabSystem, ...]:
         raise InputError("--systems: no system given; expected some of " + ", ".join(SYSTEMS))
     for name in names:
         if name not in SYSTEMS and name != ALL:
-            similar = difflib.get_close_matches(name, SYSTEMS, n=1)
-            hint = f" (did you mean {similar[0]}?)" if similar else ""
             raise InputError(
-                f"--systems: {name[:40]!r} is unknown{hint}; expected some of "
+                f"--systems: {name[:40]!r} is unknown{suggest(name, SYSTEMS)}; expected some of "
                 f"{', '.join(SYSTEMS)}, or all"
             )
     return tuple(system for system in SYSTEMS.values() if ALL in names or system.name in names)

@@ -8,12 +8,13 @@ can compute for every other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from ...synth.pictures.curves import Curve, draw_curves
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
 from ..mpi.stock import has_collective, make_collective
@@ -23,6 +24,9 @@ from ..ranks.stock import has_stock, make_stock_call
 from ..ranks.timing import find_slowest_s, time_call_s
 from ..ranks.transport import Transport
 from .bench_data import OPS, BenchBuffers, BenchSettings
+
+# A bound this many times above every measurement is not drawn: it is another machine's.
+_FAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -89,27 +93,21 @@ def _measure_size(
 ) -> BenchRow:
     """Time plan and stock at one size, and check the result."""
     settings = buffers.settings
-    call_plan = (
-        None
-        if communicator is None
-        else buffers.call_in_its_place(_choose_plan_call(buffers, communicator))
-    )
-    stock = _prepare_stock(buffers, transport)
-    call_stock = None if stock is None else buffers.call_in_its_place(stock)
-    plan_times: list[float] = []
-    stock_times: list[float] = []
+    call_plan = None if communicator is None else _choose_plan_call(buffers, communicator)
+    calls = [
+        (None if call is None else buffers.call_in_its_place(call), list[float]())
+        for call in (call_plan, _prepare_stock(buffers, transport))
+    ]
+    # Plan and stock take turns, so that whatever else the machine does affects both.
     for turn in range(settings.warmup + settings.iterations):
-        for call, times in ((call_plan, plan_times), (call_stock, stock_times)):
+        for call, times in calls:
             if call is not None:
                 buffers.reset()
                 seconds = time_call_s(call, transport.meet, buffers.device)
                 if turn >= settings.warmup:
                     times.append(seconds)
-    wrong, rms_error, sent_bytes = _check_result(buffers, communicator, call_plan or call_stock)
-    plan_us, stock_us = (
-        _median_us(plan_times, buffers.device),
-        _median_us(stock_times, buffers.device),
-    )
+    wrong, rms_error, sent_bytes = _check_result(buffers, communicator, calls[0][0] or calls[1][0])
+    plan_us, stock_us = (_median_us(times, buffers.device) for _, times in calls)
     best_us = plan_us if plan_us is not None else stock_us
     algbw = buffers.bytes / best_us * 1e-3 if best_us else 0.0
     # Nothing is predicted or claimed of the stock collective.
@@ -120,11 +118,8 @@ def _measure_size(
         if choice is not None:
             schedule, predicted = choice.label, choice.predict_us(sent)
         scale = _find_scale(communicator)
-        fraction = (
-            None
-            if scale is None
-            else algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
-        )
+        if scale is not None:
+            fraction = algbw / (float(communicator.plan.bound_one_way.algbw_GBps) * scale)
     return BenchRow(
         size_bytes=buffers.bytes,
         schedule=schedule,
@@ -153,12 +148,8 @@ def _check_result(
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before
-    codec, most = (
-        (None, 0)
-        if communicator is None
-        else (communicator.engine.codec, communicator.engine.most_roundings)
-    )
-    errors = buffers.count_errors(codec, most)
+    engine = None if communicator is None else communicator.engine
+    errors = buffers.count_errors(*((engine.codec, engine.most_roundings) if engine else ()))
     sums = torch.tensor(
         [errors.wrong, errors.error2, errors.reference2, sent],
         dtype=torch.float64,
@@ -171,14 +162,11 @@ def _check_result(
 
 def _median_us(times: list[float], device: torch.device) -> float | None:
     """Return the median over the iterations of the slowest rank's time."""
-    if not times:
-        return None
-    return statistics.median(find_slowest_s(times, None, device)) * 1e6
+    return statistics.median(find_slowest_s(times, None, device)) * 1e6 if times else None
 
 
 def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:
-    name, op = buffers.name, OPS[buffers.settings.op]
-    is_root = buffers.rank == buffers.root
+    op, is_root = OPS[buffers.settings.op], buffers.rank == buffers.root
     calls: dict[str, Callable[[], object]] = {
         "allreduce": lambda: communicator.allreduce(buffers.output, op),
         "reduce": lambda: communicator.reduce(buffers.output, op),
@@ -189,7 +177,7 @@ def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Call
         "scatter": lambda: communicator.scatter(buffers.output, buffers.input if is_root else None),
         "alltoall": lambda: communicator.alltoall(buffers.output, buffers.input),
     }
-    return calls[name]
+    return calls[buffers.name]
 
 
 def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], object] | None:
@@ -233,3 +221,26 @@ def _find_scale(communicator: Communicator) -> float | None:
     }
     is_scaled = at_hand.ranks == plan.ranks and ratios and max(ratios) <= min(ratios) * 1.0001
     return min(ratios) if is_scaled else None
+
+
+def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
+    """Return the curves of plan, stock and prediction, and the bound, as an SVG file.
+
+    If rows are both in place and out of place, only rows like the first one are drawn.
+    """
+    rows = [row for row in rows if row.place == rows[0].place]
+
+    def find_points(time_us: Callable[[BenchRow], float | None]) -> tuple[tuple[int, float], ...]:
+        timed = ((row.size_bytes, time_us(row)) for row in rows if row.size_bytes)
+        return tuple((size, size / us * 1e-3) for size, us in timed if us)
+
+    curves = [
+        Curve("plan", "plan", find_points(lambda row: row.plan_us)),
+        Curve("stock", "stock", find_points(lambda row: row.stock_us)),
+        Curve("predicted", "bound", find_points(lambda row: row.predicted_us), dashed=True),
+    ]
+    curves = [curve for curve in curves if curve.points]
+    bounds = [row.algbw_GBps / row.bound_fraction for row in rows if row.bound_fraction]
+    highest = max((value for curve in curves for _, value in curve.points), default=0.0)
+    limit = ("bound", bounds[-1]) if bounds and bounds[-1] <= _FAR * highest else None
+    return draw_curves(f"{collective}: measured algbw against size", curves, limit, alone=True)

@@ -29,7 +29,7 @@ from ..ranks.timing import find_slowest_s, time_call_s
 # Probes with a single run predicted to take longer than this are left out.
 _PATIENCE_S = 1.0
 # Fewest and most runs of a probe.
-_REPEATS = (7, 41)
+_MIN_REPEATS, _MAX_REPEATS = 7, 41
 # Approximate duration of all runs of a probe.
 _PROBE_S = 0.25
 _FLOOR = 0.05  # us, so that logarithms of times stay finite
@@ -43,7 +43,7 @@ Probe = tuple[Schedule, int]
 def choose_probes(communicator: Communicator) -> list[Probe]:
     """Return schedules and sizes in bytes to run: few messages and many, small and large."""
     plan = communicator.plan
-    bases = list(dict.fromkeys(s.uncut for s in communicator.engine.variants))
+    bases = dict.fromkeys(s.uncut for s in communicator.engine.variants)
     playable = [b for b in bases if shape_of(b, communicator.engine.machine.topology) is not None]
     if not playable:
         return []
@@ -70,41 +70,35 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
 
     Collective; all ranks return the same costs. If one rank fails, all raise ExecutionError.
     """
-    machine = communicator.engine.machine
+    engine = communicator.engine
+    on = engine.machine.topology
     rows: list[tuple[Probe, float]] = []
     for schedule, size in choose_probes(communicator):
-        floor = 0.0
-        if machine.topology is not None:
-            floor = float(bandwidth_s_per_GB(schedule, machine.topology)) * size * 1e-9
-        if floor > _PATIENCE_S:
-            continue
-        say(f"calibrating: {schedule.label} at {size} bytes ...")
-        rows.append(((schedule, size), _measure_us(communicator, schedule, size)))
+        floor = 0.0 if on is None else float(bandwidth_s_per_GB(schedule, on)) * size * 1e-9
+        if floor <= _PATIENCE_S:
+            say(f"calibrating: {schedule.label} at {size} bytes ...")
+            rows.append(((schedule, size), _measure_us(communicator, schedule, size)))
+    # Rank 0 fits for all, so that all ranks predict with the same costs.
     costs: list[object] = [None]
     if communicator.rank == 0:
-        costs = [_fit(rows, communicator).to_json() if rows else machine.host.to_json()]
-    group = communicator.engine.group
-    with communicator.engine.guard("the fitted host costs"):
+        costs = [(_fit(rows, communicator) if rows else engine.machine.host).to_json()]
+    with engine.guard("the fitted host costs"):
         dist.broadcast_object_list(
-            costs, dist.get_global_rank(group, 0), group, communicator.engine.device
+            costs, dist.get_global_rank(engine.group, 0), engine.group, engine.device
         )
     host = HostCosts.from_json(costs[0])
-    communicator.engine.set_host_costs(host)
+    engine.set_host_costs(host)
     return host
 
 
 def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> float:
     """Return the median over the runs of the slowest rank's time."""
-    group, device, transport = (
-        communicator.engine.group,
-        communicator.engine.device,
-        communicator.engine.transport,
-    )
+    engine = communicator.engine
+    group, device, transport = engine.group, engine.device, engine.transport
     numel = size // 4
     if communicator.plan.collective.name not in IN_PLACE:
         numel = max(1, numel // communicator.size) * communicator.size
-    buffers = communicator.engine.make_scratch(numel, torch.float32)
-    play = communicator.engine.make_play(schedule, buffers)
+    play = engine.make_play(schedule, engine.make_scratch(numel, torch.float32))
     unrelated = torch.zeros(1024, device=device)
 
     def call_another() -> None:
@@ -117,18 +111,18 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
-        with communicator.engine.guard(call):
+        with engine.guard(call):
             call_another()
             return time_call_s(play, transport.meet, device)
 
-    run_once()
+    run_once()  # connects the ranks and fills caches
     elapsed = run_once()
-    with communicator.engine.guard(
-        f"{call}: how often"
-    ):  # agreed on by all: the slowest rank's time decides
+    # The slowest rank's time decides how often to run, so that all ranks agree on it.
+    with engine.guard(f"{call}: how often"):
         (first,) = find_slowest_s([elapsed], group, device)
-    times = [run_once() for _ in range(max(_REPEATS[0], min(_REPEATS[1], int(_PROBE_S / first))))]
-    with communicator.engine.guard(f"{call}: the times"):
+    repeats = min(max(int(_PROBE_S / first), _MIN_REPEATS), _MAX_REPEATS)
+    times = [run_once() for _ in range(repeats)]
+    with engine.guard(f"{call}: the times"):
         return statistics.median(find_slowest_s(times, group, device)) * 1e6
 
 
@@ -154,11 +148,9 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
         costs = host(x)
         out = []
         for (schedule, size), measured in rows:
-            predicted = (
-                predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
-                or measured
-            )
-            out.append(math.log(max(predicted, _FLOOR) / max(measured, _FLOOR)))
+            predicted = predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
+            # Logarithms, so that small and large messages count alike.
+            out.append(math.log(max(predicted or measured, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 
     # The simulation is a maximum of many sums, flat in most places: small steps would see no

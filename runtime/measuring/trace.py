@@ -53,12 +53,11 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
     plan = communicator.plan
     size = engine.wire_size(numel, dtype)
     choice = communicator.choice(size)
-    schedule = None if choice is None else choice.schedule or choice.own
-    schedule = schedule if schedule is not None else plan.entry_for(size).schedule
+    schedule = (choice and (choice.schedule or choice.own)) or plan.entry_for(size).schedule
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
-            f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers "
-            "and segments; choose a smaller size"
+            f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers and segments; "
+            "choose a smaller size"
         )
     executor = Executor(engine.transport, plan.topology, engine.codec)
     stamps: list[Stamp] = []
@@ -80,7 +79,6 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         ) from error
     if communicator.rank != 0:
         return None
-    topology = plan.topology
     codec, machine = engine.codec, engine.machine
 
     def count_bytes(elements: int) -> int:
@@ -91,20 +89,18 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         schedule if machine.topology is None else as_sent(schedule, HARDWARE.on(machine.topology))
     )
     predicted = predict_times(sent, machine.topology, size, machine.host)
-    about = chrome_trace.describe_run(schedule, topology, size) | {
+    about = chrome_trace.describe_run(schedule, plan.topology, size) | {
         "plan": plan.hash,
         "measured_us": max(took for _, took in everybody),
         "predicted_for": machine.what,
         "host_costs": machine.host.source,
     }
     times = {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured}
-    return chrome_trace.write(topology, times, about)
+    return chrome_trace.write(plan.topology, times, about)
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Let an executor record from now on when messages go and come in `stamps`, which is
-    emptied.
-    """
+    """Empty `stamps`, and let an executor record in it when messages go and come."""
     stamps.clear()
     began = time.perf_counter()
 
@@ -123,28 +119,23 @@ def pair_stamps(
     stamps_of: Sequence[Sequence[Stamp]],
 ) -> list[TransferTime]:
     """Return the time of every transfer's non-empty segment from the stamps of all ranks."""
-    posted: dict[tuple[int, int, int], float] = {}
-    had: dict[tuple[int, int, int], float] = {}
-    for rank, stamps in enumerate(stamps_of):
-        for sent, peer, number, at_us in stamps:
-            if sent:
-                posted[rank, peer, number] = at_us
-            else:
-                had[peer, rank, number] = at_us
+    at_us = {
+        (sent, (rank, peer, number) if sent else (peer, rank, number)): us
+        for rank, stamps in enumerate(stamps_of)
+        for sent, peer, number, us in stamps
+    }
     route_of = {(t.step, t.src, t.dst, t.chunk): t.route for t in schedule.transfers}
     layout = Layout(schedule, numel)
     out: list[TransferTime] = []
     for rank in range(schedule.collective.ranks):
         for message in list_messages(layout, rank)[0]:
             key = rank, message.peer, message.number
-            begin = posted[key]
-            end = max(begin, had[key])
+            begin = at_us[(True, *key)]
+            # Ranks' clocks start at a barrier that they leave at slightly different times.
+            took_us = max(0.0, at_us[(False, *key)] - begin)
             before = 0
             for piece in message.pieces:
                 length = piece.hi - piece.lo
-                from_us = begin + (end - begin) * before / message.length
-                before += length
-                until_us = begin + (end - begin) * before / message.length
                 out.append(
                     TransferTime(
                         message.tick,
@@ -156,8 +147,9 @@ def pair_stamps(
                         "reduce" if piece.adds else "copy",
                         route_of[piece.step, rank, message.peer, piece.chunk],
                         count_bytes(length),
-                        from_us,
-                        until_us,
+                        begin + took_us * before / message.length,
+                        begin + took_us * (before + length) / message.length,
                     )
                 )
+                before += length
     return out

@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from topoplan.cli import probe, synth
-from topoplan.runtime.lab.report.bars import draw_bars
-from topoplan.runtime.lab.report.results import RunResult
+from topoplan.runtime.lab.page import draw_bars
+from topoplan.runtime.lab.results import RunResult
 from topoplan.synth.pictures.heat_map import MAX_GPUS, draw_heat_map
 from topoplan.topo.presets import preset
 

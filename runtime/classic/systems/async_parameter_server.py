@@ -12,7 +12,7 @@ from ....topo.errors import ExecutionError
 from ..base import Setting, System
 from ..buckets import Flats
 from ..point_to_point import PointToPoint
-from .parameter_server import END, GO, Part, divide_buckets, find_server_shares
+from .parameter_server import END, GO, Part, allocate_parts, divide_buckets, find_server_shares
 
 
 class AsyncParameterServer(System):
@@ -57,17 +57,15 @@ class AsyncParameterServer(System):
         On helpers, the report also has the number of `updates`, the ranks of `lost` workers, and
         the helper's `share` of the parameters as a fraction.
         """
-        staleness = self._staleness
         out: dict[str, object] = {
-            "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
-            "staleness_max": max(staleness, default=0),
+            "staleness_mean": sum(self._staleness) / max(1, len(self._staleness)),
+            "staleness_max": max(self._staleness, default=0),
         }
         if self.is_helper:
-            share = self.shares.share[self.helpers.index(self.rank)]
             out |= {
                 "updates": self._version,
                 "lost": tuple(sorted(self._lost)),
-                "share": str(share),
+                "share": str(self.shares.share[self.helpers.index(self.rank)]),
             }
         return out
 
@@ -81,9 +79,7 @@ class AsyncParameterServer(System):
         self._p2p_by_worker: dict[int, PointToPoint] = {}
         self._flats, self._fresh = self.buckets.allocate(), self.buckets.allocate()
         self._word = torch.zeros(1, dtype=torch.int64)
-        self._staleness_from = {
-            helper: torch.zeros(1, dtype=torch.int64) for helper in self.helpers
-        }
+        self._staleness_from = {h: torch.zeros(1, dtype=torch.int64) for h in self.helpers}
         if self.rank == self.setting.first:
             self.buckets.copy_values(self._flats)
             self.p2p.exchange(
@@ -94,9 +90,7 @@ class AsyncParameterServer(System):
     def _advance(self) -> None:
         self.buckets.copy_gradients(self._flats)
         self._push_and_pull(GO)
-        self._staleness.append(
-            max(int(staleness.item()) for staleness in self._staleness_from.values())
-        )
+        self._staleness.append(max(int(x.item()) for x in self._staleness_from.values()))
 
     def _end(self) -> None:
         self._push_and_pull(END)
@@ -118,20 +112,18 @@ class AsyncParameterServer(System):
 
     def _receive_parameters(self) -> None:
         """Receive the first worker's parameters as flat parts and create an optimizer for them."""
-        lengths = [part[self.rank][1] - part[self.rank][0] for part in self._parts]
-        dtypes = [getattr(torch, name) for _, name in self.setting.layout]
-        parameters = [
-            torch.empty(length, dtype=dtype) for length, dtype in zip(lengths, dtypes, strict=True)
-        ]
+        parameters = allocate_parts(self.setting, self._parts)
         self.p2p.exchange(receives=[(self.setting.first, flat) for flat in parameters])
         self._parameters = [nn.Parameter(flat) for flat in parameters]
         # A helper whose share is 0 has nothing to update.
         trained = [p for p in self._parameters if p.numel()]
         self.optimizer = self.setting.make_optimizer(trained) if trained else None
         self._lock, self._version = Lock(), 0
+        # Without faults: a worker that dies is dropped, which must not end the others' calls.
         self._p2p_by_worker = {w: PointToPoint(self.setting.group) for w in self.workers}
 
     def _serve(self) -> None:
+        # A thread for each worker, so that each is served as soon as its message is there.
         with ThreadPoolExecutor(len(self.workers), "topoplan-server") as pool:
             attending = [pool.submit(self._attend, worker) for worker in self.workers]
         failures = [failure for future in attending if (failure := future.result()) is not None]
@@ -187,7 +179,5 @@ class AsyncParameterServer(System):
         return staleness
 
     def _reply(self, worker: int, staleness: int, parameters: Flats) -> None:
-        staleness_word = torch.tensor([staleness], dtype=torch.int64)
-        self._p2p_by_worker[worker].exchange(
-            sends=[(worker, staleness_word), *((worker, part) for part in parameters)]
-        )
+        flats = [torch.tensor([staleness], dtype=torch.int64), *parameters]
+        self._p2p_by_worker[worker].exchange(sends=[(worker, flat) for flat in flats])

@@ -1,20 +1,19 @@
-"""The synchronous parameter server: workers and spare hosts each add up a share of the
-gradients.
-"""
+"""Synchronous central updates: one worker, or servers that each add up a share of gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
 from ....topo.errors import InputError
 from ....topo.graph import Topology
-from ..base import Averaging, Setting
+from ..base import Averaging, Setting, System
 from ..buckets import Flats, average_in_order
-from ..point_to_point import PendingMessages
+from ..point_to_point import Message
 
 if TYPE_CHECKING:  # its solver loads slowly, and rank 0 alone needs it
     from ..server_shares import Shares
@@ -44,32 +43,29 @@ def find_server_shares(setting: Setting, servers: Sequence[int]) -> Shares:
 def _map_devices(setting: Setting) -> tuple[Topology, dict[int, str]]:
     """Return the topology, and the id of each rank's device in it."""
     workers, helpers, topology = setting.workers, setting.helpers, setting.topology
+    named: Sequence[str] = setting.helper_devices
     if topology is None:
         from ..server_shares import equal_hosts
 
         topology = equal_hosts(len(workers), len(helpers))
-        names = [d.id for d in topology.devices if d.kind == "cpu"]
-        return topology, dict(zip((*workers, *helpers), (*topology.ranks, *names), strict=True))
-    gpus, named = topology.ranks, setting.helper_devices
+        named = [d.id for d in topology.devices if d.kind == "cpu"]
+    gpus = topology.ranks
     if not named and len(gpus) == len(workers) + len(helpers):
         return topology, dict(enumerate(gpus))
     if len(gpus) == len(workers) and len(named) == len(helpers):
         return topology, dict(zip((*workers, *helpers), (*gpus, *named), strict=True))
     raise InputError(
         f"topology {topology.name!r} has {len(gpus)} GPUs, for {len(workers)} workers and "
-        f"{len(helpers)} helpers with "
-        f"{len(named)} helper_devices; expected a GPU for each worker and a helper device for "
+        f"{len(helpers)} helpers with {len(named)} "
+        "helper_devices; expected a GPU for each worker and a helper device for "
         "each helper, or a GPU for all"
     )
 
 
 def divide(shares: Sequence[Fraction], numel: int) -> list[Part]:
     """Return each server's part of `numel` elements."""
-    out, before = [], Fraction(0)
-    for share in shares:
-        out.append((int(before * numel), int((before + share) * numel)))
-        before += share
-    return out
+    # Exact fractions, so that all ranks cut at the same elements and the last part ends at `numel`.
+    return list(pairwise(int(end * numel) for end in accumulate(shares, initial=Fraction(0))))
 
 
 def divide_buckets(
@@ -78,6 +74,18 @@ def divide_buckets(
     """Return each bucket's parts by the server (rank) that they belong to."""
     return [
         dict(zip(servers, divide(shares.share, numel), strict=True)) for numel, _ in setting.layout
+    ]
+
+
+def allocate_parts(setting: Setting, parts: Sequence[dict[int, Part]]) -> Flats:
+    """Return an uninitialized tensor for this rank's part of each bucket."""
+    return [
+        torch.empty(
+            part[setting.rank][1] - part[setting.rank][0],
+            dtype=getattr(torch, dtype),
+            device=setting.device,
+        )
+        for part, (_, dtype) in zip(parts, setting.layout, strict=True)
     ]
 
 
@@ -105,11 +113,7 @@ class ParameterServer(Averaging):
         self.servers = (*setting.workers, *setting.helpers)
         self.shares = find_server_shares(setting, self.servers)
         self._parts = divide_buckets(setting, self.servers, self.shares)
-        dtypes = [getattr(torch, name) for _, name in setting.layout]
-        self._sums = [
-            torch.empty(part[self.rank][1] - part[self.rank][0], dtype=dtype, device=setting.device)
-            for part, dtype in zip(self._parts, dtypes, strict=True)
-        ]
+        self._sums = allocate_parts(setting, self._parts)
         self._pushed = [{w: torch.empty_like(total) for w in self.others} for total in self._sums]
         # Helpers cannot know when training ends, so the first worker tells them before every step.
         self._word = torch.zeros(1, dtype=torch.int64, device=setting.device)
@@ -117,7 +121,7 @@ class ParameterServer(Averaging):
     def average(self, flats: Flats) -> None:
         """Push parts to the servers and pull their means."""
         self._announce(GO)
-        self._average(flats)
+        self._carry_out(flats)
 
     def report(self) -> dict[str, object]:
         """Return `shares`, the part of the gradients per rank, and `s_per_GB` of the busiest
@@ -146,33 +150,36 @@ class ParameterServer(Averaging):
             self.p2p.exchange(receives=[(self.setting.first, self._word)])
             if self._word.item() == END:
                 return
-            self._average(None)
+            self._carry_out(None)
             self.steps += 1
 
-    def _average(self, flats: Flats | None) -> None:
-        """Carry out one step: post all pushes at once, and send each mean as soon as it is
-        ready.
-        """
-        pushes = [self._push(number, flats) for number in range(len(self._parts))]
+    def _carry_out(self, flats: Flats | None) -> None:
+        """Post all pushes of a step at once, and send each mean as soon as it is ready."""
+        remote = [self._list_remote(number, flats) for number in range(len(self._parts))]
+        pushes = [
+            self.p2p.post(sends, list(pushed.items()))
+            for sends, pushed in zip(remote, self._pushed, strict=True)
+        ]
         replies = []
         # Buckets overlap: the mean of one is on its way while pushes of later ones still arrive.
         for number, push in enumerate(pushes):
             push.wait()
             self._add(number, flats)
-            replies.append(self._send_means(number, flats))
+            # The others' means arrive in place of the gradients that have been sent.
+            means = [(worker, self._sums[number]) for worker in self.others]
+            replies.append(self.p2p.post(means, remote[number]))
         for reply in replies:
             reply.wait()
         if flats is not None:
             for part, total, flat in zip(self._parts, self._sums, flats, strict=True):
                 flat[slice(*part[self.rank])] = total
 
-    def _push(self, number: int, flats: Flats | None) -> PendingMessages:
-        sends = (
-            []
-            if flats is None
-            else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
-        )
-        return self.p2p.post(sends, list(self._pushed[number].items()))
+    def _list_remote(self, number: int, flats: Flats | None) -> list[Message]:
+        """Return the other servers' parts of a bucket; none on a helper, which has no bucket."""
+        if flats is None:
+            return []
+        parts = self._parts[number].items()
+        return [(s, flats[number][slice(*part)]) for s, part in parts if s != self.rank]
 
     def _add(self, number: int, flats: Flats | None) -> None:
         pushed, part = self._pushed[number], self._parts[number][self.rank]
@@ -184,14 +191,33 @@ class ParameterServer(Averaging):
             ]
             average_in_order(parts, self._sums[number])
 
-    def _send_means(self, number: int, flats: Flats | None) -> PendingMessages:
-        """Send this rank's means; receive the others' in place of the gradients already sent."""
-        receives = (
-            []
-            if flats is None
-            else [(s, flats[number][slice(*part)]) for s, part in self._remote_parts(number)]
-        )
-        return self.p2p.post([(w, self._sums[number]) for w in self.others], receives)
 
-    def _remote_parts(self, number: int) -> list[tuple[int, Part]]:
-        return [(s, part) for s, part in self._parts[number].items() if s != self.rank]
+class Gather(System):
+    """The first worker adds all gradients in rank order, updates, and sends the parameters.
+
+    It sends and receives n - 1 times the model, the others once: its links are the bottleneck.
+    """
+
+    name = "gather"
+    promise = (
+        "replicas bitwise equal after every step; one rank adds and updates, and its links "
+        "carry everything"
+    )
+    source = "torch.nn.DataParallel; Li et al., PyTorch Distributed, VLDB 2020, section 2.2"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._flats = self.buckets.allocate()
+        if self.rank == setting.first:
+            self.optimizer = setting.make_optimizer(self.buckets.parameters)
+
+    def _advance(self) -> None:
+        self.buckets.copy_gradients(self._flats)
+        self._average_at_first(self._flats)
+        if self.optimizer is not None:
+            self.buckets.set_gradients(self._flats)
+            self.optimizer.step()
+            self.buckets.copy_values(self._flats)
+        self._broadcast_first(self._flats)
+        if self.optimizer is None:
+            self.buckets.set_values(self._flats)

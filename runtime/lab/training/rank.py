@@ -66,10 +66,8 @@ class Rank:
         host = fit_host_costs(job["plans"][self.system]) if planned else None
         runs = []
         for self.system in job["systems"]:
-            trainer, plan = (
-                Trainer(data, settings, self.rank, workers.count),
-                job["plans"].get(self.system),
-            )
+            trainer = Trainer(data, settings, self.rank, workers.count)
+            plan = job["plans"].get(self.system)
             runs.append(SystemRun(SYSTEMS[self.system], trainer, workers, topology, plan, host))
         for epoch in range(settings.epochs):
             for run in runs:
@@ -91,15 +89,9 @@ class Rank:
                 dist.barrier()
         except (TopoplanError, RuntimeError) as error:
             known = isinstance(error, TopoplanError)
-            why = (
-                error
-                if isinstance(error, TopoplanError)
-                else ExecutionError(f"rank {self.rank}: {first_line(error)}")
-            )
-            self.folder.write_fault(
-                self.rank, self.system or self.job["systems"][0], str(why), known
-            )
-            return why.exit_code
+            why = str(error) if known else f"rank {self.rank}: {first_line(error)}"
+            self.folder.write_fault(self.rank, self.system or self.job["systems"][0], why, known)
+            return error.exit_code if isinstance(error, TopoplanError) else ExecutionError.exit_code
         return 0
 
 
@@ -114,9 +106,8 @@ def main(arguments: list[str]) -> NoReturn:
     code = Rank(folder, folder.read_job(), rank, world).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        code
-    )  # gloo may abort an interpreter that ends while models still hold on to its groups
+    # gloo may abort an interpreter that ends while models still hold on to its groups.
+    os._exit(code)
 
 
 if __name__ == "__main__":

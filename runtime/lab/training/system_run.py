@@ -20,9 +20,8 @@ from ...ddp import ddp_hook
 from ...measuring.calibrate import calibrate
 from ..settings import Settings
 from ..systems import SERIAL, LabSystem
-from .traffic import received_bytes
 from .trainer import Trainer, make_falling_sgd
-from .workers import Workers
+from .workers import Workers, received_bytes
 
 _TIMEOUT = timedelta(seconds=120)
 
@@ -55,7 +54,7 @@ class SystemRun:
             self.classic = make_classic(
                 system, workers, trainer, topology, trainer.settings, trainer.steps
             )
-            trainer.update = self.classic.step
+            trainer.update = self.classic.step  # it communicates before it updates
             return
         trainer.model = model = DistributedDataParallel(trainer.net)
         if plan is not None:
@@ -65,14 +64,12 @@ class SystemRun:
         """Return the DDP hook of a plan, which also counts the sizes of the buckets that go through
         it.
         """
-        system = self.system
-        compressed = system.compress is not None
         hook: Any = ddp_hook(
             plan,
             timeout=_TIMEOUT,
-            choose=system.choose,
-            compress=system.compress,
-            error_feedback=compressed,
+            choose=self.system.choose,
+            compress=self.system.compress,
+            error_feedback=self.system.compress is not None,
         )
         self.communicator = hook.communicator
         if host is not None:
@@ -86,10 +83,9 @@ class SystemRun:
             averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             return averaged
 
-        # DDP compares annotations with the types themselves; this module's are text
-        bucket_type = dist.GradBucket  # type: ignore[attr-defined]
+        # DDP compares annotations with the types themselves; this module's are text.
         count_and_average.__annotations__ = {
-            "bucket": bucket_type,
+            "bucket": dist.GradBucket,  # type: ignore[attr-defined]
             "return": torch.futures.Future[torch.Tensor],
         }
         return count_and_average
@@ -104,6 +100,7 @@ class SystemRun:
         started = time.perf_counter()
         loss = self.trainer.train_epoch(number)
         seconds = time.perf_counter() - started
+        # Read before the gathers below, whose own bytes must not count.
         received = _subtract(received_bytes(), before)
         self.seconds.append(max(self.workers.gather(seconds)))
         self.bytes.append(int(sum(self.workers.gather(received))))
@@ -122,19 +119,17 @@ class SystemRun:
         return used.most_common(1)[0][0] if used else ""
 
     def result(self) -> dict[str, Any]:
-        """End the training; return the measurements as report/results.py reads them."""
+        """End the training; return the measurements as lab/results.py reads them."""
         if self.classic is not None:
             self.classic.finish()
-        helper_bytes = self.workers.add_over_all(0.0) / len(
-            self.bytes
-        )  # helpers count all epochs together
+        # Helpers count all epochs together.
+        helper_bytes = self.workers.add_over_all(0.0) / len(self.bytes)
+        are_counted = min(self.bytes) >= 0
         return {
             "system": self.system.name,
             "schedule": self.find_schedule(),
             "seconds": self.seconds,
-            "bytes": None
-            if min(self.bytes) < 0
-            else [round(count + helper_bytes) for count in self.bytes],
+            "bytes": [round(x + helper_bytes) for x in self.bytes] if are_counted else None,
             "loss": self.loss,
             "correct": self.trainer.count_correct(),
             "replicas_equal": self.workers.have_same(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import torch
@@ -50,29 +50,23 @@ class Trainer:
         self.data, self.settings, self.rank, self.world = data, settings, rank, world
         self.steps = settings.steps(len(data.train_x))
         torch.manual_seed(settings.seed)
-        widths = settings.widths(data.features, data.classes)
         layers: list[nn.Module] = []
-        for wide, narrow in pairwise(widths):
+        for wide, narrow in pairwise(settings.widths(data.features, data.classes)):
             layers += [nn.Linear(wide, narrow), nn.ReLU()]
         self.net = nn.Sequential(*layers[:-1])
         self.model: nn.Module = self.net
-        self.update: Callable[[], None] = self.make_update(
-            make_falling_sgd(self.net.parameters(), settings, self.steps)
-        )
+        self.optimizer = make_falling_sgd(self.net.parameters(), settings, self.steps)
+        self.update = self.update_stepwise
         self.x, self.y = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
 
-    @staticmethod
-    def make_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """Return the usual update: step the optimizer and clear the gradients."""
-
-        def update() -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return update
+    def update_stepwise(self) -> None:
+        """Step the optimizer and clear the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each batch's size over all ranks and the indices of this rank's samples."""
+        # Trainings have fewer epochs than the factor, so no two seeds share an epoch's order.
         shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         for batch in torch.randperm(len(self.x), generator=shuffled).split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
@@ -82,10 +76,9 @@ class Trainer:
         """Train for one epoch; return this rank's part of the last batch's mean loss."""
         loss = torch.zeros(())
         for size, samples in self.batches(number):
-            out = self.model(self.x[samples])
-            loss = nn.functional.cross_entropy(out, self.y[samples], reduction="sum") * (
-                self.world / size
-            )
+            loss = nn.functional.cross_entropy(
+                self.model(self.x[samples]), self.y[samples], reduction="sum"
+            ) * (self.world / size)
             loss.backward()  # type: ignore[no-untyped-call]
             self.update()
         return float(loss.detach()) / self.world

@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.runtime.classic.mixing_matrix import metropolis_weights, neighbour_edges, ring_edges
 from topoplan.runtime.classic.server_shares import equal_hosts, find_shares
+from topoplan.runtime.classic.systems.neighbours import (
+    metropolis_weights,
+    neighbour_edges,
+    ring_edges,
+)
 from topoplan.topo.errors import InfeasibleError, InputError
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset

@@ -25,16 +25,15 @@ from thorough import count_examples
 from torch import nn
 
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
-from topoplan.runtime.lab.report.findings import list_findings
-from topoplan.runtime.lab.report.page import LabReport
-from topoplan.runtime.lab.report.results import RunResult
+from topoplan.runtime.lab.page import LabReport
+from topoplan.runtime.lab.results import RunResult, list_findings
 from topoplan.runtime.lab.run_folder import RunFolder
 from topoplan.runtime.lab.runs import Lab
 from topoplan.runtime.lab.settings import Settings, parse_hidden
 from topoplan.runtime.lab.systems import SYSTEMS, parse_systems
 from topoplan.runtime.lab.training.dataset import Dataset, load, prepare
-from topoplan.runtime.lab.training.traffic import received_bytes
 from topoplan.runtime.lab.training.trainer import Trainer
+from topoplan.runtime.lab.training.workers import received_bytes
 from topoplan.topo.errors import InputError
 
 RATE = Fraction(10**8)
@@ -160,7 +159,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
     [
         (["--dataset", "nothing.npz"], "no such file"),
         (["--dataset", "data.txt"], "expected digits, or a file"),
-        (["--systems", "plan-int9"], "did you mean plan-int8?"),
+        (["--systems", "plan-int9"], "did you mean 'plan-int8'?"),
         (["--network", "nowhere"], "unknown topology"),
         (["--ranks", "1"], "expected numbers from 2"),
         (["--slowest", "quick"], "is not a rate"),

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from launch import Ended, run_module
 
-from topoplan.runtime.measuring.bench import BenchRow
-from topoplan.runtime.measuring.bench_curves import draw_rows
+from topoplan.runtime.measuring.bench import BenchRow, draw_rows
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import as_sent
 from topoplan.synth.cost.transfer_times import predict_times

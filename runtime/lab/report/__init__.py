@@ -1,1 +1,0 @@
-"""The report: results by system and network, findings computed from them, and the page."""
