@@ -53,6 +53,15 @@ class Shares:
             default=Fraction(0),
         )
 
+    @property
+    def busiest(self) -> tuple[DirectedLink, ...]:
+        """The links that take `s_per_GB`."""
+        return tuple(
+            link
+            for link, load in self.load.items()
+            if load == self.s_per_GB * self.topology.capacity_GBps[link]
+        )
+
 
 def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[str]) -> Shares:
     """Return the fastest division among `servers`, which add up the buffers of `workers`.

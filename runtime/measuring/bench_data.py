@@ -66,11 +66,9 @@ class BenchSettings:
     def list_places(self) -> list[bool]:
         """Return, for each row of a size, whether results replace the input."""
         name = self.collective.name
-        if self.place is None:
-            return [name in IN_PLACE]
-        return (
-            [False, True] if self.place == "both" and name != "alltoall" else [self.place == "in"]
-        )
+        if self.place == "both" and name != "alltoall":
+            return [False, True]
+        return [name in IN_PLACE if self.place is None else self.place == "in"]
 
     def list_sizes(self) -> list[int]:
         """Return the bytes of the buffer for each row."""
@@ -106,29 +104,26 @@ class BenchBuffers:
         device: torch.device,
         in_place: bool | None = None,
     ) -> None:
-        self.settings, self.rank, self.ranks, self.device = (
-            settings,
-            rank,
-            settings.collective.ranks,
-            device,
-        )
-        numel = size_bytes // torch.empty(0, dtype=settings.dtype).element_size()
-        self.in_parts = settings.collective.name not in IN_PLACE
+        self.settings, self.rank, self.device = settings, rank, device
+        collective = settings.collective
+        self.name, self.root, self.ranks = collective.name, collective.root, collective.ranks
+        numel = size_bytes // settings.dtype.itemsize
+        self.in_parts = self.name not in IN_PLACE
         self.numel = numel // self.ranks * self.ranks if self.in_parts else numel
-        self.name, self.root = settings.collective.name, settings.collective.root
         self.part = self.numel // self.ranks
-        sent, got = ends_numel(settings.collective, rank, self.numel)
+        self.own = slice(rank * self.part, (rank + 1) * self.part)
+        sent, got = ends_numel(collective, rank, self.numel)
         self.input = self.make_input(rank, sent)
         self.output = torch.zeros(got, dtype=settings.dtype, device=device)
         self.in_place = not self.in_parts if in_place is None else in_place
-        self._kept: torch.Tensor | None = None
+        # The input's contents, where a call overwrites it.
+        self._unsent: torch.Tensor | None = None
         if self.in_parts and self.in_place and sent and got:
-            own = slice(rank * self.part, (rank + 1) * self.part)
-            self._kept = self.input.clone()
+            self._unsent = self.input.clone()
             if sent < got:
-                self.input = self.output[own]
+                self.input = self.output[self.own]
             else:
-                self.output = self.input[own]
+                self.output = self.input[self.own]
 
     @property
     def bytes(self) -> int:
@@ -149,8 +144,8 @@ class BenchBuffers:
         """Restore the buffers to their contents before the collective."""
         if not self.in_parts:
             self.output.copy_(self.input)
-        elif self._kept is not None:
-            self.input.copy_(self._kept)
+        elif self._unsent is not None:
+            self.input.copy_(self._unsent)
 
     def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
         """Return the call, preceded by the copy that a one-tensor collective needs out of place."""
@@ -170,27 +165,21 @@ class BenchBuffers:
         Without compression, the error is the rounding that any order of additions may cause; it is
         0 for collectives that only move data.
         """
-        name, part = self.name, self.part
-        if self.root is not None and self.rank != self.root and name in ("reduce", "gather"):
+        if self.rank != self.root and self.name in ("reduce", "gather"):
             return None
         if self.settings.collective.reduces:
             total, slack = self._reduce()
-            if name == "reduce-scatter":
-                lo, hi = self.rank * part, (self.rank + 1) * part
-                return total[lo:hi], slack[lo:hi] if isinstance(slack, torch.Tensor) else slack
+            if self.name == "reduce-scatter":
+                return total[self.own], slack if isinstance(slack, float) else slack[self.own]
             return total, slack
-        if name == "broadcast":
-            return self.make_input(self.root or 0, self.numel).double(), 0.0
-        if name == "scatter":
-            return self.make_input(self.root or 0, self.numel)[
-                self.rank * part : (self.rank + 1) * part
-            ].double(), 0.0
-        if name == "alltoall":
-            part_of_rank = slice(self.rank * part, (self.rank + 1) * part)
-            return torch.cat(
-                [self.make_input(r, self.numel)[part_of_rank] for r in range(self.ranks)]
-            ).double(), 0.0
-        return torch.cat([self.make_input(r, part) for r in range(self.ranks)]).double(), 0.0
+        if self.name in ("broadcast", "scatter"):
+            whole = self.make_input(self.root or 0, self.numel).double()
+            return whole if self.name == "broadcast" else whole[self.own], 0.0
+        if self.name == "alltoall":
+            parts = [self.make_input(r, self.numel)[self.own] for r in range(self.ranks)]
+        else:
+            parts = [self.make_input(r, self.part) for r in range(self.ranks)]
+        return torch.cat(parts).double(), 0.0
 
     def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the float64 reduction and the rounding error of any order: (n + 1) eps sum |x|.
@@ -243,10 +232,9 @@ class BenchBuffers:
         assert isinstance(size, torch.Tensor)
         if codec.block > 1:
             window = 2 * codec.block - 1
-            size = torch.nn.functional.max_pool1d(size.view(1, 1, -1), window, 1, window // 2).view(
-                -1
-            )
+            size = torch.nn.functional.max_pool1d(size[None, None], window, 1, window // 2)[0, 0]
         bound = size * roundings * codec.relative_error * (1 + codec.relative_error) ** roundings
         if self.in_parts:  # where in the inputs an element comes from differs among collectives
             return bound.max().expand(self.output.numel())
+        # 2^-24 is fp16's smallest number: tinier values are rounded to multiples of it.
         return bound + roundings * self.ranks * 2.0**-24

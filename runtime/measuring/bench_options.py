@@ -71,12 +71,9 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective; without a plan the named one, from rank 0 if it has a
-        root.
-        """
-        if plan is not None:
-            return plan.collective
-        return Collective.with_default_root(self.collective, ranks)
+        """Return the plan's collective, or without a plan the named one, rooted at rank 0."""
+        named = Collective.with_default_root
+        return named(self.collective, ranks) if plan is None else plan.collective
 
     def settings_for(self, collective: Collective) -> BenchSettings:
         """Return what is measured; raise InputError if dtype and reduction do not fit."""
@@ -118,7 +115,6 @@ class BenchOptions:
 
             if check_transport(None) == "mpi":
                 return "mpi"
-
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.backend == "nccl" and not gpus:
             raise InputError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 
 from ...topo.graph import Topology
 from ...topo.measured.flows import Pair
@@ -21,9 +22,11 @@ def find_routes(topology: Topology) -> dict[Pair, Route]:
     connect.
     """
     router = Router(topology)
-    ranks = range(len(topology.ranks))
-    routes = {(a, b): router.route(a, b) for a in ranks for b in ranks if a != b}
-    return {pair: route for pair, route in routes.items() if route is not None}
+    return {
+        pair: route
+        for pair in permutations(range(len(topology.ranks)), 2)
+        if (route := router.route(*pair)) is not None
+    }
 
 
 def group_disjoint(
@@ -38,16 +41,11 @@ def group_disjoint(
 
     def resources(pair: Pair) -> set[object]:
         both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
-        cables: set[object] = {
-            frozenset(hop) for route in both_routes for hop in route_links(route)
+        return {
+            *pair,
+            *(frozenset(hop) for route in both_routes for hop in route_links(route)),
+            *(x for route in both_routes for x in route if topology.by_id[x].kind == "cpu"),
         }
-        cpus = {
-            device
-            for route in both_routes
-            for device in route
-            if topology.by_id[device].kind == "cpu"
-        }
-        return cables | cpus | set(pair)
 
     groups: list[tuple[list[Pair], set[object]]] = []
     for pair in sorted(
@@ -75,11 +73,7 @@ def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
     for pair, route in sorted(routes.items()):
         for hop in route_links(route):
             crossing[hop].append(pair)
-    groups: dict[tuple[Pair, ...], None] = {}
-    for pairs in crossing.values():
-        group = _match(pairs)
-        if len(group) > 1:
-            groups.setdefault(group, None)
+    groups = {group for pairs in crossing.values() if len(group := _match(pairs)) > 1}
     return sorted(groups, key=lambda group: (-len(group), group))[:_MAX_GROUPS]
 
 
@@ -112,8 +106,6 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
     """Return groups in which every rank r sends to rank r + k, for machines without known links."""
-    return (
-        [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]
-        if ranks > 2
-        else []
-    )
+    if ranks <= 2:  # two ranks have no contention beyond both directions, measured anyway
+        return []
+    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]

@@ -11,9 +11,10 @@ flows are taken while all of them are running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from .rates import (
 _REPEATS = 3  # of simultaneous flows; the median counts
 # Approximate multiples of `target_s` that a pair alone, and a flow of a group, take.
 _WORK_ALONE, _WORK_FLOW = 14, 5
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,13 @@ class _Budget:
     """Seconds for the whole measurement and for one message, and the largest message in bytes."""
 
     total_s: float
-    most_s: float
-    least_s: float
-    most_bytes: int
+    max_s: float
+    min_s: float
+    max_bytes: int
 
 
+# A message over gloo takes milliseconds, so that a busy scheduler disturbs it little; NCCL's GPUs
+# need less, and larger messages to show their bandwidth.
 _GLOO = _Budget(60.0, 0.06, 0.004, 16 << 20)
 _NCCL = _Budget(5.0, 0.002, 0.0003, 128 << 20)
 
@@ -94,9 +98,7 @@ def measure_topology(
                 "start one rank a GPU"
             )
         measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run(advance)
-        text = (
-            None if measured is None else believe(machine_topology, measured, is_declared).dumps()
-        )
+        text = measured and believe(machine_topology, measured, is_declared).dumps()
         return Topology.loads(ranks.broadcast(text), machine_topology.name)
 
 
@@ -126,8 +128,12 @@ class _LinkMeasurement:
         at_hand = describe_machine(self.topology, cores_of_hosts, batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
-        reason = "measured over gloo between hosts' memories: the data was not on this link"
-        return ("all", "") if at_hand.what == "emulated" else ("network", reason)
+        if at_hand.what == "emulated":  # its links are between network namespaces
+            return "all", ""
+        return (
+            "network",
+            "measured over gloo between hosts' memories: the data was not on this link",
+        )
 
     def run(
         self, advance: Callable[[str, float, float], None] | None = None
@@ -138,30 +144,24 @@ class _LinkMeasurement:
             self._plan() if self.ranks.rank == 0 else None
         )
         limits = _choose_limits(self.budget, disjoint, both, groups)
-        device = (
-            torch.device("cuda", torch.cuda.current_device())
-            if self.batched
-            else torch.device("cpu")
+        endpoint = Endpoint(
+            torch.device("cuda", torch.cuda.current_device()) if self.batched else _CPU,
+            limits,
+            group,
         )
-        endpoint = Endpoint(device, limits, group)
-        simultaneous = len(both) + len(groups)
-        step = _count_steps(
-            advance if self.ranks.rank == 0 else None, len(disjoint) + _REPEATS * simultaneous
-        )
+        is_first = self.ranks.rank == 0
+        steps = len(disjoint) + _REPEATS * (len(both) + len(groups))
+        step = _count_steps(advance if is_first else None, steps)
         alone = self._measure_alone(endpoint, disjoint, step)
-        alone_GBps = {(x.src, x.dst): x.GBps for x in alone}
-        planned = (
-            _list_simultaneous(both, groups, alone_GBps, limits) if self.ranks.rank == 0 else None
-        )
+        # Rank 0 alone has all rates of single pairs, by which it sizes the flows.
+        planned = _list_simultaneous(both, groups, alone, limits) if is_first else None
         experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
-        return self._summarize(alone, experiments) if self.ranks.rank == 0 else None
+        return self._summarize(alone, experiments) if is_first else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
         """Return groups of pairs alone, of pairs in both directions, and of contending pairs."""
-        pairs, both = (
-            list(self.routes),
-            [p for p in self.routes if p[0] < p[1] and p[::-1] in self.routes],
-        )
+        pairs = list(self.routes)
+        both = [p for p in pairs if p[0] < p[1] and p[::-1] in self.routes]
         groups = group_contending(self.routes)
         if not self.declared:
             groups += [g for g in list_shifts(self.ranks.ranks) if g not in groups]
@@ -201,19 +201,16 @@ class _LinkMeasurement:
         arrivals_by_rank = self.ranks.gather(own)
         out = []
         for number, batch in enumerate(batches if arrivals_by_rank else ()):
-            repeats = range(number * _REPEATS, (number + 1) * _REPEATS)
+            runs = slice(number * _REPEATS, (number + 1) * _REPEATS)
+            # Per repetition, what arrived at each rank.
+            arrived = [
+                [x for (x,) in of_ranks if x is not None]
+                for of_ranks in zip(*(arrivals[runs] for arrivals in arrivals_by_rank), strict=True)
+            ]
             for how, pairs in batch.experiments:
-                arrived = [
-                    [
-                        x
-                        for arrivals in arrivals_by_rank
-                        for x in arrivals[t]
-                        if x is not None and x.pair in pairs
-                    ]
-                    for t in repeats
-                ]
                 rates = sorted(
-                    (estimate_rates_GBps(x) for x in arrived), key=lambda rates: sum(rates.values())
+                    (estimate_rates_GBps([x for x in run if x.pair in pairs]) for run in arrived),
+                    key=lambda rates: sum(rates.values()),
                 )
                 out.append((how, rates[_REPEATS // 2]))
         return out
@@ -221,9 +218,8 @@ class _LinkMeasurement:
     def _summarize(
         self, alone: list[PairRate], together: list[tuple[str, dict[Pair, Fraction]]]
     ) -> Measurements:
-        pairs: dict[Pair, dict[str, Any]] = {}
-        for x in alone:
-            pairs[x.src, x.dst] = {
+        pairs: dict[Pair, dict[str, Any]] = {
+            (x.src, x.dst): {
                 "us": _round_digits(x.latency_us),
                 "GBps": _round_digits(x.GBps),
                 "alpha_us": _round_digits(x.alpha_us),
@@ -231,9 +227,12 @@ class _LinkMeasurement:
                 "residual": _round_digits(x.residual),
                 "bytes": list(x.sizes),
             }
+            for x in alone
+        }
         for how, rates in together:
             for pair, rate in rates.items():
                 key = f"{how}_GBps"
+                # The slowest of the experiments that a pair took part in.
                 pairs[pair][key] = min(
                     _round_digits(float(rate)), pairs[pair].get(key, float("inf"))
                 )
@@ -247,19 +246,18 @@ class _LinkMeasurement:
             trusted=self.trusted,
             otherwise=self.otherwise,
             pairs=pairs,
-            notes=self._notes(),
+            notes=tuple(self._list_notes()),
         )
 
-    def _notes(self) -> tuple[str, ...]:
+    def _list_notes(self) -> Iterator[str]:
+        if self.trusted == "none":
+            yield self.otherwise
         pairs = self.ranks.ranks * (self.ranks.ranks - 1)
-        notes = [self.otherwise] if self.trusted == "none" else []
         if len(self.routes) < pairs:
-            notes.append(
+            yield (
                 f"{pairs - len(self.routes)} of {pairs} pairs have no route of their own (only "
-                "other GPUs lie between): not "
-                "measured"
+                "other GPUs lie between): not measured"
             )
-        return tuple(notes)
 
 
 def _choose_limits(
@@ -274,37 +272,26 @@ def _choose_limits(
     """
     flows = 2 * len(both) + sum(len(group) for group in groups)
     work = _WORK_ALONE * len(disjoint) + _WORK_FLOW * _REPEATS * flows
-    return MessageLimits(
-        max(budget.least_s, min(budget.most_s, budget.total_s / max(1.0, work))), budget.most_bytes
-    )
+    target_s = max(budget.min_s, min(budget.max_s, budget.total_s / max(1.0, work)))
+    return MessageLimits(target_s, budget.max_bytes)
 
 
 def _list_simultaneous(
     both: Sequence[Sequence[Pair]],
     groups: Sequence[tuple[Pair, ...]],
-    alone_GBps: dict[Pair, float],
+    alone: Sequence[PairRate],
     limits: MessageLimits,
 ) -> list[_Simultaneous]:
-    """Return the flows to run together, each with the bytes it would carry alone in the same
-    time.
-    """
-    out = []
-    for chosen in both:
-        experiments = tuple(("both", (pair, pair[::-1])) for pair in chosen)
-        flows = tuple(
-            (pair, choose_chunk_bytes(alone_GBps[pair], limits))
-            for _, pairs in experiments
-            for pair in pairs
-        )
-        out.append(_Simultaneous(flows, experiments))
-    for group in groups:
-        out.append(
-            _Simultaneous(
-                tuple((pair, choose_chunk_bytes(alone_GBps[pair], limits)) for pair in group),
-                (("together", group),),
-            )
-        )
-    return out
+    """Return the flows to run together, with the bytes that each carries alone in the same time."""
+    chunk = {(x.src, x.dst): choose_chunk_bytes(x.GBps, limits) for x in alone}
+    batches = [
+        *(tuple(("both", (pair, pair[::-1])) for pair in chosen) for chosen in both),
+        *((("together", group),) for group in groups),
+    ]
+    return [
+        _Simultaneous(tuple((pair, chunk[pair]) for _, pairs in x for pair in pairs), x)
+        for x in batches
+    ]
 
 
 def _round_digits(value: float) -> float:
@@ -314,15 +301,11 @@ def _round_digits(value: float) -> float:
 def _count_steps(
     advance: Callable[[str, float, float], None] | None, steps: int
 ) -> Callable[[str], None]:
-    """Return a function to call after each of `steps` steps, with its name, that reports
-    progress.
-    """
-    over = 0
+    """Return a function that reports progress; call it with the name of each finished step."""
+    numbers = count(1)
 
     def step(what: str) -> None:
-        nonlocal over
-        over += 1
         if advance is not None:
-            advance(f"measuring {what}", over, steps)
+            advance(f"measuring {what}", next(numbers), steps)
 
     return step

@@ -57,7 +57,7 @@ class MessageLimits:
     """Time and bytes of a pair's largest message; flows of a group take four times `target_s`."""
 
     target_s: float
-    most_bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,14 @@ class Endpoint:
     ) -> None:
         self.device, self.limits, self.group = device, limits, group
         self.batched = device.type == "cuda"
-        self.outgoing = torch.zeros(limits.most_bytes, dtype=torch.uint8, device=device)
-        self.incoming = torch.zeros(limits.most_bytes, dtype=torch.uint8, device=device)
+        self.outgoing = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)
+        self.incoming = torch.zeros(limits.max_bytes, dtype=torch.uint8, device=device)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._seconds = torch.zeros(1, dtype=torch.float64, device=device)
         if self.batched:  # a batch must not be the first thing that a group does
             dist.all_reduce(self._number, group=group)
 
-    # -- one pair alone
-    # ------------------------------------------------------------------------------------------
+    # -- one pair alone ----
 
     def measure_to(self, me: int, peer: int) -> PairRate:
         """Measure messages to `peer`, which must be in `answer` for this rank at the same time."""
@@ -114,9 +113,9 @@ class Endpoint:
         seconds = self._time_message(peer, size)
         while (
             seconds < max(self.limits.target_s, _OVER_LATENCY * latency_s)
-            and size < self.limits.most_bytes
+            and size < self.limits.max_bytes
         ):
-            size = min(2 * size, self.limits.most_bytes)
+            size = min(2 * size, self.limits.max_bytes)
             seconds = self._time_message(peer, size)
         times: dict[int, list[float]] = {size // 2: [], size * 3 // 4: [], size: []}
         for repeat in range(1 if seconds > _PATIENCE_S else _MAX_REPEATS):
@@ -127,7 +126,7 @@ class Endpoint:
             )
             if repeat + 1 >= _MIN_REPEATS and rate.residual <= _QUIET:
                 break
-        self._send_number(peer, 0)
+        self._send(self._number.fill_(0), peer)  # no further messages
         return rate
 
     def answer(self, peer: int) -> None:
@@ -153,24 +152,26 @@ class Endpoint:
 
         After the first one both sides are ready and the TCP window is open.
         """
-        self._send_number(peer, size)
+        self._send(self._number.fill_(size), peer)
         self._run([[self._out(self.outgoing[:n], peer)] for n in (_LEAD_BYTES, size)])
         self._receive(self._seconds, peer)
         return float(self._seconds.item())
-
-    def _send_number(self, peer: int, number: int) -> None:
-        self._number.fill_(number)
-        self._send(self._number, peer)
 
     def _receive_number(self, peer: int) -> int:
         self._receive(self._number, peer)
         return int(self._number.item())
 
     def _send(self, data: torch.Tensor, peer: int) -> None:
-        self._finish(self._post([self._out(data, peer)]))
+        self._carry_out(self._out(data, peer))
 
     def _receive(self, data: torch.Tensor, peer: int) -> None:
-        self._finish(self._post([self._in(data, peer)]))
+        self._carry_out(self._in(data, peer))
+
+    def _carry_out(self, operation: dist.P2POp) -> None:
+        for work in self._post([operation]):
+            work.wait()
+        if self.batched:
+            torch.cuda.synchronize(self.device)
 
     def _out(self, data: torch.Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(dist.isend, data, peer, group=self.group)
@@ -183,14 +184,7 @@ class Endpoint:
             return list(dist.batch_isend_irecv(operations))
         return [x.op(x.tensor, x.peer, group=self.group) for x in operations]
 
-    def _finish(self, works: Sequence[dist.Work]) -> None:
-        for work in works:
-            work.wait()
-        if self.batched:
-            torch.cuda.synchronize(self.device)
-
-    # -- several flows at the same time
-    # --------------------------------------------------------------------------
+    # -- several flows at the same time ----
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
         """Take part in flows (pair, bytes of a chunk) that all ranks start at once.
@@ -198,45 +192,38 @@ class Endpoint:
         Return what arrived at this rank, if anything did. Each rank sends to at most one and
         receives from at most one.
         """
-        to = next(((pair[1], size) for pair, size in flows if pair[0] == me), None)
-        back = next(((pair, size) for pair, size in flows if pair[1] == me), None)
-        steps = [self._step(to, back, number) for number in range(CHUNKS)]
+        # Receives first; each step has one chunk of every flow of this rank.
+        own = sorted((flow for flow in flows if me in flow[0]), key=lambda flow: flow[0][0] == me)
+        steps = [[self._make_chunk(me, flow, number) for flow in own] for number in range(CHUNKS)]
         seconds = self._run(steps)
-        return None if back is None else Arrivals(back[0], back[1], tuple(seconds))
+        received = next(((pair, size) for pair, size in own if pair[1] == me), None)
+        return None if received is None else Arrivals(*received, tuple(seconds))
 
-    def _step(
-        self, to: tuple[int, int] | None, back: tuple[Pair, int] | None, number: int
-    ) -> list[dist.P2POp]:
-        """Return this rank's receive and send of one chunk, if it has them."""
-        out = []
-        if back is not None:
-            at = number * back[1]
-            out.append(self._in(self.incoming[at : at + back[1]], back[0][0]))
-        if to is not None:
-            at = number * to[1]
-            out.append(self._out(self.outgoing[at : at + to[1]], to[0]))
-        return out
+    def _make_chunk(self, me: int, flow: tuple[Pair, int], number: int) -> dist.P2POp:
+        """Return the receive or send of a flow's chunk on this rank."""
+        (src, dst), size = flow
+        part = slice(number * size, (number + 1) * size)
+        return (
+            self._in(self.incoming[part], src) if dst == me else self._out(self.outgoing[part], dst)
+        )
 
     def _run(self, steps: list[list[dist.P2POp]]) -> list[float]:
         """Post all steps in order; return when each step's receive had arrived, in seconds."""
-        return self._batched_steps(steps) if self.batched else self._posted_steps(steps)
-
-    def _posted_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
+        if self.batched:
+            return self._run_batched(steps)
         started = time.perf_counter()
         works = [
             (x.op is dist.irecv, work) for step in steps for x in step for work in self._post([x])
         ]
         seconds = []
-        for arrives, work in works:
+        # All receives first: waiting for a send would delay the reading of the clock.
+        for arrives, work in sorted(works, key=lambda x: not x[0]):
+            work.wait()
             if arrives:
-                work.wait()
                 seconds.append(time.perf_counter() - started)
-        for arrives, work in works:
-            if not arrives:
-                work.wait()
         return seconds
 
-    def _batched_steps(self, steps: list[list[dist.P2POp]]) -> list[float]:
+    def _run_batched(self, steps: list[list[dist.P2POp]]) -> list[float]:
         """Run each step as one batch, so that a rank's flows stay in step; time it by events."""
         marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
@@ -256,9 +243,9 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
         np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None
     )
     residual = float(np.abs(alpha + beta * sizes - seconds).max() / seconds.max())
-    whole_rate = sizes[-1] / seconds[-1]
-    good = beta > 0 and residual <= _FITS
-    rate = min(1 / beta, whole_rate / (1 - _MAX_ALPHA)) if good else whole_rate
+    rate = sizes[-1] / seconds[-1]
+    if beta > 0 and residual <= _FITS:
+        rate = min(1 / beta, rate / (1 - _MAX_ALPHA))
     return PairRate(
         src,
         dst,
@@ -281,16 +268,15 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
     moments = np.linspace(_SETTLED * end, end, 4 * CHUNKS)
     out = {}
     for x in arrivals:
-        arrived = np.interp(
-            moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
-        )
-        out[x.pair] = (
-            Fraction(max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))) / 10**9
-        )
+        curve = np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
+        arrived = np.interp(moments, [0.0, *x.seconds], curve)
+        # At least 1 byte/s: a rate is positive.
+        slope = max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))
+        out[x.pair] = Fraction(slope) / 10**9
     return out
 
 
 def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
     """Return the bytes of a chunk so that an undisturbed flow takes four times `target_s`."""
-    whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.most_bytes)
+    whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.max_bytes)
     return max(_CHUNK_STEP_BYTES, int(whole) // CHUNKS // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES)

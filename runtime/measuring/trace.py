@@ -130,9 +130,9 @@ def pair_stamps(
     for rank in range(schedule.collective.ranks):
         for message in list_messages(layout, rank)[0]:
             key = rank, message.peer, message.number
-            begin = at_us[(True, *key)]
+            begin = at_us[True, key]
             # Ranks' clocks start at a barrier that they leave at slightly different times.
-            took_us = max(0.0, at_us[(False, *key)] - begin)
+            took_us = max(0.0, at_us[False, key] - begin)
             before = 0
             for piece in message.pieces:
                 length = piece.hi - piece.lo
