@@ -13,11 +13,11 @@ PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth --collective allreduce --topology two-hosts.json -o plan.json",
-        "a plan to be tried",
+        "a plan to try",
     ),
     (
         "topo-emulate two-hosts.json -- topo-run plan.json -b 1M -e 32M -f 8",
-        "on its machine, whose links are slowed down alike until this host can carry them",
+        "on its machine, with all links slowed down alike until this host can emulate them",
     ),
     (
         "topo-emulate two-hosts.json --slowest 100Mbit -- topo-run --stock -b 8M -e 8M",
@@ -25,7 +25,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     (
         "topo-emulate two-hosts.json --order 0,2,1,3 -- topo-run --stock -b 8M -e 8M",
-        "the same with ranks that go back and forth between the hosts",
+        "the same, with ranks that alternate between the hosts",
     ),
     (
         "topo-emulate two-hosts.json -- topo-run plan.json --calibrate -o costs.json",
@@ -41,12 +41,11 @@ EXAMPLES: tuple[Example, ...] = (
     ),
 )
 ABOUT = """\
-Every device becomes a network namespace, every link a rate-limited virtual cable, and each pair
-of ranks uses the route that it has on the machine. The command is started once for each rank,
-with RANK, WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi it is
-Open MPI that starts it, rank i as MPI's rank i. Everything is removed at the end, whatever
-happens. Needs Linux, root, iproute2 and util-linux, and Open MPI with --mpi. The exit code is the
-command's.
+Every device becomes a network namespace and every link a rate-limited virtual cable. Each pair of
+ranks uses the same route as on the machine. The command is started once per rank, with RANK,
+WORLD_SIZE, MASTER_ADDR and GLOO_SOCKET_IFNAME set as by torchrun; with --mpi, Open MPI starts it,
+rank i as MPI's rank i. Everything is removed at the end, even after an error. Needs Linux, root,
+iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's.
 """
 
 
@@ -76,7 +75,7 @@ def build_parser() -> Parser:
         "--slowest",
         metavar="RATE",
         help="scale all links so that the slowest has this rate (default: the fastest that this "
-        "host can carry)",
+        "host can emulate)",
     )
     add(
         "--order",
@@ -86,8 +85,8 @@ def build_parser() -> Parser:
     add(
         "--mpi",
         action="store_true",
-        help="start the ranks by Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
-        "variables are Open MPI's",
+        help="start the ranks with Open MPI's mpirun, over the emulated links alone; OMPI_MCA_... "
+        "variables are passed to Open MPI",
     )
     return parser
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..runtime.lab.page import LabReport
 
 PROG = "topo-lab"
-# Columns of a table that is not printed to a terminal.
+# Width in characters of a table that is not printed to a terminal.
 WIDTH = 140
-# Columns of the table that a narrow terminal goes without, in this order.
+# Columns of the table to omit on a narrow terminal, in this order.
 _LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")
 EXAMPLES: tuple[Example, ...] = (
     (
@@ -28,7 +28,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     (
         "topo-lab --dataset mine.npz --epochs 20 --ranks 2",
-        "arrays x (a sample a row) and y (whole numbers)",
+        "arrays x (one sample per row) and y (integers)",
     ),
     (
         "topo-lab --dataset mine.csv --hidden 64 --network loopback",
@@ -101,7 +101,7 @@ def build_parser() -> Parser:
         type=int,
         default=128,
         metavar="N",
-        help="samples of a step, all ranks together (default 128)",
+        help="samples per step on all ranks together (default 128)",
     )
     add(
         "--learning-rate",
@@ -127,15 +127,15 @@ def build_parser() -> Parser:
         "-o",
         "--output",
         **OUTPUT,
-        help="write the report to this file: Markdown, or JSON where it ends with .json",
+        help="write the report to this file: Markdown, or JSON if the name ends in .json",
     )
-    add("--plot", **OUTPUT, help="write the epochs' times as bars, as SVG")
+    add("--plot", **OUTPUT, help="write a bar chart of the epochs' times as SVG")
     add_csv(parser, "the table's rows")
     add_force(parser, "--plot", "--csv")
     add(
         "--json",
         action="store_true",
-        help="one JSON object on standard output, instead of the table",
+        help="print one JSON object to standard output instead of the table",
     )
     return parser
 

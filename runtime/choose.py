@@ -1,11 +1,12 @@
-"""Chooses, for a size, one of a plan's schedules in some segmentation, or the stock collective.
+"""Choose a segmentation of one of a plan's schedules, or the stock collective, for each size.
 
-All ranks must choose alike. Rank 0 predicts, with its host costs and links, and sends the others
-the candidates that are worth trying, of which the plan's own schedule for the size is always one;
-all of them run these, and the stock collective, a few times on scratch memory at the first call of
-a size (a power of two); the slowest rank's median decides. While a coarser segmentation wins, a
-still coarser one races it. The winner is cached for the next start, which tries it beside the stock
-collective, and races again only if it loses to that, or its time is far off.
+All ranks must make the same choice. Rank 0 predicts times from its host costs and links, and sends
+the other ranks the candidates worth trying, which always include the plan's own schedule for the
+size. At the first call of a size (rounded to a power of two), all ranks run the candidates and the
+stock collective a few times on scratch memory; the slowest rank's median decides. If a coarser
+segmentation wins, a still coarser one races against it. The winner is cached. The next start runs
+it against the stock collective, and repeats the race only if the winner loses, or if its time
+differs much from the cached one.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ from .ranks.turns import Turns
 
 log = logging.getLogger("topoplan")
 
-# The names of choices, see Communicator.
+# The names of ways to choose; Communicator explains them.
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
-# From a size in bytes and the candidates to one of them, None for the stock collective, or one of
-# MODES to use; alike on all ranks.
+# A user's own choice, as ChooseMode explains.
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
-# How a Communicator picks the schedule for a size: a name in MODES, or a function from the size in
-# bytes and the candidates to one of them, None (the stock collective), or a name in MODES.
+# How a Communicator picks the schedule for a size: a name in MODES, or a function. The function gets
+# the size in bytes and the candidates, and returns one of them, None for the stock collective, or a
+# name in MODES; it must return the same on all ranks.
 ChooseMode = str | ChooseFunction
-# Candidates that are predicted to take more than this many times the best one's time are not raced.
+# Candidates whose predicted time exceeds this multiple of the best one do not race.
 _NEAR = 1.4
-# Schedules that race, beside the plan's own; each also in a coarser segmentation.
+# Most schedules that race besides the plan's own; each also races in a coarser segmentation.
 _RACED = 4
-# A schedule must take less than this part of the stock collective's time: several stock ones can be
-# in progress at once.
+# A schedule must take less than this fraction of the stock collective's time, because several stock
+# collectives can be in progress at once.
 _WORTHWHILE = 0.95
-# The same part for calls that are shorter than that: their times in a race are less certain.
+# The fraction for stock collectives shorter than _SHORT_S: short times are less certain.
 _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
 # The factor between a segmentation and the next coarser one that races.
 _STEP = 4
-# A cached winner races again if, at every try, its time is this part of the cached one off.
+# A cached winner races again if all tries differ from the cached time by more than this fraction.
 FAR_OFF = 0.5
-# Tries of a cached winner beside stock. The shortest times count: a busy host holds up one call in
-# three.
+# Tries of a cached winner and the stock collective. The shortest times count, since a busy host
+# delays one call in three.
 _TRIES = 3
-# A try that takes longer and is passed is the last: such calls are seldom held up for as long.
+# A successful try that takes longer is the last: delays are seldom long compared with such calls.
 _LONG_TRY_S = 0.1
-# The stock collective's name among the times of a race.
+# The label of the stock collective in the times of a race.
 _STOCK = "stock"
-# From _LEAN_BYTES on, candidates that receive more than this many buffers into staging on some rank
-# do not race: with the copy of the buffer that they race on, the first call takes 2.5 at most.
-# Smaller calls take little memory anyway.
+# From _LEAN_BYTES on, candidates that need more staging memory on some rank than _MAX_STAGING times
+# the buffer do not race. With the copy of the buffer that is used in the race, the first call needs
+# at most 2.5 times the buffer. Smaller calls need little memory anyway.
 _LEAN_BYTES, _MAX_STAGING = 16 << 20, 1.5
-# Elements of the buffer for which staging is computed: shares of it come out to a thousandth.
+# Elements of the buffer for which staging memory is computed, for a precision of a thousandth.
 _SAMPLE_NUMEL = 1 << 20
-# Schedules of more messages are cut into so small segments that few of them wait in staging;
-# lowering this many takes about 50 ms.
+# Schedules with more messages are not lowered to find their staging memory: it is small, since
+# their segments are. Lowering this many messages takes about 50 ms.
 _MAX_LOWERED_MESSAGES = 4096
 
 
@@ -79,7 +80,7 @@ def check_choose_mode(mode: object) -> None:
 
 
 def check_lossless(choose: ChooseMode, compress: str | None) -> None:
-    """Raise InputError if the same bits are required of compressed values."""
+    """Raise InputError if the mode requires reproducible bits but values are compressed."""
     if choose == SAME_BITS and compress is not None:
         raise InputError(
             f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
@@ -91,8 +92,9 @@ def check_lossless(choose: ChooseMode, compress: str | None) -> None:
 class Choice:
     """The choice for a size: `schedule`, or None for the stock collective.
 
-    `own` is the best of the plan's schedules, used where the backend has no stock collective for a
-    dtype. `raced` has the measured times in us, by label.
+    `own` is the best of the plan's schedules, used if the backend has no stock collective for a
+    dtype. `predicted` maps a size in bytes to the predicted microseconds, and `raced` maps labels
+    to median times in microseconds.
     """
 
     schedule: Schedule | None
@@ -101,12 +103,12 @@ class Choice:
     raced: dict[str, float]
 
     def predict_us(self, size_bytes: int) -> float | None:
-        """Return the cost model's prediction for this machine."""
+        """Return the predicted microseconds on this machine, None if there is no prediction."""
         return self.predicted(size_bytes)
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The name of the chosen schedule in tables; "stock" for the stock collective."""
         return _label(self.schedule)
 
     def describe(self) -> str:
@@ -149,7 +151,7 @@ class Chooser:
 
     @property
     def changes(self) -> bool:
-        """Whether the choice for a size may be another one at every call: a function makes it."""
+        """Whether the choice for a size may change from call to call, since a function makes it."""
         return callable(self.mode)
 
     @cached_property
@@ -159,13 +161,17 @@ class Chooser:
 
     @cached_property
     def variants(self) -> list[Schedule]:
-        """All candidates, the same list on every rank."""
+        """All candidates, in the same order on every rank."""
         return [
             schedule for family in self.families for schedule in (*family.stepwise, *family.piped)
         ]
 
     def known(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size, if it was made; by a plan's ranges it always is."""
+        """Return the choice for a size, or None if it has not been made yet.
+
+        With the mode "plan", or a function that returns a schedule or None, a choice always exists.
+        Raises InputError if a function returns something that cannot be used.
+        """
         mode: Schedule | str | None = self._mode_for(size_bytes)
         if callable(self.mode):
             if mode is None or isinstance(mode, Schedule):
@@ -200,7 +206,7 @@ class Chooser:
         return Choice(schedule, schedule or self.variants[0], predict, {})
 
     def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
-        """Return the predicted microseconds on this machine."""
+        """Return a schedule's predicted microseconds on this machine, None without a prediction."""
         machine = self.machine
         return (
             time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
@@ -219,11 +225,11 @@ class Chooser:
         stock: Callable[[], None],
         has_stock: Callable[[], bool],
     ) -> Choice:
-        """Choose for a size, and remember the choice.
+        """Make, store and return the choice for a size.
 
-        `run` and `stock` work on scratch memory; `has_stock` says, alike on all ranks, whether
-        there is a stock collective. Collective; raises ExecutionError on every rank where one of
-        them fails.
+        `run(schedule)` and `stock()` execute a candidate on scratch memory. `has_stock()` returns
+        whether there is a stock collective, the same on all ranks. Collective; raises
+        ExecutionError on every rank if one of them fails.
         """
         mode = self._mode_for(size_bytes)
         entrant = stock if mode == "race" and has_stock() else None
@@ -241,9 +247,11 @@ class Chooser:
     def rank_candidates(
         self, size_bytes: int, is_raced: bool, with_stock: bool, number: int | None = None
     ) -> tuple[list[int], CachedRace | None]:
-        """Return the numbers of the variants worth trying, best first, as rank 0 predicts them, and
-        the result of such a race (`with_stock` or without), if it is cached. Collective, as part of
-        the `number`-th call where that is given.
+        """Return the variants worth trying, and the cached result of their race if there is one.
+
+        The variants are given by their indices, the best first as predicted by rank 0. If not
+        `is_raced`, the cache is not searched; `with_stock` says whether the stock collective races,
+        too. Collective; `number` is the number of the call that it belongs to, if known.
         """
         answer: Any = None
         transport = self.transport
@@ -282,14 +290,15 @@ class Chooser:
         run: Callable[[Schedule], None],
         stock: Callable[[], None] | None,
     ) -> Choice | None:
-        """Return the cached winner, if it still takes about as long and beats stock, which is tried
-        beside it; None if a race must decide. Collective.
+        """Return the cached winner if it takes about as long as before and beats `stock`.
+
+        Returns None if a race must decide. Collective.
         """
         winner = None if cached.winner is None else self.variants[cached.winner]
         calls: list[Callable[[], None]] = [] if winner is None else [partial(run, winner)]
         calls += [] if stock is None else [stock]
         turns = Turns(self.transport, f"the try at {size_bytes} bytes")
-        turns.measure_turn_s(calls)  # compiled, and buffers touched
+        turns.measure_turn_s(calls)  # warm-up: compiles the programs and touches the buffers
         tries_us: list[list[float]] = []
         is_near = is_beaten = False
         for _ in range(_TRIES):
@@ -303,7 +312,7 @@ class Chooser:
             choice = self._choice_of(winner)
             return replace(choice, own=self.variants[cached.own], raced=cached.raced_us)
         log.info(
-            "%d bytes: %s took %.0f us%s, and %.0f when it was cached; they race again",
+            "%d bytes: %s took %.0f us%s, but %.0f when it was cached; racing again",
             size_bytes,
             _label(winner),
             own_us,
@@ -313,8 +322,10 @@ class Chooser:
         return None
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
-        """Return the best segmentation of each near schedule, and a coarser one, since the costs of
-        messages may be off; and last the plan's own schedule.
+        """Return the indices of the variants that are predicted to be near the best.
+
+        These are the best segmentation of each such schedule, each followed by a coarser one, since
+        the predicted costs of messages may be wrong. The plan's own schedule comes last.
         """
         machine = self.machine
         ranking = fastest(
@@ -328,17 +339,14 @@ class Chooser:
                 candidates |= dict.fromkeys(
                     x for x in (schedule, _coarser(schedule)) if x is not None
                 )
-        # Predictions are off where ranks share cores: whatever they are, the plan's own choice gets
-        # a chance.
+        # Predictions are inaccurate if ranks share cores, so the plan's own choice always competes.
         candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
         return [self.variants.index(schedule) for schedule in lean or usable]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
-        """Return whether a schedule takes as little memory as a candidate for a size may; alike on
-        all ranks.
-        """
+        """Return whether a schedule needs little enough memory to race; the same on all ranks."""
         if size_bytes < _LEAN_BYTES:
             return True
         return _find_staging(schedule, self.transport.batched) <= _MAX_STAGING
@@ -350,9 +358,7 @@ class Chooser:
         run: Callable[[Schedule], None],
         stock: Callable[[], None] | None,
     ) -> Choice:
-        """Measure the candidates, and the stock collective where there is one, and return the
-        fastest. Collective.
-        """
+        """Measure the candidates, and `stock` if it is given; return the choice. Collective."""
         turns = Turns(self.transport, f"the race at {size_bytes} bytes")
 
         def measure(*raced: Schedule | None) -> dict[Schedule | None, float]:
@@ -362,8 +368,8 @@ class Chooser:
 
         own = [self.variants[number] for number in order]
         times_s = measure(*own, *([] if stock is None else [None]))
-        # While a coarser segmentation wins, a still coarser one races it: the cost of a message may
-        # not be known well.
+        # If a coarser segmentation wins, race a still coarser one against it: the cost of a message
+        # may not be known well.
         while True:
             winner = min(times_s, key=times_s.__getitem__)
             coarser = None if winner is None else _coarser(winner)
@@ -373,11 +379,11 @@ class Chooser:
             times_s |= measure(winner, coarser)
 
     def begin_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
-        """Return a trial of the candidates for a size on the calls that users make, the `number`-th
-        of which begins it; None where there is nothing to try, and the choice is made. Collective.
+        """Return a trial that times the candidates for a size on the user's own calls.
 
-        Of a cached race only the winner is tried, beside the stock collective; all are where it
-        loses.
+        Returns None, and stores the choice, if there is nothing to try. If a race is cached, the
+        trial compares only its winner with the stock collective, and the other candidates follow if
+        the winner loses. Collective; `number` is the number of the call that begins the trial.
         """
         mode = self._mode_for(size_bytes)
         with_stock = mode == "race" and has_stock
@@ -389,7 +395,7 @@ class Chooser:
         if mode == "model" or len(stock) + len(schedules) == 1:
             self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
             return None
-        # The plan's own choice comes last in the list, and must stay in it.
+        # The plan's own choice comes last in the list, so keep the last one if the list is cut.
         room = MAX_ENTRANTS - len(stock)
         entrants = [*stock, *schedules[: room - 1], *schedules[room - 1 :][-1:]]
         if cached is None:
@@ -400,8 +406,10 @@ class Chooser:
         )
 
     def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
-        """Choose for a size by the times of a trial that is over. Returns another trial where the
-        winner of an earlier launch has lost, and nothing is chosen yet.
+        """Store the choice for a size that follows from the times of a finished trial.
+
+        If the cached winner lost, return a trial of the other candidates instead; otherwise return
+        None.
         """
         choice = self.decide(size_bytes, trial.best_s())
         if trial.others and choice.schedule != trial.expected:
@@ -410,14 +418,16 @@ class Chooser:
         return None
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
-        """Return the choice that follows from the candidates' medians in seconds, alike on all
-        ranks; None stands for the stock collective. Rank 0 caches it for the next start.
+        """Return the choice that follows from the candidates' times; rank 0 caches it.
+
+        `times_s` maps candidates to seconds, None being the stock collective. It must be the same
+        on all ranks.
         """
         own = min((x for x in times_s if x is not None), key=times_s.__getitem__)
         stock_s = times_s.get(None, float("inf"))
         worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
         winner = own if times_s[own] <= worthwhile * stock_s else None
-        # Two schedules of a strategy have one label: the faster one's time comes last, and stays.
+        # Schedules of a strategy may share a label: the fastest comes last and overwrites others.
         slowest_first = sorted(times_s.items(), key=lambda item: -item[1])
         raced_us = {_label(x): seconds * 1e6 for x, seconds in slowest_first}
         if self.transport.rank == 0:
@@ -439,7 +449,7 @@ def _label(schedule: Schedule | None) -> str:
 
 
 def _coarser(schedule: Schedule) -> Schedule | None:
-    """Return the same schedule in a quarter of the segments; None for one in a single segment."""
+    """Return the schedule with a quarter of its segments, or None if it has only one."""
     if schedule.segments == 1:
         return None
     parts = schedule.segments // _STEP
@@ -448,8 +458,9 @@ def _coarser(schedule: Schedule) -> Schedule | None:
 
 @lru_cache(maxsize=256)  # a plan's candidates, for a few plans
 def _find_staging(schedule: Schedule, batched: bool) -> float:
-    """Return the largest staging memory that any rank takes for a schedule, in multiples of the
-    buffer; 0 where the schedule has too many messages to lower, which take little.
+    """Return the most staging memory that a rank needs for a schedule, in multiples of the buffer.
+
+    Returns 0 if the schedule has too many messages to lower, since these need little memory.
     """
     if len(schedule.transfers) * schedule.segments > _MAX_LOWERED_MESSAGES:
         return 0.0

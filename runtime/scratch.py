@@ -1,10 +1,9 @@
-"""Scratch memory: one arena for all programs of a transport, which run one after the other, in one
-budget for the process.
+"""Manage scratch memory: one arena for all programs of a transport, one budget for the process.
 
-A program takes views of its transport's arena when it is played: for messages in flight, for
-encoding, and for a work buffer where it cannot work on the caller's tensor. The views are cached
-while the arena stays where it is; an arena that grows, or is freed, drops them, and the next call
-takes new ones.
+The programs of a transport run one after another, so they can share memory. A program takes views
+of the arena when it runs: for messages in flight, for encoding, and for a work buffer if it cannot
+work on the caller's tensor. The views are cached until the arena moves, that is, grows or is freed;
+the next call then takes new ones.
 """
 
 from __future__ import annotations
@@ -24,25 +23,27 @@ from ..topo.errors import InputError
 from .ranks.transport import Transport
 
 VARIABLE = "TOPOPLAN_SCRATCH"
-# The default budget in largest buffers: a program's staging takes up to one or so, its work buffer
-# another.
+# The default budget, in multiples of the largest buffer: a program needs up to about one for
+# staging and one as work buffer.
 _BUFFERS = 2
 # The default budget is at least this: less is not worth allocating at each call, as a process takes
 # 300 MB anyway.
 _MIN_BUDGET_BYTES = 16 << 20
-# Views begin at multiples of this: of a cache line, of a GPU's widest load, and of every dtype.
+# Alignment of views: a multiple of a cache line, of a GPU's widest load, and of every dtype's size.
 _ALIGN_BYTES = 256
-# CPU memory from this size on is mapped: below, the system call and the page faults would show.
+# CPU memory from this size on comes from mmap; for less, the system call and the page faults would
+# take noticeable time.
 MAPPED_BYTES = 1 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-# An arena grows to the next eighth of a power of two, so that buffers of slowly rising sizes seldom
-# move it.
+# An arena grows in steps of an eighth of a power of two, so that slowly growing buffers seldom move
+# it.
 _STEPS = 8
 
 
 def parse_scratch(value: str | int | None) -> int | None:
     """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default.
-    Raises InputError.
+
+    Raises InputError if the value is not a size.
     """
     where = "scratch"
     if value is None:
@@ -61,11 +62,11 @@ def parse_scratch(value: str | int | None) -> int | None:
 
 
 def trim_heap() -> None:
-    """Return the free pages between memory in use to the system; does nothing where the C library
-    has no such call.
+    """Return the heap's free pages to the system; do nothing if the C library cannot do that.
 
-    Programs live long and are allocated between users' tensors: without this, the pages of freed
-    tensors whose sizes rise slowly stay resident (96 sizes of 4 MiB, by plan: 640 MB, with it 15).
+    Programs live long and are allocated between users' tensors. Without this call, the pages of
+    freed tensors of slowly growing sizes stay resident: 640 MB after 96 sizes of 4 MiB in a plan,
+    instead of 15 MB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -73,18 +74,18 @@ def trim_heap() -> None:
 
 
 class ArenaUser(Protocol):
-    """Holds views of an arena until the arena moves."""
+    """An object that caches views of an arena until the arena moves."""
 
     def unbind(self) -> None:
         """Drop the views."""
 
 
 class Budget:
-    """The scratch memory that a process may hold between calls, over all its arenas.
+    """The limit on the scratch memory that all arenas of a process may hold between calls.
 
-    `given_bytes` is the user's option in Python, which comes before TOPOPLAN_SCRATCH; the default
-    is twice the largest buffer that was used. A call that needs more gets it, and gives it back at
-    its end.
+    `given_bytes` is the user's option in Python, which takes precedence over TOPOPLAN_SCRATCH; the
+    default is twice the largest buffer used so far. A call that needs more memory gets it, and
+    frees it at its end.
     """
 
     def __init__(self) -> None:
@@ -111,21 +112,22 @@ class Budget:
             return sum(arena.nbytes for arena in self._arenas)
 
     def read_environment(self) -> None:
-        """Read TOPOPLAN_SCRATCH. Raises InputError."""
+        """Set the limit from TOPOPLAN_SCRATCH. Raises InputError if it is not a size."""
         self._environment_bytes = parse_scratch(None)
 
     def note_buffer(self, nbytes: int) -> None:
-        """Note a buffer that a collective is used on."""
+        """Record the size of a buffer that a collective uses, for the default limit."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
     def add(self, arena: Arena) -> None:
-        """Count an arena."""
+        """Include an arena in the budget."""
         with self.lock:
             self._arenas.add(arena)
 
     def make_room(self, arena: Arena, nbytes: int) -> bool:
-        """Free idle arenas, the one that grew longest ago first, until `arena` may hold `nbytes`;
-        return whether it may.
+        """Free idle arenas until `arena` may hold `nbytes`; return whether it may.
+
+        Those that grew longest ago are freed first. The caller must hold `lock`.
         """
         others = sorted(
             (x for x in self._arenas if x is not arena and x.nbytes), key=lambda x: x.last_move
@@ -143,15 +145,15 @@ class Budget:
 class Arena:
     """Scratch memory on one device for calls that run one after the other.
 
-    A call sets `busy` while it runs; `is_over` (over the budget) says that it must `free` the arena
-    at its end.
+    A call sets `busy` while it runs. If `is_over`, the arena exceeds the budget, so `finish_call`
+    frees it.
     """
 
     def __init__(self, device: torch.device, budget: Budget) -> None:
         self.device, self.budget = device, budget
         self.busy = self.is_over = False
         self.last_move = 0
-        """When the arena moved last, as a count of all moves in the process."""
+        """The count of all moves in the process when this arena last moved."""
         self._block = allocate(0, device)
         self._users: WeakSet[ArenaUser] = WeakSet()
         self._stream: torch.cuda.Stream | None = None
@@ -163,8 +165,9 @@ class Arena:
         return self._block.nbytes
 
     def reserve(self, nbytes: int, user: ArenaUser) -> torch.Tensor:
-        """Return memory of `nbytes` at least, of which `user` has views from now on. The caller
-        must hold the budget's lock.
+        """Return memory of at least `nbytes`, for views that `user` may cache.
+
+        The arena calls `user.unbind` before it moves. The caller must hold the budget's lock.
         """
         if nbytes > self.nbytes:
             self.free()  # before allocating: the two blocks would add up
@@ -176,7 +179,7 @@ class Arena:
         return self._block
 
     def free(self) -> None:
-        """Give the memory back; a running call holds its views until it ends."""
+        """Free the memory; a call that is running keeps it alive through its views."""
         with self.budget.lock:
             for user in self._users:
                 user.unbind()
@@ -186,15 +189,13 @@ class Arena:
             self._block, self.is_over = allocate(0, self.device), False
 
     def finish_call(self) -> None:
-        """End a call."""
+        """Mark the arena as idle after a call, and free it if it exceeds the budget."""
         self.busy = False
         if self.is_over:
             self.free()
 
     def follow_last_call(self) -> None:
-        """Let the current stream wait for the stream of the last call, if that is another: all
-        calls share the memory.
-        """
+        """Make the current CUDA stream wait for the last call's, because calls share the memory."""
         stream = torch.cuda.current_stream(self.device)
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
@@ -202,13 +203,13 @@ class Arena:
 
 
 class Slicer:
-    """Cuts one block of memory into buffers, one after the other, each aligned."""
+    """Cuts one block of memory into consecutive, aligned buffers."""
 
     def __init__(self, block: torch.Tensor) -> None:
         self._block, self._at = block, 0
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the next `numel` elements."""
+        """Return the next buffer, of `numel` elements."""
         nbytes = numel * dtype.itemsize
         lo, self._at = self._at, self._at + count_aligned(nbytes)
         return self._block[lo : lo + nbytes].view(dtype)
@@ -230,7 +231,7 @@ def find_budget() -> Budget:
 
 
 def set_scratch(budget_bytes: int | None) -> None:
-    """Set the budget of the process; None: the default."""
+    """Set the budget of the process in bytes; None selects TOPOPLAN_SCRATCH or the default."""
     _budget.given_bytes = budget_bytes
 
 
@@ -250,18 +251,21 @@ def free_arenas(transport: Transport) -> None:
 
 
 def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Return new memory; while a CUDA graph is captured it comes from the graph's own pool."""
+    """Return new, uninitialized memory as a tensor of uint8.
+
+    While a CUDA graph is captured, it comes from the graph's own pool.
+    """
     # A tensor made in inference mode cannot be written to outside of it.
     with torch.inference_mode(False):
         if device.type != "cpu" or nbytes < MAPPED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
-        # Mapped, so that it is returned to the system when it is freed: up to 32 MiB malloc would
-        # leave it in the heap, where a larger block does not fit in.
+        # Mapped, so that freeing it returns it to the system: malloc would keep blocks of up to
+        # 32 MiB in the heap, where larger blocks do not fit.
         return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
 
 
 def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return flat zeros, as many as `tensor` has elements, in memory as of `allocate`."""
+    """Return a flat tensor of zeros from `allocate`, with the elements and dtype of `tensor`."""
     flat = allocate(tensor.nbytes, tensor.device)
     if tensor.device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
         flat.zero_()

@@ -76,7 +76,7 @@ def build_parser() -> Parser:
         type=int,
         default=4,
         metavar="FACTOR",
-        help="ratio of each size to the one before (default 4)",
+        help="ratio of each size to the previous one (default 4)",
     )
     add(
         "-n",
@@ -119,9 +119,9 @@ def build_parser() -> Parser:
         "--choose",
         default="race",
         choices=("race", "model", "plan", "same-bits"),
-        help="how the schedule for a size is chosen: race (default: time the likeliest ones and "
-        "the stock collective at the first call), model (the fastest predicted), plan (as "
-        "the plan's size ranges say) or same-bits (race without the stock collective, with "
+        help="how the schedule for a size is chosen: race (default: time the best candidates "
+        "and the stock collective at the first call), model (the fastest predicted), plan "
+        "(by the plan's size ranges) or same-bits (race without the stock collective, with "
         "a plan of topo-synth --reproducible)",
     )
     add(
@@ -139,8 +139,8 @@ def build_parser() -> Parser:
     add(
         "--calibrate",
         action="store_true",
-        help="measure what messages and bytes cost the hosts, and write the plan's topology "
-        "with these costs: topo-synth and topo-run then predict with them",
+        help="measure the hosts' costs per message and byte, and write the plan's topology with "
+        "these costs, which improve the predictions of topo-synth and topo-run",
     )
     add(
         "-o",
@@ -152,7 +152,7 @@ def build_parser() -> Parser:
         "--trace",
         **OUTPUT,
         help="write when each transfer of a call of the largest size began and ended, beside "
-        "what was predicted: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
+        "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
     )
     add("--plot", **OUTPUT, help="write curves of the measured bandwidth against size as SVG")
     add_csv(parser, "the rows")
@@ -163,8 +163,8 @@ def build_parser() -> Parser:
         metavar="WHERE",
         help="in: results replace the input; out: they go to another tensor (allreduce, "
         "broadcast and reduce: a copy of the input is made first, and timed); both: a row "
-        "for each (default: as torch has it, allreduce, broadcast and reduce in place, the "
-        "others not)",
+        "for each (default: as in torch, allreduce, broadcast and reduce in place, the others "
+        "out of place)",
     )
     add("--stock", action="store_true", help="time stock collectives alone, without a plan")
     add(
@@ -206,27 +206,27 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 
 
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
-    """Raise InputError for files without content or, if `is_writer`, that cannot be written."""
+    """Raise InputError if an output file would stay empty or, if `is_writer`, is not writable."""
     if args.output is not None and not args.calibrate:
         raise InputError(
-            "-o without --calibrate: there is no topology to write; the table goes to standard "
-            "output"
+            "-o without --calibrate: there is no topology to write; the table is printed to "
+            "standard output"
         )
     if is_writer:
         check_outputs(args, "output", "trace", "plot", "csv")
     for flag, name in (("--plot", args.plot), ("--csv", args.csv)):
         if name is not None and args.calibrate:
             raise InputError(
-                f"{flag} with --calibrate: nothing is measured by size then; leave one of them out"
+                f"{flag} with --calibrate: calibration measures nothing by size; omit one of them"
             )
     if args.trace is not None and (not args.plans or args.calibrate):
         raise InputError(
-            "--trace: there is no call of a plan to trace; name a plan, and leave --calibrate out"
+            "--trace: there is no call of a plan to trace; give a plan, and omit --calibrate"
         )
     if len(args.plans) > 1:
         given = {"--calibrate": args.calibrate, "--trace": args.trace, "--plot": args.plot}
         for flag in (flag for flag, value in given.items() if value):
-            raise InputError(f"{flag} with {len(args.plans)} plans: it is for one; name that alone")
+            raise InputError(f"{flag} with {len(args.plans)} plans: expected a single plan")
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
@@ -241,7 +241,7 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         if plan.collective.ranks != plans[0].collective.ranks:
             raise InputError(
                 f"{name} is for {plan.collective.ranks} ranks, {args.plans[0]} for "
-                f"{plans[0].collective.ranks}; run them one by one"
+                f"{plans[0].collective.ranks}; run them separately"
             )
     if args.topology is not None:
         from ...topo.loader.resolve import load_for_planning
@@ -256,16 +256,16 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
     if args.compress:
         raise InputError(
             f"--compress {args.compress} without a plan: the stock collective does not "
-            "compress; name a plan"
+            "compress; give a plan"
         )
     if args.calibrate:
         raise InputError(
-            "--calibrate without a plan; name a file written by topo-synth -o, whose schedules "
-            "are to be run"
+            "--calibrate without a plan; give a file written by topo-synth -o, whose schedules "
+            "it can run"
         )
     if not args.stock:
         raise InputError(
-            "no plan given; name a file written by topo-synth -o, or give --stock --nproc N"
+            "no plan given; give a file written by topo-synth -o, or --stock --nproc N"
         )
     if args.nproc is None and "WORLD_SIZE" not in os.environ:
         raise InputError("--stock without a plan needs --nproc")
@@ -280,7 +280,8 @@ def list_collectives(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise InputError(
-            f"--collective {text!r}: names none; expected some of {', '.join(COLLECTIVES)}, or all"
+            f"--collective {text!r}: no collective given; expected some of "
+            f"{', '.join(COLLECTIVES)}, or all"
         )
     return (
         list(COLLECTIVES) if names == ["all"] else list(dict.fromkeys(map(spell_collective, names)))

@@ -28,12 +28,12 @@ def add_force(parser: Parser, *others: str) -> None:
 
 
 def add_csv(parser: Parser, what: str) -> None:
-    """Add --csv, for `what` as rows."""
+    """Add --csv, which writes rows; `what` describes them in the help text."""
     parser.add_argument(
         "--csv",
         type=file_name,
         metavar="FILE",
-        help=f"write {what} as CSV too: a heading, then a line each",
+        help=f"also write {what} as CSV: a heading, then one line per row",
     )
 
 
@@ -53,17 +53,16 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
                 parameter="overwrite",
             )
         if path.is_dir():
-            raise InputError(f"{name}: is a folder; give the name of a file")
+            raise InputError(f"{name}: is a folder; expected the name of a file")
         folder = path.absolute().parent
         if not folder.is_dir():
             raise InputError(
-                f"{name}: no file can be written there: there is no folder {str(folder)!r}; make "
-                "it first"
+                f"{name}: cannot be written: there is no folder {str(folder)!r}; create it first"
             )
         at = str(path.resolve())
         if at in seen and not path.exists():
             raise InputError(
-                f"{name}: named by --{seen[at]} and by --{option}; give each a file of its own"
+                f"{name}: given for both --{seen[at]} and --{option}; use different files"
             )
         seen[at] = option
 

@@ -1,4 +1,4 @@
-"""topo-synth --bound-only: the bounds of a collective on a machine, without a plan."""
+"""topo-synth --bound-only: print the bounds of a collective on a machine, without a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...synth.bounds.single_path import Bounds
     from .job import SynthRun
 
-# Fields of a plan's JSON, which a bound alone leaves empty.
+# Fields of a plan's JSON that are null without a plan.
 _EMPTY = (
     "strategy",
     "chunks",
@@ -29,7 +29,7 @@ _EMPTY = (
 
 
 def run(job: SynthRun) -> None:
-    """Find the bounds and print them."""
+    """Compute the bounds and print them as text, or as JSON if the job asks for it."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import find_bounds
     from ...synth.effort import Effort
@@ -51,11 +51,11 @@ def run(job: SynthRun) -> None:
 
 
 def bounds_json(bounds: Bounds) -> dict[str, object]:
-    """Return both bounds with their certificates."""
+    """Return the multipath and single-path bounds, with their certificates, as JSON data."""
     return {"bound": bound_json(bounds.multipath), "bound_one_way": bound_json(bounds.single_path)}
 
 
 def head_line(job: SynthRun, bounds: Bounds | None) -> str:
-    """Return the collective, the machine and their bounds as text."""
+    """Return a line with the collective, the machine and, if given, the bounds."""
     text = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks"
     return text if bounds is None else f"{text}: {bounds_text(bounds)}"

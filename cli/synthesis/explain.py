@@ -1,4 +1,4 @@
-"""topo-synth --explain: the bottleneck, the links to improve first, and the order of ranks."""
+"""topo-synth --explain: print the bottleneck, the links to improve first, and a rank order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ...synth.explain import BottleneckPart, Explanation
     from ...synth.place.placement import Placement
 
-# The search for an order of ranks in which the stock collective is faster: machines of up to this
-# many GPUs, for at most so many seconds, since it only adds a line to the explanation.
+# Limits of the search for a rank order in which the stock collective is faster: the number of GPUs,
+# and the seconds. They are low because the result is only one line of the explanation.
 _MAX_ORDERED_RANKS, _ORDERING_S = 128, 10.0
-# Links, parts of the bottleneck and devices of a part that are listed by name: a screenful.
+# Most links, parts of the bottleneck, and devices of a part to list by name: about a screenful.
 _MAX_LISTED = 8
-# Characters of an order of ranks that still fit its line.
+# Most characters of a rank order that still fit on its line.
 _MAX_ORDER = 60
 
 
@@ -59,8 +59,9 @@ def run(job: SynthRun) -> None:
 
 
 def _try_orders(job: SynthRun) -> Placement | None:
-    """Return the order of ranks in which the stock collective is fastest; None if there is no model
-    of it, or the machine is too large.
+    """Return the rank order in which the stock collective is fastest.
+
+    Returns None if there is no model of the collective, or if the machine is too large.
     """
     from ...synth.place.job import COLLECTIVES, STOCK
     from ...synth.place.placing import place
@@ -73,11 +74,14 @@ def _try_orders(job: SynthRun) -> Placement | None:
 
 
 def _order_text(placement: Placement) -> str:
-    """Return how much another order of ranks helps the stock collective; plans keep the order."""
+    """Return a line on the gain of the stock collective from another rank order.
+
+    It does not apply to plans, which use the given order.
+    """
     if placement.gain <= 1:
         if placement.is_optimal:
             return "rank order: no other order makes gloo's own algorithm faster (proved)"
-        return "rank order: no other order was found in which gloo's own algorithm is faster"
+        return "rank order: found no other order that makes gloo's own algorithm faster"
     order = ",".join(map(str, placement.order))
     listed = f": {order}" if len(order) <= _MAX_ORDER else ""
     gain = f"{float(placement.gain):.2f} times as fast"
@@ -146,7 +150,7 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
 
 
 def _print_reached(console: Console, explanation: Explanation) -> None:
-    """Print the rate that each strategy reaches by size, the best of each size in green."""
+    """Print the rate that each strategy reaches at each size, the best of each size in green."""
     from ...synth.explain import SIZES
 
     reached: dict[str, Any] = explanation.reached

@@ -165,7 +165,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
         (["--slowest", "quick"], "is not a rate"),
         (["--epochs", "0"], "--epochs 0"),
         (["--hidden", "512,x"], "expected widths"),
-        (["-o", "/nowhere/report.md"], "no file can be written there"),
+        (["-o", "/nowhere/report.md"], "cannot be written: there is no folder"),
     ],
 )
 def test_bad_input_is_one_line(
