@@ -93,9 +93,6 @@ class Fault:
         return (self.rank + 1) % RANKS
 
 
-# -- one run ---------------------------------------------------------------------------------------
-
-
 def carry_out(case: str, run: int, seed: int, plan: str, context: Any) -> Run | None:
     """Carry out one run; None where the fault came too late, after set-up."""
     from topoplan.runtime.emulate import emulate, parse_rate
@@ -221,9 +218,6 @@ def names_slow_link(fault: Fault, text: str) -> bool:
     return bool(links) and links <= {ends, ends[::-1]}
 
 
-# -- a rank ----------------------------------------------------------------------------------------
-
-
 def be_rank(
     case: str, odd: int, plan: str, variables: Mapping[str, str], namespace: str, log: str
 ) -> None:
@@ -291,9 +285,6 @@ def make_other_call(communicator: Any, what: str, *, is_odd: bool) -> None:
     numel = _NUMEL // 2 if is_odd and what == "size" else _NUMEL
     op = dist.ReduceOp.MAX if is_odd and what == "op" else dist.ReduceOp.SUM
     communicator.allreduce(torch.zeros(numel, dtype=dtype), op)
-
-
-# -- all runs --------------------------------------------------------------------------------------
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ median, over the turns, of a block's time to that of the stock block of the same
 emulated machine stock has its ranks in the order that is best for a ring (see wire_speed.py) and
 the plan in the topology's, so they are launches of their own, which take turns --repeats times; the
 ratio is that of the medians. Compression runs in one launch with the plan, so its ratio is again
-that of the turns. A block's time is the slowest rank's. Models are square linear layers. On emulated
-machines communication dominates: the slower the links beside the cores, the more it does.
+that of the turns. A block's time is the slowest rank's. Models are square linear layers. On
+emulated machines communication dominates: the slower the links beside the cores, the more it does.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PLAN = "demo-out/dgx1-allreduce.json"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
 END = """
-Shown: what topoplan makes of a machine, a plan for a DGX-1 with the proof of how good it is, eight processes that carry it out
-and check every element, and a training script that takes it in one line. Next, on your own machine:
+Shown: a machine as topoplan reads it, a plan for a DGX-1 with the proof of how good it is, eight
+processes that run it and check every element, and a training script that uses it with one line.
+Next, on your own machine:
 
-  topo-probe --check                                                what it is, and what is wrong with it
+  topo-probe --check                                                its parts and their problems
   topo-synth --collective allreduce --topology local -o plan.json   a plan for it
-  topo-run plan.json                                                the plan beside stock, size by size
-  topo-judge --topology local nccl.log                              what stock NCCL leaves unused on it
+  topo-run plan.json                                                plan and stock, size by size
+  topo-judge --topology local nccl.log                              what stock NCCL leaves unused
 
 README.md goes on from here. The plan of this demo is {plan}.
 """
@@ -73,9 +74,29 @@ def main() -> None:
             "5. The same on a DGX-1 rebuilt out of network namespaces: real links, at 50 Mbit/s "
             "each",
             f"topo-emulate dgx1 --slowest 50Mbit -- topo-run {PLAN} -b 64K -e 1M -f 16 -n 3 -w 1",
-            ["-m", "topoplan.cli.emulate", "dgx1", "--slowest", "50Mbit", "--", sys.executable, "-m", "topoplan.cli.run", PLAN,
-             "-b", "64K", "-e", "1M", "-f", "16", "-n", "3", "-w", "1"],
-        )  # fmt: skip
+            [
+                "-m",
+                "topoplan.cli.emulate",
+                "dgx1",
+                "--slowest",
+                "50Mbit",
+                "--",
+                sys.executable,
+                "-m",
+                "topoplan.cli.run",
+                PLAN,
+                "-b",
+                "64K",
+                "-e",
+                "1M",
+                "-f",
+                "16",
+                "-n",
+                "3",
+                "-w",
+                "1",
+            ],
+        )
     else:
         print(f"\n5. (left out: no machine can be emulated here: {reason})", flush=True)
     script = "examples/train_ddp.py"
@@ -88,10 +109,16 @@ def main() -> None:
     )
     lab = ["--ranks", "4", "--epochs", "4", "--systems", "stock,plan,plan-int8"]
     if reason is None:
-        title = "8. What it is for: training over a slow network, two hosts with 100 Mbit/s between them"
+        title = (
+            "8. What it is for: training over a slow network, two hosts with 100 Mbit/s between "
+            "them"
+        )
         lab = ["--network", "slow", *lab]
     else:
-        title = f"8. Training over loopback, where all are about alike (no slow network can be made here: {reason})"
+        title = (
+            "8. Training over loopback, where all are about alike (no slow network can be made "
+            f"here: {reason})"
+        )
         lab = ["--network", "loopback", *lab]
     step(title, f"topo-lab {' '.join(lab)}", ["-m", "topoplan.cli.lab", *lab])
     print(END.format(plan=PLAN), flush=True)

@@ -2,7 +2,7 @@
 rank's times.
 
 mpirun -n 4 python examples/mpi_allreduce.py 64K 8M
-topo-emulate examples/two-hosts.json --mpi -- python examples/mpi_allreduce.py 8M    as root, on emulated links
+topo-emulate examples/two-hosts.json --mpi -- python examples/mpi_allreduce.py 8M    (as root)
 """
 
 import argparse
@@ -38,7 +38,10 @@ def main() -> None:
             "busbw_GBps": algbw * 2 * (ranks - 1) / ranks,
         }
         if MPI.COMM_WORLD.rank == 0:
-            text = "{size_bytes:>12} B {us:>12.1f} us  algbw {algbw_GBps:.4g} GB/s  busbw {busbw_GBps:.4g} GB/s"
+            text = (
+                "{size_bytes:>12} B {us:>12.1f} us  algbw {algbw_GBps:.4g} GB/s  busbw "
+                "{busbw_GBps:.4g} GB/s"
+            )
             print(json.dumps(row) if args.json else text.format(**row), flush=True)
 
 

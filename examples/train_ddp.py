@@ -3,11 +3,12 @@ stock allreduce.
 
     torchrun --nproc-per-node 8 examples/train_ddp.py                        stock
     torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json       through the plan
-    torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json --compress int8      a quarter of the bytes
-    torchrun --nproc-per-node 8 examples/train_ddp.py --backend topo         plans without a hook, found when needed
+    torchrun --nproc-per-node 8 examples/train_ddp.py --plan plan.json --compress int8   fewer bytes
+    torchrun --nproc-per-node 8 examples/train_ddp.py --backend topo         plans without a hook
 
 On several hosts, the same on each:
-    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/train_ddp.py --plan P
+    torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        examples/train_ddp.py --plan P
 
 The difference to a stock script is the one line that registers the hook,
 
@@ -92,7 +93,10 @@ def train(plan: str | None, compress: str | None, epochs: int, device: torch.dev
     seconds = time.perf_counter() - started
     with torch.no_grad():
         accuracy = (net(images[held_out]).argmax(1) == labels[held_out]).float().mean().item()
-    return f"{world} ranks, {epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, accuracy {accuracy:.2%}"
+    return (
+        f"{world} ranks, {epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, "
+        f"accuracy {accuracy:.2%}"
+    )
 
 
 if __name__ == "__main__":

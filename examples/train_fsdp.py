@@ -1,12 +1,13 @@
 """Train a transformer with FSDP2 (HSDP with --replicas 2), through plans, by the name of the
 backend alone.
 
-    torchrun --nproc-per-node 4 examples/train_fsdp.py                        plans for the machine at hand
-    torchrun --nproc-per-node 4 examples/train_fsdp.py --backend gloo         stock
-    torchrun --nproc-per-node 4 examples/train_fsdp.py --replicas 2           sharded over 2, replicated 2 times
+    torchrun --nproc-per-node 4 examples/train_fsdp.py                   plans for this machine
+    torchrun --nproc-per-node 4 examples/train_fsdp.py --backend gloo    stock
+    torchrun --nproc-per-node 4 examples/train_fsdp.py --replicas 2      sharded over 2, twice
 
 On several hosts, the same on each:
-    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/train_fsdp.py
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        examples/train_fsdp.py
 
 FSDP gathers parameters before a layer and scatters the sums of gradients after it; HSDP averages
 those between replicas. The backend "topo" carries all three out by plans, which rank 0 synthesizes

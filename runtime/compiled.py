@@ -69,7 +69,7 @@ class Buffers:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundProgram:
     """A program bound to memory, ready to be played: its player, its work buffer, and room for
     rounding errors.
 
@@ -94,7 +94,7 @@ class Binding:
 
     def __init__(self, borrowed: torch.Tensor | None = None) -> None:
         self.borrowed = borrowed
-        self.bound: Bound | None = None
+        self.bound: BoundProgram | None = None
 
     def unbind(self) -> None:
         """Drop the views of the arena."""
@@ -186,7 +186,7 @@ class Compiled:
             self._bindings.add(binding)
         return binding
 
-    def bind(self, binding: Binding) -> Bound:
+    def bind(self, binding: Binding) -> BoundProgram:
         """Bind a binding's program to memory of the arena, where it stays while the arena does."""
         size = self._count_scratch(binding)
         # One lock for all arenas: another transport's call may free this one while it is idle.
@@ -196,7 +196,7 @@ class Compiled:
             binding.bound = bound
         return bound
 
-    def bind_apart(self) -> Bound:
+    def bind_apart(self) -> BoundProgram:
         """Bind the program to memory of its own, for one call that a CUDA graph captures.
 
         The graph plays the call in that memory for as long as it lives; an arena may move.
@@ -209,7 +209,7 @@ class Compiled:
         encoding = 0 if self.encoding is None else self.encoding.nbytes
         return count_aligned(program.staging_numel * width) + count_aligned(work) + encoding
 
-    def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> Bound:
+    def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> BoundProgram:
         slicer = Slicer(block)
         staging = slicer.take(self.program.staging_numel, self.dtype)
         work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
@@ -217,7 +217,9 @@ class Compiled:
         if self.codec is not None and self.encoding is not None:
             encoding = EncodingBuffers(self.codec, self.encoding, slicer)
         errors = staging[:0] if encoding is None else encoding.errors
-        return Bound(self._make_player(work, staging, encoding), work, errors, borrowed is not None)
+        return BoundProgram(
+            self._make_player(work, staging, encoding), work, errors, borrowed is not None
+        )
 
     def _make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ..synth.ir.schedule import Schedule
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import Binding, Bound, Buffers, Compiled
+from .compiled import Binding, BoundProgram, Buffers, Compiled
 from .players.contract import Player, PlayError, Stamp
 from .players.local import make_quiet
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
@@ -126,7 +126,7 @@ class Executor:
             arena.finish_call()
 
     def _play_on(
-        self, compiled: Compiled, bound: Bound, buffers: Buffers, number: int | None
+        self, compiled: Compiled, bound: BoundProgram, buffers: Buffers, number: int | None
     ) -> None:
         """Play a program on a work buffer of its own, between copying to and from it, or right on
         the target.
@@ -197,7 +197,7 @@ class Executor:
 
 
 @contextmanager
-def _feeding_back(bound: Bound, residual: torch.Tensor | None) -> Iterator[None]:
+def _feeding_back(bound: BoundProgram, residual: torch.Tensor | None) -> Iterator[None]:
     """Add the residual before a call, and fill it with the call's rounding errors."""
     if residual is None or not len(bound.errors):
         yield

@@ -33,11 +33,12 @@ NOT_A_REASON = re.compile(r"#\s*(noqa|type:|fmt:|pragma|ruff:|mypy:|!|-{2,}|={2,
 # Words of the house's old English, and what is written today.
 WORDS = {
     "way": (
-        r"(?<!this )(?<!same )(?<!that )(?<!half )(?<!the other )\bways?\b(?! to\b)",
+        r"(?<!-)(?<!on its )(?<!this )(?<!same )(?<!that )(?<!half )(?<!the other )"
+        r"\bways?\b(?!-)(?! to\b)",
         "route, path, direction or method",
     ),
     "kept": (r"\bkept (call|race|plan|verdict|answer|program)s?\b", "cached"),
-    "told": (r"\b(is|are|was|were|be) told\b|\btold of\b", "reported"),
+    "told": (r"\b(is|are|was|were|be) told\b(?! apart)|\btold of\b", "reported"),
     "looked": (r"\b(is|are|was|were|be) looked\b", "checked, tried"),
     "nobody": (r"\b(anybody|nobody|everybody)\b", "name the subject"),
     "as one": (r"\bso often it\b|\bas it were\b|\bhang up the bell\b|\bword of\b", "plain words"),
@@ -48,8 +49,8 @@ WORDS = {
     ),
 }
 VARIABLES = {"found", "told", "here"}
-# Names with "way" that files and users know.
-PUBLIC_WAYS = {"bound_one_way", "gap_any_way"}
+# Names with "way" in files, and codes of findings, which stay as users know them.
+PUBLIC_WAYS = {"bound_one_way", "gap_any_way", "gap_any_way_of", "one_way_GBps", "any_way_GBps"}
 QUOTED = (
     "So often it is looked",
     "So often the shortest way",
@@ -166,7 +167,7 @@ def _measure_name(node: ast.AST, where: str, measures: Measures) -> None:
 
 def _measure_text(text: str, place: str, flags: frozenset[str], measures: Measures) -> None:
     for word, (pattern, _) in WORDS.items():
-        if word == "lane" and "PCI" in text:  # a PCIe link has lanes
+        if word == "lane" and place.startswith("topo/"):  # PCIe links have lanes
             continue
         for match in re.finditer(pattern, text):
             around = " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
@@ -194,7 +195,9 @@ def _measure_lines(source: str, where: str, measures: Measures) -> None:
         if len(line) > MAX_COLUMNS:
             measures.places["columns"].append(f"{where}:{number}: {len(line)}")
         constant = re.match(r"_?[A-Z][A-Z0-9_]+(: \w+)? = [(-]*[.\d]", line)
-        if constant and number not in commented and number - 1 not in commented:
+        if constant and {number, number - 1} & commented:
+            commented.add(number)  # the comment is about the constants that follow at once, too
+        elif constant:
             measures.places["constants"].append(f"{where}:{number}: {line}")
 
 

@@ -1,4 +1,6 @@
-"""Write docs/api.md, the reference of the Python API, from docstrings of public names: `make api`."""
+"""Write docs/api.md, the reference of the Python API, from docstrings of public names: `make
+api`.
+"""
 
 from __future__ import annotations
 

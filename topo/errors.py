@@ -4,7 +4,7 @@
     +-- InputError           2  usage: a bad argument or file
     +-- InfeasibleError      3  no schedule can exist (or none of the asked form), with the reason
     +-- TimeLimitError       4  the time limit passed before any plan was found
-    +-- VerificationError    5  a schedule or plan did not survive the independent replay or its checks
+    +-- VerificationError    5  a schedule or plan failed the independent replay or its checks
     |   +-- PlanMismatchError   a valid plan, but for other ranks or another topology
     +-- StrategyError        1  a user's own strategy failed
     +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed

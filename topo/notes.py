@@ -11,7 +11,7 @@ assumed rates (`--network`, topo-place, boxes of clusters).
 | --- | --- | --- | --- | --- |
 | text | anything else, also every note of a file without `note_kinds` | | | people |
 | no-driver | NVML does not answer | | the reason | doctor, errors |
-| gpu-not-listed | a GPU on PCI that the driver does not list | PCI address | vendor | doctor, errors |
+| gpu-not-listed | a GPU on PCI, unknown to the driver | PCI address | vendor | doctor, errors |
 | gpu-lost | a GPU no longer answers the driver | its id | the reason | errors |
 | gpu-hidden | CUDA_VISIBLE_DEVICES hides GPUs | their ids | | errors |
 | no-gpus | the file lists no GPU | | | errors |

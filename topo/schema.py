@@ -112,8 +112,8 @@ def _explain(problem: str, data: object, declared: Any, where: str) -> str:
     unknown = _UNKNOWN_FIELD.match(_PLACE.sub("", problem))
     if unknown:
         return (
-            f"{where}{_spell(path)}: unknown field {unknown[1]!r:.40}; it may be of a later version "
-            "of topoplan"
+            f"{where}{_spell(path)}: unknown field {unknown[1]!r:.40}; it may be of a later "
+            "version of topoplan"
         )
     value, info = data, inspect.type_info(declared)
     for part in path:

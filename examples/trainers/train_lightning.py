@@ -43,9 +43,15 @@ def main() -> None:
     # gloo: strategy = DDPStrategy(process_group_backend="gloo")
     strategy = DDPStrategy(process_group_backend="topo")
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=4, strategy=strategy, max_epochs=1,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=4,
+        strategy=strategy,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(model, DataLoader(make_data(), batch_size=BATCH))
 
 

@@ -22,9 +22,15 @@ def main() -> None:
     """Train with the fewest lines that Lightning allows."""
     model = Classifier()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=4, strategy="ddp", max_epochs=1,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=4,
+        strategy="ddp",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     # fmt: off
     # gloo: no such line
     model.on_train_start = lambda: trainer.model.register_comm_hook(None, topoplan.ddp_hook("plan.json", choose="plan"))

@@ -35,9 +35,18 @@ def main() -> None:
     data = [{"features": features, "labels": label} for features, label in make_data()]
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
-            folder, use_cpu=True, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant", num_train_epochs=1,
-            per_device_train_batch_size=BATCH, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
-        )  # fmt: skip
+            folder,
+            use_cpu=True,
+            optim="sgd",
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            num_train_epochs=1,
+            per_device_train_batch_size=BATCH,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
         model = Classifier()
         trainer = Trainer(model, args, train_dataset=data)
         trainer.train()

@@ -220,10 +220,6 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         assert process.wait(timeout=patience.seconds(60)) == 0
 
 
-# -- files whole or not at all
-# -----------------------------------------------------------------------------------------
-
-
 def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     file = tmp_path / "plan"
     file.write_text("old")

@@ -21,8 +21,18 @@ from topoplan.synth.cost.host_costs import HostCosts, with_host
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 
-ROW = {"size_bytes", "schedule", "plan_us", "stock_us", "ratio", "predicted_us", "algbw_GBps", "busbw_GBps",
-       "bound_fraction", "wrong"}  # fmt: skip
+ROW = {
+    "size_bytes",
+    "schedule",
+    "plan_us",
+    "stock_us",
+    "ratio",
+    "predicted_us",
+    "algbw_GBps",
+    "busbw_GBps",
+    "bound_fraction",
+    "wrong",
+}
 
 
 def check(done: Ended, code: int) -> Ended:
@@ -339,8 +349,10 @@ def test_torchrun_joins(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import atexit, os, sys; from topoplan.cli.run import main\n" \
-           "atexit.register(lambda: os._exit('torch' in sys.modules)); main(['--help'])"  # fmt: skip
+    code = (
+        "import atexit, os, sys; from topoplan.cli.run import main\n"
+        "atexit.register(lambda: os._exit('torch' in sys.modules)); main(['--help'])"
+    )
     assert run_command(sys.executable, "-c", code).returncode == 0
 
 
@@ -395,8 +407,15 @@ def test_options_are_checked_before_any_rank_is_started(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launching, "launch", note_start)
-        for wrong in (["--compress", "zip"], ["--reduction", "once"], ["--dtype", "int4"], ["--op", "xor"],
-                      ["--dtype", "int32", "--op", "avg"], ["-n", "0"], ["--timeout", "0"]):  # fmt: skip
+        for wrong in (
+            ["--compress", "zip"],
+            ["--reduction", "once"],
+            ["--dtype", "int4"],
+            ["--op", "xor"],
+            ["--dtype", "int32", "--op", "avg"],
+            ["-n", "0"],
+            ["--timeout", "0"],
+        ):
             assert main([plan, *wrong]) == 2, wrong
             assert len(capsys.readouterr().err.splitlines()) == 1
         assert main(["--stock", "--nproc", "2", "--collective", "allsome"]) == 2

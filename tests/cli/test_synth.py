@@ -31,9 +31,20 @@ def synth_json(*args: str) -> dict[str, Any]:
 
 
 CONTRACT = {
-    "topology", "collective", "strategy", "size_bytes", "chunks", "steps", "rounds", "trees", "predicted", "bound", "gap",
-    "verified", "synthesis_s",
-}  # fmt: skip
+    "topology",
+    "collective",
+    "strategy",
+    "size_bytes",
+    "chunks",
+    "steps",
+    "rounds",
+    "trees",
+    "predicted",
+    "bound",
+    "gap",
+    "verified",
+    "synthesis_s",
+}
 
 
 def test_the_contract_of_json(tmp_path: Path) -> None:
@@ -163,8 +174,15 @@ def test_recorded_machines_give_verified_plans(
 ) -> None:
     path = tmp_path / "plan.json"
     out = synth_json(
-        "--collective", "allreduce", "--topology", str(recorded(f"nccl_xml/{name}")), "-o", str(path), "--time-limit", "20"
-    )  # fmt: skip
+        "--collective",
+        "allreduce",
+        "--topology",
+        str(recorded(f"nccl_xml/{name}")),
+        "-o",
+        str(path),
+        "--time-limit",
+        "20",
+    )
     assert out["verified"] is True
     assert out["topology"]["ranks"] == ranks
     assert out["gap"] <= 0.13
@@ -249,15 +267,30 @@ def test_few_trees_on_request_and_a_table_of_what_there_was() -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ("--epsilon", "much"), ("--epsilon", "1"), ("--epsilon", "-0.1"), ("--max-trees", "0"), ("--max-depth", "0"),
-        ("--without-link", "0:7:9"), ("--without-rank", "8"), ("--scale-link", "0:1"), ("--explain", "--pareto"),
-        ("-k", "1"), ("--max-steps", "3"), ("--instance", "1,2,2", "-k", "1"), ("--instance", "1,2,2", "--pareto"),
-        ("--strategy", "ring", "--epsilon", "0.1"), ("--strategy", "exact", "--max-trees", "2"),
-        ("--strategy", "direct", "--max-depth", "2"), ("--pareto", "--max-trees", "2"), ("--bound-only", "--pareto"),
-        ("--bound-only", "--explain"), ("--bound-only", "--instance", "1,2,2"),
-        ("--bound-only", "-o", "plan.json"), ("--without-link", "0:3", "--scale-link", "gpu0:gpu3=2"),
+        ("--epsilon", "much"),
+        ("--epsilon", "1"),
+        ("--epsilon", "-0.1"),
+        ("--max-trees", "0"),
+        ("--max-depth", "0"),
+        ("--without-link", "0:7:9"),
+        ("--without-rank", "8"),
+        ("--scale-link", "0:1"),
+        ("--explain", "--pareto"),
+        ("-k", "1"),
+        ("--max-steps", "3"),
+        ("--instance", "1,2,2", "-k", "1"),
+        ("--instance", "1,2,2", "--pareto"),
+        ("--strategy", "ring", "--epsilon", "0.1"),
+        ("--strategy", "exact", "--max-trees", "2"),
+        ("--strategy", "direct", "--max-depth", "2"),
+        ("--pareto", "--max-trees", "2"),
+        ("--bound-only", "--pareto"),
+        ("--bound-only", "--explain"),
+        ("--bound-only", "--instance", "1,2,2"),
+        ("--bound-only", "-o", "plan.json"),
+        ("--without-link", "0:3", "--scale-link", "gpu0:gpu3=2"),
     ],
-)  # fmt: skip
+)
 def test_bad_wishes_are_refused_in_one_line(args: tuple[str, ...]) -> None:
     done = synth("--collective", "allreduce", "--topology", "dgx1", *args, code=2)
     assert done.stdout == "" and len(done.stderr.strip().splitlines()) == 1
@@ -311,8 +344,11 @@ def test_a_time_limit_with_a_plan_in_hand_is_no_failure() -> None:
 
 
 def test_topo_and_synth_never_import_torch() -> None:
-    code = "import sys, topoplan.topo, topoplan.synth, topoplan.synth.planner.synthesize, topoplan.topo.loader.resolve; " \
-           "sys.exit('torch' in sys.modules)"  # fmt: skip
+    code = (
+        "import sys, topoplan.topo, topoplan.synth, topoplan.synth.planner.synthesize, "
+        "topoplan.topo.loader.resolve; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-BUILD = "from setuptools import build_meta; import sys; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
+BUILD = (
+    "from setuptools import build_meta; import sys; getattr(build_meta, 'build_' + "
+    "sys.argv[1])(sys.argv[2])"
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,10 @@ def test_exported_names_are_there_and_the_version_is_one() -> None:
 
 
 def test_importing_topoplan_imports_nothing_heavy() -> None:
-    code = "import sys, topoplan; print([x for x in ('torch', 'numpy', 'networkx', 'scipy') if x in sys.modules])"
+    code = (
+        "import sys, topoplan; print([x for x in ('torch', 'numpy', 'networkx', 'scipy') if x in "
+        "sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -183,7 +189,10 @@ def test_an_older_torch_is_refused_in_one_line_and_can_be_imported(tmp_path: Pat
     done = run_command(sys.executable, "-c", code, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "2\nrefused\n")
     line, warning = done.stderr.split("\n", 1)
-    said = r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; pip install 'torch>=\1'"
+    said = (
+        r"topo-run: error: torch 2\.6\.0\+cpu in .*torch: topoplan needs ([\d.]+) or newer; "
+        r"pip install 'torch>=\1'"
+    )
     assert (found := re.fullmatch(said, line)), done.stderr
     assert f'"torch>={found[1]}"' in PYPROJECT
     assert "could not register its backend 'topo' with torch: torch 2.6.0+cpu in" in warning

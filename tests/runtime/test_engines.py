@@ -61,8 +61,14 @@ def test_torch_itself_makes_the_engine_that_was_named(engine: str, made: dict[st
     place = describe_place(HashStore(), 1, 4, timedelta(seconds=30), "plain")
     assert make_nccl(place, store, engine, gpu) == engine
     assert made == {
-        "engine": engine, "store": store, "rank": 1, "size": 4, "options": None, "split_from": None, "device": gpu
-    }  # fmt: skip
+        "engine": engine,
+        "store": store,
+        "rank": 1,
+        "size": 4,
+        "options": None,
+        "split_from": None,
+        "device": gpu,
+    }
 
 
 @has_engines

@@ -168,10 +168,6 @@ def test_a_communicator_that_not_everybody_makes_is_an_error(plans: Plans) -> No
         assert "setting up a group for the plan failed" in str(error)
 
 
-# -- what the connections show
-# -----------------------------------------------------------------------------------------
-
-
 def stock(ended: Sequence[int] = (), unreached: Sequence[int] | None = ()) -> Stuck:
     """Stuck in a stock collective, after trying to connect to all others."""
     return Stuck("stock", -1, 0, 0, True, "reason", ended=ended, unreached=unreached)

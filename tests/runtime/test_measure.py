@@ -38,10 +38,6 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-# -- on paper
-# ----------------------------------------------------------------------------------------------------------
-
-
 def max_min(
     true: Topology, routes: Mapping[Pair, Route], flows: Iterable[Pair]
 ) -> dict[Pair, Fraction]:
@@ -287,10 +283,6 @@ def test_rates_come_from_the_slope() -> None:
     assert [float(rates[x.pair]) for x in (quick, slow)] == pytest.approx([1e-4, 5e-5])
 
 
-# -- over sockets
-# ------------------------------------------------------------------------------------------------------
-
-
 def on_loopback(world: int, *args: str) -> list[Ended]:
     """Run the command once a rank, and return how each ended."""
     return run_joined("ranks.measure_command", *args, ranks=world, quiet_s=250)
@@ -349,7 +341,7 @@ def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
 def test_without_ranks_it_says_how_to_start_them() -> None:
     done = run_module("ranks.measure_command", "5")
     assert done.returncode == 2
-    assert "torchrun --nproc-per-node" in done.stderr
+    assert "start one per GPU with torchrun" in done.stderr
 
 
 def in_emulation(folder: Path, declared: Topology, change: Change) -> tuple[Topology, Topology]:

@@ -137,10 +137,16 @@ def test_nccl_with_several_ranks_on_one_gpu(plans: Plans, tmp_path: Path) -> Non
     ranks = []
     for rank in range(4):
         environment = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4",
-            "TOPOPLAN_RENDEZVOUS": str(tmp_path / "rendezvous"), "NCCL_HOSTID": f"r{rank}", "NCCL_SOCKET_IFNAME": "lo",
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "4",
+            "TOPOPLAN_RENDEZVOUS": str(tmp_path / "rendezvous"),
+            "NCCL_HOSTID": f"r{rank}",
+            "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_IB_DISABLE": "1",
-        }  # fmt: skip
+        }
         ranks.append(
             subprocess.Popen(
                 [*command, "-n", "2", "-w", "1"], env=environment, stdout=subprocess.PIPE, text=True

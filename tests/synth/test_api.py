@@ -57,10 +57,6 @@ def send_around(request: topoplan.Request) -> list[topoplan.Schedule]:
     return [topoplan.build_schedule(request, "whatever", request.collective.even_chunks(1), sends)]
 
 
-# -- names
-# ------------------------------------------------------------------------------------------------------------
-
-
 def test_public_names_are_shown_and_documented() -> None:
     assert set(topoplan.__all__) <= set(dir(topoplan))
     assert not [
@@ -102,10 +98,6 @@ def test_planning_needs_no_torch(tmp_path: Path) -> None:
     assert done.stdout == "False TreeLimits(epsilon=None, max_trees=3, max_depth=None)\n", (
         done.stderr
     )
-
-
-# -- machines and plans
-# -----------------------------------------------------------------------------------------------
 
 
 def test_a_machine_is_loaded_by_name_by_path_and_from_the_local_machine(tmp_path: Path) -> None:
@@ -204,10 +196,6 @@ def test_a_schedule_is_verified_by_itself() -> None:
         topoplan.verify(schedule, "path:4")
 
 
-# -- what is printed
-# --------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=count_examples(20))
 @given(graphs(switches=2))
 def test_a_machine_prints_as_one_line_and_describes_itself(machine: topoplan.Topology) -> None:
@@ -277,10 +265,6 @@ def test_a_choice_describes_the_race() -> None:
     )
 
 
-# -- strategies of one's own
-# ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("own_strategies")
 def test_a_strategy_by_decorator_is_verified_and_costed_like_ours() -> None:
     assert topoplan.strategy("around")(send_around) is send_around
@@ -336,7 +320,10 @@ def test_a_strategy_of_an_installed_package_is_known_to_the_command(tmp_path: Pa
     ]
     done = run_command(*command, "--strategy", "mine", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (1, "")
-    line = "strategy 'mine' failed: AttributeError: 'Request' object has no attribute 'no_such_thing' (mine.py, line 2)"
+    line = (
+        "strategy 'mine' failed: AttributeError: 'Request' object has no attribute "
+        "'no_such_thing' (mine.py, line 2)"
+    )
     assert done.stderr == f"topo-synth: error: {line}\n"
 
 
@@ -461,10 +448,6 @@ def test_a_strategy_that_drops_transfers_is_never_believed(
             find_strategy("forgetful")(request)
     else:
         assert find_strategy("forgetful")(request)[0].strategy == "forgetful"
-
-
-# -- the page, and its programs
-# ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -70,10 +70,13 @@ def cut_formula(name: str, topology: Topology) -> Fraction:
             )
             root = topology.ranks[0] in s
             crossing = {
-                "allgather": Fraction(size, n), "reduce-scatter": Fraction(n - size, n), "broadcast": Fraction(root),
-                "reduce": Fraction(not root), "gather": Fraction(0 if root else size, n),
+                "allgather": Fraction(size, n),
+                "reduce-scatter": Fraction(n - size, n),
+                "broadcast": Fraction(root),
+                "reduce": Fraction(not root),
+                "gather": Fraction(0 if root else size, n),
                 "scatter": Fraction(n - size if root else 0, n),
-            }[name]  # fmt: skip
+            }[name]
             best = max(best, crossing / out)
     assert gpus
     return best

@@ -219,8 +219,10 @@ def test_the_strategy_has_few_chains_at_the_bound() -> None:
     last = plan.entries[-1].schedule
     assert plan.gap_of(plan.entries[-1]) == 0
     assert (last.steps, last.depth) == (8, 4)
-    assert any(s.trees is not None and s.trees <= 8 and bandwidth_s_per_GB(s, topology) == 7 / Fraction(96)
-               for s in (e.schedule for e in plan.entries))  # fmt: skip
+    assert any(
+        s.trees is not None and s.trees <= 8 and bandwidth_s_per_GB(s, topology) == 7 / Fraction(96)
+        for s in (e.schedule for e in plan.entries)
+    )
 
 
 def test_auto_keeps_chains_where_they_may_win() -> None:

@@ -152,9 +152,13 @@ def test_reversing_twice_gives_the_schedule_back() -> None:
 
 @pytest.mark.parametrize(
     ("name", "root", "steps", "value"),
-    [("allgather", None, 2, Fraction(3, 2)), ("allgather", None, 3, Fraction(7, 6)), ("alltoall", None, 2, Fraction(8, 3)),
-     ("broadcast", 0, 3, Fraction(7, 20))],
-)  # fmt: skip
+    [
+        ("allgather", None, 2, Fraction(3, 2)),
+        ("allgather", None, 3, Fraction(7, 6)),
+        ("alltoall", None, 2, Fraction(8, 3)),
+        ("broadcast", 0, 3, Fraction(7, 20)),
+    ],
+)
 def test_the_proof_of_the_least_ratio_holds_on_real_schedules(
     name: str, root: int | None, steps: int, value: Fraction
 ) -> None:

@@ -118,8 +118,11 @@ def least_s_per_GB(name: str, topology: Topology) -> float:
         ins = ((r, [(v, u) for u, v in tree]) for r in roots for tree in out_trees(n, turned, r))
         columns += [((r, None), tree, Fraction(1, len(roots))) for r, tree in ins]
     else:
-        pairs = {"alltoall": [(u, v) for u in range(n) for v in range(n) if u != v],
-                 "scatter": [(0, v) for v in range(1, n)], "gather": [(v, 0) for v in range(1, n)]}[name]  # fmt: skip
+        pairs = {
+            "alltoall": [(u, v) for u in range(n) for v in range(n) if u != v],
+            "scatter": [(0, v) for v in range(1, n)],
+            "gather": [(v, 0) for v in range(1, n)],
+        }[name]
         columns += [
             ((u, v), way, Fraction(1, n)) for u, v in pairs for way in simple_ways(n, edges, u, v)
         ]

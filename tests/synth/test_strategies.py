@@ -198,9 +198,16 @@ def test_leaves_of_one_tree_are_inner_nodes_of_the_other(n: int) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "algbw"),
-    [("dgx1", Fraction(600, 7)), ("mesh:3x3", Fraction(3, 2)), ("mesh:4x4", Fraction(8, 5)), ("path:8", Fraction(1)),
-     ("star:5", Fraction(1)), ("pcie-2socket", Fraction(96, 7)), ("switch:8", Fraction(4, 7))],
-)  # fmt: skip
+    [
+        ("dgx1", Fraction(600, 7)),
+        ("mesh:3x3", Fraction(3, 2)),
+        ("mesh:4x4", Fraction(8, 5)),
+        ("path:8", Fraction(1)),
+        ("star:5", Fraction(1)),
+        ("pcie-2socket", Fraction(96, 7)),
+        ("switch:8", Fraction(4, 7)),
+    ],
+)
 def test_packed_trees_reach_the_bound(argument: str, algbw: Fraction) -> None:
     topology = preset(argument)
     schedules = build("packing", topology)

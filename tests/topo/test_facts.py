@@ -18,8 +18,18 @@ from topoplan.topo.formats import smi
 from topoplan.topo.probe.join import probe_local
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOK_UPS = ("get_text", "get_number", "get_texts", "join_texts", "get_source", "get_reason", "Fact", "format_fact",
-            "explain_missing", "ask")  # fmt: skip
+LOOK_UPS = (
+    "get_text",
+    "get_number",
+    "get_texts",
+    "join_texts",
+    "get_source",
+    "get_reason",
+    "Fact",
+    "format_fact",
+    "explain_missing",
+    "ask",
+)
 # Like LOOK_UPS, with a root and a path before the subject and the key.
 READS = ("read_fact",)
 
@@ -113,7 +123,10 @@ def test_all_facts_of_this_machine_are_declared() -> None:
 
 
 def test_all_facts_of_a_matrix_are_declared() -> None:
-    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X \t0-7\t0\n"
+    text = (
+        "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X "
+        "\t0-7\t0\n"
+    )
     facts = load_facts(smi.read(text, "matrix").extra, "matrix")
     assert facts.items and undeclared(facts) == set()
 

@@ -182,10 +182,6 @@ def test_processes_stand_in_for_gpus_where_there_are_none() -> None:
     assert NETWORK not in join_cpu_hosts(["a"], [0, 0]).by_id
 
 
-# -- NVLink fabrics
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Topology]:
     """A probed tray of four GB200; arguments are the clique, the cluster's UUID (hexadecimal) and
@@ -282,9 +278,6 @@ def test_an_xml_of_two_hosts_is_one_domain_too(more_inputs: Callable[[str], Path
     assert sum(v.kind == "p2p" for v in verdicts) == 8 * 7 // 2
     assert domains(join_hosts([topology, topology])) == [(8, {Fraction(7218, 10)})] * 2
 
-
-# -- several hosts' files
-# ----------------------------------------------------------------------------------------------
 
 BRIDGED = """\
 \tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity

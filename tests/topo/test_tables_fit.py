@@ -98,10 +98,20 @@ def test_a_runs_table_fits_and_keeps_bound_and_wrong_elements(
         collective=Collective("allreduce", 8), iterations=5, dtype=SimpleNamespace(itemsize=4)
     )
     row = SimpleNamespace(
-        size_bytes=4 << 20, place="in", schedule="recursive-doubling", plan_us=19056.1, stock_us=25763.2, ratio=1.35,
-        predicted_us=19262.0, algbw_GBps=0.22, busbw_GBps=0.38, bound_fraction=1.26, wrong=0, wire_bytes=1 << 20,
+        size_bytes=4 << 20,
+        place="in",
+        schedule="recursive-doubling",
+        plan_us=19056.1,
+        stock_us=25763.2,
+        ratio=1.35,
+        predicted_us=19262.0,
+        algbw_GBps=0.22,
+        busbw_GBps=0.38,
+        bound_fraction=1.26,
+        wrong=0,
+        wire_bytes=1 << 20,
         rms_error=0.01,
-    )  # fmt: skip
+    )
     run = Run(
         BenchOptions(place="both", compress="int8"),
         cast(Any, settings),

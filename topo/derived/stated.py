@@ -74,7 +74,7 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
             names = join_first((topology.name for topology in topologies), 3)
             what = {
                 NIC: f"the rates of all NICs of {names} are known",
-                NETWORK: f"the rates of all ways of {names} into a network are known",
+                NETWORK: f"the rates of all links of {names} into a network are known",
             }.get(kind, f"{names}: no {kind} link has a rate that is only assumed")
             raise InputError(
                 f"{kind}={float(rate):g}: {what}; leave it out, or correct rates in topoplan's "

@@ -16,10 +16,27 @@ from topoplan.runtime.register import register
 
 # What only reads or names: none of these waits for another rank, or for a lock of the backend's.
 HARMLESS = {
-    "_backend_id", "_device_types", "_get_backend", "_get_backend_name", "_has_hooks", "_id", "_register_backend",
-    "_set_default_backend", "_set_group_desc", "_set_group_name", "bound_device_id", "boxed", "group_desc",
-    "group_name", "name", "rank", "size", "unbox", "use_pg_for_symm_mem_rendezvous", "_pybind11_conduit_v1_",
-}  # fmt: skip
+    "_backend_id",
+    "_device_types",
+    "_get_backend",
+    "_get_backend_name",
+    "_has_hooks",
+    "_id",
+    "_register_backend",
+    "_set_default_backend",
+    "_set_group_desc",
+    "_set_group_name",
+    "bound_device_id",
+    "boxed",
+    "group_desc",
+    "group_name",
+    "name",
+    "rank",
+    "size",
+    "unbox",
+    "use_pg_for_symm_mem_rendezvous",
+    "_pybind11_conduit_v1_",
+}
 # What a TopoGroup does by itself, with the plain group's help.
 OWN = {"abort", "shutdown", "_get_sequence_number_for_group"}
 

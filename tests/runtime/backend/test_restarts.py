@@ -28,10 +28,22 @@ def test_a_job_comes_up_again_and_takes_the_new_plan(
     shutil.copy(first, plan)
     shutil.copy(second, next_plan)
     done = run_command(
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--max-restarts=1", "--standalone",
-        str(SCRIPT), str(plan), str(next_plan), str(tmp_path),
-        env={**patient_ranks(), "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"},
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=3",
+        "--max-restarts=1",
+        "--standalone",
+        str(SCRIPT),
+        str(plan),
+        str(next_plan),
+        str(tmp_path),
+        env={
+            **patient_ranks(),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0",
+        },
+    )
     assert done.returncode == 0, done.stderr
     for attempt, path in enumerate((first, second)):
         wanted = [[6.0] * 4, [Plan.load(path).hash] * 2]

@@ -59,11 +59,30 @@ def test_a_race_is_open_while_the_spread_of_times_is_wider_than_their_distance()
         " " * 100_000,
         json.dumps({"winner": 0}),
         "{}\x00",
-        json.dumps({"winner": None, "own": 0, "labels": ["stock", "ring"], "time_us": float("inf"),
-                    "raced_us": {"stock": 1.0}, "raced_on": "today"}),
+        json.dumps(
+            {
+                "winner": None,
+                "own": 0,
+                "labels": ["stock", "ring"],
+                "time_us": float("inf"),
+                "raced_us": {"stock": 1.0},
+                "raced_on": "today",
+            }
+        ),
     ],
-    ids=["empty", "half", "list", "deep", "deep-objects", "digits", "long", "another", "nul", "infinite"],
-)  # fmt: skip
+    ids=[
+        "empty",
+        "half",
+        "list",
+        "deep",
+        "deep-objects",
+        "digits",
+        "long",
+        "another",
+        "nul",
+        "infinite",
+    ],
+)
 def test_a_damaged_race_is_one_warning_and_is_replaced(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:

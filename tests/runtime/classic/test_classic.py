@@ -52,10 +52,6 @@ def test_wrong_use_is_the_same_error_on_every_rank() -> None:
     run_ranks(classic_errors.wrong_use, 3)
 
 
-# -- the parts, in one process
-# -----------------------------------------------------------------------------------------
-
-
 def test_every_system_says_what_it_promises_and_whence_it_is() -> None:
     assert len(NAMES) == 10
     for name in NAMES:

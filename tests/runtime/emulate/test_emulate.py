@@ -338,9 +338,26 @@ def test_a_plan_runs_on_the_links_and_on_nothing_else(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "topoplan.cli.run"]
     args = ["path:3", "--slowest", "80Mbit", "--", *run]
     done = subprocess.run(
-        command(*args, str(tmp_path / "known.json"), "-b", "4K", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "--json"),
-        capture_output=True, text=True, check=False, timeout=patience.seconds(200),
-    )  # fmt: skip
+        command(
+            *args,
+            str(tmp_path / "known.json"),
+            "-b",
+            "4K",
+            "-e",
+            "1M",
+            "-f",
+            "256",
+            "-n",
+            "2",
+            "-w",
+            "1",
+            "--json",
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience.seconds(200),
+    )
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)["rows"]
     assert small["wrong"] == large["wrong"] == 0

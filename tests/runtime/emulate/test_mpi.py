@@ -45,9 +45,12 @@ def two_hosts(tmp_path: Path) -> Path:
     links = [{"src": gpu["id"], "dst": f"{gpu['host']}/nic", "bandwidth_GBps": 4} for gpu in gpus]
     links.append({"src": "alpha/nic", "dst": "beta/nic", "bandwidth_GBps": 1})
     machine = {
-        "format": "topoplan-topology", "version": 1, "name": "two-hosts", "devices": [*gpus, *switches],
+        "format": "topoplan-topology",
+        "version": 1,
+        "name": "two-hosts",
+        "devices": [*gpus, *switches],
         "links": [{**link, "bidirectional": True} for link in links],
-    }  # fmt: skip
+    }
     path = tmp_path / "two-hosts.json"
     path.write_text(json.dumps(machine), encoding="utf-8")
     return path
@@ -97,8 +100,11 @@ def test_open_mpi_s_ranks_meet_over_emulated_links(
         assert report["host"] == f"rank{rank}"
         assert report["addresses"] == [f"10.99.0.{rank + 1}"]
         assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"], told["MASTER_ADDR"]) == (
-            str(rank), str(rank), "4", "10.99.0.1",
-        )  # fmt: skip
+            str(rank),
+            str(rank),
+            "4",
+            "10.99.0.1",
+        )
         assert told["OMPI_COMM_WORLD_RANK"] == str(rank)
         assert told["GLOO_SOCKET_IFNAME"] == "id0"
         assert Path(told["TOPOPLAN_RENDEZVOUS"]).parent == Path(told["TOPOPLAN_EMULATED"]).parent
@@ -131,7 +137,10 @@ def test_open_mpi_places_ranks_by_the_printed_files(
     assert sorted(in_turn) == list(HOSTS)
 
     mpi, log = find_open_mpi(), tmp_path / "log"
-    seen = "$(uname -n) slot=$OMPI_COMM_WORLD_LOCAL_RANK $(ip -br addr show id0) $(grep Cpus_allowed: /proc/self/status)"
+    seen = (
+        "$(uname -n) slot=$OMPI_COMM_WORLD_LOCAL_RANK $(ip -br addr show id0) $(grep "
+        "Cpus_allowed: /proc/self/status)"
+    )
     with emulate(preset("path:2"), parse_rate("100Mbit")) as network:
         namespaces = dict(
             zip(HOSTS, map(network.namespace_of, network.blueprint.home), strict=True)
@@ -197,7 +206,10 @@ def test_mpirun_does_not_outlive_its_ranks_behind_a_cut(
     """Its daemon on the far host can report nothing: neither is left, nor what a rank left in the
     background.
     """
-    body = 'sleep 1000 & echo $! > "$1/child$OMPI_COMM_WORLD_RANK"; echo $$ > "$1/rank$OMPI_COMM_WORLD_RANK.pid"; '
+    body = (
+        'sleep 1000 & echo $! > "$1/child$OMPI_COMM_WORLD_RANK"; echo $$ > '
+        '"$1/rank$OMPI_COMM_WORLD_RANK.pid"; '
+    )
     body += 'while [ ! -e "$1/cut" ]; do sleep 0.1; done'
     files = [tmp_path / name for name in ("child0", "child1", "rank0.pid", "rank1.pid")]
     with emulate(preset("path:2"), parse_rate("100Mbit")) as network:

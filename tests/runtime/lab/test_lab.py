@@ -61,10 +61,6 @@ def lab(*args: str) -> Ended:
     return run_module("topoplan.cli.lab", *args, quiet_s=250)
 
 
-# -- from end to end
-# ---------------------------------------------------------------------------------------------------
-
-
 def test_a_report_has_every_system_its_bytes_and_its_accuracy(npz: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     done = lab(
@@ -179,10 +175,6 @@ def test_bad_input_is_one_line(
     assert len(said.strip().splitlines()) == 1
 
 
-# -- datasets
-# ----------------------------------------------------------------------------------------------------------
-
-
 def test_npz_and_csv_of_the_same_numbers_are_the_same_dataset(npz: Path, tmp_path: Path) -> None:
     x, y = blobs()
     table = tmp_path / "blobs.csv"
@@ -285,10 +277,6 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(
         assert "\n" not in str(error)
 
 
-# -- training
-# ----------------------------------------------------------------------------------------------------------
-
-
 def small(batch: int = 20) -> tuple[Dataset, Settings]:
     return prepare("blobs", *blobs(), 0), Settings(
         epochs=2, batch=batch, learning_rate=0.1, hidden=(8,), seed=5
@@ -376,10 +364,6 @@ def test_bytes_are_counted_as_they_are_received() -> None:
     assert after - before == 100_000
 
 
-# -- runs
-# --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_path: Path) -> None:
     data, job = small()
     lab = Lab(data, job, parse_systems("stock,plan,ring"), [], lambda what, done, total: None)
@@ -428,8 +412,8 @@ def test_networks_are_what_they_are_said_to_be() -> None:
     assert [(site.network, site.ranks) for site in found] == [
         ("loopback", 2), ("loopback", 5), ("slow", 2), ("slow", 5), ("ring:3", 3),
     ]  # fmt: skip
-    assert found[2].links == "1 link of 100 Mbit/s each way, emulated"
-    assert found[3].links == "6 links of 100 to 400 Mbit/s each way, emulated"
+    assert found[2].links == "1 link of 100 Mbit/s each direction, emulated"
+    assert found[3].links == "6 links of 100 to 400 Mbit/s each direction, emulated"
     helped = found[3].with_helpers(2)
     assert helped is not None
     assert helped.topology.ranks == ("gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "helper0", "helper1")

@@ -49,9 +49,14 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def give_mpi(monkeypatch: pytest.MonkeyPatch, **has: Any) -> None:
     """Let an MPI of so many ranks, which says what it is told to, stand in for mpi4py's."""
     mpi = SimpleNamespace(
-        THREAD_SINGLE=0, THREAD_FUNNELED=1, THREAD_SERIALIZED=2, THREAD_MULTIPLE=3,
-        Query_thread=lambda: 3, get_vendor=lambda: ("Open MPI", (4, 1, 4)), COMM_WORLD=SimpleNamespace(size=1, rank=0),
-    )  # fmt: skip
+        THREAD_SINGLE=0,
+        THREAD_FUNNELED=1,
+        THREAD_SERIALIZED=2,
+        THREAD_MULTIPLE=3,
+        Query_thread=lambda: 3,
+        get_vendor=lambda: ("Open MPI", (4, 1, 4)),
+        COMM_WORLD=SimpleNamespace(size=1, rank=0),
+    )
     mpi.__dict__.update(has)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
 

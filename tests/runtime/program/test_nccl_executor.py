@@ -188,10 +188,6 @@ def ring() -> Schedule:
     return Schedule(collective, "by hand", collective.even_chunks(4), rows, (Fraction(1),) * 6)  # type: ignore[arg-type]
 
 
-# -- what the executor does
-# ---------------------------------------------------------------------------------------
-
-
 def test_calls_of_several_programs_may_be_in_flight_at_once() -> None:
     """Hosts run ahead of the streams: rank 0 has made all calls before rank 3 makes its first."""
     halves = [
@@ -262,10 +258,6 @@ def test_a_plan_is_carried_out_by_its_own_choice(plans: Callable[..., str], tmp_
     assert all(torch.equal(tensor, torch.full((5000,), 2.0)) for tensor in tensors)
 
 
-# -- batches
-# ------------------------------------------------------------------------------------------------------
-
-
 def star(ranks: int) -> Schedule:
     """A broadcast in one step: rank 0 sends to every other."""
     collective = Collective("broadcast", ranks, 0)
@@ -325,10 +317,6 @@ def test_batches_that_each_rank_cuts_by_its_own_count_are_found(
         play([(build("direct", preset("switch:5"), "alltoall")[0], 50)])
 
 
-# -- programs that are wrong
-# --------------------------------------------------------------------------------------
-
-
 def mutate(
     monkeypatch: pytest.MonkeyPatch, rank: int, change: Callable[[list[Instruction]], None]
 ) -> None:
@@ -365,8 +353,14 @@ def test_a_missing_receive_is_found(number: int, monkeypatch: pytest.MonkeyPatch
         )
 
     mutate(monkeypatch, 2, drop)
-    sender = r"nobody can go on; without a partner: rank 1, batch 5, operation \d: send 32 x uint8 to rank 2$"
-    early = "matched by their order, and are not meant .*rank 1, batch|rank 2: .* reads what was never written or received"
+    sender = (
+        r"nobody can go on; without a partner: rank 1, batch 5, operation \d: "
+        r"send 32 x uint8 to rank 2$"
+    )
+    early = (
+        "matched by their order, and are not meant .*rank 1, batch|rank 2: .* reads what was "
+        "never written or received"
+    )
     with pytest.raises(NcclError, match=sender if number == 5 else early):
         play([(ring(), 32)])
 
@@ -421,7 +415,10 @@ def test_an_executor_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch
             dist.batch_isend_irecv(batch)
 
     monkeypatch.setattr("topoplan.runtime.players.in_order.exchange", post_alone)
-    reads = "rank 0, batch 0, operation 0: receive 32 x uint8 from rank 3: aten::_foreach_add_ reads the buffer before"
+    reads = (
+        "rank 0, batch 0, operation 0: receive 32 x uint8 from rank 3: aten::_foreach_add_ reads "
+        "the buffer before"
+    )
     with pytest.raises(NcclError, match=reads):
         play([(ring(), 32)])
     schedule = star(2)
@@ -431,10 +428,6 @@ def test_an_executor_that_does_not_wait_is_found(monkeypatch: pytest.MonkeyPatch
         "buffer",
     ):
         play([(schedule, 8), (schedule, 8)])
-
-
-# -- the stand-in itself
-# ------------------------------------------------------------------------------------------
 
 
 def exchange(standin: NcclStandIn, rank: int, *kinds: str) -> tuple[torch.Tensor, torch.Tensor]:

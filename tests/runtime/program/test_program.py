@@ -166,8 +166,11 @@ def test_a_send_waits_for_nothing_but_its_own_pieces() -> None:
     )
     schedule = Schedule(collective, "by hand", chunks, rows, (1, 1))  # type: ignore[arg-type]
     program = lower(schedule, 1, 30)
-    order = [("await", program.posts[x.post].peer) if isinstance(x, Await) else (x.kind, x.peer)
-             for x in program.instructions if isinstance(x, (Await, Post))]  # fmt: skip
+    order = [
+        ("await", program.posts[x.post].peer) if isinstance(x, Await) else (x.kind, x.peer)
+        for x in program.instructions
+        if isinstance(x, (Await, Post))
+    ]
     assert order.index(("send", 0)) > order.index(("await", 2))
     first_send, first_await = order.index(("send", 2)), order.index(("await", 0))
     assert first_await < first_send

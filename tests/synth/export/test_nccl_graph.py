@@ -1,5 +1,5 @@
-"""NcclGraph files for stock NCCL: optimal, sound by NCCL's rules and by those that it does not check,
-with true speeds.
+"""NcclGraph files for stock NCCL: optimal, sound by NCCL's rules and by those that it does not
+check, with true speeds.
 """
 
 from __future__ import annotations
@@ -358,10 +358,6 @@ def test_rules_that_depend_on_the_version() -> None:
     assert "C2C" not in TYPES
 
 
-# -- the command
-# -------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_writes_the_file_and_says_what_it_reaches(tmp_path: Path) -> None:
     path = tmp_path / "graph.xml"
     args = ["--collective", "allreduce", "--topology", "ring:4", "--format", "nccl-graph"]
@@ -413,10 +409,6 @@ def test_what_cannot_be_written_is_refused(options: list[str], code: int, words:
     )
     assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-# -- topoplan.nccl_graph
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [None, "/somewhere/else.xml"])

@@ -149,10 +149,6 @@ def test_faulty_texts_are_told_in_one_line(text: str, words: str) -> None:
     )
 
 
-# -- the tuner's table
-# -------------------------------------------------------------------------------------------------
-
-
 def measured(path: Path, times: dict[int, float | None], **other: Any) -> str:
     rows = [{"size_bytes": size, "stock_us": us, "plan_us": None} for size, us in times.items()]
     body = {"collective": "allreduce", "ranks": 4, "backend": "nccl", "rows": rows} | other

@@ -68,10 +68,6 @@ def best(result: Synthesis) -> Schedule:
     return min(result.plan.entries, key=result.plan.gap_of).schedule
 
 
-# -- at the bound
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", COLLECTIVES)
 @settings(max_examples=count_examples(8))
 @given(topology=graphs(most=5, two_way=False, switches=2))
@@ -219,12 +215,21 @@ def test_no_gossip_is_cheaper_than_an_in_tree_and_an_out_tree(n: int) -> None:
 @pytest.mark.parametrize(
     ("argument", "rate"),
     [
-        ("dgx1", Fraction(600, 7)), ("mesh:3x3", Fraction(3, 2)), ("mesh:4x4", Fraction(8, 5)),
-        ("mesh:5x5", Fraction(5, 3)), ("mesh:8x8", Fraction(16, 9)), ("path:8", Fraction(1)), ("star:5", Fraction(1)),
-        ("pcie-2socket", Fraction(96, 7)), ("dgx-a100", Fraction(1200, 7)), ("dgx-a100:2", Fraction(520, 3)),
-        ("dgx-a100:4", Fraction(400, 3)), ("dgx-a100:16", Fraction(320, 3)), ("mi250", Fraction(1200, 7)),
+        ("dgx1", Fraction(600, 7)),
+        ("mesh:3x3", Fraction(3, 2)),
+        ("mesh:4x4", Fraction(8, 5)),
+        ("mesh:5x5", Fraction(5, 3)),
+        ("mesh:8x8", Fraction(16, 9)),
+        ("path:8", Fraction(1)),
+        ("star:5", Fraction(1)),
+        ("pcie-2socket", Fraction(96, 7)),
+        ("dgx-a100", Fraction(1200, 7)),
+        ("dgx-a100:2", Fraction(520, 3)),
+        ("dgx-a100:4", Fraction(400, 3)),
+        ("dgx-a100:16", Fraction(320, 3)),
+        ("mi250", Fraction(1200, 7)),
     ],
-)  # fmt: skip
+)
 def test_allreduce_rates_of_known_machines_are_bound_and_plan(
     argument: str, rate: Fraction
 ) -> None:
@@ -333,10 +338,6 @@ def test_alltoall_paths_are_at_the_multicommodity_flow(argument: str, rate: Frac
     assert gap(result) <= AT_BOUND
 
 
-# -- practical
-# -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("argument", "most_gap", "trees", "depth"),
     [
@@ -424,10 +425,6 @@ def test_rounded_shares_sum_up_to_one_in_every_group_and_lose_nothing(data: st.D
 
 def radius(tree: set[int], ends: list[tuple[int, int]]) -> int:
     return int(nx.radius(nx.Graph([ends[e] for e in tree])))
-
-
-# -- the parts
-# -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=count_examples(80))
@@ -574,10 +571,6 @@ def test_trees_hang_at_their_centre() -> None:
     tree = hang_tree(Tree(edges), {f"gpu{i}": i for i in range(7)})
     assert tree.root == 3
     assert tree.down[0] == ("gpu1", "gpu0") and tree.up[0] == ("gpu0", "gpu1")
-
-
-# -- large
-# ---------------------------------------------------------------------------------------------------------
 
 
 def test_512_gpus_are_planned_for() -> None:

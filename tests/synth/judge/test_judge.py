@@ -60,9 +60,6 @@ def table(*rows: str, ranks: int = 8) -> str:
     return "".join(DEVICES.format(i, 16 + i) for i in range(ranks)) + HEADER + "".join(rows)
 
 
-# -- rates -----------------------------------------------------------------------------------------
-
-
 def request_for(name: str, topology: Topology) -> Request:
     return Request(Collective(name, len(topology.ranks)), topology, Effort())
 
@@ -131,9 +128,6 @@ def test_the_limiting_link_and_how_often_each_channel_crosses_it() -> None:
     assert rate.algbw_GBps == Fraction(96, 5) / (Fraction(7, 4) * Fraction(5, 2))
 
 
-# -- places ----------------------------------------------------------------------------------------
-
-
 @given(random_graphs.graphs(), st.data())
 def test_ranks_without_a_word_on_their_places_are_the_gpus_in_order(
     topology: Topology, data: st.DataObject
@@ -168,9 +162,6 @@ def test_ranks_are_put_on_gpus_by_address_by_number_and_by_host() -> None:
     ):
         with pytest.raises(InputError, match="another machine"):
             map_ranks(machine, ranks, place, "file")
-
-
-# -- verdicts --------------------------------------------------------------------------------------
 
 
 def test_a_log_is_held_against_the_bound_and_what_gives_more_is_said() -> None:
@@ -270,9 +261,6 @@ def test_without_a_machine_what_was_read_is_still_shown() -> None:
         pytest.skip("this machine has GPUs")
     text = write_text([verdict], None)
     assert "name the topology" in text and "84" in text and verdict.shares == []
-
-
-# -- the command -----------------------------------------------------------------------------------
 
 
 def test_the_command_gives_json_exit_codes_and_one_line_of_error(

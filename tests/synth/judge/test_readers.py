@@ -156,9 +156,6 @@ def test_what_hinders_is_a_finding() -> None:
     ]
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
 def tables(reading: Reading) -> list[tuple[str, int]]:
     return sorted({(m.collective, m.ranks) for m in reading.measurements})
 
@@ -251,8 +248,6 @@ def test_a_test_that_is_named_is_believed_and_wrong_results_are_said() -> None:
     assert [f.name for f in reading.findings] == ["wrong-results"]
 
 
-# -- JSON ------------------------------------------------------------------------------------------
-
 INSPECTED = {
     "header": {"id": "0x1", "rank": 2, "n_ranks": 8, "nnodes": 1},
     "metadata": {"inspector_output_format_version": "v4.0"},
@@ -320,8 +315,6 @@ def test_json_of_all_kinds_is_read() -> None:
     )
     assert read(wrapped).communicators[0].rings == ((0, 1),)
 
-
-# -- refusals --------------------------------------------------------------------------------------
 
 WHOLE = "".join(write_log([[0, 1, 2, 3]] * 8, [[-1, 0, 1, 2]] * 8))
 BEFORE_RINGS = WHOLE.index("Channel 00/08")

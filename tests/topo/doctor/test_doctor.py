@@ -127,10 +127,6 @@ def cable(a: str, b: str, GBps: int | Fraction, kind: str, count: int = 1) -> tu
     return both_directions(Link(a, b, Fraction(GBps), kind=kind, count=count))
 
 
-# -- ways to break a machine
-# --------------------------------------------------------------------------------------------
-
-
 def fact_json(facts: FactTable) -> list[dict[str, Any]]:
     told = []
     for (subject, key), value in facts.items():
@@ -400,10 +396,34 @@ def faults() -> list[Case]:
     )
     return [
         # links
-        ("error", "one-way-link", ("gpu1", "nvswitch0"), without_link(box, "nvswitch0", "gpu1", False), box),
-        ("warning", "one-way-link", ("gpu3", "gpu0"), without_link(ring, "gpu0", "gpu3", False), ring),
-        ("warning", "asymmetric-link", ("plx0", "cpu0"), with_link(box, "cpu0", "plx0", False, bandwidth_GBps=half), box),
-        ("warning", "link-count-mismatch", ("gpu0", "gpu1"), with_link(pairs, "gpu1", "gpu0", False, count=8), pairs),
+        (
+            "error",
+            "one-way-link",
+            ("gpu1", "nvswitch0"),
+            without_link(box, "nvswitch0", "gpu1", False),
+            box,
+        ),
+        (
+            "warning",
+            "one-way-link",
+            ("gpu3", "gpu0"),
+            without_link(ring, "gpu0", "gpu3", False),
+            ring,
+        ),
+        (
+            "warning",
+            "asymmetric-link",
+            ("plx0", "cpu0"),
+            with_link(box, "cpu0", "plx0", False, bandwidth_GBps=half),
+            box,
+        ),
+        (
+            "warning",
+            "link-count-mismatch",
+            ("gpu0", "gpu1"),
+            with_link(pairs, "gpu1", "gpu0", False, count=8),
+            pairs,
+        ),
         ("warning", "link-count-mismatch", ("gpu0", "gpu1"), nvlink_pair(3), nvlink_pair(4)),
         ("error", "not-connected", ("gpu2", "gpu3"), island(False), island(True)),
         ("note", "no-way-but-gpus", ("gpu2",), half_hung(False), half_hung(True)),
@@ -411,76 +431,296 @@ def faults() -> list[Case]:
         ("warning", "fewer-links", ("gpu2",), with_link(box, "gpu2", "nvswitch0", count=10), box),
         ("error", "fewer-links", ("gpu2",), without_link(box, "gpu2", "nvswitch0"), box),
         ("warning", "fewer-links", ("gpu0", "gpu1"), without_link(dgx1, "gpu0", "gpu1"), dgx1),
-        ("warning", "inactive-links", ("gpu2",), with_facts(box, {("gpu/2/nvlink/5", "state"): "inactive"}), box),
+        (
+            "warning",
+            "inactive-links",
+            ("gpu2",),
+            with_facts(box, {("gpu/2/nvlink/5", "state"): "inactive"}),
+            box,
+        ),
         ("error", "no-active-nvlink", GPUS, named(box, SXM, "inactive"), named(box, SXM)),
-        ("error", "no-active-nvlink", GPUS, named(box, "B200", "inactive"), named(box, "L40S", "inactive")),
-        ("warning", "no-nvlink-told", ("gpu0", "gpu1"), with_notes(xml_like(), MP_NOTE), xml_like()),
-        ("warning", "link-without-peer", ("gpu0", "gpu1"), with_notes(xml_like(), own_target), xml_like()),
+        (
+            "error",
+            "no-active-nvlink",
+            GPUS,
+            named(box, "B200", "inactive"),
+            named(box, "L40S", "inactive"),
+        ),
+        (
+            "warning",
+            "no-nvlink-told",
+            ("gpu0", "gpu1"),
+            with_notes(xml_like(), MP_NOTE),
+            xml_like(),
+        ),
+        (
+            "warning",
+            "link-without-peer",
+            ("gpu0", "gpu1"),
+            with_notes(xml_like(), own_target),
+            xml_like(),
+        ),
         # PCI Express
-        ("warning", "placeholder-pcie", ("gpu1",), xml_like(link_speed="2.5 GT/s PCIe", link_width=1), xml_like()),
+        (
+            "warning",
+            "placeholder-pcie",
+            ("gpu1",),
+            xml_like(link_speed="2.5 GT/s PCIe", link_width=1),
+            xml_like(),
+        ),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="", link_width=0), xml_like()),
         ("warning", "unknown-pcie", ("gpu1",), xml_like(link_speed="Unknown"), xml_like()),
-        ("warning", "slow-uplink", ("plx0",), switch_uplink("5.0 GT/s PCIe"), switch_uplink("16.0 GT/s PCIe")),
-        ("warning", "slow-uplink", ("plx0",), switch_uplink(GEN4, width=1), switch_uplink(GEN4, width=8)),
-        ("warning", "narrow-pcie", ("gpu3",), with_facts(box, {("gpu/3", "pcie_current_width"): 8}), box),
-        ("warning", "narrow-pcie", ("gpu1",), with_device(xml_like(), "gpu1", {"pcie": lanes}), xml_like()),
-        ("note", "slow-pcie-now", GPUS, with_facts(box, {(f"gpu/{i}", "pcie_current_generation"): 1 for i in range(4)}), box),
+        (
+            "warning",
+            "slow-uplink",
+            ("plx0",),
+            switch_uplink("5.0 GT/s PCIe"),
+            switch_uplink("16.0 GT/s PCIe"),
+        ),
+        (
+            "warning",
+            "slow-uplink",
+            ("plx0",),
+            switch_uplink(GEN4, width=1),
+            switch_uplink(GEN4, width=8),
+        ),
+        (
+            "warning",
+            "narrow-pcie",
+            ("gpu3",),
+            with_facts(box, {("gpu/3", "pcie_current_width"): 8}),
+            box,
+        ),
+        (
+            "warning",
+            "narrow-pcie",
+            ("gpu1",),
+            with_device(xml_like(), "gpu1", {"pcie": lanes}),
+            xml_like(),
+        ),
+        (
+            "note",
+            "slow-pcie-now",
+            GPUS,
+            with_facts(box, {(f"gpu/{i}", "pcie_current_generation"): 1 for i in range(4)}),
+            box,
+        ),
         ("warning", "uneven-pcie", ("gpu1",), xml_like(link_width=8), xml_like()),
         ("warning", "uneven-pcie", ("gpu3",), with_facts(box, gen3), box),
-        ("warning", "uneven-pcie", ("gpu0",), with_link(pairs, "gpu0", "cpu0", bandwidth_GBps=Fraction(12)), pairs),
+        (
+            "warning",
+            "uneven-pcie",
+            ("gpu0",),
+            with_link(pairs, "gpu0", "cpu0", bandwidth_GBps=Fraction(12)),
+            pairs,
+        ),
         # NICs and places
-        ("warning", "gpu-without-near-nic", ("gpu0", "gpu1"), two_sockets((1, 1)), two_sockets((0, 1))),
+        (
+            "warning",
+            "gpu-without-near-nic",
+            ("gpu0", "gpu1"),
+            two_sockets((1, 1)),
+            two_sockets((0, 1)),
+        ),
         ("note", "gpu-without-near-nic", ("gpu0", "gpu1"), two_sockets((1,)), two_sockets((0, 1))),
-        ("note", "nic-without-near-gpu", ("nic1",), two_sockets((0, 1), (0, 0)), two_sockets((0, 0), (0, 0))),
-        ("warning", "nics-on-other-socket", ("gpu0", "gpu1", "nic0"), two_sockets((1,), (0, 0)), two_sockets((0,), (0, 0))),
-        ("warning", "nic-not-at-switch", ("gpu3", "nic3"), at_switches((0, 1, 2)), at_switches((0, 1, 2, 3))),
-        ("note", "gpu-without-near-nic", tuple(f"gpu{i}" for i in range(4, 8)), nodes_of_a_socket(1), nodes_of_a_socket(5)),
-        ("warning", "impossible-nic-rate", ("mlx5_1",), with_device(box, "mlx5_1", {"speed": 200000000}), box),
+        (
+            "note",
+            "nic-without-near-gpu",
+            ("nic1",),
+            two_sockets((0, 1), (0, 0)),
+            two_sockets((0, 0), (0, 0)),
+        ),
+        (
+            "warning",
+            "nics-on-other-socket",
+            ("gpu0", "gpu1", "nic0"),
+            two_sockets((1,), (0, 0)),
+            two_sockets((0,), (0, 0)),
+        ),
+        (
+            "warning",
+            "nic-not-at-switch",
+            ("gpu3", "nic3"),
+            at_switches((0, 1, 2)),
+            at_switches((0, 1, 2, 3)),
+        ),
+        (
+            "note",
+            "gpu-without-near-nic",
+            tuple(f"gpu{i}" for i in range(4, 8)),
+            nodes_of_a_socket(1),
+            nodes_of_a_socket(5),
+        ),
+        (
+            "warning",
+            "impossible-nic-rate",
+            ("mlx5_1",),
+            with_device(box, "mlx5_1", {"speed": 200000000}),
+            box,
+        ),
         ("warning", "uneven-nics", ("mlx5_1",), with_device(box, "mlx5_1", {"speed": 100000}), box),
-        ("warning", "nic-down", ("mlx5_1",), with_facts(box, {("rdma/mlx5_1", "state"): "1: DOWN"}), box),
+        (
+            "warning",
+            "nic-down",
+            ("mlx5_1",),
+            with_facts(box, {("rdma/mlx5_1", "state"): "1: DOWN"}),
+            box,
+        ),
         ("warning", "nic-down", ("nic0",), with_device(apart, "nic0", {"state": "down"}), apart),
         ("note", "nic-down", ("nic0",), with_facts(apart, {("net/nic0", "state"): "down"}), apart),
-        ("warning", "nic-above-pcie", ("nic0",), nic_slot("8.0 GT/s PCIe", 8, 200000), nic_slot("8.0 GT/s PCIe", 16, 100000)),
-        ("warning", "placeholder-pcie", ("nic0",), nic_slot("2.5 GT/s", 1, 10000), nic_slot("2.5 GT/s", 1, 1000)),
+        (
+            "warning",
+            "nic-above-pcie",
+            ("nic0",),
+            nic_slot("8.0 GT/s PCIe", 8, 200000),
+            nic_slot("8.0 GT/s PCIe", 16, 100000),
+        ),
+        (
+            "warning",
+            "placeholder-pcie",
+            ("nic0",),
+            nic_slot("2.5 GT/s", 1, 10000),
+            nic_slot("2.5 GT/s", 1, 1000),
+        ),
         ("warning", "numa-unknown", ("gpu3",), numa(-1), numa(1)),
         # peer to peer
-        ("error", "p2p-refused", ("gpu0", "gpu1"), p2p(pcie_only, (0, 1), "chipset not supported"), pcie_only),
-        ("warning", "p2p-refused", ("gpu0", "gpu1"), p2p(pcie_only, (0, 1), "gpu not supported"), pcie_only),
-        ("note", "p2p-refused", ("gpu0", "gpu2"), p2p(pcie_only, (0, 2), "topology not "
-                                                                         "supported"), pcie_only),
+        (
+            "error",
+            "p2p-refused",
+            ("gpu0", "gpu1"),
+            p2p(pcie_only, (0, 1), "chipset not supported"),
+            pcie_only,
+        ),
+        (
+            "warning",
+            "p2p-refused",
+            ("gpu0", "gpu1"),
+            p2p(pcie_only, (0, 1), "gpu not supported"),
+            pcie_only,
+        ),
+        (
+            "note",
+            "p2p-refused",
+            ("gpu0", "gpu2"),
+            p2p(pcie_only, (0, 2), "topology not supported"),
+            pcie_only,
+        ),
         ("error", "p2p-refused", ("gpu0", "gpu2"), p2p(box, (0, 2), "not supported"), box),
         ("error", "p2p-one-sided", ("gpu1", "gpu0"), p2p(box, (0, 1), "not supported", False), box),
         ("warning", "acs-redirect", ("gpu1",), with_facts(box, REDIRECT), box),
-        ("warning", "iommu-translating", (), with_facts(box, {("host", "iommu"): "translating"}), box),
+        (
+            "warning",
+            "iommu-translating",
+            (),
+            with_facts(box, {("host", "iommu"): "translating"}),
+            box,
+        ),
         # the driver and its GPUs
         ("error", "mig-on", ("gpu2",), with_facts(box, {("gpu/2", "mig"): "on"}), box),
         ("error", "gpu-lost", ("gpu2",), with_facts(box, {("gpu/2", "lost"): "GPU is lost"}), box),
         ("warning", "gpu-not-listed", SPARE, with_facts(box, stray), with_facts(box, aspeed)),
         ("note", "gpu-not-listed", SPARE, with_facts(box, given_away), box),
-        ("error", "no-driver", SPARE, with_facts(bare_host, NO_LIBRARY | stray), with_facts(bare_host, aspeed)),
-        ("note", "no-driver", (), with_facts(bare_host, NO_LIBRARY | aspeed), with_facts(bare_host, aspeed)),
+        (
+            "error",
+            "no-driver",
+            SPARE,
+            with_facts(bare_host, NO_LIBRARY | stray),
+            with_facts(bare_host, aspeed),
+        ),
+        (
+            "note",
+            "no-driver",
+            (),
+            with_facts(bare_host, NO_LIBRARY | aspeed),
+            with_facts(bare_host, aspeed),
+        ),
         ("error", "driver-mismatch", (), with_facts(bare_host, MISMATCH), bare_host),
-        ("error", "fabric-not-completed", ("gpu1",), with_facts(box, {("gpu/1", "fabric_state"): "in progress"}), box),
+        (
+            "error",
+            "fabric-not-completed",
+            ("gpu1",),
+            with_facts(box, {("gpu/1", "fabric_state"): "in progress"}),
+            box,
+        ),
         ("warning", "fabric-split", GPUS, with_facts(box, {("gpu/1", "fabric_clique"): 8}), box),
-        ("warning", "fabric-unhealthy", ("gpu1",), with_facts(box, {("gpu/1", "fabric_health"): "degraded bandwidth"}),
-         with_facts(box, {("gpu/1", "fabric_health"): "healthy"})),
+        (
+            "warning",
+            "fabric-unhealthy",
+            ("gpu1",),
+            with_facts(box, {("gpu/1", "fabric_health"): "degraded bandwidth"}),
+            with_facts(box, {("gpu/1", "fabric_health"): "healthy"}),
+        ),
         # what stock libraries do
-        ("note", "nccl-bridged-groups", ("gpu0", "gpu1"), pairs_beside_others(True), pairs_beside_others(False)),
+        (
+            "note",
+            "nccl-bridged-groups",
+            ("gpu0", "gpu1"),
+            pairs_beside_others(True),
+            pairs_beside_others(False),
+        ),
         ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(120, 12), of_sm(120, 24)),
         ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(100, 12), of_sm(90, 12)),
         ("warning", "mixed-makers", ("gpu0", "gpu1"), made_by("0x1002"), made_by("0x10de")),
         # figures
         ("note", "mlopart", ("gpu0", "gpu1"), locality_parts(True), locality_parts(False)),
-        ("warning", "slow-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", 16), measured(pairs, "gpu0", "cpu0", 17)),
-        ("error", "slow-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", 9.5), measured(pairs, "gpu0", "cpu0", 24)),
-        ("note", "fast-link", ("gpu0", "cpu0"), measured(pairs, "gpu0", "cpu0", "30"), measured(pairs, "gpu0", "cpu0", 27)),
-        ("error", "impossible-rate", ("cpu0", "plx0"), with_link(box, "cpu0", "plx0", bandwidth_GBps=Fraction(200)), box),
-        ("error", "impossible-rate", ("gpu0", "gpu1"), with_link(pairs, "gpu0", "gpu1", bandwidth_GBps=Fraction(700)), pairs),
-        ("note", "unlimited-rate", ("cpu0", "cpu1"), with_link(box, "cpu0", "cpu1", bandwidth_GBps=Fraction(5000)), box),
+        (
+            "warning",
+            "slow-link",
+            ("gpu0", "cpu0"),
+            measured(pairs, "gpu0", "cpu0", 16),
+            measured(pairs, "gpu0", "cpu0", 17),
+        ),
+        (
+            "error",
+            "slow-link",
+            ("gpu0", "cpu0"),
+            measured(pairs, "gpu0", "cpu0", 9.5),
+            measured(pairs, "gpu0", "cpu0", 24),
+        ),
+        (
+            "note",
+            "fast-link",
+            ("gpu0", "cpu0"),
+            measured(pairs, "gpu0", "cpu0", "30"),
+            measured(pairs, "gpu0", "cpu0", 27),
+        ),
+        (
+            "error",
+            "impossible-rate",
+            ("cpu0", "plx0"),
+            with_link(box, "cpu0", "plx0", bandwidth_GBps=Fraction(200)),
+            box,
+        ),
+        (
+            "error",
+            "impossible-rate",
+            ("gpu0", "gpu1"),
+            with_link(pairs, "gpu0", "gpu1", bandwidth_GBps=Fraction(700)),
+            pairs,
+        ),
+        (
+            "note",
+            "unlimited-rate",
+            ("cpu0", "cpu1"),
+            with_link(box, "cpu0", "cpu1", bandwidth_GBps=Fraction(5000)),
+            box,
+        ),
         ("warning", "pcie-like-rate", ("gpu0", "gpu1"), xgmi_pair(24), xgmi_pair(48)),
-        ("warning", "pcie-between-gpus", ("gpu0", "gpu1"), xgmi_pair(24, kind="pcie"), xgmi_pair(48)),
-        ("error", "shared-bus-id", ("gpu0", "gpu1"), same_address("0000:0a:00.0"), same_address("0000:0b:00.0")),
-    ]  # fmt: skip
+        (
+            "warning",
+            "pcie-between-gpus",
+            ("gpu0", "gpu1"),
+            xgmi_pair(24, kind="pcie"),
+            xgmi_pair(48),
+        ),
+        (
+            "error",
+            "shared-bus-id",
+            ("gpu0", "gpu1"),
+            same_address("0000:0a:00.0"),
+            same_address("0000:0b:00.0"),
+        ),
+    ]
 
 
 FAULTS = faults()
@@ -562,9 +802,6 @@ def test_the_probes_notes_stand_in_for_facts() -> None:
         ("gpu-not-listed", ("0000:3b:00.0",))
     ]
 
-
-# -- no false alarms
-# ----------------------------------------------------------------------------------------------------
 
 EXAMPLES = sorted(
     {p.example for p in PRESETS.values()}
@@ -666,9 +903,6 @@ def test_numa_nodes_of_one_socket_are_near_each_other() -> None:
     assert list_findings(machine) == ()
 
 
-# -- recorded machines
-# --------------------------------------------------------------------------------------------------
-
 RECORDED: dict[str, list[tuple[str, str, int]]] = {
     # The file gives no speed, width or peer: each nvlink has the GPU itself as target. The bridges
     # are there in truth.
@@ -746,10 +980,6 @@ def test_a_missing_bridge_is_found_on_the_recorded_shape_of_four_a100_with_nics_
     ]
 
 
-# -- the report
-# ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_report_says_how_many_checks_were_made_and_what_the_others_want() -> None:
     whole = report(examine(healthy()))
     assert whole[0] == f"nothing wrong found in {len(examine(healthy()).checked)} checks"
@@ -780,9 +1010,6 @@ def test_long_evidence_is_cut_in_the_report_and_whole_in_the_finding() -> None:
     assert len(list_findings(machine)[1].evidence) == 8
     assert "    and 6 more of the kind" in report(examine(machine))
 
-
-# -- whatever a file holds
-# ----------------------------------------------------------------------------------------------
 
 PAIRS = st.sampled_from(list(permutations(range(4), 2)))
 

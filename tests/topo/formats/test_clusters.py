@@ -174,7 +174,10 @@ def test_commands_take_them_with_a_box(tmp_path: Path, capsys: pytest.CaptureFix
     assert place([str(path), "--box", "dgx-h100", "--network", "much"]) == 2
 
 
-BLOCKS = "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockName=b3 Nodes=n[5-6]\nBlockSizes=2,4\n"
+BLOCKS = (
+    "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockName=b3 "
+    "Nodes=n[5-6]\nBlockSizes=2,4\n"
+)
 BLOCKS_YAML = """\
 - topology: blocks
   block:
@@ -206,7 +209,10 @@ def test_spines_above_the_same_leaves_are_one() -> None:
     """Four spines, and two above these, are one of each; a switch without hosts below is left
     out.
     """
-    leaves = "SwitchName=l0 Nodes=a\nSwitchName=l1 Nodes=b\nSwitchName=t0 Switches=s[0-3]\nSwitchName=t1 Switches=s[0-3]\n"
+    leaves = (
+        "SwitchName=l0 Nodes=a\nSwitchName=l1 Nodes=b\nSwitchName=t0 "
+        "Switches=s[0-3]\nSwitchName=t1 Switches=s[0-3]\n"
+    )
     topology = read_topology_text(
         leaves + "".join(f"SwitchName=s{i} Switches=l[0-1]\n" for i in range(4)), "t", A100
     )
@@ -243,47 +249,74 @@ def test_labels_name_domains_within_domains() -> None:
 
 
 REFUSED = {
-    "host twice": ("SwitchName=a Nodes=n1\nSwitchName=b "
-                   "Nodes=n[0-2]\n", r"t: line 2: host n1 is there already \(t: line 1\)"),
-    "switch twice": ("SwitchName=a Nodes=n1\nSwitchName=a "
-                     "Nodes=n2\n", r"line 2: switch a is there already"),
-    "apart": ("SwitchName=a Nodes=n1\n\nSwitchName=b "
-              "Nodes=n2\n", r"line 3: nothing joins n2's switch b to n1's, a"),
-    "circle": ("SwitchName=a Nodes=n1\nSwitchName=b Switches=a,c\nSwitchName=c "
-               "Switches=b\n", r"line \d: switches in a circ"),
+    "host twice": (
+        "SwitchName=a Nodes=n1\nSwitchName=b Nodes=n[0-2]\n",
+        r"t: line 2: host n1 is there already \(t: line 1\)",
+    ),
+    "switch twice": (
+        "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n",
+        r"line 2: switch a is there already",
+    ),
+    "apart": (
+        "SwitchName=a Nodes=n1\n\nSwitchName=b Nodes=n2\n",
+        r"line 3: nothing joins n2's switch b to n1's, a",
+    ),
+    "circle": (
+        "SwitchName=a Nodes=n1\nSwitchName=b Switches=a,c\nSwitchName=c Switches=b\n",
+        r"line \d: switches in a circ",
+    ),
     "below itself": ("SwitchName=a Switches=a\n", r"line 1: switch a is below itself"),
-    "no hosts": ("SwitchName=a Switches=b\nSwitchName=b Switches=c\nSwitchName=c "
-                 "LinkSpeed=1\n", r"line 3: .*names nothing"),
+    "no hosts": (
+        "SwitchName=a Switches=b\nSwitchName=b Switches=c\nSwitchName=c LinkSpeed=1\n",
+        r"line 3: .*names nothing",
+    ),
     "unknown switch": ("SwitchName=a Nodes=n1\nSwitchName=b Switches=a,z\n", r"line 2: .*'z'"),
-    "not a field": ("SwitchName=a Nodes=n1\nSwitchName=b Nodes = n2 "
-                    "x\n", r"line 2: 'x' is not Name=value"),
+    "not a field": (
+        "SwitchName=a Nodes=n1\nSwitchName=b Nodes = n2 x\n",
+        r"line 2: 'x' is not Name=value",
+    ),
     "another line": ("SwitchName=a Nodes=n1\nNodeName=b\n", r"line 2: .*begins with neither"),
     "bad list": ("SwitchName=a Nodes=n[1-\n", r"line 1: .*is no list of names"),
     "too many": ("SwitchName=a Nodes=n[0-9][0-9][0-9][0-9][0-9]\n", r"line 1: .*more than"),
     "both kinds": ("SwitchName=a Nodes=n1\nBlockName=b Nodes=n2\n", r"in one file"),
     "block sizes": (BLOCKS.replace("2,4", "2,3"), r"line 4: block sizes"),
     "yaml host twice": (TREE_YAML.replace("n2,n3", "n2,n1"), r"t: line 12: host n1 .*line 10"),
-    "yaml key twice": (TREE_YAML.replace("nodes: n2,n3", "switch: x"), r"line 13: 'switch' is there twice"),
+    "yaml key twice": (
+        TREE_YAML.replace("nodes: n2,n3", "switch: x"),
+        r"line 13: 'switch' is there twice",
+    ),
     "yaml alias": ("- topology: &x a\n  flat: *x\n", r"line 2: an alias"),
     "yaml flat": ("- topology: a\n  flat: true\n", r"line 1: topology a is flat"),
     "yaml no default": (TREE_YAML.replace("cluster_default: true", ""), r"none of 2 topologies"),
     "yaml broken": ("- topology: a\n  tree: [\n", r"line \d: no YAML"),
     "yaml deep": ("- topology: " + "[" * 5000, r"line 1: deeper than"),
     "yaml no tree": ("- topology: a\n  tree: leaf\n", r"line 2: expected names with values"),
-    "graph host twice": (GRAPH.replace('"n3"', '"n1"'), r"instances\[3\]: host n1 .*instances\[1\]"),
-    "graph contradicts": (GRAPH.replace('["leaf1", "spine"]', '["leaf1", "x"]', 1), r"instances\[3\]: leaf1 is below spine"),
+    "graph host twice": (
+        GRAPH.replace('"n3"', '"n1"'),
+        r"instances\[3\]: host n1 .*instances\[1\]",
+    ),
+    "graph contradicts": (
+        GRAPH.replace('["leaf1", "spine"]', '["leaf1", "x"]', 1),
+        r"instances\[3\]: leaf1 is below spine",
+    ),
     "graph no layers": ('{"instances": [{"id": "a"}]}', r"instances\[0\]"),
     "graph cut off": (GRAPH[:-5], r"malformed JSON"),
-    "no label": (nodes(node("a", {ZONE: "z"}), node("b", {})), r"items\[1\]: node b has no label topology"),
+    "no label": (
+        nodes(node("a", {ZONE: "z"}), node("b", {})),
+        r"items\[1\]: node b has no label topology",
+    ),
     "no labels": (nodes(node("a", {}), node("b", {})), r"no node has a label"),
     "pods": (nodes({**node("a", {}), "kind": "Pod"}), r"items\[0\]: a 'Pod'; expected nodes"),
     "no nodes": (nodes(), r"without a host"),
     "list host twice": (LIST + "n0 leaf0 spine\n", r"t: line 7: host n0 .*line 3"),
-    "list contradicts": (LIST + "n4 leaf0 other\n", r"line 7: leaf0 is below other, and below spine at line 3"),
+    "list contradicts": (
+        LIST + "n4 leaf0 other\n",
+        r"line 7: leaf0 is below other, and below spine at line 3",
+    ),
     "list short": (LIST + "n4 leaf0\n", r"line 7: 2 words, and 3 columns \(host, rack, spine\)"),
     "list no hosts": ("host rack\n", r"without a host"),
     "a bad name": ("host rack\nn/1 r\nn2 r\n", r"line 2: 'n/1' is no name of a host"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -666,7 +666,10 @@ def test_a_matrix_of_unknown_objects_or_name_is_noted_and_skipped(change: tuple[
 # -- bad files
 
 GOOD = linked(ring_of(25_000))
-BOMB = '<!DOCTYPE topology [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><topology>&b;</topology>'
+BOMB = (
+    '<!DOCTYPE topology [<!ENTITY a "ha"><!ENTITY b '
+    '"&a;&a;&a;&a;&a;&a;&a;&a;">]><topology>&b;</topology>'
+)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ from topoplan.topo.presets.names import Preset
 
 LOADED = '<system version="1">{}</system>'
 CPU = '<cpu numaid="0" arch="x86_64">{}</cpu>'
-PCI = '<pci busid="0000:01:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">{}</pci>'
+PCI = (
+    '<pci busid="0000:01:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" '
+    'link_width="16">{}</pci>'
+)
 
 RECORDED = [
     "oci/H100-topology.xml",
@@ -275,7 +278,10 @@ PCI_FACTS = st.fixed_dictionaries(
         "vendor": st.sampled_from(["0x1000", "0xffff", "?"]),
     },
 )
-KEYS = "dev|sm|rank|gdr|keep|busid|mlopart|name|speed|familyid|modelid|affinity|arch|gcn|box|numaid|é|x|y"
+KEYS = (
+    "dev|sm|rank|gdr|keep|busid|mlopart|name|speed|familyid|modelid|affinity|arch|gcn|box|numaid"
+    "|é|x|y"
+)
 EXTRAS = st.dictionaries(
     st.sampled_from(KEYS.split("|")),
     st.one_of(

@@ -74,7 +74,10 @@ def notes(topology: Topology) -> str:
 def slot(
     bus: str, *below: str, speed: str = "16.0 GT/s PCIe", width: int = 16, kind: str = "0x030200"
 ) -> str:
-    return f'<pci busid="{bus}" class="{kind}" link_speed="{speed}" link_width="{width}">{"".join(below)}</pci>'
+    return (
+        f'<pci busid="{bus}" class="{kind}" link_speed="{speed}" '
+        f'link_width="{width}">{"".join(below)}</pci>'
+    )
 
 
 def skeleton(*below: str) -> str:

@@ -21,7 +21,10 @@ from topoplan.topo.presets import PRESETS, preset
 from topoplan.topo.presets.names import Preset
 from topoplan.topo.routes import Router
 
-CPU = '<cpu numaid="{}" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">{}</cpu>'
+CPU = (
+    '<cpu numaid="{}" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" '
+    'modelid="143">{}</cpu>'
+)
 PCI = '<pci busid="{}" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">{}</pci>'
 GPU = '<gpu dev="{0}" sm="{1}" rank="{0}" gdr="1">{2}</gpu>'
 
@@ -307,7 +310,10 @@ def test_unknown_numa_node() -> None:
 
 def test_nics_keep_their_net_speed_and_name() -> None:
     net = '<net name="mlx5_0" dev="0" speed="400000" port="1" guid="0x1"/>'
-    nic = '<pci busid="0000:60:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>{}</nic></pci>'
+    nic = (
+        '<pci busid="0000:60:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" '
+        'link_width="16"><nic>{}</nic></pci>'
+    )
     topology = nccl_xml.read(machine("").replace("</cpu>", nic.format(net) + "</cpu>"), "small.xml")
     assert topology.by_id["mlx5_0"].extra["net_speed_GBps"] == 50
     assert topology.capacity_GBps["mlx5_0", "cpu0"] == 48

@@ -24,9 +24,6 @@ from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.notes import Note
 from topoplan.topo.presets import preset
 
-# -- a box to judge
-# ----------------------------------------------------------------------------------------------------
-
 BRIDGES = {
     "gpu0": ("r0", "u0", "d0"),
     "gpu1": ("r0", "u0", "d1"),
@@ -106,10 +103,6 @@ def judged(topology: Topology, a: str, b: str) -> Verdict:
 NVLINK = cable("gpu0", "gpu1", "nvlink", "3/5")
 
 
-# -- P2P
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
     verdict = judged(box(), "gpu0", "gpu1")
     assert (verdict.answer, verdict.advice) == ("yes", None)
@@ -126,28 +119,64 @@ def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
 @pytest.mark.parametrize(
     ("changes", "answer", "rule", "advice"),
     [
-        ({("gpu/0/p2p/1", "read"): "chipset not supported"}, "no", "through this chipset", "IOMMU and ACS off"),
+        (
+            {("gpu/0/p2p/1", "read"): "chipset not supported"},
+            "no",
+            "through this chipset",
+            "IOMMU and ACS off",
+        ),
         ({("gpu/1/p2p/0", "write"): "gpu not supported"}, "no", "with these GPUs", "GPUs that can"),
-        ({("gpu/0/p2p/1", "read"): "topology not "
-                                   "supported"}, "no", "between these slots", "root complex"),
-        ({("gpu/0/p2p/1", "read"): "disabled by registry "
-                                   "key"}, "no", "option of the driver", "NVreg_RegistryDwords"),
+        (
+            {("gpu/0/p2p/1", "read"): "topology not supported"},
+            "no",
+            "between these slots",
+            "root complex",
+        ),
+        (
+            {("gpu/0/p2p/1", "read"): "disabled by registry key"},
+            "no",
+            "option of the driver",
+            "NVreg_RegistryDwords",
+        ),
         ({("gpu/0/p2p/1", "read"): "not supported"}, "no", "does not do P2P", "topo -p2p"),
-        ({("gpu/0/p2p/1", "read"): "gpu not supported", ("gpu/1", "name"): "GeForce RTX 5090"}, "no", "", "GeForce"),
-        ({("gpu/0/p2p/1", "read"): None, ("gpu/1/p2p/0", "read"): None}, "unknown", "driver allows", "try it"),
+        (
+            {("gpu/0/p2p/1", "read"): "gpu not supported", ("gpu/1", "name"): "GeForce RTX 5090"},
+            "no",
+            "",
+            "GeForce",
+        ),
+        (
+            {("gpu/0/p2p/1", "read"): None, ("gpu/1/p2p/0", "read"): None},
+            "unknown",
+            "driver allows",
+            "try it",
+        ),
         # the other direction knows
         ({("gpu/0/p2p/1", "read"): None}, "yes", "nothing stands between", None),
         ({("gpu/1", "mig"): "on"}, "no", "MIG", "nvidia-smi -mig 0"),
         ({("gpu/1", "mig"): "off"}, "yes", "", None),
         ({("gpu/1", "lost"): "GPU is lost"}, "no", "does not answer", "dmesg"),
-        ({("pci/d0", "acs"): "request redirect, upstream forwarding"}, "no", "ACS", "for b in d0; "
-                                                                                    "do setpci"),
+        (
+            {("pci/d0", "acs"): "request redirect, upstream forwarding"},
+            "no",
+            "ACS",
+            "for b in d0; do setpci",
+        ),
         ({("pci/d1", "acs"): "completion redirect"}, "no", "ACS", "for b in d1;"),
         ({("pci/d0", "acs"): "source validation, upstream forwarding"}, "yes", "", None),
-        ({("pci/r0", "acs"): "request redirect", ("pci/u0", "acs"): "request redirect"}, "yes", "", None),  # above both
+        (
+            {("pci/r0", "acs"): "request redirect", ("pci/u0", "acs"): "request redirect"},
+            "yes",
+            "",
+            None,
+        ),  # above both
         ({("pci/d0", "acs"): "request redirect, direct translated"}, "unknown", "ATS", "measure"),
-        ({("pci/d0", "acs"): None}, "unknown", "ACS of the bridges", "on the machine itself, as "
-                                                                     "root"),
+        (
+            {("pci/d0", "acs"): None},
+            "unknown",
+            "ACS of the bridges",
+            "on the machine itself, as root",
+        ),
         ({("host", "iommu"): "translating"}, "no", "IOMMU translates", "iommu=pt"),
         ({("host", "iommu"): "passthrough"}, "yes", "", None),
         ({("host", "iommu"): None}, "unknown", "IOMMU", "as root"),
@@ -155,7 +184,7 @@ def test_gpus_below_one_switch_with_nothing_between_are_p2p() -> None:
         ({("host", "virtual"): "KVM", ("host", "iommu"): "translating"}, "unknown", "guest", "ATS"),
         ({("host", "virtual"): None}, "unknown", "guest", "as root"),
     ],
-)  # fmt: skip
+)
 def test_each_rule_on_gpus_below_one_switch(
     changes: Changes, answer: str, rule: str, advice: str | None
 ) -> None:
@@ -266,10 +295,6 @@ def test_xgmi_is_taken_without_asking_and_distance_goes_by_the_cpu() -> None:
 
 def test_links_of_no_known_kind_give_no_verdict() -> None:
     assert {v.answer for v in judge_pairs(preset("ring:4"))} == {"unknown"}
-
-
-# -- RDMA
-# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_nic_below_the_same_switch_reaches_the_gpu() -> None:
@@ -388,10 +413,6 @@ def test_rccl_lets_one_cpu_of_the_rome_sort_be_between(
     )
 
 
-# -- all of them
-# -------------------------------------------------------------------------------------------------------
-
-
 def test_pairs_on_different_hosts_have_no_verdict() -> None:
     found = judge_pairs(preset("dgx-a100:2"))
     expected = [
@@ -483,9 +504,6 @@ def test_a_line_gives_rule_and_evidence_and_the_next_one_the_advice() -> None:
     assert max(map(len, lines[:-1])) <= 80 and lines[1].startswith("    nic")
     assert lines[-1].startswith("  for b in d1; do setpci xxx")
 
-
-# -- properties
-# --------------------------------------------------------------------------------------------------------
 
 KEYS = (
     "read",

@@ -14,9 +14,6 @@ from topoplan.topo.facts import keys as fact_keys
 from topoplan.topo.probe.linux.gpudirect import CONTROLS, find_acs_control, read_gpudirect
 from topoplan.topo.probe.linux.sysfs import read_sysfs
 
-# -- configuration spaces
-# ----------------------------------------------------------------------------------------------
-
 
 def config(
     capabilities: Mapping[int, tuple[int, int]], size: int = 4096, control: int = 0
@@ -66,10 +63,6 @@ def test_any_bytes_give_a_register_or_a_reason(space: bytes) -> None:
         assert str(error)
     else:
         assert control is None or 0 <= control < 1 << 16
-
-
-# -- facts from Linux
-# --------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, text: str) -> Path:

@@ -123,10 +123,6 @@ def racks(hosts: int, slow: int | None = None) -> Topology:
     return Topology("rack", tuple(devices), tuple(way for x in links for way in both_directions(x)))
 
 
-# -- hosts that are alike
-# ----------------------------------------------------------------------------------------------
-
-
 def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
     for topology, said in (
         (preset("gb200-nvl72"), "18 hosts: 18 like tray0 (4 GPUs each)"),
@@ -185,8 +181,14 @@ def test_hosts_of_one_nvlink_domain_have_frames_with_their_names() -> None:
     picture = lay_out(two_hosts())
     assert [frame.label for frame in picture.frames] == ["host0", "host1"]
     for shape in picture.shapes:
-        around = [f.label for f in picture.frames if f.left < shape.left and shape.right < f.left + f.width
-                  and f.top < shape.top and shape.bottom < f.top + f.height]  # fmt: skip
+        around = [
+            f.label
+            for f in picture.frames
+            if f.left < shape.left
+            and shape.right < f.left + f.width
+            and f.top < shape.top
+            and shape.bottom < f.top + f.height
+        ]
         assert around == ([] if shape.look == "nvswitch" else [shape.ids[0].split("/")[0]])
     without_cpus = tuple(d for d in two_hosts().devices if d.kind in ("gpu", "switch"))
     kept = {d.id for d in without_cpus}
@@ -219,8 +221,13 @@ def test_nvswitches_of_one_board_are_one_bar_though_cables_join_them_to_another_
 def test_no_link_passes_behind_a_box(name: str) -> None:
     picture = lay_out(preset(name))
     for wire in picture.wires:
-        ends = [s for s in picture.shapes if any(s.left <= x <= s.right and s.top <= y <= s.bottom
-                                                 for x, y in (wire.start, wire.end))]  # fmt: skip
+        ends = [
+            s
+            for s in picture.shapes
+            if any(
+                s.left <= x <= s.right and s.top <= y <= s.bottom for x, y in (wire.start, wire.end)
+            )
+        ]
         assert bend_around(wire, [s for s in picture.shapes if s not in ends]) == wire
 
 
@@ -228,10 +235,6 @@ def test_the_table_calls_the_lanes_of_pcie_as_people_do() -> None:
     rows = [line.split() for line in table.write(two_hosts()).splitlines()]
     assert ["PCIe", "6", "24", "x16", "Gen4", "x16"] in rows
     assert ["NVLink", "4", "24", "1", "Gen4", "x16"] in rows
-
-
-# -- svg
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -348,10 +351,6 @@ def test_eight_sockets_and_dangling_devices_are_drawn_apart() -> None:
     assert sum(wire.cables for wire in picture.wires) == len(find_cables(topology))
 
 
-# -- arrangements
-# ----------------------------------------------------------------------------------------------------
-
-
 def edges(name: str) -> tuple[int, frozenset[tuple[int, int]]]:
     topology = preset(name)
     index = {ident: i for i, ident in enumerate(topology.ranks)}
@@ -391,9 +390,6 @@ def test_two_rings_are_not_taken_for_one() -> None:
     assert len(set(arrange(6, two).points)) == 6
 
 
-# -- dot
-# ---------------------------------------------------------------------------------------------------------------
-
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|->|[\[\]{};=,]|[\w.]+|\s+')
 
 
@@ -430,10 +426,6 @@ def test_dot_groups_by_box_or_numa_node() -> None:
     assert 'label="NUMA node 1"' in dot.write(preset("pcie-2socket"))
 
 
-# -- labels
-# ------------------------------------------------------------------------------------------------------------
-
-
 def test_labels_of_ways_between_gpus() -> None:
     def label(name: str, src: int, dst: int) -> tuple[str, Fraction | None]:
         found = find_connections(preset(name))[src][dst]
@@ -465,10 +457,6 @@ def test_labels_of_ways_between_gpus() -> None:
 )
 def test_rates_are_written_as_people_write_them(rate: Fraction, text: str) -> None:
     assert format_rate(rate) == text
-
-
-# -- tables that fit
-# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_a_plan_fits_80_columns_and_keeps_bound_and_gap(

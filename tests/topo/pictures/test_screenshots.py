@@ -1,8 +1,8 @@
 """The report in a real browser: it fits a phone, is dark where that is asked for, and its
 screenshots are those of the docs.
 
-`TOPOPLAN_WRITE_SCREENSHOTS=1 pytest tests/topo/pictures/test_screenshots.py` writes docs/images/report-*.png
-anew.
+`TOPOPLAN_WRITE_SCREENSHOTS=1 pytest tests/topo/pictures/test_screenshots.py` writes
+docs/images/report-*.png anew.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ pytestmark = pytest.mark.skipif(
 def browse(page: Path, *options: str, width: int = 1280, height: int = 1000) -> str:
     """Open a page in a headless browser without a network; return what it prints."""
     command = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}",
-        f"--window-size={width},{height}", *options, f"file://{page}",
-    ]  # fmt: skip
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={page.parent / 'profile'}",
+        f"--window-size={width},{height}",
+        *options,
+        f"file://{page}",
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=patience.seconds(120)
     )
@@ -88,7 +96,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_but_tables_and_pictures_scrolls_sideways(page: Path, width: int) -> None:
-    script = "<script>parent.document.title = `${document.documentElement.scrollWidth} of ${innerWidth}`</script></body>"
+    script = (
+        "<script>parent.document.title = `${document.documentElement.scrollWidth} of "
+        "${innerWidth}`</script></body>"
+    )
     text = page.read_text(encoding="utf-8").replace("</body>", script)
     # Windows cannot be as narrow as a phone; frames can.
     frame = page.with_name(f"frame-{width}.html")

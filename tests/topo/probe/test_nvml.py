@@ -56,9 +56,6 @@ MACHINES: tuple[Callable[[], Machine], ...] = (
     grace,
 )
 
-# -- machines
-# ----------------------------------------------------------------------------------------------------------
-
 
 def test_the_nvlinks_of_a_hybrid_cube_mesh_are_those_of_the_preset(tmp_path: Path) -> None:
     topology = probed(hybrid_cube_mesh(), tmp_path)
@@ -214,10 +211,6 @@ def test_gpus_may_have_more_links_than_any_has_today(tmp_path: Path, links: int)
     assert states(facts, 0) == dict.fromkeys(range(links), "active")
     assert facts.get_number(f"gpu/0/nvlink/{links - 1}", fact_keys.NVLINK_VERSION) == 9
     assert nvlinks(probed(machine, tmp_path))["gpu0", "nvswitch0"][1] == links
-
-
-# -- how it is asked
-# ---------------------------------------------------------------------------------------------------
 
 
 def calls(machine: Machine, folder: Path) -> list[tuple[str, ...]]:

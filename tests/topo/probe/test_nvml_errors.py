@@ -92,10 +92,6 @@ FACTS_OF = {
 }
 
 
-# -- errors
-# ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("code", [c for c in ERRORS if c not in (2, 3, 15)])
 def test_an_nvml_that_does_not_start_is_one_missing_fact(ask: Ask, code: int) -> None:
     facts = ask(nvswitch_box().fail("nvmlInitWithFlags", code))
@@ -282,9 +278,6 @@ def test_cpu_affinity_is_written_as_linux_lists_cpus(ask: Ask) -> None:
     facts = ask(nvswitch_box().set("gpu.0.cpus", ",".join(map(str, cpus))))
     assert facts.get_text("gpu/0", fact_keys.GPU_CPU_AFFINITY) == "0-19,40-59,63-64,8191"
 
-
-# -- libraries of other versions
-# ---------------------------------------------------------------------------------------
 
 OLD = (
     "nvmlDeviceGetNumaNodeId",

@@ -25,9 +25,6 @@ from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
 from topoplan.topo.probe.nvml.questions import normalize_bus_id, read_nvml
 
-# -- an NVML that answers as told
-# ------------------------------------------------------------------------------------
-
 # Active links of a GPU: link number -> (kind of the remote device, its bus id).
 Links = Mapping[int, tuple[str, str]]
 
@@ -67,10 +64,6 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, Machine().fail("nvmlInitWithFlags", 9))
 
 
-# -- a sysfs tree
-# ----------------------------------------------------------------------------------------------------
-
-
 def two_sockets(root: Path) -> Tree:
     """A switch with two GPUs and a NIC on socket 0; behind a root port of its own, a Gen2 GPU on
     socket 1.
@@ -97,10 +90,6 @@ def pairs(topology: Topology, kind: str) -> dict[tuple[str, str], tuple[Fraction
 
 def notes(topology: Topology) -> list[str]:
     return list(topology.extra["notes"])
-
-
-# -- PCI Express, NUMA and NICs
-# ----------------------------------------------------------------------------------------
 
 
 def test_the_tree_of_two_sockets_becomes_switch_gpus_and_nic(
@@ -308,10 +297,6 @@ def test_where_sys_is_silent_nvml_places_the_gpus(
     ]
 
 
-# -- nothing fails whole
-# -----------------------------------------------------------------------------------------------
-
-
 def test_an_empty_root_gives_one_socket_and_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,10 +397,6 @@ def test_links_that_lead_nowhere_or_in_a_circle_are_survived(
     assert [d.kind for d in probe_local(tmp_path).devices] == ["cpu", "cpu"]
 
 
-# -- NVLink
-# ------------------------------------------------------------------------------------------------------------
-
-
 def test_links_to_switches_become_one_nvswitch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,10 +478,6 @@ def test_two_ends_that_disagree_are_noted(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_bus_ids_are_written_as_linux_writes_them(text: str, expected: str) -> None:
     assert normalize_bus_id(text) == expected
-
-
-# -- a recorded machine
-# ------------------------------------------------------------------------------------------------
 
 
 def test_sysfs_of_this_machine_can_be_read() -> None:
