@@ -156,9 +156,9 @@ PCIE_GTps: Mapping[int, Fraction] = {
     6: Fraction(64),
 }
 
-# What NCCL takes for a PCIe link without speed or width (graph/topo.cc).
-PCIE_DEFAULT_GENERATION = 3
-PCIE_DEFAULT_WIDTH = 16
+# What NCCL takes for a PCIe link without speed or width (graph/topo.cc): the generation, and the
+# number of PCIe lanes.
+PCIE_DEFAULT_GENERATION, PCIE_DEFAULT_WIDTH = 3, 16
 
 _PCIE_LANE_HUNDRED_Mbps: Mapping[int, int] = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
@@ -202,7 +202,7 @@ def pcie_link(speed: str | None, width: int | None) -> PcieLink:
     generation = pcie_generation(speed)
     if generation is None:
         generation = PCIE_DEFAULT_GENERATION
-        doubt = "not given" if not speed else f"{speed[:40]!r} is none that is known"
+        doubt = f"{speed[:40]!r} is unknown" if speed else "not given"
         assumed.append(f"link_speed {doubt}; taken as Gen3 (8 GT/s), as NCCL does")
     if not width:
         assumed.append(

@@ -1,8 +1,8 @@
 """Label the connection between two GPUs as `nvidia-smi topo -m` does, with its bandwidth.
 
 A label names the kind of path, not its speed. The bandwidth is that of the narrowest link of the
-route when nothing else uses it. PHB and NODE can be told apart only where devices name their root
-complex in `extra["root"]`.
+route when nothing else uses it. PHB and NODE differ only if devices name their root complex in
+`extra["root"]`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Both are the text itself (subclasses of str), so they print, compare and become JSON as such. Code
 asks for the kind and the fields; it never searches the text.
 
-Kinds of notes, with what `about` and `detail` hold. The last column says who acts on the
-kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or given and
-assumed rates (`--network`, topo-place, boxes of clusters).
+Kinds of notes, with what `about` and `detail` hold. The last column names the code that acts on the
+kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or given and assumed rates
+(of the network, of topo-place, of boxes of clusters).
 
 | kind | meaning | about | detail | used by |
 | --- | --- | --- | --- | --- |
@@ -24,8 +24,8 @@ Kinds of sources, of the bandwidths of links; given rates replace assumed ones o
 
 | kind | meaning | written, also in files |
 | --- | --- | --- |
-| stated | somebody states the value | who does |
-| assumed | no one does | assumed: the reason |
+| stated | a file, a driver or a user states the value | who does |
+| assumed | no source states it | assumed: the reason |
 | counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
 """
 
@@ -93,7 +93,7 @@ class Source(str):
 
 
 def assumed(reason: str = "") -> Source:
-    """Return the source of a value that nobody states."""
+    """Return the source of a value that no source states."""
     return Source(f"assumed: {reason}" if reason else "assumed", "assumed")
 
 

@@ -8,6 +8,7 @@ Numbers stay exact: a field declared as Fraction takes integers, decimals and st
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def json_schema(declared: Any, title: str) -> dict[str, Any]:
 
 
 def _decode(declared: type, value: object) -> object:
-    """Read a Fraction, the only declared type that msgspec does not know."""
+    # Fraction is the only declared type that msgspec does not know.
     if declared is Fraction:
         return parse_fraction(value)
     raise NotImplementedError(f"no reader for {declared}")
@@ -128,19 +129,15 @@ def _spell(path: _Path) -> str:
 
 
 def _value_at(value: Any, part: str | int) -> Any:
-    if isinstance(part, str):
-        return (
-            value.get(part, _MISSING) if isinstance(value, dict) else getattr(value, part, _MISSING)
-        )
-    return value[part]
+    if isinstance(part, int):
+        return value[part]
+    return value.get(part, _MISSING) if isinstance(value, dict) else getattr(value, part, _MISSING)
 
 
 def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
     """Return the type of a field or item of `info`; of a union, the first member's that has it."""
     for member in _members(info):
-        if isinstance(part, str) and isinstance(
-            member, (inspect.StructType, inspect.DataclassType)
-        ):
+        if isinstance(member, (inspect.StructType, inspect.DataclassType)):
             for field in member.fields:
                 if field.encode_name == part:
                     return field.type
@@ -188,19 +185,11 @@ def _describe_one(info: inspect.Type, value: object) -> str:
         if info.min_length and not (isinstance(value, (list, tuple)) and value):
             return "a list that is not empty"
         of_type = value is _MISSING or isinstance(value, (list, tuple))
-        most = (
-            f" of at most {info.max_length} items"
-            if info.max_length is not None and of_type
-            else ""
-        )
-        return f"a list{most}" + (
-            f", each {_describe(info.item_type)}" if _is_number(info.item_type) else ""
-        )
+        limit = of_type and info.max_length is not None
+        most = f" of at most {info.max_length} items" if limit else ""
+        is_number = isinstance(info.item_type, (inspect.IntType, inspect.FloatType))
+        return f"a list{most}" + (f", each {_describe(info.item_type)}" if is_number else "")
     return "a JSON object"
-
-
-def _is_number(info: inspect.Type) -> bool:
-    return isinstance(info, (inspect.IntType, inspect.FloatType))
 
 
 def _range(info: inspect.IntType | inspect.FloatType) -> str:
@@ -212,11 +201,10 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _show(value: object) -> str:
-    """Format a value as one short line of JSON."""
     if value is _MISSING:
         return "nothing"
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, (list, tuple)):

@@ -179,7 +179,7 @@ def test_members_are_counted_without_the_headers_that_only_extend_them(
 def test_a_broken_archive_is_one_line(cut: int, tmp_path: Path) -> None:
     whole = archive(tmp_path / "whole.tar.gz", {"sys/bus/x": b"1" * 1000}).read_bytes()
     (tmp_path / "cut.tar.gz").write_bytes(whole[:cut])
-    with pytest.raises(InputError, match=r"not a whole archive|holds no captured machine"):
+    with pytest.raises(InputError, match=r"malformed archive|no captured machine"):
         resolve(str(tmp_path / "cut.tar.gz"))
 
 

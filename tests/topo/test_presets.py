@@ -253,8 +253,8 @@ def test_resolve_prefers_a_file_and_reads_it_by_content(tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        (b"what is this", "not a format"),
-        (None, "holds no captured machine"),
+        (b"what is this", "format is not recognized"),
+        (None, "no captured machine"),
     ],
 )
 def test_resolve_refuses_unusable_files(tmp_path: Path, content: bytes | None, says: str) -> None:

@@ -59,8 +59,7 @@ class RouteTable:
 
         The bandwidth of a route is that of its narrowest link.
         """
-        narrowest = self._width_of[routes].min(axis=-1)
-        return self._widths[int(narrowest.max())]
+        return self._widths[int(self._width_of[routes].min(axis=-1).max())]
 
     def _search_all(self, number: dict[str, int]) -> tuple[Ints, dict[int, Ints]]:
         """Return the predecessor of every device on the routes from every GPU.

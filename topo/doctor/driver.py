@@ -21,14 +21,14 @@ _GPU_CLASSES = ("0x0300", "0x0302")
 _FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
 _NO_CLUSTER = re.compile(r"[0-]*")
 
-_HEALTHY = "healthy"
 _NOT_YET = ("not started", "in progress")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
-    """Report a driver whose library does not answer (fact `nvml` `library` missing, or the probe's
-    note): an error where library and kernel module differ in version, or NVIDIA GPUs are on PCI;
-    else a note.
+    """Report a driver whose library does not answer, by the fact `nvml library` or a probe's note.
+
+    That is an error if library and kernel module differ in version or NVIDIA GPUs are on PCI, else
+    a note.
     """
     reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
     notes = [f"{note} (the topology's notes)" for note in view.list_notes("no-driver")]
@@ -40,7 +40,7 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
             "error",
             "driver-mismatch",
             (),
-            "the driver's library and its kernel module are of unlike versions, so that no GPU is "
+            "the driver's library and its kernel module are of different versions, so no GPU is "
             "listed",
             evidence,
             "reboot, or reload the kernel module, after an update of the driver; in a container "
@@ -51,10 +51,6 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
     if addresses:
         ids = {gpu.bus_id: gpu.id for gpu in view.gpus}
         about = tuple(ids.get(bus_id, bus_id) for bus_id in addresses)
-        message = (
-            f"NVML, the driver's library, does not answer, though {join_names(about)} are NVIDIA "
-            "GPUs"
-        )
         evidence += tuple(
             view.format_fact(pci_subject(bus_id), keys.PCI_CLASS)
             for bus_id in addresses
@@ -64,7 +60,8 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
             "error",
             "no-driver",
             about,
-            message,
+            f"NVML, the driver's library, does not answer, though {join_names(about)} are NVIDIA "
+            "GPUs",
             evidence,
             "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has to "
             "work",
@@ -82,9 +79,10 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
-    """Report NVIDIA GPUs on PCI that the driver, which answers, does not list (facts, or the
-    probe's notes): a warning, or a note where they are bound to another driver, such as vfio-pci
-    for a virtual machine.
+    """Report NVIDIA GPUs on PCI that the driver, which answers, does not list: a warning.
+
+    If they are bound to another driver, such as vfio-pci for a virtual machine, it is a note. The
+    facts say so, or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
@@ -92,35 +90,32 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID)
         for index in view.facts.list_names(GPU)
     }
-    cases: list[Case] = []
-    for bus_id in (
-        _list_nvidia_gpus(view) if listed or view.facts.get_source(NVML, keys.NVML_COUNT) else ()
-    ):
-        if bus_id not in listed:
-            bound = view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)
-            cases.append(
-                (
-                    "" if bound in (None, "nvidia") else bound,
-                    (bus_id,),
-                    [
-                        view.format_fact(pci_subject(bus_id), key)
-                        for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
-                        if view.facts.get_source(pci_subject(bus_id), key)
-                    ],
-                )
-            )
+    answers = listed or view.facts.get_source(NVML, keys.NVML_COUNT)
+    cases: list[Case] = [
+        (
+            "" if bound == "nvidia" else bound or "",
+            (bus_id,),
+            [
+                view.format_fact(pci_subject(bus_id), key)
+                for key in (keys.PCI_CLASS, keys.PCI_DRIVER)
+                if view.facts.get_source(pci_subject(bus_id), key)
+            ],
+        )
+        for bus_id in (_list_nvidia_gpus(view) if answers else ())
+        if bus_id not in listed
+        for bound in [view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)]
+    ]
     if not listed - {None}:
-        for note in _list_unlisted(view):
-            cases.append(("", note.about, (f"{note} (the topology's notes)",)))
+        cases += [
+            ("", note.about, (f"{note} (the topology's notes)",)) for note in _list_unlisted(view)
+        ]
     for bound, about, evidence in view.group(cases):
-        message = f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
-        if bound:
-            message += f": bound to {bound}"
         yield Finding(
             "note" if bound else "warning",
             "gpu-not-listed",
             about,
-            message,
+            f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
+            + (f": bound to {bound}" if bound else ""),
             evidence,
             "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in "
             "the kernel log",
@@ -159,8 +154,9 @@ def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_mig(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs with MIG on (fact `mig`): an error, since its instances have neither P2P nor
-    NVLink for NCCL.
+    """Report GPUs with MIG on (fact `mig`): an error.
+
+    MIG's instances have neither P2P nor NVLink for NCCL.
     """
     for _, about, evidence in view.group(
         ("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
@@ -179,9 +175,10 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_fabric(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose fabric (NVSwitch or NVL72) is not started or not completed: an error,
-    NVLink does not work there. GPUs of one machine in different clusters or cliques are a warning:
-    no NVLink joins them.
+    """Report GPUs whose fabric (NVSwitch or NVL72) is not started or not completed.
+
+    That is an error, since NVLink does not work there. GPUs of one machine in different clusters
+    or cliques are a warning: no NVLink joins them.
     """
     pending: list[Case] = []
     parts: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -189,7 +186,7 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
     for index, ident in view.gpu_of.items():
         subject = gpu_subject(index)
         state = view.facts.get_text(subject, keys.GPU_FABRIC_STATE)
-        if state in ("not started", "in progress"):
+        if state in _NOT_YET:
             pending.append((state, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),)))
         cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
         if state == "completed" and not _NO_CLUSTER.fullmatch(cluster):
@@ -212,30 +209,27 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
         )
     if len(parts) > 1:
         about = tuple(ident for part in parts.values() for ident in part)
-        groups = " | ".join(join_names(part) for part in parts.values())
         yield Finding(
             "warning",
             "fabric-split",
             about,
-            f"the GPUs are in {len(parts)} cliques or clusters that no NVLink joins: {groups}",
+            f"the GPUs are in {len(parts)} cliques or clusters that no NVLink joins: "
+            + " | ".join(map(join_names, parts.values())),
             tuple(evidence_of),
             "have the fabric manager put them into one partition if one job is to use them all",
         )
 
 
 def check_any_active(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs on boards with NVLink (SXM modules and the like) where the driver has not one
-    active NVLink on any of them: an error, all traffic then goes over PCIe. A fabric that is not
-    started yet is reported as such.
+    """Report GPUs on boards with NVLink (such as SXM modules) if the driver has no NVLink active.
+
+    That is an error, since all traffic then goes over PCIe. A fabric that has not started yet is
+    reported as such.
     """
     about = view.without_nvlink
-    if not about:
-        return
     subjects = {ident: gpu_subject(view.find_gpu_index(ident)) for ident in about}
-    if any(
-        view.facts.get_text(subject, keys.GPU_FABRIC_STATE) in _NOT_YET
-        for subject in subjects.values()
-    ):
+    states = {view.facts.get_text(subject, keys.GPU_FABRIC_STATE) for subject in subjects.values()}
+    if not about or states & {*_NOT_YET}:
         return
     evidence: list[str] = []
     for ident, subject in subjects.items():
@@ -249,40 +243,38 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
         f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over "
         "PCIe",
         tuple(evidence),
-        "check nvidia-smi nvlink -s and the kernel log (Xid, SXid), at nvidia-fabricmanager "
-        "where there are NVSwitches, and "
-        "whether the hypervisor passed all GPUs and NVSwitches on; leave NCCL_P2P_LEVEL until "
-        "NVLink works",
+        "check nvidia-smi nvlink -s, the kernel log (Xid, SXid), nvidia-fabricmanager where there "
+        "are NVSwitches, and whether the hypervisor passed all GPUs and NVSwitches on; leave "
+        "NCCL_P2P_LEVEL until NVLink works",
     )
 
 
 def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose fabric the driver does not call healthy (fact `fabric_health`): a warning,
-    it works at a lower rate or will soon not work.
+    """Report GPUs whose fabric the driver does not call healthy (fact `fabric_health`): a warning.
+
+    Such a fabric works at a lower rate, or will soon not work.
     """
-    cases: list[Case] = []
-    for index, ident in view.gpu_of.items():
-        health = view.facts.get_text(gpu_subject(index), keys.GPU_FABRIC_HEALTH)
-        if health not in (None, _HEALTHY):
-            cases.append(
-                (health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),))
-            )
-    for health, about, evidence in view.group(cases):
+    for health, about, evidence in view.group(
+        (health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),))
+        for index, ident in view.gpu_of.items()
+        if (health := view.facts.get_text(gpu_subject(index), keys.GPU_FABRIC_HEALTH))
+        not in (None, "healthy")
+    ):
         yield Finding(
             "warning",
             "fabric-unhealthy",
             about,
             f"{join_names(about)}: the NVLink fabric is not well: {health}",
             evidence,
-            "check nvidia-smi -q (Fabric, Health), at the fabric manager's log and for SXid "
-            "errors on the switches",
+            "check nvidia-smi -q (Fabric, Health), the fabric manager's log and the switches for "
+            "SXid errors",
         )
 
 
 def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
-    """Report inactive NVLinks of a GPU where more than half of three or more GPUs of the model have
-    the link of that number active: a warning, unless the topology lacks the lanes, too (reported as
-    `fewer-links`).
+    """Report inactive NVLinks of a GPU that more than half of three or more like GPUs have active.
+
+    That is a warning, unless the topology lacks the links, too (reported as `fewer-links`).
     """
     short = {ident for finding in check_link_counts(view) for ident in finding.about}
     for group in view.like_gpus:
@@ -295,26 +287,18 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
             for name, state in _list_states(view, ident)
             if state == "active"
         )
-        cases: list[Case] = []
-        for ident in judged:
-            dead = [
-                n
+        dead_of = {
+            ident: [
+                view.format_fact(nvlink_subject(view.index_of[ident], n), keys.NVLINK_STATE)
                 for n, state in _list_states(view, ident)
                 if state == "inactive" and 2 * active[n] > len(judged)
             ]
-            if dead and ident not in short:
-                index = view.index_of[ident]
-                cases.append(
-                    (
-                        len(dead),
-                        (ident,),
-                        [
-                            view.format_fact(nvlink_subject(index, n), keys.NVLINK_STATE)
-                            for n in dead
-                        ],
-                    )
-                )
-        for dead_links, about, evidence in view.group(cases):
+            for ident in judged
+            if ident not in short
+        }
+        for dead_links, about, evidence in view.group(
+            (len(dead), (ident,), dead) for ident, dead in dead_of.items() if dead
+        ):
             yield Finding(
                 "warning",
                 "inactive-links",
@@ -322,7 +306,7 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
                 f"{join_names(about)}: {dead_links} inactive NVLink{'s' * (dead_links > 1)}, "
                 "active on most like GPUs",
                 evidence,
-                "look for link errors (nvidia-smi nvlink -e) and in the kernel log; reset the GPU "
+                "look for link errors (nvidia-smi nvlink -e) and at the kernel log; reset the GPU "
                 "or reseat its bridge",
             )
 

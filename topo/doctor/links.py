@@ -4,25 +4,41 @@ model have equal links.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 
 from ..facts import keys
 from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
-from .finding import Case, Finding, format_GBps, join_names
+from ..notes import NoteKind
+from .finding import Case, Finding, Severity, format_GBps, join_names
 from .view import Check, DoctorView, has_two_gpus
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
+# What a reader's notes on NVLinks that it did not see lead to: severity, problem and advice.
+_WITHOUT_NVLINKS: Mapping[NoteKind | None, tuple[Severity, str, str]] = {
+    "nvlinks-left-out": (
+        "warning",
+        "NVLinks are left out of the text, so all is judged and planned without them",
+        "give the output of nvidia-smi topo -m",
+    ),
+    "no-nvlink-elements": (
+        "note",
+        "no NVLink in the file, though boards of this model have it",
+        "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it is "
+        "counted",
+    ),
+}
 # GPUs of one model that are compared: of two that differ, neither is the odd one.
 MIN_PEERS = 3
 
 
 def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
-    """Report links with one direction only. NVLink, xGMI, PCIe, C2C and sockets are full duplex, so
-    that is an error there; other kinds may have one direction on purpose: a warning.
+    """Report links with one direction only.
+
+    NVLink, xGMI, PCIe, C2C and links between sockets are full duplex, so that is an error there.
+    Other kinds may have one direction on purpose: a warning.
     """
     for kind, about, evidence in view.group(
         (link.kind, (link.src, link.dst), (view.format_link(link),))
@@ -42,35 +58,37 @@ def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_directions(view: DoctorView) -> Iterator[Finding]:
-    """Report pairs whose directions differ in bandwidth, or (NVLink, xGMI) in number of lanes; each
-    pair once.
+    """Report pairs whose directions differ in bandwidth, or in number of NVLink or xGMI links.
+
+    Each pair is reported once.
     """
-    rates: list[Case] = []
-    counts: list[Case] = []
     capacity = view.topology.capacity_GBps
-    for (a, b), forth in capacity.items():
-        back = capacity.get((b, a))
-        if (
-            back is not None
-            and forth > back
-            and view.lanes.get((a, b), 0) == view.lanes.get((b, a), 0)
-        ):
-            lines = [
+    rates: Iterator[Case] = (
+        (
+            (forth, back),
+            (a, b),
+            [
                 f"{x} -> {y} = {format_GBps(rate)} (the topology)"
                 for x, y, rate in ((a, b, forth), (b, a, back))
-            ]
-            rates.append(((forth, back), (a, b), lines))
-    lanes = {pair: (n, "the topology") for pair, n in view.lanes.items()} | _count_lanes_in_facts(
-        view
+            ],
+        )
+        for (a, b), forth in capacity.items()
+        # A difference in links is reported below, as the cause.
+        if (back := capacity.get((b, a), forth)) < forth
+        and view.links_between.get((a, b), 0) == view.links_between.get((b, a), 0)
     )
-    for (a, b), (many, source) in lanes.items():
-        few, source_back = lanes.get((b, a), (many, source))
-        if many > few:
-            lines = [
-                f"{a} -> {b} = {many} links ({source})",
-                f"{b} -> {a} = {few} links ({source_back})",
-            ]
-            counts.append(((many, few), (a, b), lines))
+    counts = {pair: (n, "the topology") for pair, n in view.links_between.items()}
+    counts |= _count_links_in_facts(view)
+    uneven: Iterator[Case] = (
+        (
+            (many, few),
+            (a, b),
+            [f"{a} -> {b} = {many} links ({source})", f"{b} -> {a} = {few} links ({source_back})"],
+        )
+        for (a, b), (many, source) in counts.items()
+        for few, source_back in (counts.get((b, a), (many, source)),)
+        if many > few
+    )
     for (fast, slow), about, evidence in view.group(rates):
         yield Finding(
             "warning",
@@ -81,7 +99,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             evidence,
             "measure both directions; a healthy cable carries the same in each",
         )
-    for (many, few), about, evidence in view.group(counts):
+    for (many, few), about, evidence in view.group(uneven):
         yield Finding(
             "warning",
             "link-count-mismatch",
@@ -98,41 +116,38 @@ def _join_pairs(evidence: Sequence[str]) -> str:
     return join_names([" ".join(line.split(" ")[:3]) for line in evidence])
 
 
-def _count_lanes_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return the active NVLinks from a GPU to another by the facts of the first, where both have
-    facts on their NVLinks.
+def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the active NVLinks from each GPU to another, if both have facts on their NVLinks.
+
+    Each count is that of the first GPU's facts, and comes with its source.
     """
     at = {view.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID): i for i in view.index_of.values()}
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for index in view.index_of.values():
-        for subject in view.nvlink_subjects.get(index, ()):
-            if view.facts.get_text(subject, keys.NVLINK_STATE) == "active":
-                peer = at.get(view.facts.get_text(subject, keys.NVLINK_REMOTE_BUS_ID) or "")
-                if peer in view.nvlink_subjects and peer is not None and peer != index:
-                    counts[index, peer] += 1
-    lanes = {}
-    for a, b in counts:
-        for x, y in ((a, b), (b, a)):
-            lanes[view.gpu_of[x], view.gpu_of[y]] = (
-                counts.get((x, y), 0),
-                f"active links of gpu/{x}",
-            )
-    return lanes
+    counts = Counter(
+        (index, peer)
+        for index in view.index_of.values()
+        for subject in view.nvlink_subjects.get(index, ())
+        if view.facts.get_text(subject, keys.NVLINK_STATE) == "active"
+        for peer in [at.get(view.facts.get_text(subject, keys.NVLINK_REMOTE_BUS_ID) or "")]
+        if peer in view.nvlink_subjects and peer is not None and peer != index
+    )
+    # Both directions, since a direction without an active link has to be compared, too.
+    return {
+        (view.gpu_of[x], view.gpu_of[y]): (counts[x, y], f"active links of gpu/{x}")
+        for a, b in counts
+        for x, y in ((a, b), (b, a))
+    }
 
 
 def check_connection(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that cannot reach the first one, or be reached from it, even if other GPUs
-    forward: an error.
+    """Report GPUs that cannot reach the first one, or be reached from it: an error.
+
+    Other GPUs may forward.
     """
     if len(view.gpus) < 2:
         return
-    near = {id_: set(out) for id_, out in view.topology.out_neighbours.items()}
-    back: dict[str, set[str]] = {id_: set() for id_ in near}
-    for src, dsts in near.items():
-        for dst in dsts:
-            back[dst].add(src)
     start = view.gpus[0].id
-    reached = _find_reachable(near, start) & _find_reachable(back, start)
+    back = view.topology.reversed().out_neighbours
+    reached = _find_reachable(view.topology.out_neighbours, start) & _find_reachable(back, start)
     apart = tuple(gpu.id for gpu in view.gpus if gpu.id not in reached)
     if apart:
         yield Finding(
@@ -150,19 +165,20 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
         )
 
 
-def _find_reachable(near: Mapping[str, set[str]], start: str) -> set[str]:
+def _find_reachable(near: Mapping[str, Sequence[str]], start: str) -> set[str]:
+    # The doctor always runs this check: networkx, slow to import, would cost more than it saves.
     seen, todo = {start}, [start]
     while todo:
-        fresh = near[todo.pop()] - seen
+        fresh = {*near[todo.pop()]} - seen
         seen |= fresh
         todo += fresh
     return seen
 
 
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that are linked to other GPUs only, on a machine where most are linked to CPUs or
-    PCIe switches: a note. A mesh without CPUs is not reported, since it does not claim another
-    path.
+    """Report GPUs that are linked to other GPUs only, if most are linked to CPUs or PCIe switches.
+
+    That is a note. A mesh without CPUs is not reported, since it does not claim another path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
@@ -187,10 +203,11 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_bridges(view: DoctorView) -> Iterator[Finding]:
-    """Report missing NVLink bridges, where GPUs of one model are bridged in closed groups of one
-    size (pairs, fours: each joined to all others of its group and to nothing else): GPUs without
-    links that would fill a group, and groups whose members all have fewer links than those of other
-    groups, as where one of several bridges is missing.
+    """Report missing NVLink bridges, if GPUs of one model are bridged in closed groups of one size.
+
+    In a closed group (pairs, fours), each GPU is joined to all others and to nothing else. Reported
+    are GPUs without links that would fill a group, and groups whose members all have fewer links
+    than those of other groups: one of several bridges is missing.
     """
     for group in view.like_gpus:
         yield from _find_thin_bridges(view, group)
@@ -217,46 +234,48 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Finding]:
-    by_lanes = _group_by_lanes(view, group)
-    most = max(by_lanes, default=0)
-    for have, about in by_lanes.items():
+    by_count = _group_by_links(view, group)
+    most = max(by_count, default=0)
+    for have, about in by_count.items():
         if have < most:
-            evidence = [f"{ident} NVLink or xGMI lanes = {have} (the topology)" for ident in about]
+            evidence = [f"{ident} NVLink or xGMI links = {have} (the topology)" for ident in about]
             evidence += [line for ident in about for line in _list_inactive(view, ident)]
             yield Finding(
                 "warning",
                 "missing-bridge",
                 about,
-                f"{join_names(about)}: bridged by {have} links, where {join_names(by_lanes[most])} "
+                f"{join_names(about)}: bridged by {have} links, where {join_names(by_count[most])} "
                 f"are by {most}",
                 tuple(evidence),
                 "fit the missing bridge, or check that it is seated (nvidia-smi nvlink -s)",
             )
 
 
-def _group_by_lanes(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
-    """Return the GPUs by number of lanes, where they are bridged in several closed groups, each
-    with equal members.
+def _group_by_links(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
+    """Return the GPUs by number of links, if they are bridged in several closed groups.
+
+    The members of each group must have equally many, else nothing is returned.
     """
     size, _ = _find_bridge_size(view, group)
-    lanes = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
+    links = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
     alike = all(
-        lanes[peer] == have
-        for ident, have in lanes.items()
+        links[peer] == have
+        for ident, have in links.items()
         for peer in view.wired[ident]
-        if peer in lanes
+        if peer in links
     )
-    if not size or not alike or len(lanes) <= size:
+    if not size or not alike or len(links) <= size:
         return {}
     return {
-        have: tuple(ident for ident in lanes if lanes[ident] == have)
-        for have in dict.fromkeys(lanes.values())
+        have: tuple(ident for ident in links if links[ident] == have)
+        for have in dict.fromkeys(links.values())
     }
 
 
 def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, tuple[str, ...]]:
-    """Return the size of the closed groups in which some of these GPUs are bridged (0: none are),
-    and the GPUs outside.
+    """Return the size of the closed groups in which some of these GPUs are bridged, and the others.
+
+    The size is 0 if none are bridged in such groups.
     """
     closed = Counter(
         frozenset({gpu.id, *view.wired[gpu.id]}) for gpu in group if view.wired[gpu.id]
@@ -268,35 +287,36 @@ def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, t
 
 
 def check_link_counts(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs with fewer NVLink or xGMI lanes than others of the model: an error without any,
-    else a warning. Judged among three or more of which most have the same number (or half, where
-    three quarters of all pairs are joined: a mesh that lost a link), and not where GPUs are bridged
-    in groups and it is in none, or in one that is thinner as a whole.
+    """Report GPUs with fewer NVLink or xGMI links than others of the model.
+
+    A GPU without any is an error, else it is a warning. GPUs are judged if they are three or more,
+    and most have the same number of links (or half, if three quarters of all pairs are joined: a
+    mesh that lost a link). If GPUs are bridged in groups, those in no group, or in one that is
+    thinner as a whole, are left to `check_bridges`.
     """
     for group in view.like_gpus:
         size, _ = _find_bridge_size(view, group)
-        if size and len(_group_by_lanes(view, group)) > 1:
+        if size and len(_group_by_links(view, group)) > 1:
             continue  # reported as `missing-bridge`
-        lanes = {
+        links = {
             gpu.id: sum(view.wired[gpu.id].values())
             for gpu in group
             if not (size and not view.wired[gpu.id])
         }
-        most = _find_expected(view, lanes)
-        cases: list[Case] = []
-        for ident, have in lanes.items():
-            if have < most:
-                cases.append(
-                    (
-                        have,
-                        (ident,),
-                        (
-                            f"{ident} NVLink or xGMI lanes = {have} (the topology)",
-                            *_list_inactive(view, ident),
-                        ),
-                    )
-                )
-        agreed = sum(have == most for have in lanes.values())
+        most = _find_expected(view, links)
+        cases: Iterator[Case] = (
+            (
+                have,
+                (ident,),
+                (
+                    f"{ident} NVLink or xGMI links = {have} (the topology)",
+                    *_list_inactive(view, ident),
+                ),
+            )
+            for ident, have in links.items()
+            if have < most
+        )
+        agreed = sum(have == most for have in links.values())
         for have, about, evidence in view.group(cases):
             yield Finding(
                 "warning" if have else "error",
@@ -310,18 +330,15 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
             )
 
 
-def _find_expected(view: DoctorView, lanes: Mapping[str, int]) -> int:
-    """Return the number of lanes that a GPU should have, 0 where the others do not agree."""
-    if len(lanes) < MIN_PEERS:
+def _find_expected(view: DoctorView, links: Mapping[str, int]) -> int:
+    """Return the number of links that a GPU should have, 0 if the others do not agree."""
+    most = max(links.values(), default=0)
+    agreed = Counter(links.values())[most]
+    if len(links) < MIN_PEERS or 2 * agreed < len(links):
         return 0
-    most = max(lanes.values())
-    share = Fraction(Counter(lanes.values())[most], len(lanes))
-    if share > Fraction(1, 2):
-        return most
-    if share < Fraction(1, 2):
-        return 0
-    joined = sum(len(view.wired[a].keys() & lanes.keys()) for a in lanes)  # each pair twice
-    return most if 4 * joined >= 3 * len(lanes) * (len(lanes) - 1) else 0
+    joined = sum(len(view.wired[a].keys() & links.keys()) for a in links)  # each pair twice
+    is_mesh = 4 * joined >= 3 * len(links) * (len(links) - 1)
+    return most if 2 * agreed > len(links) or is_mesh else 0
 
 
 def _list_inactive(view: DoctorView, ident: str) -> list[str]:
@@ -333,60 +350,53 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLinks or xGMI links that lead to no known GPU, by the reader's notes (the target is
-    the GPU itself, or one that is not listed): a warning, since the topology lacks them. So is a
-    text that leaves NVLinks out; a file without NVLinks of GPUs whose boards have them is a note.
+    """Report NVLinks and xGMI links that the topology lacks, by the reader's notes.
+
+    A link that leads to no known GPU (the target is the GPU itself, or one that is not listed) is a
+    warning, and so is a text that leaves NVLinks out. A file without NVLinks of GPUs whose boards
+    have them is a note.
     """
     for note in view.list_notes("link-without-peer"):
         about = tuple(ident for ident in note.about if ident in view.topology.by_id)
-        evidence = (f"{note} (the topology's notes)",)
         yield Finding(
             "warning",
             "link-without-peer",
             about,
             f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing "
             "in the topology",
-            evidence,
+            (f"{note} (the topology's notes)",),
             "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
             "-m)",
         )
     about = view.topology.ranks
     for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
-        evidence = (f"{note} (the topology's notes)",)
-        if note.kind == "nvlinks-left-out":
-            yield Finding(
-                "warning",
-                "no-nvlink-told",
-                about,
-                f"{join_names(about)}: NVLinks are left out of the text, so all is judged and "
-                "planned without them",
-                evidence,
-                "give the output of nvidia-smi topo -m",
-            )
-        else:
-            yield Finding(
-                "note",
-                "no-nvlink-told",
-                about,
-                f"{join_names(about)}: no NVLink in the file, though boards of this model have it",
-                evidence,
-                "if the machine has NVLink, dump the file there (NCCL_TOPO_DUMP_FILE) so that it "
-                "is counted",
-            )
+        severity, problem, advice = _WITHOUT_NVLINKS[note.kind]
+        yield Finding(
+            severity,
+            "no-nvlink-told",
+            about,
+            f"{join_names(about)}: {problem}",
+            (f"{note} (the topology's notes)",),
+            advice,
+        )
 
 
-# The checks of this file.
 CHECKS = (
     Check("one-way links", check_one_way_links, lambda view: view.topology.links, "no links"),
     Check("equal directions", check_directions, lambda view: view.topology.links, "no links"),
     Check("connection", check_connection, has_two_gpus, "fewer than two GPUs"),
     Check("links besides those to GPUs", check_forwarding, has_two_gpus, "fewer than two GPUs"),
-    Check("bridges", check_bridges, lambda view: view.lanes, "no NVLink or xGMI"),
-    Check("links of like GPUs", check_link_counts, lambda view: view.lanes, "no NVLink or xGMI"),
+    Check("bridges", check_bridges, lambda view: view.links_between, "no NVLink or xGMI"),
+    Check(
+        "links of like GPUs",
+        check_link_counts,
+        lambda view: view.links_between,
+        "no NVLink or xGMI",
+    ),
     Check(
         "links without a peer",
         check_link_peers,
-        lambda view: view.topology.notes or view.lanes,
+        lambda view: view.topology.notes or view.links_between,
         "no NVLink or xGMI",
     ),
 )

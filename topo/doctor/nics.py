@@ -25,9 +25,10 @@ _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 
 
 def check_ports(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is not active: a warning where it may carry GPU traffic, a note for a
-    plain network interface (machines have spare ones). Words that are no state of a port are
-    ignored.
+    """Report NICs whose port is not active.
+
+    That is a warning if it may carry GPU traffic, and a note for a plain network interface, since
+    machines have spare ones. Words that are no state of a port are ignored.
     """
     cases: list[Case] = []
     for nic in view.nics:
@@ -61,8 +62,10 @@ def _find_state(view: DoctorView, nic: Device) -> tuple[str, str]:
 
 
 def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
-    """Return the NICs that GPU traffic may take: not those for management, which are slower than 25
-    Gb/s or cannot do GPUDirect (gdr 0), unless there are no others.
+    """Return the NICs that GPU traffic may take.
+
+    NICs for management, slower than 25 Gb/s or without GPUDirect (gdr 0), do not count unless there
+    are no others.
     """
     able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
     fast = tuple(nic for nic in able if (find_nic_GBps(nic) or MIN_DATA_GBps) >= MIN_DATA_GBps)
@@ -70,8 +73,10 @@ def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
 
 
 def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs slower than the fastest of their model (PCI vendor and device, else the letters
-    of the name: mlx5_0 and mlx5_1): a warning. NICs that are down are not compared.
+    """Report NICs slower than the fastest of their model: a warning.
+
+    A model is a PCI vendor and device, else the letters of a name (mlx5_0 and mlx5_1 are alike).
+    NICs that are down are not compared.
     """
     sorts: dict[str, list[Device]] = defaultdict(list)
     for nic in view.nics:
@@ -83,8 +88,8 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
         rates = {nic.id: find_nic_GBps(nic) or 0 for nic in nics}
         best = max(rates.values())
         slow = tuple(ident for ident, rate in rates.items() if rate < best)
+        fast = tuple(ident for ident in rates if ident not in slow)
         if slow:
-            fast = tuple(ident for ident in rates if ident not in slow)
             yield Finding(
                 "warning",
                 "uneven-nics",
@@ -100,21 +105,15 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs said to be faster than any NIC is: a warning, the figure is in other units or
-    from a driver that guesses.
+    """Report NICs declared faster than any NIC is: a warning.
+
+    The figure is in other units, or from a driver that guesses.
     """
-    cases: list[Case] = []
-    for nic in view.nics:
-        speed = parse_whole(nic.extra.get("speed"))
-        if speed is not None and speed > MAX_NIC_Mbps:
-            cases.append(
-                (
-                    speed,
-                    (nic.id,),
-                    (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),),
-                )
-            )
-    for speed, about, evidence in view.group(cases):
+    for speed, about, evidence in view.group(
+        (speed, (nic.id,), (view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),))
+        for nic in view.nics
+        if (speed := parse_whole(nic.extra.get("speed")) or 0) > MAX_NIC_Mbps
+    ):
         yield Finding(
             "warning",
             "impossible-nic-rate",
@@ -126,37 +125,26 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is faster than their PCIe link even before packet headers (200 Gb/s on
-    Gen3 x8 is, 100 Gb/s on Gen3 x16 is not): a warning. Links declared as placeholders are reported
+    """Report NICs whose port is faster than their PCIe link even before packet headers: a warning.
+
+    200 Gb/s on Gen3 x8 is, 100 Gb/s on Gen3 x16 is not. Links declared as placeholders are reported
     as such.
     """
     cases: list[Case] = []
     for nic in view.nics:
         rate, state = find_nic_GBps(nic), find_pcie_state(view, nic)
         raw = state.raw_GBps if state else None
-        if (
-            rate is not None
-            and state is not None
-            and raw is not None
-            and rate > raw
-            and not is_placeholder(nic, state)
-        ):
+        if rate and state and raw and rate > raw and not is_placeholder(nic, state):
             speed = view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
-            cases.append(
-                (
-                    (rate, f"Gen{state.generation} x{state.lanes}", raw),
-                    (nic.id,),
-                    (speed, *state.evidence),
-                )
-            )
+            key = (rate, f"Gen{state.generation} x{state.lanes}", raw)
+            cases.append((key, (nic.id,), (speed, *state.evidence)))
     for (rate, slot, raw), about, evidence in view.group(cases):
-        port, most = format_GBps(rate), format_GBps(raw)
         yield Finding(
             "warning",
             "nic-above-pcie",
             about,
-            f"{join_names(about)}: a port of {port} behind PCIe {slot}, which carries {most} at "
-            "most",
+            f"{join_names(about)}: a port of {format_GBps(rate)} behind PCIe {slot}, which carries "
+            f"{format_GBps(raw)} at most",
             evidence,
             "move the NIC to a wider or newer slot, or count on the slot's rate",
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..facts import keys
 from ..facts.keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
 from ..facts.view import WIRES
-from .finding import Case, Finding, Severity, join_names
+from .finding import Finding, join_names
 from .view import Check, DoctorView
 
 # The terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.
@@ -33,37 +33,29 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     model has no P2P; it is a note if their path goes through a CPU. `check_p2p_directions` reports
     access that is refused in one direction only.
     """
-    cases: list[Case] = []
-    for a, b, subject in _list_pairs(view):
-        for key in _READ_AND_WRITE:
-            status = view.facts.get_text(subject, key)
-            if status in _REFUSALS and view.facts.get_text(_reverse(subject), key) != _OK:
-                cases.append(
-                    (
-                        (_find_joint(view, a, b, subject), status),
-                        (a, b),
-                        (view.format_fact(subject, key),),
-                    )
-                )
-    for (joined, status), about, evidence in view.group(cases):
-        path = (
-            f" though they have {joined} between them"
-            if joined
-            else "; the path goes through a CPU"
-        )
-        message = f"{join_names(about)}: P2P refused ({status}){path}"
-        severity: Severity = "error"
-        advice = (
-            "check the IOMMU and ACS settings in the BIOS, the driver's registry keys, and the "
-            "driver's version"
-        )
-        if status == _BY_DESIGN:
-            severity, advice = (
-                "warning",
-                "this GPU model has no P2P; expect copies through host memory",
-            )
+    for (joined, status), about, evidence in view.group(
+        ((_find_joint(view, a, b, subject), status), (a, b), (view.format_fact(subject, key),))
+        for a, b, subject in _list_pairs(view)
+        for key in _READ_AND_WRITE
+        if (status := view.facts.get_text(subject, key)) in _REFUSALS
+        and view.facts.get_text(_reverse(subject), key) != _OK
+    ):
+        by_design = status == _BY_DESIGN
         yield Finding(
-            severity if joined else "note", "p2p-refused", about, message, evidence, advice
+            "note" if not joined else "warning" if by_design else "error",
+            "p2p-refused",
+            about,
+            f"{join_names(about)}: P2P refused ({status})"
+            + (
+                f" though they have {joined} between them"
+                if joined
+                else "; the path goes through a CPU"
+            ),
+            evidence,
+            "this GPU model has no P2P; expect copies through host memory"
+            if by_design
+            else "check the IOMMU and ACS settings in the BIOS, the driver's registry keys, and the "
+            "driver's version",
         )
 
 
@@ -72,22 +64,17 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
 
     It is an error if the GPUs share a PCIe switch or an NVLink, else a warning.
     """
-    cases: list[Case] = []
-    for a, b, subject in _list_pairs(view):
-        for key in _READ_AND_WRITE:
-            back = _reverse(subject)
-            if (
-                view.facts.get_text(subject, key) == _OK
-                and view.facts.get_text(back, key) in _REFUSALS
-            ):
-                cases.append(
-                    (
-                        _find_joint(view, a, b, subject) is not None,
-                        (a, b),
-                        (view.format_fact(subject, key), view.format_fact(back, key)),
-                    )
-                )
-    for joined, about, evidence in view.group(cases):
+    for joined, about, evidence in view.group(
+        (
+            _find_joint(view, a, b, subject) is not None,
+            (a, b),
+            [view.format_fact(s, key) for s in (subject, _reverse(subject))],
+        )
+        for a, b, subject in _list_pairs(view)
+        for key in _READ_AND_WRITE
+        if view.facts.get_text(subject, key) == _OK
+        and view.facts.get_text(_reverse(subject), key) in _REFUSALS
+    ):
         yield Finding(
             "error" if joined else "warning",
             "p2p-one-sided",
@@ -119,17 +106,10 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
     near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
     switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
     if b in near[0] or a in near[1] or any(switches):
-        return (
-            "xGMI"
-            if ({x.kind for x in view.links_from.get(a, ())} & set(WIRES)) == {"xgmi"}
-            else "NVLink"
-        )
-    shared = view.islands.get(a, frozenset()) & view.islands.get(b, frozenset())
-    return (
-        "a PCIe switch"
-        if shared or view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED
-        else None
-    )
+        kinds = {x.kind for x in view.links_from.get(a, ())} & {*WIRES}
+        return "xGMI" if kinds == {"xgmi"} else "NVLink"
+    shared = view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED
+    return "a PCIe switch" if shared or view.share_switch(a, b) else None
 
 
 def check_acs(view: DoctorView) -> Iterator[Finding]:
@@ -145,15 +125,12 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
         above |= {bridge: bridges[i] for i, bridge in enumerate(bridges[1:])}
         for bridge in bridges:
             below[bridge].add(gpu.id)
-    cases: list[Case] = []
-    for bridge, parent in above.items():
-        if "redirect" in view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS) and len(
-            below[parent]
-        ) > len(below[bridge]):
-            cases.append(
-                ("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
-            )
-    for _, about, evidence in view.group(cases):
+    for _, about, evidence in view.group(
+        ("", below[bridge], (view.format_fact(pci_subject(bridge), keys.PCI_ACS),))
+        for bridge, parent in above.items()
+        if "redirect" in view.facts.join_texts(pci_subject(bridge), keys.PCI_ACS)
+        and len(below[parent]) > len(below[bridge])
+    ):
         yield Finding(
             "warning",
             "acs-redirect",
@@ -172,7 +149,8 @@ def check_iommu(view: DoctorView) -> Iterator[Finding]:
     if (
         view.facts.get_text(HOST, keys.HOST_IOMMU) == "translating"
         and view.facts.get_text(HOST, keys.HOST_VIRTUAL) == "no"
-        and not (len(view.gpus) + bool(view.nics) < 2 or not view.gpus)
+        and view.gpus
+        and len(view.gpus) + bool(view.nics) > 1
     ):
         yield Finding(
             "warning",

@@ -30,8 +30,9 @@ MAX_NIC_Mbps = 1_600_000
 
 @dataclass(frozen=True)
 class PcieState:
-    """The generation and lanes that a device's link is made for, and those now; None where not
-    known.
+    """The generation and PCIe lanes that a device's link is made for, and those now.
+
+    What is not known is None.
     """
 
     generation: int | None
@@ -42,14 +43,15 @@ class PcieState:
 
     @property
     def lanes(self) -> int | None:
-        """The lanes in use: those now if they are known."""
+        """The PCIe lanes in use: those now if they are known."""
         return self.now_width or self.width
 
     @property
     def raw_GBps(self) -> Fraction | None:
-        """GB/s in one direction on the lanes in use at the generation it is made for, before packet
-        headers: the transfer rate after 8b/10b coding (Gen1 and 2) or 128b/130b (later) of the PCI
-        Express base specifications.
+        """GB/s in one direction on the PCIe lanes in use, before packet headers.
+
+        That is the transfer rate of the generation that the link is made for, after 8b/10b coding
+        (Gen1 and 2) or 128b/130b (later) of the PCI Express base specifications.
         """
         if self.generation is None or self.lanes is None:
             return None
@@ -58,8 +60,9 @@ class PcieState:
 
 
 def find_pcie_state(view: DoctorView, device: Device) -> PcieState | None:
-    """Return what is known of a device's PCIe link, None if nothing is: by NVML, else sysfs, else
-    the device's file.
+    """Return what is known of a device's PCIe link, None if nothing is.
+
+    NVML comes first, then sysfs, then the device's file.
     """
     if device.id not in view.pcie_states:
         view.pcie_states[device.id] = _join_state(view, device)
@@ -110,14 +113,9 @@ def _add_attributes(view: DoctorView, device: Device, values: dict[str, tuple[in
             line = view.format_attribute(device, f"PCIe {part}", match[0])
             values.setdefault(f"{part} generation", (int(match[1]), line))
             values.setdefault(f"{part} width", (int(match[2]), line))
-    speed, width = (
-        read_pci_details(device).get("link_speed"),
-        read_pci_details(device).get("link_width"),
-    )
-    generation, lanes = (
-        pcie_generation(speed if isinstance(speed, str) else None),
-        _check_width(parse_whole(width)),
-    )
+    speed, width = map(read_pci_details(device).get, ("link_speed", "link_width"))
+    generation = pcie_generation(speed if isinstance(speed, str) else None)
+    lanes = _check_width(parse_whole(width))
     if generation:
         values.setdefault(
             "max generation", (generation, view.format_attribute(device, "link_speed", speed))
@@ -156,9 +154,7 @@ def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
-    """Return the rate of a NIC's port in one direction, None where it is not known or cannot be
-    true.
-    """
+    """Return the rate of a NIC's port in one direction, None if unknown or impossible."""
     speed = parse_whole(device.extra.get("speed"))
     return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
 
@@ -167,21 +163,21 @@ def find_nic_GBps(device: Device) -> Fraction | None:
 
 
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:
-    """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines (NCCL then counts
-    0.19 GB/s): a warning. A NIC that is no faster than that may mean it.
+    """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines: a warning.
+
+    NCCL then assumes 0.19 GB/s. A NIC that is no faster than that is not reported.
     """
     for _, about, evidence in view.group(
         (device.kind, (device.id,), state.evidence)
         for device, state in list_pcie_states(view)
         if is_placeholder(device, state)
     ):
-        cap = format_GBps(pcie_GBps(1, 1))
         yield Finding(
             "warning",
             "placeholder-pcie",
             about,
             f"{join_names(about)}: PCIe declared as 2.5 GT/s x1, a placeholder; it caps rings at "
-            f"{cap}",
+            f"{format_GBps(pcie_GBps(1, 1))}",
             evidence,
             "measure, or write the true speed and width into the file that NCCL is given "
             "(NCCL_TOPO_FILE)",
@@ -197,27 +193,28 @@ def is_placeholder(device: Device, state: PcieState) -> bool:
 
 
 def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed, which no fact
-    corrects: a warning, NCCL takes these as Gen3 x16. A file that does not mention the link claims
+    """Report GPUs and NICs whose file gives a PCIe width of 0 or an invalid speed: a warning.
+
+    No fact corrects these, so NCCL assumes Gen3 x16. A file that does not mention the link claims
     nothing.
     """
     cases: list[Case] = []
     for device in (*view.gpus, *view.nics):
         details, state = read_pci_details(device), find_pcie_state(view, device)
-        lines = []
-        if "link_speed" in details and (state is None or state.generation is None):
-            lines.append(view.format_attribute(device, "link_speed", details["link_speed"]))
-        if "link_width" in details and (state is None or state.width is None):
-            lines.append(view.format_attribute(device, "link_width", details["link_width"]))
+        valid = {
+            "link_speed": state is not None and state.generation is not None,
+            "link_width": state is not None and state.width is not None,
+        }
+        invalid = [key for key, is_valid in valid.items() if key in details and not is_valid]
+        lines = [view.format_attribute(device, key, details[key]) for key in invalid]
         if lines:
-            cases.append((tuple(line.split(" ")[1] for line in lines), (device.id,), lines))
-    for attributes, about, evidence in view.group(cases):
-        invalid = " and ".join(key.replace("link_", "") for key in attributes)
+            cases.append((" and ".join(invalid).replace("link_", ""), (device.id,), lines))
+    for what, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "unknown-pcie",
             about,
-            f"{join_names(about)}: PCIe {invalid} given as an invalid value; NCCL takes Gen3 x16 "
+            f"{join_names(about)}: PCIe {what} given as an invalid value; NCCL takes Gen3 x16 "
             "in its place",
             evidence,
             "measure, or write the true speed and width into the file that NCCL is given "
@@ -226,9 +223,11 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe switches with an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or
-    of one lane, at any generation, above such with more: a warning. No such switch is sold, so it
-    is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is reported as a placeholder).
+    """Report PCIe switches with an uplink older or narrower than that of any switch: a warning.
+
+    That is an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or of one PCIe lane above
+    GPUs or NICs with more. It is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is
+    reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
     cases: list[Case] = []
@@ -250,13 +249,12 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
                 )
             )
     for (rate, width, made_for), about, evidence in view.group(cases):
-        lanes = f" x{width}" if width else ""
-        uplink = f"uplink declared as {rate}{lanes} above devices of {made_for}"
         yield Finding(
             "warning",
             "slow-uplink",
             about,
-            f"{join_names(about)}: {uplink}; NCCL counts it as it stands",
+            f"{join_names(about)}: uplink declared as {rate}{f' x{width}' if width else ''} above "
+            f"devices of {made_for}; NCCL counts it as it stands",
             evidence,
             "if it is a virtual machine, correct the file that NCCL is given; else look at the "
             "bridge with lspci -vv",
@@ -266,27 +264,22 @@ def check_uplinks(view: DoctorView) -> Iterator[Finding]:
 def _list_cards_below(
     view: DoctorView, switch: str, known: Mapping[str, PcieState]
 ) -> list[PcieState]:
-    """Return what is known of the links of GPUs and NICs right below a switch, and below switches
-    below it.
-    """
-    of_kinds = {
-        ident: view.topology.by_id[ident].kind for ident in view.topology.out_neighbours[switch]
-    }
-    cards = [ident for ident, kind in of_kinds.items() if kind in ("gpu", "nic")]
-    for ident, kind in of_kinds.items():
-        if kind == "switch":
-            near = view.topology.out_neighbours[ident]
-            cards += (
-                []
-                if any(view.topology.by_id[x].kind == "cpu" for x in near)
-                else [x for x in near if view.topology.by_id[x].kind in ("gpu", "nic")]
-            )
+    """Return the known states of GPUs and NICs right below a switch or the switches below it."""
+
+    def list_near(ident: str, *kinds: str) -> list[str]:
+        near = view.topology.out_neighbours[ident]
+        return [x for x in near if view.topology.by_id[x].kind in kinds]
+
+    # A switch with a CPU is not below this one, but above it or beside it.
+    below = (x for x in list_near(switch, "switch") if not list_near(x, "cpu"))
+    cards = [x for ident in (switch, *below) for x in list_near(ident, "gpu", "nic")]
     return [known[ident] for ident in cards if ident in known]
 
 
 def check_widths(view: DoctorView) -> Iterator[Finding]:
-    """Report devices with fewer lanes in use than they are made for: a warning, or a note where a
-    NIC needs no more.
+    """Report devices with fewer PCIe lanes in use than they are made for.
+
+    That is a warning, or a note if it is a NIC that needs no more.
     """
     cases: list[Case] = []
     for device, state in list_pcie_states(view):
@@ -295,14 +288,12 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
             served = device.kind == "nic" and rate is not None and raw is not None and rate <= raw
             cases.append(((served, state.now_width, state.width), (device.id,), state.evidence))
     for (served, now, full), about, evidence in view.group(cases):
-        costs = (
-            "enough for its port" if served else f"so that it carries {now}/{full} of what it could"
-        )
         yield Finding(
             "note" if served else "warning",
             "narrow-pcie",
             about,
-            f"{join_names(about)}: {now} of {full} PCIe lanes at work, {costs}",
+            f"{join_names(about)}: {now} of {full} PCIe lanes at work, "
+            + ("enough for its port" if served else f"so it carries {now}/{full} of what it could"),
             evidence,
             "reseat the card or riser; check that the slot has all lanes wired and how the BIOS "
             "splits it",
@@ -310,8 +301,9 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_generations(view: DoctorView) -> Iterator[Finding]:
-    """Report devices at an older generation than they are made for: a note, since idle devices
-    clock down.
+    """Report devices at an older generation than they are made for: a note.
+
+    It may mean nothing, since idle devices clock down.
     """
     for (now, full), about, evidence in view.group(
         ((state.now_generation, state.generation), (device.id,), state.evidence)
@@ -330,9 +322,11 @@ def check_generations(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose PCIe link carries less than the best of the model, which at least half
-    have: a warning. Compared are generation and lanes in use if they are known of all, else the
-    bandwidth of PCIe links. Devices that another check of this file reports are left out.
+    """Report GPUs whose PCIe link carries less than the best of the model: a warning.
+
+    At least half must have the best. Generation and PCIe lanes in use are compared if they are
+    known of all, else the bandwidth of PCIe links. Devices that another check of this file reports
+    are left out.
     """
     named = {
         ident
@@ -351,25 +345,22 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
         if 2 * sum(rate == best for rate in rates.values()) < len(rates):
             continue
         fast = next((ident for ident, rate in rates.items() if rate == best), "")
-        cases: list[Case] = []
-        for ident, rate in rates.items():
-            state = known[ident]
-            if 0 < rate < best and ident not in named:
-                cases.append(
-                    (
-                        _format_rate(state, rate, by_state),
-                        (ident,),
-                        state.evidence if by_state and state else _list_link_lines(view, ident),
-                    )
-                )
+        cases: Iterator[Case] = (
+            (
+                _format_rate(state, rates[ident], by_state),
+                (ident,),
+                state.evidence if by_state and state else _list_link_lines(view, ident),
+            )
+            for ident, state in known.items()
+            if 0 < rates[ident] < best and ident not in named
+        )
         for rate_text, about, evidence in view.group(cases):
-            better = _format_rate(known[fast], best, by_state)
             yield Finding(
                 "warning",
                 "uneven-pcie",
                 about,
                 f"{join_names(about)}: PCIe at {rate_text}, where like GPUs such as {fast} have "
-                f"{better}",
+                f"{_format_rate(known[fast], best, by_state)}",
                 evidence,
                 "move it to a slot like those of its peers, or give it the smaller share of the "
                 "traffic",

@@ -1,9 +1,9 @@
 """Checks of places: how near NICs are to GPUs, and whether NUMA nodes are known.
 
-Near means below the same PCIe switches, or on the same CPU (the same socket, where it is known):
-data then need not cross the link between sockets. A machine with more than two NUMA nodes has
-several in a socket (NPS, SNC); where the sockets are not known, the first half of the nodes is
-taken for one, and no more than a note rests on that. NICs for management do not count.
+Near means below the same PCIe switches, or on the same CPU (the same socket, if it is known): data
+then need not cross the link between sockets. A machine with more than two NUMA nodes has several in
+a socket (NPS, SNC). If its sockets are not known, each half of the nodes is assumed to be one, and
+findings that rest on this assumption are notes. NICs for management do not count.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from ..facts.keys import pci_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
-from .finding import Case, Finding, Severity, join_names
+from .finding import Case, Finding, join_names
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView
 
 # The places of each device: CPUs or sockets, PCIe switches, devices that it is linked to directly.
 Places = Mapping[str, frozenset[str]]
+# GPUs of one model that are compared: of two that differ, neither is the odd one.
+_MIN_PEERS = 3
+# Sockets that the NUMA nodes are divided among if no file names their sockets.
+_MAX_SOCKETS = 2
+# CPUs: an island of switches below more is near none of them.
+_MAX_CPUS_ABOVE = 64
 
 
 @dataclass
@@ -32,15 +38,16 @@ class _Machine:
 
 
 def check_nic_places(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose NICs are all beyond the link between CPUs, while other GPUs have one near:
-    a warning where the machine has several adapters, a note where it has one. NICs that are near no
-    GPU, where others are, are a note; all NICs far from all GPUs a warning. Devices whose place is
-    not known are left out.
+    """Report GPUs and NICs that are near none of the other kind.
+
+    GPUs without a near NIC, if others have one, are a warning on a machine with several adapters,
+    and a note on a machine with one. NICs without a near GPU, if others have one, are a note. If
+    all NICs are far from all GPUs, that is a warning. Devices in unknown places are left out.
     """
     for machine in _group_machines(view):
         if not machine.gpus or not machine.nics:
             continue
-        guessed = len(_guess_sockets(view)) > 0
+        guessed = bool(_guess_sockets(view))
         place, link = ("NUMA node", "NUMA nodes") if guessed else ("socket", "CPUs")
         gpus, nics = _list_far(machine.gpus, machine.nics), _list_far(machine.nics, machine.gpus)
         evidence = _format_places(
@@ -48,23 +55,20 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
             (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus),
         )
         if len(gpus) == len(machine.gpus):
-            message = (
-                f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between "
-                f"{link}"
-            )
-            advice = f"move the NICs to slots of the GPUs' {place}"
-            severity: Severity = "note" if guessed else "warning"
             yield Finding(
-                severity, "nics-on-other-socket", (*gpus, *nics), message, evidence, advice
+                "note" if guessed else "warning",
+                "nics-on-other-socket",
+                (*gpus, *nics),
+                f"{join_names(gpus)}: every NIC ({join_names(nics)}) is beyond the link between "
+                f"{link}",
+                evidence,
+                f"move the NICs to slots of the GPUs' {place}",
             )
             continue
         if gpus:
-            several = (
-                len({_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}) > 1
-                and not guessed
-            )
+            adapters = {_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}
             yield Finding(
-                "warning" if several else "note",
+                "note" if guessed or len(adapters) < 2 else "warning",
                 "gpu-without-near-nic",
                 gpus,
                 f"{join_names(gpus)}: every NIC is beyond the link between {link}, where other "
@@ -85,9 +89,11 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that share no PCIe switch with a NIC, where most like GPUs do and a NIC beside
-    shares none with a GPU: a warning. Their NIC is in a slot of its own (NODE, PHB), where those of
-    the others are below their GPUs' switches (PIX).
+    """Report GPUs that share no PCIe switch with a NIC, if most like GPUs do: a warning.
+
+    Only GPUs with a spare NIC on their CPU, one that shares no switch with any GPU, are reported:
+    that NIC is in a slot of its own (NODE, PHB), while the NICs of the other GPUs are below these
+    GPUs' switches (PIX).
     """
     nics = list_data_nics(view)
     on_cpu = {d.id: _find_cpus(view, d.id) for d in (*view.gpus, *nics)}
@@ -95,15 +101,15 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
         if len(group) < _MIN_PEERS:
             continue
         near = {
-            gpu.id: [nic.id for nic in nics if _share_switch(view, gpu.id, nic.id)] for gpu in group
+            gpu.id: [nic.id for nic in nics if view.share_switch(gpu.id, nic.id)] for gpu in group
         }
         lacking = [ident for ident, own in near.items() if not own]
         spare = [
             nic.id
             for nic in nics
-            if not any(_share_switch(view, gpu.id, nic.id) for gpu in view.gpus)
+            if not any(view.share_switch(gpu.id, nic.id) for gpu in view.gpus)
+            and any(on_cpu[nic.id] & on_cpu[gpu] for gpu in lacking)
         ]
-        spare = [nic for nic in spare if any(on_cpu[nic] & on_cpu[gpu] for gpu in lacking)]
         lacking = [gpu for gpu in lacking if any(on_cpu[nic] & on_cpu[gpu] for nic in spare)]
         served = [ident for ident, own in near.items() if own]
         if not lacking or 2 * len(served) <= len(group):
@@ -126,35 +132,23 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
         )
 
 
-def _share_switch(view: DoctorView, a: str, b: str) -> bool:
-    return bool(view.islands.get(a, frozenset()) & view.islands.get(b, frozenset()))
-
-
 def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
-    islands = view.islands.get(ident, frozenset())
-    ends = [
-        ident,
-        *(
-            switch
-            for switch, names in view.islands.items()
-            if names & islands and _is_switch(view, switch)
-        ),
-    ]
+    by_id = view.topology.by_id
+    switches = (
+        x for x in view.islands if by_id[x].kind == "switch" and view.share_switch(x, ident)
+    )
     return frozenset(
         x
-        for end in ends
+        for end in (ident, *switches)
         for x in view.topology.out_neighbours[end]
-        if view.topology.by_id[x].kind == "cpu"
+        if by_id[x].kind == "cpu"
     )
 
 
-def _is_switch(view: DoctorView, ident: str) -> bool:
-    return view.topology.by_id[ident].kind == "switch"
-
-
 def _guess_sockets(view: DoctorView) -> dict[str, str]:
-    """Return a socket for each CPU of a machine with an even number of NUMA nodes above two and no
-    known socket, else none.
+    """Assign each CPU to a socket, if there are four, six or more NUMA nodes without a known one.
+
+    Return nothing for other machines.
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
     known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
@@ -183,14 +177,8 @@ def _find_adapter(nic: Device) -> str:
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
 
 
-_MIN_PEERS, _MAX_SOCKETS = 3, 2
-_MAX_CPUS_ABOVE = 64  # an island below more CPUs than that is near none of them
-
-
 def _group_machines(view: DoctorView) -> Iterator[_Machine]:
-    """Yield the GPUs and NICs of each machine: what is connected without networks, NVLink and
-    xGMI.
-    """
+    """Yield the GPUs and NICs that are connected without networks, NVLink and xGMI."""
     kind_of = {
         d.id: d.kind for d in view.topology.devices if d.family not in ("network", "nvswitch")
     }
@@ -201,26 +189,24 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
     ]
     connected = DisjointSets()
     site = {cpu.id: _find_site(cpu) for cpu in view.cpus} | _guess_sockets(view)
-    at: dict[str, set[str]] = defaultdict(set)  # of islands, too: the CPUs above
+    # The places of devices, and of islands of switches: the CPUs above these.
+    at: dict[str, set[str]] = defaultdict(set)
     for x in links:
         connected.join(x.src, x.dst)
         for a, b in ((x.src, x.dst), (x.dst, x.src)):
             if kind_of[b] != "switch":
                 for end in view.islands.get(a, ()) if kind_of[a] == "switch" else (a,):
                     at[end].add(site.get(b, b))
-    sites = set(site.values())
     above_island = {
-        island: at[island] & sites for islands in view.islands.values() for island in islands
+        island: cpus if len(cpus) <= _MAX_CPUS_ABOVE else set()
+        for islands in view.islands.values()
+        for island in islands
+        for cpus in [at[island] & {*site.values()}]
     }
     machines: dict[str, _Machine] = defaultdict(_Machine)
     for device in (*view.gpus, *list_data_nics(view)):
         islands = view.islands.get(device.id, frozenset())
-        above = {
-            place
-            for i in islands
-            if len(above_island[i]) <= _MAX_CPUS_ABOVE
-            for place in above_island[i]
-        }
+        above = set[str]().union(*(above_island[island] for island in islands))
         places = frozenset({device.id, *at[device.id], *islands, *above})
         if len(places) > 1 and not _has_assumed_place(view, device):
             machine = machines[connected.find_root(device.id)]
@@ -243,30 +229,19 @@ def _has_assumed_place(view: DoctorView, device: Device) -> bool:
 
 
 def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
-    """Report devices with an unknown NUMA node on a machine with several: a warning. That is GPUs
-    and NICs for which sysfs says -1 and no other source knows better, and CPUs without a number
-    beside CPUs that have one. What no source was asked for is not reported.
+    """Report devices with an unknown NUMA node on a machine with several: a warning.
+
+    These are GPUs and NICs for which sysfs reports -1 and no other source has a number, and CPUs
+    without a number beside CPUs that have one. A device of whose node no source was asked is not
+    reported.
     """
-    numbered = sum(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
-    if len(view.cpus) < 2:
-        return
-    cases: list[Case] = []
-    for device in (*view.gpus, *view.nics, *view.cpus):
-        node = device.numa_node
-        subject = pci_subject(device.bus_id)
-        if node is not None and node < 0:
-            cases.append(("", (device.id,), (view.format_attribute(device, "numa_node", node),)))
-        elif node is None and device.kind == "cpu" and numbered:
-            cases.append(
-                ("", (device.id,), (view.format_attribute(device, "numa_node", "not given"),))
-            )
-        elif (
-            node is None
-            and device.bus_id
-            and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0
-        ):
-            cases.append(("", (device.id,), (view.format_fact(subject, keys.PCI_NUMA_NODE),)))
-    for _, about, evidence in view.group(cases):
+    numbered = any(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
+    cases: Iterator[Case] = (
+        ("", (device.id,), (line,))
+        for device in (*view.gpus, *view.nics, *view.cpus)
+        if (line := _describe_unknown_node(view, device, numbered)) is not None
+    )
+    for _, about, evidence in view.group(cases if len(view.cpus) > 1 else ()):
         yield Finding(
             "warning",
             "numa-unknown",
@@ -277,6 +252,17 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
             "check whether the BIOS or the hypervisor reports it; else pin by measuring from each "
             "node",
         )
+
+
+def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> str | None:
+    node, subject = device.numa_node, pci_subject(device.bus_id)
+    if node is not None:
+        return view.format_attribute(device, "numa_node", node) if node < 0 else None
+    if device.kind == "cpu" and numbered:
+        return view.format_attribute(device, "numa_node", "not given")
+    if device.bus_id and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0:
+        return view.format_fact(subject, keys.PCI_NUMA_NODE)
+    return None
 
 
 def _has_gpus_and_nics(view: DoctorView) -> bool:

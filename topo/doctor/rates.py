@@ -4,9 +4,9 @@ are unique.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
 
 from ..exact import parse_fraction
 from ..facts.view import WIRES
@@ -30,24 +30,23 @@ SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
 # directions).
 _XGMI_FASTEST_GBps = Fraction(384, 5)
 
-# Links that one lane may stand for, where a file has all xGMI of a GPU as one link.
+# Links that a link of count 1 may stand for, if a file has all xGMI of a GPU as one link.
 _XGMI_LINKS_PER_GPU = 8
 # GB/s of Gen6 x16 in one direction, without any coding or headers.
 _PCIE_MAX_GBps = max(PCIE_GTps.values()) * 16 / 8
 
 _NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
 _NVLINK_MAX_LINKS = max(NVLINK_LINKS_PER_GPU.values())
-# A PCI address of this many GPUs is shared.
-_SHARED = 2
-# Share of a lane's rate below which NVLink or xGMI is rather PCIe by another name.
+# Share of a link's rate below which NVLink or xGMI is rather PCIe by another name.
 _PLAUSIBLE = Fraction(6, 10)
 
 
 def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links measured below 0.4 of their declared bandwidth (error), below 0.7 (warning), or
-    above 1.15 of it (note: the declaration is doubtful). Without a declared value `bandwidth_GBps`
-    counts. A measurement that is only a lower bound, or was made on another medium, so that the
-    declared value is believed, is never too slow.
+    """Report links measured far from their declared bandwidth.
+
+    Below 0.4 of it is an error, below 0.7 a warning; above 1.15 is a note, since the declaration is
+    doubtful. Without a declared value, `bandwidth_GBps` counts. A measurement that is only a lower
+    bound, or was made on another medium, so that the declared value is believed, is never too slow.
     """
     slow: list[Case] = []
     fast: list[Case] = []
@@ -56,13 +55,12 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
         if measured is None:
             continue
         wanted = declared[0] if declared else link.bandwidth_GBps
-        lines = [f"{link.src} -> {link.dst} measured = {format_GBps(measured[0])} ({measured[1]})"]
-        if declared:
-            lines.append(
-                f"{link.src} -> {link.dst} declared = {format_GBps(wanted)} ({declared[1]})"
-            )
-        else:
-            lines.append(view.format_link(link))
+        lines = [
+            f"{link.src} -> {link.dst} measured = {format_GBps(measured[0])} ({measured[1]})",
+            f"{link.src} -> {link.dst} declared = {format_GBps(wanted)} ({declared[1]})"
+            if declared
+            else view.format_link(link),
+        ]
         if measured[0] < SLOW * wanted and not _is_doubted(link):
             slow.append((measured[0] < BROKEN * wanted, (link.src, link.dst), lines))
         if measured[0] > FAST * wanted:
@@ -75,8 +73,8 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
             about,
             f"{join_names(about)}: measured below {share} of what is declared for their links",
             evidence,
-            "measure again with the machine idle; then look at link errors, lanes at work and the "
-            "route that is taken",
+            "measure again with the machine idle; then look at link errors, PCIe lanes at work and "
+            "the route that is taken",
         )
     for _, about, evidence in view.group(fast):
         yield Finding(
@@ -98,26 +96,28 @@ def _is_doubted(link: Link) -> bool:
 
 
 def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
-    """Return the rate in GB/s in a link's `extra` under `key`, with its source; None where there is
-    none above 0.
+    """Return the rate in GB/s in a link's `extra` under `key`, with its source.
+
+    Return None if there is no rate above 0.
     """
     entry = link.extra.get(key)
     if not isinstance(entry, Mapping):
         return None
+    source = str(entry.get("source") or link.source or "the topology")[:60]
     try:
         rate = parse_fraction(entry.get("GBps"))
     except ValueError:
         return None
-    return (
-        (rate, str(entry.get("source") or link.source or "the topology")[:60]) if rate > 0 else None
-    )
+    return (rate, source) if rate > 0 else None
 
 
 def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report bandwidths above what the medium can do: PCIe above Gen6 x16, NVLink and xGMI above
-    their lanes times the fastest generation (a link with one lane may stand for all of a GPU's;
-    between switches any number is possible): an error. The 5000 GB/s that NCCL counts for what
-    limits nothing are reported as `unlimited-rate`.
+    """Report bandwidths above what the medium can carry: an error.
+
+    The limits are Gen6 x16 for PCIe, and the fastest generation times the number of links for
+    NVLink and xGMI. A link of count 1 may stand for all links of a GPU, and between switches any
+    number is possible. The 5000 GB/s that NCCL assumes for what limits nothing are reported as
+    `unlimited-rate`.
     """
     cases: list[Case] = []
     for link in view.topology.links:
@@ -138,7 +138,7 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
-    """Return the highest possible rate of a link, None where it is not known."""
+    """Return the highest possible rate of a link, None if it is not known."""
     if link.kind == "pcie":
         return _PCIE_MAX_GBps * link.count
     if link.kind not in WIRES or "gpu" not in {
@@ -155,45 +155,39 @@ def _is_unlimited(link: Link) -> bool:
 
 
 def check_unlimited_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links of 5000 GB/s, which NCCL counts where it knows no rate: a note, they hide the
-    bottleneck.
+    """Report links of 5000 GB/s, which NCCL assumes for unknown rates: a note.
+
+    They hide the bottleneck.
     """
     for kind, about, evidence in view.group(
         (link.kind, (link.src, link.dst), (view.format_link(link),))
         for link in view.topology.links
         if _is_unlimited(link)
     ):
-        links = f"{kind} links of {format_GBps(LOCAL_GBps)}"
         yield Finding(
             "note",
             "unlimited-rate",
             about,
-            f"{join_names(about)}: {links}, NCCL's placeholder for what it does not know",
+            f"{join_names(about)}: {kind} links of {format_GBps(LOCAL_GBps)}, NCCL's placeholder "
+            "for what it does not know",
             evidence,
             "write a measured bandwidth into the file",
         )
 
 
 def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
-    """Report links whose kind is doubtful: a warning. That is a direct link of kind pcie between
-    two GPUs, where PCIe needs a switch or a CPU; and NVLink or xGMI with less than 0.6 of the rate
-    that a lane of its GPU has (by sm or gcn; measured links are judged elsewhere), as of xGMI that
-    an older library took for PCIe.
+    """Report links whose kind is doubtful: a warning.
+
+    These are direct links of kind pcie between two GPUs, since PCIe needs a switch or a CPU; and
+    NVLink or xGMI with less than 0.6 of the rate of its GPU's links (by sm or gcn), such as xGMI
+    that an older library took for PCIe. Measured links are left to `check_measured_rates`.
     """
-    direct: list[Case] = []
-    slow: list[Case] = []
     by_id = view.topology.by_id
-    for link in view.topology.links:
-        if link.kind == "pcie" and {by_id[link.src].kind, by_id[link.dst].kind} == {"gpu"}:
-            direct.append(("", (link.src, link.dst), (view.format_link(link),)))
-        lane = _find_lane_GBps(view, link)
-        if (
-            lane is not None
-            and "measured" not in link.extra
-            and link.bandwidth_GBps < _PLAUSIBLE * lane * link.count
-        ):
-            slow.append(((link.kind, lane), (link.src, link.dst), (view.format_link(link),)))
-    for _, about, evidence in view.group(direct):
+    for _, about, evidence in view.group(
+        ("", (link.src, link.dst), (view.format_link(link),))
+        for link in view.topology.links
+        if link.kind == "pcie" and {by_id[link.src].kind, by_id[link.dst].kind} == {"gpu"}
+    ):
         yield Finding(
             "warning",
             "pcie-between-gpus",
@@ -204,28 +198,32 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
             "if these are NVLink or xGMI, correct kind and bandwidth; else draw the switch that "
             "they share",
         )
-    for (kind, lane), about, evidence in view.group(slow):
-        links = f"{kind} links far below the {format_GBps(lane)} that a lane of these GPUs has"
+    for (kind, usual), about, evidence in view.group(
+        ((link.kind, usual), (link.src, link.dst), (view.format_link(link),))
+        for link in view.topology.links
+        if (usual := _find_usual_GBps(view, link)) is not None
+        and "measured" not in link.extra
+        and link.bandwidth_GBps < _PLAUSIBLE * usual * link.count
+    ):
         yield Finding(
             "warning",
             "pcie-like-rate",
             about,
-            f"{join_names(about)}: {links}, rather like PCIe",
+            f"{join_names(about)}: {kind} links far below the {format_GBps(usual)} that a link of "
+            "these GPUs has, rather like PCIe",
             evidence,
             "correct the bandwidth, or measure the links",
         )
 
 
-def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
-    """Return the GB/s that NCCL or RCCL counts for a lane of the slower GPU at a link's ends; None
-    if both are unknown.
+def _find_usual_GBps(view: DoctorView, link: Link) -> Fraction | None:
+    """Return the GB/s that NCCL or RCCL assumes for a link of the slower GPU at a link's ends.
+
+    Return None if neither GPU is known.
     """
     rates = []
-    for extra in (
-        d.extra
-        for d in [view.topology.by_id[end] for end in (link.src, link.dst)]
-        if d.kind == "gpu"
-    ):
+    ends = (view.topology.by_id[end] for end in (link.src, link.dst))
+    for extra in (device.extra for device in ends if device.kind == "gpu"):
         sm, gcn = parse_whole(extra.get("sm")), extra.get("gcn")
         if link.kind == "xgmi" and isinstance(gcn, (str, int)) and not isinstance(gcn, bool):
             rates.append(xgmi_counted_GBps(str(gcn)))
@@ -235,35 +233,34 @@ def _find_lane_GBps(view: DoctorView, link: Link) -> Fraction | None:
 
 
 def check_addresses(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of one machine at one PCI address: an error, NCCL refuses two ranks on what it
-    takes for one GPU. Devices are of one machine if they agree in `box` and in the part of the id
-    before a slash, and are connected without networks, NVLink and xGMI. Parts of one GPU that NCCL
-    distinguishes (`mlopart`) are a note.
+    """Report GPUs of one machine at one PCI address: an error.
+
+    NCCL refuses two ranks on what it takes for one GPU. Devices are of one machine if they agree in
+    `box` and in the part of the id before a slash, and are connected without networks, NVLink and
+    xGMI. Parts of one GPU that NCCL distinguishes (`mlopart`) are a note.
     """
-    whole_machine = DisjointSets()
+    by_id = view.topology.by_id
+    machines = DisjointSets()
     for link in view.topology.links:
-        if link.kind not in (*WIRES, "network") and "network" not in (
-            _get_family(view, link.src),
-            _get_family(view, link.dst),
-        ):
-            whole_machine.join(link.src, link.dst)
-    ids_at: dict[tuple[Any, ...], list[str]] = {}
+        families = (by_id[link.src].family, by_id[link.dst].family)
+        if link.kind not in (*WIRES, "network") and "network" not in families:
+            machines.join(link.src, link.dst)
+    ids_at: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for gpu in view.gpus:
         if gpu.bus_id:
-            root = whole_machine.find_root(gpu.id)
+            # A GPU that nothing is linked to is its own root, and may be of the same machine.
+            root = machines.find_root(gpu.id)
             machine = (
                 str(gpu.extra.get("box")),
                 gpu.id.rpartition("/")[0],
                 "" if root == gpu.id else root,
             )
-            ids_at.setdefault((gpu.bus_id, *machine), []).append(gpu.id)
-    for (bus_id, *_), about in ids_at.items():
-        if len(about) < _SHARED:
+            ids_at[gpu.bus_id, machine].append(gpu.id)
+    for (bus_id, _), about in ids_at.items():
+        if len(about) < 2:
             continue
-        evidence = tuple(
-            view.format_attribute(view.topology.by_id[ident], "bus_id", bus_id) for ident in about
-        )
-        if all(_is_locality_part(view.topology.by_id[ident]) for ident in about):
+        evidence = tuple(view.format_attribute(by_id[i], "bus_id", bus_id) for i in about)
+        if all(_is_locality_part(by_id[ident]) for ident in about):
             yield Finding(
                 "note",
                 "mlopart",
@@ -287,12 +284,8 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
 
 
 def _is_locality_part(gpu: Device) -> bool:
-    # MPS divides a GPU by its memory into parts (MLOPart), which the file or the name tells.
+    # MPS divides a GPU by its memory into parts (MLOPart), which the file or the name shows.
     return str(gpu.extra.get("mlopart", -1)) != "-1" or "MLOPart" in str(gpu.extra.get("name"))
-
-
-def _get_family(view: DoctorView, ident: str) -> str | None:
-    return view.topology.by_id[ident].family
 
 
 # The checks of this file.

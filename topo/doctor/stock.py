@@ -14,13 +14,14 @@ from itertools import combinations, pairwise
 from ..facts import keys
 from ..facts.keys import gpu_subject, pci_subject
 from ..facts.view import read_pci_details
-from ..graph import Device
+from ..graph import Device, Link
 from ..matrix import ConnectionFinder
 from .finding import Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
 
 _GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
 _MIN_RING_GBps = Fraction(18)
+# Compute capability, times 10, of the first GPUs that NCCL asks more of (Blackwell).
 _MIN_SM = 100
 # GPUs above which rings over PCIe are not judged, since each pair is routed for that.
 _MAX_ROUTED = 32
@@ -28,9 +29,10 @@ _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLink that joins some GPUs of a machine but not all: a note. NCCL's ring search wants
-    every hop at one speed, so that the one over PCIe sets it for all, and it repeats a ring in one
-    direction instead of turning it round.
+    """Report NVLink that joins some GPUs of a machine but not all: a note.
+
+    NCCL's ring search wants every hop at one speed, so the hop over PCIe sets it for all, and it
+    repeats a ring in one direction instead of turning it round.
     """
     joined = DisjointSets()
     of_nvlink = [x for x in view.topology.links if x.kind == "nvlink"]
@@ -40,34 +42,29 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
     for gpu in view.gpus:
         groups[joined.find_root(gpu.id)].append(gpu.id)
     bridged = [members for members in groups.values() if len(members) > 1]
-    on_switches = any(
-        view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst)
-    )
-    if (
-        not bridged
-        or len(groups) < 2
-        or on_switches
-        or not any(x.kind == "pcie" for x in view.topology.links)
-    ):
+    ends = {end for x in of_nvlink for end in (x.src, x.dst)}
+    on_switches = any(view.topology.by_id[end].family == "nvswitch" for end in ends)
+    has_pcie = any(x.kind == "pcie" for x in view.topology.links)
+    if not bridged or len(groups) < 2 or on_switches or not has_pcie:
         return
     about = tuple(ident for members in bridged for ident in members)
-    listed = " | ".join(join_names(members) for members in bridged)
     yield Finding(
         "note",
         "nccl-bridged-groups",
         about,
-        f"NVLink joins {listed} only, so stock NCCL's rings run at the rate of their hop over PCIe "
-        "everywhere",
+        f"NVLink joins {' | '.join(map(join_names, bridged))} only, so stock NCCL's rings run at "
+        "the rate of their hop over PCIe everywhere",
         tuple([view.format_link(x) for x in of_nvlink if x.src in about and x.dst in about]),
         _GRAPH_FILE,
     )
 
 
 def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of compute capability 10.0 and more with less than 18 GB/s of PCIe between them
-    (Gen4 x8, Gen3 x16): a warning. NCCL 2.25.1 and later then finds no ring, and falls back to one
-    channel at 0.1 GB/s in its model; without a network device it does not start. Rates that are
-    only assumed are not judged.
+    """Report GPUs of compute capability 10.0 and more with too little PCIe for NCCL: a warning.
+
+    With less than 18 GB/s between GPUs (Gen4 x8, Gen3 x16), NCCL 2.25.1 and later finds no ring. It
+    falls back to one channel at 0.1 GB/s in its model; without a network device it does not start.
+    Rates that are only assumed are not judged.
     """
     gpus = [
         g.id
@@ -77,33 +74,28 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     if not 1 < len(gpus) <= _MAX_ROUTED:
         return
     connections = ConnectionFinder(view.topology)
-    kind_of = {(x.src, x.dst): x for x in view.topology.links if x.kind == "pcie"}
-    slow: dict[str, str] = {}
-    least: list[Fraction] = []
+    pcie_links = {(x.src, x.dst): x for x in view.topology.links if x.kind == "pcie"}
+    least = _MIN_RING_GBps
+    slow: dict[str, Link] = {}
     for a, b in combinations(gpus, 2):
-        route = connections.route(a, b)
-        hops = [kind_of.get(hop) for hop in pairwise(route)] if route else []
-        over_pcie = [link for link in hops if link is not None]
+        hops = pairwise(connections.route(a, b) or ())
+        over_pcie = [pcie_links[hop] for hop in hops if hop in pcie_links]
         if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue
         worst = min(over_pcie, key=lambda link: link.bandwidth_GBps)
         if worst.bandwidth_GBps < _MIN_RING_GBps:
-            slow |= {a: view.format_link(worst), b: view.format_link(worst)}
-            least.append(worst.bandwidth_GBps)
+            slow |= {a: worst, b: worst}
+            least = min(least, worst.bandwidth_GBps)
     if slow:
         about = tuple(gpu for gpu in gpus if gpu in slow)
-        rate, wanted = format_GBps(min(least)), format_GBps(_MIN_RING_GBps)
-        what = (
-            f"{rate} of PCIe between them, less than the {wanted} that NCCL 2.25.1 and later asks "
-            "of such GPUs"
-        )
         yield Finding(
             "warning",
             "nccl-no-ring",
             about,
-            f"{join_names(about)}: {what}; it finds no ring and uses one channel, without a NIC it "
-            "does not start",
-            tuple(dict.fromkeys(slow[gpu] for gpu in about)),
+            f"{join_names(about)}: {format_GBps(least)} of PCIe between them, less than the "
+            f"{format_GBps(_MIN_RING_GBps)} that NCCL 2.25.1 and later asks of such GPUs; it finds "
+            "no ring and uses one channel, without a NIC it does not start",
+            tuple(dict.fromkeys(view.format_link(slow[gpu]) for gpu in about)),
             f"check slots and BIOS; else {_GRAPH_FILE}",
         )
 
@@ -118,8 +110,9 @@ def _find_sm(view: DoctorView, gpu: Device) -> int | None:
 
 
 def check_makers(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of different makers in one machine: a warning, no stock library sums over all of
-    them.
+    """Report GPUs of different makers in one machine: a warning.
+
+    No stock library sums over all of them.
     """
     of_maker: dict[str, list[str]] = defaultdict(list)
     for gpu in view.gpus:

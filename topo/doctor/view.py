@@ -5,7 +5,7 @@ it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,30 +50,32 @@ class DoctorView(MachineView):
         return {src: tuple(links) for src, links in links_from.items()}
 
     @cached_property
-    def lanes(self) -> Mapping[tuple[str, str], int]:
-        """Lanes of NVLink and xGMI from a device to another, keyed (src, dst)."""
-        lanes: dict[tuple[str, str], int] = defaultdict(int)
+    def links_between(self) -> Mapping[tuple[str, str], int]:
+        """The number of NVLink and xGMI links from a device to another, keyed (src, dst)."""
+        counts = Counter[tuple[str, str]]()
         for link in self.topology.links:
             if link.kind in WIRES:
-                lanes[link.src, link.dst] += link.count
-        return dict(lanes)
+                counts[link.src, link.dst] += link.count
+        return counts
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, int]]:
-        """Lanes of NVLink and xGMI of each GPU by the device at the other end; the larger count
-        where ends disagree.
+        """The number of NVLink and xGMI links of each GPU by the device at the other end.
+
+        If the two ends disagree, the larger number counts.
         """
         out: dict[str, dict[str, int]] = {gpu.id: {} for gpu in self.gpus}
-        for (src, dst), lanes in self.lanes.items():
+        for (src, dst), count in self.links_between.items():
             for a, b in ((src, dst), (dst, src)):
                 if a in out:
-                    out[a][b] = max(lanes, out[a].get(b, 0))
+                    out[a][b] = max(count, out[a].get(b, 0))
         return out
 
     @cached_property
     def islands(self) -> Mapping[str, frozenset[str]]:
-        """The islands of connected PCIe switches that each device is in or linked to, each named by
-        one of its switches.
+        """The islands of connected PCIe switches that each device is in or linked to.
+
+        An island is named by one of its switches.
         """
         switches = {
             d.id for d in self.topology.devices if d.kind == "switch" and d.family in ("pcie", None)
@@ -94,6 +96,10 @@ class DoctorView(MachineView):
                     near[a].add(islands.find_root(b))
         return {ident: frozenset(names) for ident, names in near.items()}
 
+    def share_switch(self, a: str, b: str) -> bool:
+        """Return whether two devices are at the same connected PCIe switches."""
+        return bool(self.islands.get(a, frozenset()) & self.islands.get(b, frozenset()))
+
     def list_notes(self, *kinds: NoteKind) -> list[Note]:
         """Return the topology's notes of these kinds: what its reader saw and no fact holds."""
         return [note for note in self.topology.notes if note.kind in kinds]
@@ -103,8 +109,9 @@ class DoctorView(MachineView):
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
 
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-        """Return cases with equal keys as one, with the devices of all (in the topology's order)
-        and their evidence, each once.
+        """Merge cases with equal keys: their devices in the topology's order, and their evidence.
+
+        Each device and each line of evidence is listed once.
         """
         groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
         for key, about, evidence in cases:
@@ -135,18 +142,19 @@ class DoctorView(MachineView):
 
     def format_link(self, link: Link) -> str:
         """Return a link as a line of evidence."""
-        lanes = f"{link.count} x, " if link.count > 1 else ""
+        count = f"{link.count} x, " if link.count > 1 else ""
         source = link.source or self.topology.source or "the topology"
         return (
-            f"{link.src} -> {link.dst} {link.kind} = {lanes}{format_GBps(link.bandwidth_GBps)} "
+            f"{link.src} -> {link.dst} {link.kind} = {count}{format_GBps(link.bandwidth_GBps)} "
             f"({source})"
         )
 
 
 @dataclass(frozen=True)
 class Check:
-    """A question of the doctor: `check` yields findings. It is asked where `can_ask` returns
-    something true; elsewhere `lack` says what is missing for it.
+    """A question of the doctor: `check` yields findings.
+
+    It is asked if `can_ask` returns something true; otherwise `lack` says what is missing for it.
     """
 
     name: str

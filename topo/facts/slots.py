@@ -135,6 +135,6 @@ def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
 
 
 def _read_width(facts: Facts, bus_id: str, key: Key[int]) -> int | None:
-    # Devices without a real link report 0, 63 or 255 lanes.
+    # Devices without a real link report 0, 63 or 255 PCIe lanes.
     width = facts.get_number(pci_subject(bus_id), key)
     return width if width is not None and 1 <= width <= 32 else None

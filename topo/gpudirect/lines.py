@@ -1,6 +1,4 @@
-"""Format verdicts for reading: pairs that are alike in all but their devices are one group, one
-line.
-"""
+"""Format verdicts for reading: one line for all pairs with the same verdict."""
 
 from __future__ import annotations
 
@@ -9,17 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import TypeVar
 
 from ..facts.keys import qualify, split_host
 from .verdict import Verdict
 
-# Names that become a run ("gpu0-gpu2"); two are as short when listed.
+# Names that become a run ("gpu0-gpu2"): a list of two is as short.
 _RUN = 3
-# Sets of GPUs above which one is shown, with how the others go on.
+# Sets of GPUs that are listed; of more, the first and the last are shown.
 _MANY_SETS = 3
-# Columns below which wrapping breaks rules into single words.
+# Columns: narrower lines would break rules into single words.
 _NARROWEST = 60
+# What the command in a verdict's advice follows.
 _COMMAND = "; do "
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,12 @@ class LineGroup:
     pairs: tuple[tuple[str, str], ...]
 
     def describe_pairs(self) -> str:
-        """Return the pairs in short: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`."""
+        """Summarize the pairs: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`."""
         return describe_pairs(self.pairs, self.kind == "p2p")
 
 
 def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
-    """Return groups of verdicts with equal kind, answer, rule, evidence and advice, in order of
-    first appearance.
-    """
+    """Group verdicts with equal kind, answer, rule, evidence and advice, in the given order."""
     pairs_of: dict[tuple[str, str, str, tuple[str, ...], str | None], list[tuple[str, str]]] = (
         defaultdict(list)
     )
@@ -51,17 +50,15 @@ def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
 
 
 def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:
-    """Return for each group its line, followed by an indented line with the advice if there is any.
+    """Format a line for each group of equal verdicts, and an indented line with its advice, if any.
 
-    What is longer than `width` goes on in further lines, but for commands, which are to be copied.
+    Lines are wrapped at `width`, except lines with a command, so that it can be copied.
     """
     lines: list[str] = []
     for group in group_verdicts(verdicts):
         evidence = f" ({'; '.join(group.evidence)})" if group.evidence else ""
-        name = {"p2p": "P2P", "rdma": "RDMA"}.get(group.kind, group.kind)
-        lines += _wrap(
-            f"{name} {group.answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, ""
-        )
+        answer = f"{group.kind.upper()} {group.answer}"
+        lines += _wrap(f"{answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, "")
         lines += _wrap(group.advice, width, "  ") if group.advice else []
     return lines
 
@@ -80,29 +77,31 @@ def _wrap(text: str, width: int, indent: str) -> list[str]:
 
 
 def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    """Return pairs in short; with `mutual`, sets of three or more that are all paired are "with
-    each other". Pairs that are the same on several hosts are said once.
+    """Summarize pairs of ids.
+
+    With `mutual`, sets of three or more ids that are all paired are "with each other". Pairs that
+    are the same on several hosts are listed once.
     """
     if mutual and _joins_hosts(pairs):
-        return (
-            f"{format_runs(dict.fromkeys(ident for pair in pairs for ident in pair))} with those "
-            "of each other host"
-        )
+        ids = dict.fromkeys(ident for pair in pairs for ident in pair)
+        return f"{format_runs(ids)} with those of each other host"
     of_host: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for a, b in pairs:
         (host, first), (other, second) = split_host(a), split_host(b)
-        if host == other:
-            of_host[host].append((first, second))
-        else:
-            of_host[""].append((a, b))
-    hosts_with: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
-    for host, of_one in of_host.items():
-        hosts_with[tuple(of_one)].append(host)
-    said = []
-    for own, hosts in hosts_with.items():
-        text = _describe_in_host(own, mutual)
-        said.append(text if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} {text}")
-    return "; ".join(said)
+        of_host[host if host == other else ""].append((first, second) if host == other else (a, b))
+    texts = (
+        ("" if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} ")
+        + _describe_in_host(own, mutual)
+        for own, hosts in _list_keys_by_value(of_host).items()
+    )
+    return "; ".join(texts)
+
+
+def _list_keys_by_value(items: Mapping[str, Sequence[_T]]) -> dict[tuple[_T, ...], list[str]]:
+    keys_of: dict[tuple[_T, ...], list[str]] = defaultdict(list)
+    for key, value in items.items():
+        keys_of[tuple(value)].append(key)
+    return keys_of
 
 
 def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
@@ -110,27 +109,13 @@ def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     for a, b in pairs:
         partners[a].append(b)
     cliques = _list_cliques(partners) if mutual else []
-    parts = _describe_cliques(cliques)
-    for a in (a for members in cliques for a in members):
-        partners.pop(a, None)
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for a, bs in partners.items():
-        alike[tuple(bs)].append(a)
-    return "; ".join(
-        [
-            *parts,
-            *(
-                f"{format_runs(firsts)} with {format_runs(seconds)}"
-                for seconds, firsts in alike.items()
-            ),
-        ]
-    )
+    in_cliques = {a for members in cliques for a in members}
+    alike = _list_keys_by_value({a: bs for a, bs in partners.items() if a not in in_cliques})
+    others = (f"{format_runs(a)} with {format_runs(b)}" for b, a in alike.items())
+    return "; ".join([*_describe_cliques(cliques), *others])
 
 
 def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
-    """Return sets of names that are paired with each other; many that are runs of one length are
-    said in one.
-    """
     texts = [format_runs(members) for members in cliques]
     if len(texts) > _MANY_SETS and len({len(members) for members in cliques}) == 1:
         return [
@@ -140,7 +125,7 @@ def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return whether pairs are each two of some ids that are of different hosts, and no others."""
+    """Return whether the pairs are all pairs of their ids on different hosts, and no others."""
     on_host = Counter(split_host(ident)[0] for ident in {ident for pair in pairs for ident in pair})
     across = (on_host.total() ** 2 - sum(n * n for n in on_host.values())) // 2
     return (
@@ -150,9 +135,7 @@ def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
 
 
 def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the sets of three or more ids that are all paired with each other, and with no id
-    outside of the set.
-    """
+    """Return the sets of three or more ids that are paired with each other and with no others."""
     near: dict[str, set[str]] = defaultdict(set)
     for a, bs in partners.items():
         for b in bs:
@@ -173,19 +156,17 @@ def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def format_runs(names: Iterable[str]) -> str:
-    """Return names sorted by their numbers, runs of three or more shortened: `gpu0-gpu3, gpu7`; the
-    same names of several hosts are put together: `host0-host17/gpu0-gpu3`.
+    """Sort names by their numbers and shorten runs of three or more: `gpu0-gpu3, gpu7`.
+
+    The same names of several hosts are combined: `host0-host17/gpu0-gpu3`.
     """
     names_of: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        host, rest = split_host(name)
+    for host, rest in map(split_host, names):
         names_of[host].append(rest)
-    hosts_with: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for host, rests in names_of.items():
-        hosts_with[tuple(_shorten_runs(rests))].append(host)
+    runs_of = {host: tuple(_shorten_runs(rests)) for host, rests in names_of.items()}
     return ", ".join(
         qualify(host, piece) if host else piece
-        for pieces, hosts in hosts_with.items()
+        for pieces, hosts in _list_keys_by_value(runs_of).items()
         for host in _shorten_runs(hosts)
         for piece in pieces
     )
@@ -195,10 +176,9 @@ def _shorten_runs(names: Iterable[str]) -> Iterator[str]:
     """Yield names sorted by their numbers, runs of three or more as one: `gpu0-gpu3`."""
     runs: list[list[str]] = []
     for _, _, name in sorted((*_split_number(name), name) for name in names):
-        if runs and _follows(runs[-1][-1], name):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
+        if not runs or not _follows(runs[-1][-1], name):
+            runs.append([])
+        runs[-1].append(name)
     for run in runs:
         yield from (f"{run[0]}-{run[-1]}",) if len(run) >= _RUN else run
 

@@ -26,6 +26,7 @@ KIND_NAMES = {
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 
 
+# PCIe's widths, in the text of a source.
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
 
 
@@ -123,6 +124,20 @@ def format_rate(GBps: Fraction) -> str:
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")
+
+
+def group_switches(switches: Iterable[str], cables: Iterable[Cable]) -> list[tuple[str, ...]]:
+    """Group switches with the same neighbours, which are drawn as one bar."""
+    neighbours: dict[str, set[str]] = {ident: set() for ident in switches}
+    for c in cables:
+        for one, other in ((c.a, c.b), (c.b, c.a)):
+            if one in neighbours:
+                neighbours[one].add(other)
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    for ident, others in neighbours.items():
+        # Links among the switches do not tell them apart, unless they have no others.
+        groups[frozenset(others - neighbours.keys() or others or {ident})].append(ident)
+    return [tuple(group) for group in groups.values()]
 
 
 def find_components(

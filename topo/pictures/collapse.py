@@ -1,13 +1,17 @@
-"""Reduce a large machine to a part that can be drawn.
+"""Reduce a large machine to a part that can be shown, and say what is left out.
 
-One box of each kind stays; of a large graph without boxes, the GPUs nearest to the first.
+Of identical hosts one is shown: a rack of 18 trays becomes one tray and its count. For pictures,
+one box of each kind stays; of a large graph without boxes, the GPUs nearest to the first.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from ..facts.keys import split_host
 from ..graph import Device, Topology
 from .cables import find_cables, find_components
 
@@ -17,27 +21,110 @@ MAX_CABLES = 400
 _MAX_BOXES = 4
 # GPUs drawn of a large graph without boxes: a 6 x 6 part of a mesh.
 _MAX_GPUS = 36
+# Hosts: up to this many are shown even if they are identical.
+_MAX_HOSTS = 4
+# Key in a device's `extra` that holds its rank on the whole machine.
+_RANK = "rank_of_whole"
 
 
 @dataclass(frozen=True)
-class Collapsed:
-    """The part of a machine to draw; `left_out` is a sentence on the rest, None if all is drawn."""
+class ShownPart:
+    """The part of a machine to show; `left_out` is a sentence on the rest, None if all is shown."""
 
     topology: Topology
     left_out: str | None
 
 
+def show_hosts_once(topology: Topology) -> ShownPart:
+    """Return the machine with one host of each kind, if it has more than four and some are equal.
+
+    Hosts are equal if they have the same devices in the same order, and the same links among these
+    and to shared devices. Shared devices (networks, NVSwitches of a rack) stay if a shown host is
+    linked to them.
+    """
+    members: dict[str, list[Device]] = defaultdict(list)
+    for device in topology.devices:
+        members[name_host(device)].append(device)
+    common = {d.id: d for d in members.pop("", [])}
+    # GPUs of no host would be left out together with the hosts' count, so then all is shown.
+    if len(members) <= _MAX_HOSTS or any(d.kind == "gpu" for d in common.values()):
+        return ShownPart(topology, None)
+    place = {d.id: (host, i) for host, of_host in members.items() for i, d in enumerate(of_host)}
+    links: dict[str, Counter[tuple[object, ...]]] = {host: Counter() for host in members}
+    joined_to: dict[str, set[str]] = {host: set() for host in members}
+    for link in topology.links:
+        for host in dict.fromkeys(place[end][0] for end in (link.src, link.dst) if end in place):
+            ends = tuple(_describe_end(end, host, place, common) for end in (link.src, link.dst))
+            links[host][ends, link.kind, link.count, link.bandwidth_GBps] += 1
+            joined_to[host] |= {link.src, link.dst} & common.keys()
+    kinds: dict[object, list[str]] = defaultdict(list)
+    for host, of_host in members.items():
+        kinds[tuple((d.kind, d.family) for d in of_host), frozenset(links[host].items())].append(
+            host
+        )
+    if len(kinds) == len(members):
+        return ShownPart(topology, None)
+    shown = [hosts[0] for hosts in kinds.values()]
+    kept = {d.id for host in shown for d in members[host]} | {
+        ident for host in shown for ident in joined_to[host]
+    }
+    ranks = {ident: i for i, ident in enumerate(topology.ranks)}
+    part = _keep(topology, kept)
+    devices = tuple(
+        replace(d, extra={**d.extra, _RANK: ranks[d.id]}) if d.id in ranks else d
+        for d in part.devices
+    )
+    listed = ", ".join(_count_hosts(hosts, members) for hosts in kinds.values())
+    return ShownPart(replace(part, devices=devices), f"{len(members)} hosts: {listed}")
+
+
+def _keep(topology: Topology, kept: set[str]) -> Topology:
+    devices = tuple(d for d in topology.devices if d.id in kept)
+    links = tuple(x for x in topology.links if x.src in kept and x.dst in kept)
+    return replace(topology, devices=devices, links=links)
+
+
+def number_ranks(topology: Topology) -> dict[str, int]:
+    """Return each GPU's rank on the whole machine, even if only some of its hosts are shown."""
+    return {
+        ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)
+    }
+
+
+def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:
+    gpus = sum(d.kind == "gpu" for d in members[hosts[0]])
+    each = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    return (
+        f"{len(hosts)} like {hosts[0]} ({each} each)" if len(hosts) > 1 else f"{hosts[0]} ({each})"
+    )
+
+
+def name_host(device: Device) -> str:
+    """Return the name of a device's host; empty if it has none, as on machines of one host."""
+    name = device.extra.get("host")
+    return str(name) if name is not None else split_host(device.id)[0]
+
+
+def _describe_end(
+    ident: str, host: str, place: Mapping[str, tuple[str, int]], common: Mapping[str, Device]
+) -> tuple[object, ...]:
+    """Describe the end of a link as seen from a host: its own device, a shared or another one."""
+    if ident in common:
+        return "shared", common[ident].kind, common[ident].family
+    return ("own", place[ident][1]) if place[ident][0] == host else ("other", place[ident][1])
+
+
 def collapse(
     topology: Topology, max_cables: int = MAX_CABLES, max_boxes: int = _MAX_BOXES
-) -> Collapsed:
+) -> ShownPart:
     """Return the whole machine if it is small enough, else a part that stands for the rest.
 
     `max_boxes` counts boxes of several GPUs.
     """
     boxes = list_boxes(topology)
-    large = [box for box in boxes if sum(d.kind == "gpu" for d in box) > 1]
-    if len(find_cables(topology)) <= max_cables and len(large) <= max_boxes:
-        return Collapsed(topology, None)
+    large = sum(sum(d.kind == "gpu" for d in box) > 1 for box in boxes)
+    if len(find_cables(topology)) <= max_cables and large <= max_boxes:
+        return ShownPart(topology, None)
     kinds: dict[object, list[list[Device]]] = defaultdict(list)
     for box in boxes:
         kinds[_describe_box(topology, box)].append(box)
@@ -46,22 +133,20 @@ def collapse(
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MAX_CABLES:
         return _keep_nearest(topology)
     listed = ", ".join(f"{len(of):,} like that of {_name_first(of[0])}" for of in kinds.values())
-    drawn = _keep(
-        topology, {d.id for box in kept for d in box} | {d.id for d in _list_hubs(topology)}
-    )
+    drawn = _draw_part(topology, {d.id for d in (*list_hubs(topology), *chain(*kept))})
     if len(find_cables(drawn)) > max_cables:
         return _keep_nearest(topology)
-    return Collapsed(drawn, f"one box of each kind is drawn: there are {listed}")
+    return ShownPart(drawn, f"one box of each kind is drawn: there are {listed}")
 
 
-def _list_hubs(topology: Topology) -> list[Device]:
+def list_hubs(topology: Topology) -> list[Device]:
     """Return the switches that connect boxes."""
     return [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
 
 
 def list_boxes(topology: Topology) -> list[list[Device]]:
     """Return the devices of each box: what is connected without network switches."""
-    return find_components(topology, find_cables(topology), {d.id for d in _list_hubs(topology)})
+    return find_components(topology, find_cables(topology), {d.id for d in list_hubs(topology)})
 
 
 def _describe_box(topology: Topology, box: list[Device]) -> object:
@@ -84,13 +169,11 @@ def _name_first(box: list[Device]) -> str:
     return next((d.id for d in box if d.kind == "gpu"), box[0].id)
 
 
-def _keep(topology: Topology, kept: set[str]) -> Topology:
-    devices = tuple(d for d in topology.devices if d.id in kept)
-    links = tuple(x for x in topology.links if x.src in kept and x.dst in kept)
-    return replace(topology, name=f"{topology.name}, a part", devices=devices, links=links)
+def _draw_part(topology: Topology, kept: set[str]) -> Topology:
+    return replace(_keep(topology, kept), name=f"{topology.name}, a part")
 
 
-def _keep_nearest(topology: Topology) -> Collapsed:
+def _keep_nearest(topology: Topology) -> ShownPart:
     """Return the GPUs fewest hops from the first, with the devices between them."""
     order = [topology.ranks[0]]
     seen = set(order)
@@ -101,7 +184,5 @@ def _keep_nearest(topology: Topology) -> Collapsed:
                 seen.add(other)
                 order.append(other)
                 gpus += topology.by_id[other].kind == "gpu"
-    left_out = (
-        f"{gpus} of {len(topology.ranks):,} GPUs are drawn, those nearest to {topology.ranks[0]}"
-    )
-    return Collapsed(_keep(topology, seen), left_out)
+    drawn = f"{gpus} of {len(topology.ranks):,} GPUs are drawn"
+    return ShownPart(_draw_part(topology, seen), f"{drawn}, those nearest to {topology.ranks[0]}")

@@ -8,15 +8,15 @@ bar.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
 from ..graph import Device, Topology
-from .cables import Cable, find_cables, find_components
-from .hosts import name_host, number_ranks
+from .cables import Cable, find_cables, find_components, group_switches
+from .collapse import list_hubs, name_host, number_ranks
 from .shapes import (
+    BAR_HEIGHT,
     GPU_WIDTH,
     MANY_GPUS,
     Frame,
@@ -26,11 +26,12 @@ from .shapes import (
     bundle_wires,
     get_gpu_size,
     get_nic_width,
+    make_bars,
     make_gpu_shape,
     make_nic_shape,
     make_wire,
 )
-from .socket_tree import format_bar_label, lay_out_sockets
+from .socket_tree import lay_out_sockets
 from .structures import arrange
 
 # All sizes are in pixels, chosen by eye on the presets and the recorded machines.
@@ -38,14 +39,12 @@ from .structures import arrange
 _UNIT, _SMALL_UNIT = 104, 64
 # Between boxes; inside a box's frame; for the frame's label; inside the frame of a host in a row.
 _GAP, _FRAME_PAD, _FRAME_HEAD, _NEAR_PAD = 40, 18, 24, 5
-# A switch's bar, and the room above and below it for wires to fan out.
-_BAR_HEIGHT, _BAR_GAP = 34, 70
+# The room above and below a switch's bar, for wires to fan out.
+_BAR_GAP = 70
 # GPUs of a graph in which wires bend around shapes: the search is cubic in the GPUs.
 _MAX_BENT = 32
-# Wider rows no longer fit a page: GPUs of a switch, boxes, and boxes of a single device.
-_MAX_GPUS_IN_ROW = 8
-_MAX_BOXES_IN_ROW = 2
-_MAX_SINGLES_IN_ROW = 8
+# Wider rows no longer fit a page: GPUs of a switch, boxes of several devices, and of a single one.
+_MAX_GPUS_IN_ROW, _MAX_BOXES_IN_ROW, _MAX_SINGLES_IN_ROW = 8, 2, 8
 
 
 def lay_out(topology: Topology) -> Picture:
@@ -87,12 +86,14 @@ def lay_out_direct(
 def lay_out_boxes(topology: Topology) -> Picture:
     """Lay out the boxes of a machine, and the bars of the network between them."""
     machine_cables = find_cables(topology)
-    hubs = [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
+    hubs = list_hubs(topology)
     components = find_components(topology, machine_cables, {d.id for d in hubs})
     pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
     if len(components) > 1 and any(len(members) > 1 for members in components):
-        names = [_name_box(members, i) for i, members in enumerate(components)]
-        pictures = [_add_frame(p, name) for p, name in zip(pictures, names, strict=True)]
+        pictures = [
+            _add_frame(picture, _name_box(members, i))
+            for i, (picture, members) in enumerate(zip(pictures, components, strict=True))
+        ]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
     arranged = _place_boxes(
         pictures,
@@ -100,7 +101,7 @@ def lay_out_boxes(topology: Topology) -> Picture:
         has_bar=bool(hubs),
         singles=all(len(b) == 1 for b in components),
     )
-    return _add_network_bars(topology, arranged, hubs, machine_cables)
+    return _add_network_bars(arranged, hubs, machine_cables)
 
 
 def _name_box(devices: Sequence[Device], number: int) -> str:
@@ -134,8 +135,7 @@ def _lay_out_box(
         )
         for c in nic_cables
     )
-    wires = (*picture.wires, *to_nics)
-    return Picture(tuple(shapes.values()), wires, ()).move_to_origin()
+    return Picture(tuple(shapes.values()), (*picture.wires, *to_nics), ()).move_to_origin()
 
 
 def _lay_out_rows(
@@ -148,9 +148,9 @@ def _lay_out_rows(
         width = max(width, get_nic_width(topology))
     step_x, step_y = (
         width + (14 if width > 50 else 6),
-        height / 2 + _BAR_HEIGHT / 2 + (44 if width > 50 else 24),
+        height / 2 + BAR_HEIGHT / 2 + (44 if width > 50 else 24),
     )
-    groups = _group_switches([d for d in devices if d.kind == "switch"], inside)
+    groups = group_switches((d.id for d in devices if d.kind == "switch"), inside)
     rows = _divide_into_rows(
         groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50
     )
@@ -171,20 +171,8 @@ def _lay_out_rows(
                     shapes[ident] = make_nic_shape(topology, ident, x, y)
             continue
         # The bars of a row share the width of the widest row of GPUs.
-        bar_width = (step_x * columns) / len(row) - (step_x - width)
-        for k, group in enumerate(row):
-            x = -step_x / 2 + (k + 0.5) * step_x * columns / len(row)
-            bar = Shape(
-                group,
-                "nvswitch",
-                format_bar_label("NVSwitch", group),
-                "",
-                x,
-                y,
-                bar_width,
-                _BAR_HEIGHT,
-            )
-            shapes |= dict.fromkeys(group, bar)
+        names = dict.fromkeys(row, "NVSwitch")
+        shapes |= make_bars(names, "nvswitch", -step_x / 2, y, step_x * columns, gap=step_x - width)
     picture = _add_wires(shapes, inside)
     of_rows = [
         [(name_host(topology.by_id[i]), shapes[i]) for i in row]
@@ -213,22 +201,6 @@ def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]
                 yield Frame(host, left, top, right - left, bottom - top)
 
 
-def _group_switches(switches: Sequence[Device], inside: Sequence[Cable]) -> list[tuple[str, ...]]:
-    """Group switches with the same neighbours, which are drawn as one bar."""
-    neighbours: dict[str, set[str]] = {d.id: set() for d in switches}
-    for c in inside:
-        for one, other in ((c.a, c.b), (c.b, c.a)):
-            if one in neighbours:
-                neighbours[one].add(other)
-    groups: dict[frozenset[str], list[str]] = defaultdict(list)
-    for ident, others in neighbours.items():
-        # Links among the switches do not tell them apart, unless they have no others.
-        groups[
-            frozenset(others - neighbours.keys()) or frozenset(others) or frozenset({ident})
-        ].append(ident)
-    return [tuple(group) for group in groups.values()]
-
-
 def _divide_into_rows(
     groups: list[tuple[str, ...]], leaves: list[str], inside: Sequence[Cable], small: bool
 ) -> list[list[str] | tuple[tuple[str, ...], ...]]:
@@ -251,17 +223,14 @@ def _divide_into_rows(
 
 
 def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
-    """Return a picture of the shapes and the wires between them."""
     wires = tuple(wire for _, wire in bundle_wires(shapes, inside))
     return Picture(tuple(dict.fromkeys(shapes.values())), wires, ())
 
 
 def _add_frame(picture: Picture, label: str) -> Picture:
-    """Put a picture inside a labelled frame."""
     content = picture.shift(_FRAME_PAD, _FRAME_HEAD + 8)
-    frame = Frame(
-        label, 0, 0, picture.width + 2 * _FRAME_PAD, picture.height + _FRAME_HEAD + _FRAME_PAD + 8
-    )
+    height = picture.height + _FRAME_HEAD + _FRAME_PAD + 8
+    frame = Frame(label, 0, 0, picture.width + 2 * _FRAME_PAD, height)
     return Picture(content.shapes, content.wires, (*content.frames, frame))
 
 
@@ -272,14 +241,13 @@ def _flip(picture: Picture) -> Picture:
     def flip_point(point: tuple[float, float]) -> tuple[float, float]:
         return point[0], height - point[1]
 
-    wires = (w.map_points(flip_point) for w in picture.wires)
+    wires = tuple(w.map_points(flip_point) for w in picture.wires)
     shapes = tuple(replace(s, y=height - s.y) for s in picture.shapes)
-    if picture.frames:  # the frame's label stays on top
-        shapes = tuple(replace(s, y=s.y + _FRAME_HEAD - _FRAME_PAD + 8) for s in shapes)
-        shift = _FRAME_HEAD - _FRAME_PAD + 8
-        shifted = Picture((), tuple(wires), ()).shift(0, shift)
-        return Picture(shapes, shifted.wires, picture.frames)
-    return Picture(shapes, tuple(wires), picture.frames)
+    # A frame is not turned, so that its label stays on top.
+    flipped = Picture(shapes, wires, ()).shift(
+        0, _FRAME_HEAD - _FRAME_PAD + 8 if picture.frames else 0
+    )
+    return replace(flipped, frames=picture.frames)
 
 
 def _place_boxes(
@@ -289,16 +257,15 @@ def _place_boxes(
     one_row = len(pictures) <= (_MAX_SINGLES_IN_ROW if singles else _MAX_BOXES_IN_ROW)
     gap = 14 if singles else _GAP
     half = (len(pictures) + 1) // 2
-    if not one_row:
-        upper, lower = pictures[:half], pictures[half:]
-    else:
-        upper, lower = (pictures, []) if network_below else ([], pictures)
+    if one_row:
+        half = len(pictures) if network_below else 0
+    upper, lower = pictures[:half], pictures[half:]
     # A box's network side is its lower one if network_below, else its upper one.
     upper = upper if network_below else [_flip(p) for p in upper]
     lower = [_flip(p) for p in lower] if network_below else lower
     bar_top = max((p.height for p in upper), default=0)
     # Upper boxes are aligned at the bottom and lower ones at the top, with the bar between them.
-    bar_room = 2 * _BAR_GAP + _BAR_HEIGHT if has_bar else _GAP
+    bar_room = 2 * _BAR_GAP + BAR_HEIGHT if has_bar else _GAP
     parts: list[Picture] = []
     for row, is_upper in ((upper, True), (lower, False)):
         x = 0.0
@@ -315,31 +282,17 @@ def _place_boxes(
 
 
 def _add_network_bars(
-    topology: Topology, boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
+    boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
 ) -> Picture:
     """Add the network's bars, side by side, between the rows of boxes or beside the only row."""
     if not hubs:
         return boxes
-    idents = {d.id for d in hubs}
-    hub_cables = [c for c in machine_cables if {c.a, c.b} & idents]
-    groups = _group_switches(hubs, hub_cables)
-    bar_y = _find_bar_y(boxes)
-    width = max(boxes.width, 160 * len(groups))
+    idents = {d.id: d.family or "switch" for d in hubs}
+    hub_cables = [c for c in machine_cables if {c.a, c.b} & idents.keys()]
+    names = {group: idents[group[0]] for group in group_switches(idents, hub_cables)}
+    width = max(boxes.width, 160 * len(names))
     shapes = {ident: s for s in boxes.shapes for ident in s.ids}
-    for k, group in enumerate(groups):
-        name = "network" if topology.by_id[group[0]].family == "network" else "switch"
-        x = (k + 0.5) * width / len(groups)
-        bar = Shape(
-            group,
-            "network",
-            format_bar_label(name, group),
-            "",
-            x,
-            bar_y,
-            width / len(groups) - 20,
-            _BAR_HEIGHT,
-        )
-        shapes |= dict.fromkeys(group, bar)
+    shapes |= make_bars(names, "network", 0, _find_bar_y(boxes), width, gap=20)
     wires = _add_wires(shapes, hub_cables).wires
     return Picture(tuple(dict.fromkeys(shapes.values())), (*boxes.wires, *wires), boxes.frames)
 
@@ -362,5 +315,5 @@ def _find_bar_y(boxes: Picture) -> float:
     widest = max(gaps, default=(0.0, 0.0))
     if widest[0] >= 2 * _BAR_GAP:
         return widest[1]
-    offset = _BAR_GAP + _BAR_HEIGHT / 2
+    offset = _BAR_GAP + BAR_HEIGHT / 2
     return rows[0][0] - offset if rows[0][0] >= offset else rows[-1][1] + offset

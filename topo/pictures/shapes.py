@@ -14,6 +14,7 @@ from .cables import Cable
 GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40
+BAR_HEIGHT = 34  # pixels: a line of text, with room above and below it
 # With more GPUs, small rectangles without names, so that 64 still fit a page.
 MANY_GPUS = 32
 # Offsets of a curve's control point from the middle of its ends, as fractions of their distance;
@@ -155,8 +156,8 @@ def get_gpu_size(topology: Topology) -> tuple[float, float]:
 
 def get_nic_width(topology: Topology) -> float:
     """Return the width of a NIC: enough for the longest name."""
-    names = (_name_in_host(d.id) for d in topology.devices if d.kind == "nic")
-    return fit_width(names, _TEXT, NIC_WIDTH)
+    nics = (d.id for d in topology.devices if d.kind == "nic")
+    return fit_width(map(_name_in_host, nics), _TEXT, NIC_WIDTH)
 
 
 def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
@@ -192,6 +193,22 @@ def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
     )
 
 
+def make_bars(
+    names: Mapping[tuple[str, ...], str], look: str, left: float, y: float, width: float, gap: float
+) -> dict[str, Shape]:
+    """Return bars side by side that share `width`, by the ids of the switches they stand for.
+
+    `names` are what the switches of each group are called, `gap` is the room between bars.
+    """
+    bars: dict[str, Shape] = {}
+    for i, (ids, name) in enumerate(names.items()):
+        title = f"{len(ids)} {TIMES} {name}" if len(ids) > 1 else f"{name} · {ids[0]}"
+        x = left + (i + 0.5) * width / len(names)
+        bar = Shape(ids, look, title, "", x, y, width / len(names) - gap, BAR_HEIGHT)
+        bars |= dict.fromkeys(ids, bar)
+    return bars
+
+
 def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
     """Return the wire of a cable between two shapes; it meets a wide shape vertically."""
     start, end = _find_meeting_point(a, b), _find_meeting_point(b, a)
@@ -203,6 +220,7 @@ def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None
 
 def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
     """Return where a line to `other` meets `shape`: its middle, or in line with the other's."""
+    # Ends are hidden behind the shapes, so a line to a wide one has to be inside its edges.
     if other.bottom < shape.top or other.top > shape.bottom:
         aim = other.x if other.width <= shape.width else shape.x
         margin = min(10.0, shape.width / 2)
@@ -239,13 +257,13 @@ def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
 
 
 def _passes_behind(wire: Wire, shape: Shape) -> bool:
-    """Return whether a wire passes through a shape's rectangle, tested at points along it."""
     (ax, ay), (bx, by) = wire.start, wire.end
     cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
     if max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right:
         return False
     if max(ay, by, cy) < shape.top or min(ay, by, cy) > shape.bottom:
         return False
+    # Intersecting the curve exactly would need the roots of two quadratics for each shape.
     for i in range(1, _POINTS):
         t = i / _POINTS
         x = (1 - t) ** 2 * ax + 2 * t * (1 - t) * cx + t * t * bx

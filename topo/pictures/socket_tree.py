@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from ..facts.keys import split_host
 from ..graph import Device, Topology
-from .cables import Cable
-from .hosts import name_host, number_ranks
+from .cables import Cable, group_switches
+from .collapse import name_host, number_ranks
 from .shapes import (
     GPU_HEIGHT,
     NIC_HEIGHT,
-    TIMES,
     Frame,
     Picture,
     Shape,
@@ -23,6 +22,7 @@ from .shapes import (
     bundle_wires,
     fit_width,
     get_gpu_size,
+    make_bars,
     make_gpu_shape,
     make_nic_shape,
     make_wire,
@@ -30,7 +30,7 @@ from .shapes import (
 
 # Sizes in pixels, chosen by eye. Between levels of the tree, between leaves, and between trees.
 _TIER, _LEAF_GAP, _TREE_GAP = 96, 14, 44
-_CPU_HEIGHT, _SWITCH_HEIGHT, _BAR_HEIGHT, _BAR_REACH = 50, 30, 34, 40
+_CPU_HEIGHT, _SWITCH_HEIGHT, _BAR_REACH = 50, 30, 40
 # Sockets and PCIe switches above a single leaf are at least this wide, for their names.
 _MIN_PARENT_WIDTH = 110.0
 _FRAME_PAD, _FRAME_HEAD, _FRAME_ROOM, _TEXT = 16, 28, 44, 13
@@ -42,11 +42,6 @@ class _Leaf:
 
     ids: tuple[str, ...]
     is_gpu: bool
-
-
-def format_bar_label(name: str, idents: Sequence[str]) -> str:
-    """Format the label of a bar that stands for one or several switches."""
-    return f"{len(idents)} {TIMES} {name}" if len(idents) > 1 else f"{name} · {idents[0]}"
 
 
 def _shorten_switch_name(ident: str) -> str:
@@ -141,10 +136,8 @@ class _SocketTree:
             if host:
                 framed.append((host, left, x - _TREE_GAP))
         # Arcs come before the bars, which are placed below the deepest arc.
-        arcs = [c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"gpu"}]
-        sockets = [
-            c for c in self.inside if {self.device[c.a].kind, self.device[c.b].kind} == {"cpu"}
-        ]
+        arcs = self._list_cables_of("gpu")
+        sockets = self._list_cables_of("cpu")
         wires = [self._make_arc(c) for c in arcs] + [self._join_sockets(c) for c in sockets]
         bottom = max(
             [s.bottom for s in self.shapes.values()]
@@ -169,6 +162,9 @@ class _SocketTree:
             others = [s for s in shapes if s not in ends]
             wires.append(bend_around(wire, others) if c.kind == "c2c" else wire)
         return Picture(shapes, tuple(wires), frames)
+
+    def _list_cables_of(self, kind: str) -> list[Cable]:
+        return [c for c in self.inside if self.device[c.a].kind == kind == self.device[c.b].kind]
 
     def _list_roots_by_host(self) -> list[tuple[str, list[str]]]:
         """Return the roots of each host, with the host's name if there are several."""
@@ -257,36 +253,18 @@ class _SocketTree:
 
     def _place_bars(self, y: float) -> None:
         """Place NVSwitches below the GPUs; those with the same neighbours are one bar."""
-        groups: dict[frozenset[str], list[str]] = defaultdict(list)
-        for ident in self.bars:
-            # Links among NVSwitches do not tell them apart: those of one board are one bar.
-            ends = {n for n in self.neighbours[ident] if n not in self.bars} or set(
-                self.neighbours[ident]
-            )
-            groups[frozenset(ends)].append(ident)
         gpus = [s for s in self.shapes.values() if s.look == "gpu"] or list(self.shapes.values())
         left, right = min(s.left for s in gpus), max(s.right for s in gpus)
-        bar_width = (right - left) / max(len(groups), 1)
-        for i, group in enumerate(groups.values()):
-            name = "NVSwitch" if self.device[group[0]].family == "nvswitch" else "switch"
-            x = left + (i + 0.5) * bar_width
-            bar = Shape(
-                tuple(group),
-                "nvswitch",
-                format_bar_label(name, group),
-                "",
-                x,
-                y + 20,
-                bar_width - 8,
-                _BAR_HEIGHT,
-            )
-            self.shapes |= dict.fromkeys(group, bar)
+        names = {
+            group: "NVSwitch" if self.device[group[0]].family == "nvswitch" else "switch"
+            for group in group_switches(self.bars, self.inside)
+        }
+        self.shapes |= make_bars(names, "nvswitch", left, y + 20, right - left, gap=8)
 
     def _make_arc(self, cable: Cable) -> Wire:
         """Return a wire between two GPUs, below their row: the farther apart, the deeper."""
         a, b = self.shapes[cable.a], self.shapes[cable.b]
-        reach = abs(a.x - b.x)
-        depth = 40 + 0.42 * reach
+        depth = 40 + 0.42 * abs(a.x - b.x)
         wire = make_wire(cable, a, b, ((a.x + b.x) / 2, a.y + GPU_HEIGHT / 2 + depth))
         offset = math.copysign(a.width / 4, b.x - a.x)
         return replace(

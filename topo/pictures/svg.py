@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from ..graph import Topology
 from .cables import format_rate, get_kind_name
-from .hosts import show_hosts_once
+from .collapse import show_hosts_once
 from .layout import lay_out
 from .shapes import LETTER, TIMES, Frame, Picture, Shape, Wire
 
@@ -105,8 +105,7 @@ class _Style:
     """Choose a colour for each link kind and a width, on a logarithmic scale, for each rate."""
 
     def __init__(self, classes: Counter[_LinkClass]) -> None:
-        kinds = sorted({c.kind for c in classes})
-        others = [kind for kind in kinds if kind not in _KIND_COLOURS]
+        others = [kind for kind in sorted({c.kind for c in classes}) if kind not in _KIND_COLOURS]
         self.colours = _KIND_COLOURS | {
             k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)
         }

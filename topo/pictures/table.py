@@ -29,13 +29,14 @@ from .cables import (
     format_rate,
     get_kind_name,
 )
+from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
-from .hosts import number_ranks, show_hosts_once
 
 # GPUs: a larger matrix does not fit a terminal, so pairs are counted instead.
 MAX_GPUS = 16
 _MAX_DEVICES = 64  # more are counted by kind
 _MAX_NOTES = 200
+# Sources of rates that a row of links names.
 _MAX_SOURCES = 3
 # Links visited to find all routes, so that a table never takes minutes: a cluster of 1,024 GPUs
 # needs 3.1 million.
@@ -84,8 +85,7 @@ def write(topology: Topology, colour: bool = False) -> str:
         console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
     if len(notes) > _MAX_NOTES:
         console.print(f"and {len(notes) - _MAX_NOTES} more notes")
-    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).rstrip() + "\n"
 
 
 def _explain_missing_gpus(topology: Topology) -> str:

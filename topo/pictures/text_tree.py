@@ -15,8 +15,8 @@ from ..errors import InputError
 from ..graph import Device, Topology
 from ..printable import printable
 from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
+from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
-from .hosts import number_ranks, show_hosts_once
 
 _WIDTH = 400  # columns where there is no terminal, so that pipes get whole lines
 _MAX_PEERS = 16  # peers of one kind of link that a line names

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import IO
 
 from ..errors import InputError
 
-# Limits on an archive, so that a hostile one fills neither disk nor memory: files in it, bytes
-# unpacked, bytes packed.
+# Limits on an archive, so that a hostile one fills neither disk nor memory. Files in it:
 MAX_MEMBERS = 50_000
+# Bytes unpacked:
 MAX_BYTES = 64 * 2**20
+# Bytes packed:
 MAX_ARCHIVE_BYTES = 16 * 2**20
-# Limits on the entries of the folders that the probe reads, beyond the PCI functions, NICs and
-# nodes of any machine.
+# Limits on the entries of the folders that the probe reads: more than any machine has PCI
+# functions, NICs and nodes.
 MAX_ENTRIES: Mapping[str, int] = {
     "sys/bus/pci/devices": 20_000,
     "sys/class/net": 5_000,
@@ -37,35 +38,33 @@ MAX_ENTRIES: Mapping[str, int] = {
 
 # Folders within folders; the deepest of any machine's /sys are some 25.
 MAX_DEPTH = 64
-
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # Unpacked files are readable for this user alone.
 _OWN_FILE_MODE = 0o600
-_MEMBER_BYTES = 1024  # the header of a member, and what its last block is filled up with
+# Bytes of a member's header and of the padding in its last block, at most.
+_MEMBER_BYTES = 1024
+# Bytes decompressed at a time, so that a hostile archive is refused before it fills the memory.
 _PIECE = 2**20
 # Of the tar format: bytes of a block, and where a header has its member's size and kind.
 _BLOCK, _SIZE, _KIND = 512, slice(124, 136), 156
-
-# Kinds of headers that say more of the member that follows.
+# Kinds of headers that extend the header of the member that follows.
 _EXTENSIONS = (b"x", b"g", b"L", b"K")
-
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[Path]:
-    """Yield the folder that has the captured machine's `sys` in it; an archive is unpacked into a
-    temporary one.
+    """Yield the folder that contains the captured machine's `sys`.
 
-    Raises InputError where there is no `sys`, or the archive is broken or too large.
+    An archive is unpacked into a temporary folder. Raise InputError if there is no `sys`, or the
+    archive is broken or too large.
     """
     if path.is_dir():
         yield _find_root(path, path)
         return
     if not path.is_file():
         raise InputError(
-            f"{path}: no folder or archive of that name; expected a copy of a machine's /sys and "
-            "/proc"
+            f"{path}: no such folder or archive; expected a copy of a machine's /sys and /proc"
         )
     with tempfile.TemporaryDirectory(prefix="topoplan-") as folder:
         _unpack(path, Path(folder))
@@ -73,9 +72,6 @@ def open_capture(path: Path) -> Iterator[Path]:
 
 
 def _find_root(path: Path, folder: Path) -> Path:
-    """Return the folder itself or the folder in it that has a `sys`. Raises InputError where there
-    is none.
-    """
     for candidate in (folder, *sorted(p for p in folder.iterdir() if p.is_dir())):
         if (candidate / "sys").is_dir() or (candidate / "proc").is_dir():
             for name, most in MAX_ENTRIES.items():
@@ -85,8 +81,7 @@ def _find_root(path: Path, folder: Path) -> Path:
                     )
             return candidate
     raise InputError(
-        f"{path}: holds no captured machine; expected a folder 'sys' in it (a copy of /sys), and "
-        "'proc'"
+        f"{path}: no captured machine; expected a folder 'sys' in it (a copy of /sys), and 'proc'"
     )
 
 
@@ -99,10 +94,9 @@ def _has_more(folder: Path, most: int) -> bool:
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Unpack regular files, folders and links that stay inside, within the limits.
+    """Unpack regular files, folders, and links that stay inside.
 
-    Raises InputError beyond them, before anything is written. Links are made last: no file is
-    written through one.
+    Raise InputError, before anything is written, if the archive exceeds a limit.
     """
     if getattr(tarfile, "data_filter", None) is None:
         raise InputError(
@@ -119,16 +113,17 @@ def _unpack(path: Path, folder: Path) -> None:
         ):
             _write(archive, _list_members(path, archive), folder)
     except (*_BROKEN, RecursionError) as error:
-        said = getattr(error, "strerror", None) or str(error)  # without the temporary folder's name
-        reason = " ".join(said.split()) or type(error).__name__
+        # strerror alone: the whole message has the temporary folder's name in it.
+        reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise InputError(
-            f"{path}: not a whole archive: {reason}; pack the captured folder again"
+            f"{path}: incomplete or malformed archive: {reason or type(error).__name__}; pack the "
+            "captured folder again"
         ) from None
 
 
 @dataclass(frozen=True)
 class _Members:
-    """What is unpacked, by name: folders (each after the one that it is in), files and links."""
+    """What is unpacked, by name; each folder comes after the one that contains it."""
 
     folders: dict[str, None]
     files: dict[str, tarfile.TarInfo]
@@ -136,10 +131,6 @@ class _Members:
 
 
 def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
-    """Return what an archive holds; of two of one name the first.
-
-    Raises InputError beyond the limits.
-    """
     members = _Members({}, {}, {})
     size = 0
     for number, member in enumerate(archive):
@@ -149,53 +140,51 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
         if len(parts) > MAX_DEPTH:
             raise InputError(
-                f"{path}: folders nested deeper than {MAX_DEPTH} ({member.name!r:.40} ...); "
-                "no captured machine has such"
+                f"{path}: folders nested deeper than {MAX_DEPTH} ({member.name!r:.40} ...), as on "
+                "no machine; capture the machine again"
             )
         if ".." in parts or not (member.isreg() or member.isdir() or member.issym()):
             continue  # it leads out of the folder, or is a device: not part of the machine
-        name = "/".join(parts)
         for end in range(1, len(parts) + member.isdir()):
             members.folders.setdefault("/".join(parts[:end]))
         if not member.isdir():
-            (members.links if member.issym() else members.files).setdefault(name, member)
+            # Of several members with one name, the first counts.
+            of_kind = members.links if member.issym() else members.files
+            of_kind.setdefault("/".join(parts), member)
     return members
 
 
 def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:
-    """Write the members below a folder that is empty.
+    """Write the members below an empty folder.
 
     Links come last, so that nothing is written through one. TarFile.extract would look up every
-    part of every name on the disk, where nothing can be but what was written before.
+    part of every name on the disk, though only what was written before can be there.
     """
     for name in members.folders:
         os.mkdir(f"{folder}/{name}")  # noqa: PTH102 (Path takes longer than the call)
-    for name, member in members.files.items():
-        if name not in members.folders:
-            file = os.open(f"{folder}/{name}", _NEW_FILE, _OWN_FILE_MODE)
-            source = archive.extractfile(member) if member.size else None
-            with os.fdopen(file, "wb") as out:
-                out.write(source.read() if source is not None else b"")
-    for name, member in members.links.items():
-        if name in members.folders or name in members.files:
-            continue
-        try:
-            filtered = tarfile.data_filter(member, str(folder))
-        except tarfile.FilterError:
-            continue  # it leads out of the folder: not part of the machine
-        os.symlink(filtered.linkname, f"{folder}/{name}")  # noqa: PTH211 (as above)
+    for name in members.files.keys() - members.folders.keys():
+        member = members.files[name]
+        source = archive.extractfile(member) if member.size else None
+        with os.fdopen(os.open(f"{folder}/{name}", _NEW_FILE, _OWN_FILE_MODE), "wb") as out:
+            out.write(source.read() if source is not None else b"")
+    for name in members.links.keys() - members.folders.keys() - members.files.keys():
+        # A link that leads out of the folder is not part of the machine.
+        with suppress(tarfile.FilterError):
+            filtered = tarfile.data_filter(members.links[name], str(folder))
+            os.symlink(filtered.linkname, f"{folder}/{name}")  # noqa: PTH211 (as above)
 
 
 def _make_size_error(path: Path) -> InputError:
     return InputError(
-        f"{path}: holds more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB; no captured "
-        "machine does"
+        f"{path}: more than {MAX_MEMBERS} files or {MAX_BYTES >> 20} MiB, as no captured machine "
+        "has; pack its /sys and /proc alone"
     )
 
 
 def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
-    """Write the archive without its compression into `plain` and return it. Raises InputError
-    beyond the limits.
+    """Write the decompressed archive to `plain` and return it, at its beginning.
+
+    Raise InputError, as soon as that is certain, if the archive exceeds a limit.
     """
     with path.open("rb") as file:
         start = file.read(6)
@@ -215,10 +204,10 @@ def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
 
 
 def _count_members(plain: IO[bytes]) -> int:
-    """Return how many members an archive has, as far as its headers are usual ones.
+    """Return how many members an archive has before the first header of an unusual form.
 
-    This takes a tenth of the time that tarfile needs, so that an archive of very many members
-    is refused at once; tarfile says what is wrong with headers.
+    This takes a tenth of the time that tarfile needs, so an archive of very many members is refused
+    at once. Tarfile reports what is wrong with a header.
     """
     count = at = 0
     if os.fstat(plain.fileno()).st_size == 0:

@@ -22,7 +22,7 @@ from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.matrix import find_connections
 from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
-from topoplan.topo.pictures.hosts import show_hosts_once
+from topoplan.topo.pictures.collapse import show_hosts_once
 from topoplan.topo.pictures.layout import lay_out
 from topoplan.topo.pictures.shapes import Shape, bend_around
 from topoplan.topo.pictures.structures import arrange

@@ -52,12 +52,10 @@ CONTROLS = (
     "egress control",
     "direct translated",
 )
-# The id of the ACS capability, and in bytes where it has its control register, how long the header
-# of a capability is, where the extended space begins and ends, and what anybody may read.
-_ACS = 0x000D
-_CONTROL = 6
-_HEADER = 4
-_FIRST, _END = 0x100, 0x1000
+# Of the PCI Express specification: the id of the ACS capability, and in bytes the offset of its
+# control register, the length of a capability's header, and the bounds of the extended space.
+_ACS, _CONTROL, _HEADER, _FIRST, _END = 0x000D, 6, 4, 0x100, 0x1000
+# Bytes of configuration space that Linux shows to users without privileges.
 _UNPRIVILEGED = 64
 _BY_TYPE = {"DMA": "translating", "DMA-FQ": "translating", "identity": "passthrough"}
 _OFF = ("iommu=off", "intel_iommu=off", "amd_iommu=off")

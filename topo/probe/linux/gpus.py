@@ -28,8 +28,7 @@ _INFORMATION = {"Model": keys.GPU_NAME, "GPU UUID": keys.GPU_UUID}
 TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 _PAIR = re.compile(r"^(\w+) +(\d{1,20})$", re.MULTILINE)
 # KFD's type of an xGMI link (enum in Linux's kfd_crat.h), and the weight of two hops.
-_XGMI = 11
-_TWO_HOPS = 30
+_XGMI, _TWO_HOPS = 11, 30
 # Links between two GPUs; a quotient of bandwidths above it is an error of the driver.
 _MAX_LINKS = 64
 

@@ -103,8 +103,7 @@ def _read_numa(root: Path) -> Iterator[Fact]:
 
 def _read_pci(root: Path) -> Iterator[Fact]:
     folder = root / "sys/bus/pci/devices"
-    entries = [path for path in list_folder(folder) if BUS_ID.fullmatch(path.name)]
-    if not entries:
+    if not [path for path in list_folder(folder) if BUS_ID.fullmatch(path.name)]:
         yield Fact(
             PCI, keys.PCI_DEVICES, None, show_path(root, folder), "no PCI devices are listed"
         )
