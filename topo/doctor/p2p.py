@@ -54,8 +54,8 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
             evidence,
             "this GPU model has no P2P; expect copies through host memory"
             if by_design
-            else "check the IOMMU and ACS settings in the BIOS, the driver's registry keys, and the "
-            "driver's version",
+            else "check the IOMMU and ACS settings in the BIOS, and the driver's registry keys and "
+            "version",
         )
 
 
