@@ -29,7 +29,7 @@ from .machine.pairs import Tree
 from .machine.routes import Metric
 from .machine.symmetry import group
 from .survey import Survey
-from .trees import Forest, RootedTree, hang_tree, tree_depth
+from .trees import Forest, RootedTree, root_tree, tree_depth
 from .weigh import Usage, find_best_shares, find_max_load, round_shares
 
 # A gap of at most this counts as at the bound.
@@ -176,7 +176,7 @@ class ForestBuilder:
         return not self.effort.is_over("packing trees")
 
     def _hang(self, tree: Tree, root: int | None = None) -> RootedTree:
-        return hang_tree(tree, self.survey.ranks, root)
+        return root_tree(tree, self.survey.ranks, root)
 
     def build_all(self) -> list[CandidateForest]:
         """Try the methods that suit the machine, the slow ones only where the bound is not reached;

@@ -22,7 +22,7 @@ from .generate import generate
 from .machine.links import HOP_SHARE, Floats, Ints
 from .machine.pairs import PairGraph, Tree
 from .survey import Survey
-from .trees import hang_tree
+from .trees import root_tree
 
 # With more GPUs, a spanning tree over all pairs of GPUs in every turn takes too long.
 _MAX_RANKS = 32
@@ -95,6 +95,6 @@ def routed_forest(
     builder = ForestBuilder(machine, router, bound_GBps, limits, effort, say)
     least = _CARRIES * columns.rates.sum()
     trees = zip(columns.trees, columns.rates, strict=True)
-    used = [hang_tree(tree, machine.ranks) for tree, rate in trees if rate > least]
+    used = [root_tree(tree, machine.ranks) for tree, rate in trees if rate > least]
     builder.add_weighed(used, "one route a pair")
     return [candidate for candidate in builder.candidates if limits.allows(candidate)]

@@ -67,7 +67,7 @@ class Forest:
         return len(self.trees) * (1 if self.images is None else len(self.images))
 
 
-def hang_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
+def root_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
     """Return an undirected tree with the rank `root`, or its centre, as root.
 
     `ranks` maps the ids of GPUs to ranks. The down routes are the up routes reversed.

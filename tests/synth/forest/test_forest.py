@@ -31,7 +31,7 @@ from topoplan.synth.forest.machine.boxes import SHAPES, find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
 from topoplan.synth.forest.survey import Survey
-from topoplan.synth.forest.trees import hang_tree, levels
+from topoplan.synth.forest.trees import levels, root_tree
 from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_shares
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
@@ -568,7 +568,7 @@ def test_boxes_are_found_by_their_links() -> None:
 
 def test_trees_hang_at_their_centre() -> None:
     edges = tuple((f"gpu{i}", f"gpu{i + 1}") for i in range(6))
-    tree = hang_tree(Tree(edges), {f"gpu{i}": i for i in range(7)})
+    tree = root_tree(Tree(edges), {f"gpu{i}": i for i in range(7)})
     assert tree.root == 3
     assert tree.down[0] == ("gpu1", "gpu0") and tree.up[0] == ("gpu0", "gpu1")
 
