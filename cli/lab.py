@@ -49,7 +49,7 @@ ABOUT = """\
 Networks: loopback (this host's memory), slow (two hosts with half of the ranks each, joined by
 one link at the rate of --slowest, and links of four times that rate inside), or any topology,
 whose GPUs are then the ranks. All but loopback are emulated, which needs root; without it these
-networks are left out, and the report says so.
+networks are skipped, and the report says so.
 """
 
 
@@ -228,9 +228,9 @@ def _print(report: LabReport, as_json: bool) -> None:
     )
     console.print(report.task)
     lines = report.cells()
-    kept = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)
+    shown = choose_columns(HEAD, lines, _LEAVE_OUT if console.is_terminal else (), console.width)
     table = Table(box=SIMPLE, pad_edge=False)
-    for number in kept:
+    for number in shown:
         table.add_column(
             HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True
         )
@@ -239,7 +239,7 @@ def _print(report: LabReport, as_json: bool) -> None:
         if last_site not in (None, row.site):
             table.add_section()
         last_site = row.site
-        table.add_row(*(cells[number] for number in kept))
+        table.add_row(*(cells[number] for number in shown))
     console.print(table)
     for finding in report.findings:
         console.print(f"- {finding}")

@@ -21,7 +21,7 @@ def write_whole(
     target = Path(os.path.realpath(path)) if follow_links else Path(path)
     if not overwrite and target.is_file():
         raise InputError(
-            f"{path}: exists already and was left as it is; name another file",
+            f"{path}: already exists and was not changed; name another file",
             parameter="overwrite",
         )
     if not target.parent.is_dir():

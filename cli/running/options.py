@@ -30,7 +30,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("topo-run plan.json --dtype bf16 --op avg --json", "bfloat16; rows as JSON"),
     (
         "topo-run plan.json --place both --csv rows.csv",
-        "in place and out of place; rows as CSV beside the table",
+        "in place and out of place; rows as CSV in addition to the table",
     ),
     ("topo-run plan.json --compress int8", "a quarter of the bytes: the gain, and the error"),
     ("topo-run plan.json --plot curves.svg --trace trace.json", "pictures of it"),
@@ -38,7 +38,7 @@ EXAMPLES: tuple[Example, ...] = (
         "torchrun --nproc-per-node 2 -m topoplan.cli.run plan.json",
         "join ranks that torchrun has started",
     ),
-    ("mpirun -n 2 topo-run plan.json", "the same over MPI, beside MPI's own allreduce"),
+    ("mpirun -n 2 topo-run plan.json", "the same over MPI, compared with MPI's own allreduce"),
     (
         "topo-run plan.json --calibrate -o machine.json",
         "fit host costs here; then topo-synth --topology machine.json",
@@ -105,7 +105,7 @@ def build_parser() -> Parser:
         "--backend",
         default="auto",
         choices=("auto", "gloo", "nccl", "mpi"),
-        help="auto: mpi under mpirun without GPUs, nccl with a GPU a rank, else gloo",
+        help="auto: mpi under mpirun without GPUs, nccl with one GPU per rank, else gloo",
     )
     add("--topology", metavar="T", help="fail unless the plan was made for this topology")
     add(
@@ -151,7 +151,7 @@ def build_parser() -> Parser:
     add(
         "--trace",
         **OUTPUT,
-        help="write when each transfer of a call of the largest size began and ended, beside "
+        help="write when each transfer of a call of the largest size began and ended, with "
         "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
     )
     add("--plot", **OUTPUT, help="write curves of the measured bandwidth against size as SVG")

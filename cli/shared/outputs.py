@@ -49,7 +49,7 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
         path = Path(name)
         if path.is_file() and not args.force:
             raise InputError(
-                f"{name}: exists already and was left as it is; name another file",
+                f"{name}: already exists and was not changed; name another file",
                 parameter="overwrite",
             )
         if path.is_dir():

@@ -45,7 +45,7 @@ SYSTEMS: dict[str, LabSystem] = {
         ),
         LabSystem(
             "plan",
-            "topoplan's schedules; stock stays in the race and is used where it is faster",
+            "topoplan's schedules; stock stays in the race and is used if it is faster",
             "auto",
         ),
         LabSystem(

@@ -114,7 +114,7 @@ def test_every_option_that_names_a_file_to_be_written_refuses_one_that_exists(
             assert main([name, *arguments, *more, option, "taken"]) == 2
             said = capsys.readouterr().err
             assert (
-                "taken: exists already and was left as it is; name another file, or give --force"
+                "taken: already exists and was not changed; name another file, or give --force"
                 in said
             )
             assert len(said.splitlines()) == 1 and said.startswith(f"topoplan {name}: error: ")

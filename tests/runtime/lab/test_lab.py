@@ -145,7 +145,7 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
     done = lab("--dataset", str(npz), "-o", str(report))
     assert done.returncode == 2
     assert done.stderr.strip().endswith(
-        "exists already and was left as it is; name another file, or give --force"
+        "already exists and was not changed; name another file, or give --force"
     )
     assert report.read_text() == "mine"
 

@@ -111,7 +111,7 @@ def _note_spelling(slot: Element, notes: Notes) -> None:
 
 
 def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
-    """Put NICs where the file names them, as NCCL does, else into the slot with their address."""
+    """Put NICs where the file names them, as NCCL does, else into the slot at their address."""
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()
     for nic in [element for element in root.walk() if element.tag == "nic"]:
