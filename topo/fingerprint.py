@@ -20,7 +20,6 @@ _MAX_LABEL = 80
 
 
 def _digest(*parts: object) -> str:
-    """Hash any parts, by their texts, to 32 hex digits."""
     return _digest_texts(list(map(str, parts)))
 
 

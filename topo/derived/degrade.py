@@ -149,7 +149,6 @@ def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str
 
 
 def _find_device(text: str, topology: Topology) -> str | None:
-    """Return the id of a device given by id or rank number, or None."""
     if text in topology.by_id:
         return text
     if text.isdecimal() and len(text) < 7 and int(text) < len(topology.ranks):

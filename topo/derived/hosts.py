@@ -205,7 +205,7 @@ def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLoc
 def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
     """Return one host's topology with only the ranks' GPUs, in rank order."""
     left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
-    if not left_out and list(topology.ranks) == list(gpus):
+    if list(topology.ranks) == list(gpus):
         return topology
     others = tuple(d for d in topology.devices if d.kind != "gpu")
     links = tuple(x for x in topology.links if x.src not in left_out and x.dst not in left_out)
@@ -339,14 +339,9 @@ class _Host:
 
 
 def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | None:
-    """Return the speed of a NIC, None where it is not known."""
-    speed = nic.extra.get(key)
+    # Files may hold anything here: what is no number above 0 counts as unknown.
     try:
-        rate = (
-            parse_fraction(speed)
-            if isinstance(speed, (int, float, str)) and not isinstance(speed, bool)
-            else None
-        )
+        rate = parse_fraction(nic.extra.get(key))
     except ValueError:
         return None
-    return rate if rate is not None and rate > 0 else None
+    return rate if rate > 0 else None

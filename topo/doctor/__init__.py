@@ -96,7 +96,6 @@ def examine(topology: Topology) -> Examination:
 
 
 def _examine_host(topology: Topology) -> Examination:
-    """Make all checks of one host, or of several as if they were one."""
     findings: list[Finding] = []
     try:
         facts = load_facts(topology.extra, topology.name)

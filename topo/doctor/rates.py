@@ -138,7 +138,6 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
-    """Return the highest possible rate of a link, None if it is not known."""
     if link.kind == "pcie":
         return _PCIE_MAX_GBps * link.count
     if link.kind not in WIRES or "gpu" not in {

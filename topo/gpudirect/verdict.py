@@ -37,18 +37,9 @@ class Verdict:
     advice: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object with the fields by their names; `advice` only where there is
-        some.
-        """
-        entry: dict[str, Any] = {
-            "kind": self.kind,
-            "a": self.a,
-            "b": self.b,
-            "answer": self.answer,
-            "rule": self.rule,
-        }
-        entry["evidence"] = list(self.evidence)
-        return entry | ({} if self.advice is None else {"advice": self.advice})
+        """Return a JSON object with the fields by their names, without `advice` if it is None."""
+        fields = {**vars(self), "evidence": list(self.evidence)}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def decide(known: tuple[str, ...], answers: Iterable[Answer], yes: Answer) -> Answer:

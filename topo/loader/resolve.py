@@ -131,9 +131,6 @@ def _names_a_preset(argument: str) -> bool:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises InputError where it cannot be read, is too large, or is not
-    UTF-8.
-    """
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)

@@ -206,8 +206,9 @@ def _apply_verdict(
         declared = {
             "GBps": fraction_to_json(verdict.declared),
             "us": fraction_to_json(link.latency_us),
+            "source": link.source or "the topology",
         }
-        declared["source"] = link.source or "the topology"
+        # Rates believed once before still have what was declared at first.
         if isinstance(earlier, Mapping):
             declared = dict(earlier)
         elif earlier is not None:
@@ -244,7 +245,6 @@ def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
 
 
 def _find_hop_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    """Return half the round trip between GPUs that are directly linked, by hop."""
     ranks = topology.ranks
     by_hop = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
     return {hop: us for hop, us in by_hop.items() if hop in topology.capacity_GBps}
@@ -286,7 +286,6 @@ def _format_GBps(GBps: Fraction) -> str:
 
 
 def _shorten(lines: Iterable[str]) -> list[str]:
-    """Return the first few texts, and how many more there are."""
     every = list(lines)
     more = len(every) - _MAX_NOTES
     rest = [f"and {more} more such findings; see the links"] if more > 0 else []

@@ -101,8 +101,6 @@ def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
 
 
 class _EvidenceSearch:
-    """One run of `find_evidence`."""
-
     def __init__(self, topology: Topology, measurements: Measurements) -> None:
         self.topology = topology
         router = Router(topology)
@@ -157,7 +155,6 @@ class _EvidenceSearch:
         return Evidence(self.hops, tuple(texts))
 
     def _prove(self, evidence: HopEvidence, load: Fraction, how: str, flow: str) -> None:
-        """Record that a hop alone can have limited a flow."""
         evidence.proofs.append(load)
         if evidence.proved_by is None:
             evidence.proved_by, evidence.how = flow, how
@@ -169,7 +166,6 @@ class _EvidenceSearch:
         return is_slow or evidence.max_GBps >= NEAR * self.declared[hop]
 
     def _blame(self, suspects: list[Hop], flow: str) -> None:
-        """Blame the suspects nearest to their declared rates."""
         used = {hop: self.hops[hop].max_GBps / self.declared[hop] for hop in suspects}
         blamed = [hop for hop in suspects if used[hop] >= NEAR * max(used.values())]
         for hop in blamed:

@@ -141,7 +141,6 @@ def _lay_out_box(
 def _lay_out_rows(
     topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
 ) -> Picture:
-    """Lay out rows of GPUs above and below the bars of their switches."""
     rank = number_ranks(topology)
     width, height = get_gpu_size(topology)
     if any(d.kind == "nic" for d in devices):

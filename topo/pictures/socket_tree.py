@@ -210,7 +210,6 @@ class _SocketTree:
         return start + width
 
     def _shift_below(self, ident: str, dx: float) -> None:
-        """Move the subtree below a device to the right."""
         below = [ident]
         for member in below:
             below += self.children.get(member, [])
@@ -281,5 +280,4 @@ class _SocketTree:
         )
 
     def _measure_depth(self, wire: Wire) -> float:
-        """Return how far a curve reaches below its ends."""
         return 0.0 if wire.bend is None else max(0.0, (wire.bend[1] - wire.end[1]) / 2)

@@ -101,7 +101,6 @@ def _arrange_ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange GPUs connected all to all on a circle."""
     return (
         Arrangement(_place_on_circle(list(range(count)), 1.6))
         if pairs == set(combinations(range(count), 2))
@@ -178,7 +177,6 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    """Arrange a hub and its leaves."""
     hubs = [
         i
         for i, neighbours in enumerate(_list_neighbours(count, pairs))

@@ -48,8 +48,6 @@ _THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 @dataclass(frozen=True, order=True)
 class _LinkClass:
-    """The properties that a legend entry stands for."""
-
     kind: str
     GBps: Fraction
     count: int
@@ -265,7 +263,6 @@ def _draw_legend(
 
 
 def _summarize(topology: Topology) -> str:
-    """Count the devices of each kind as text."""
     names = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
     counts = Counter(d.kind for d in topology.devices)
     parts = []

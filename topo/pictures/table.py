@@ -89,7 +89,6 @@ def write(topology: Topology, colour: bool = False) -> str:
 
 
 def _explain_missing_gpus(topology: Topology) -> str:
-    """Say what there is instead of GPUs, and the reason if it is known."""
     kinds = Counter(_describe_kind(device) for device in topology.devices)
     listed = (
         ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
@@ -240,7 +239,6 @@ def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None
 
 
 def _list_links(topology: Topology) -> Table:
-    """List cables by kind and rate."""
     right = ("cables", "GB/s each direction", "lanes")
     table = _make_table("Links", "kind", *right, "by", right=right)
     sources, widths = find_sources(topology), find_widths(topology)

@@ -119,7 +119,6 @@ def _parse_rate(text: str, argument: str) -> Fraction:
 
 
 def _build_graph(entry: Preset, sizes: Sizes, GBps: Fraction | None) -> Topology:
-    """Return a graph of GPUs with a link in both directions for each pair."""
     rate = DEFAULT_BANDWIDTH_GBps if GBps is None else GBps
     name = f"{entry.name}:{'x'.join(map(str, sizes))}"
     name += "" if rate == DEFAULT_BANDWIDTH_GBps else f"@{fraction_to_json(rate)}"

@@ -395,17 +395,13 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
         facts.get_text(CPUINFO, keys.CPUINFO_VENDOR),
         facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME),
     )
-    arch = (
-        "x86_64"
-        if vendor
-        else "arm64"
-        if facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER)
-        else None
-    )
-    if arch is None and str(name).startswith("POWER"):
-        arch = "ppc64"
-    model = {"arch": arch, "vendor": vendor, "name": name}
-    model |= {
+    # Which fields /proc/cpuinfo has depends on the architecture.
+    is_arm = facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER)
+    is_power = str(name).startswith("POWER")
+    model = {
+        "arch": "x86_64" if vendor else "arm64" if is_arm else "ppc64" if is_power else None,
+        "vendor": vendor,
+        "name": name,
         "familyid": facts.get_text(CPUINFO, keys.CPUINFO_FAMILY),
         "modelid": facts.get_text(CPUINFO, keys.CPUINFO_MODEL),
     }
