@@ -96,6 +96,7 @@ class System(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
+        # Keys of its own: the default store is shared by all groups.
         store = PrefixStore(
             f"topoplan-classic/{setting.group.group_name}",
             dist.distributed_c10d._get_default_store(),
@@ -105,6 +106,7 @@ class System(ABC):
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self._finished = False
+        # Names of calls are the same on all ranks, by which faults compare where each is stuck.
         self.p2p.begin(f"{self.name}, the start")
         if setting.model is not None:
             self._copy_initial_model(setting.model)
@@ -194,7 +196,6 @@ class System(ABC):
             )
 
     def _copy_initial_model(self, model: nn.Module) -> None:
-        """Copy the first worker's parameters and buffers to all workers."""
         with torch.no_grad():
             tensors = list(chain(model.parameters(), model.buffers()))
             flats = [t.detach().reshape(-1).contiguous() for t in tensors]
@@ -202,10 +203,10 @@ class System(ABC):
             if self.rank != self.setting.first:
                 for t, flat in zip(tensors, flats, strict=True):
                     t.copy_(flat.view(t.shape))
+        # `bytes_sent` counts from the end of `make` on.
         self.p2p.bytes_sent = 0
 
     def _broadcast_first(self, flats: Flats) -> None:
-        """Copy the first worker's `flats` to all workers."""
         first = self.setting.first
         if self.rank == first:
             self.p2p.exchange(sends=[(w, flat) for w in self.others for flat in flats])
@@ -218,6 +219,7 @@ class System(ABC):
         if self.rank != first:
             self.p2p.exchange(sends=[(first, flat) for flat in flats])
             return
+        # Everything arrives before the sum, which is in rank order for the same bits every time.
         received = {w: [torch.empty_like(flat) for flat in flats] for w in self.others}
         self.p2p.exchange(receives=[(w, flat) for w, copies in received.items() for flat in copies])
         for number, flat in enumerate(flats):

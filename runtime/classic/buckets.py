@@ -30,6 +30,7 @@ def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values are added: float32 for half precision, else their own."""
+    # A sum in half precision loses addends that are small beside it.
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -114,6 +115,7 @@ class Buckets:
 
 def _divide(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     out: list[list[nn.Parameter]] = []
+    # A bucket stays open while parameters of other dtypes come between.
     last_of_dtype: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
     for p in parameters:
         members, size = last_of_dtype.get(p.dtype, ([], 0))

@@ -105,6 +105,7 @@ def make(
         arguments = [own] * dist.get_world_size(own_group)
         dist.all_gather_object(arguments, own, own_group)
         _check_same(arguments)
+        # From here on the ranks agree on name and helpers, and so on who works.
         workers = tuple(r for r in range(len(arguments)) if r not in helper_ranks)
         setting = Setting(
             group=own_group,
@@ -142,6 +143,7 @@ def _check_arguments(
     plan: object,
 ) -> tuple[str | None, Buckets | None]:
     """Return what is wrong with this rank's arguments in one line, or its model's buckets."""
+    # Nothing is raised before the ranks have compared, or the others would wait for this one.
     try:
         system = system_of(name)
         _check_helpers(system, dist.get_world_size(group), helpers)

@@ -62,6 +62,7 @@ class PointToPoint:
         works: list[dist.Work] = []
         pending: list[tuple[str, int, int]] = []
         try:
+            # One batch: over NCCL, separate sends and receives could wait for each other.
             if self.batched:
                 works = list(dist.batch_isend_irecv(operations)) if operations else []
             for (kind, peer, _), operation in zip(messages, operations, strict=True):

@@ -139,6 +139,7 @@ def _count_uses(
     uses: Counter[DirectedLink] = Counter()
     for worker in workers:
         if worker != server:
+            # A worker pushes its gradients of the part and pulls the sum.
             push, pull = router.find_route(worker, server), router.find_route(server, worker)
             if push is None or pull is None:
                 return None
@@ -190,6 +191,7 @@ def _solve(
     m.
     """
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
+    # Times are scaled to numbers near 1, whatever the unit of the capacities.
     rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for j, column in enumerate(columns):
         for row, times in column.items():

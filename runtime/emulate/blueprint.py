@@ -8,7 +8,6 @@ connections between all ranks, and a stock collective in a bad rank order would 
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -18,15 +17,15 @@ from itertools import pairwise
 
 from ...topo.derived.forwarding import Forwarding
 from ...topo.errors import InfeasibleError, InputError
-from ...topo.graph import Link, Topology
+from ...topo.graph import Topology
 from ...topo.routes import Router
+from ..ranks.machine import find_own_cores
 
 # 10.99.0.0/16 and 10.128.0.0/16: private networks that only the namespaces see.
 IDENTITY_NET = 10 << 24 | 99 << 16
 _CABLE_NET = 10 << 24 | 128 << 16
-# Each device is a namespace, a process that holds it, and several calls of ip and tc.
-_MAX_RANKS = 250
-_MAX_DEVICES = 600
+_MAX_RANKS = 250  # each has several processes on this host
+_MAX_DEVICES = 600  # each is a namespace, a process that holds it, and several calls of ip and tc
 # Sum of all emulated links for each core of the host, at which links still keep their rates.
 _TOTAL_bps_PER_CORE = Fraction(800_000_000)
 # Default rate of the widest emulated link, unless _TOTAL_bps_PER_CORE allows less.
@@ -111,7 +110,7 @@ def parse_rate(text: str) -> Fraction:
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
-    factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[match[2].lower()]
+    factor = Fraction(1000) ** " kmgt".index(match[2].lower() or " ")
     return Fraction(match[1]) * factor * (8 if match[3] == "B/s" else 1)
 
 
@@ -156,7 +155,8 @@ def blueprint(
         links=tuple(x for x in topology.links if (x.src, x.dst) in crossed),
     )
     scale = _find_scale(pruned, slowest_bps)
-    scaled = replace(pruned, links=tuple(_scale_link(link, scale) for link in pruned.links))
+    links = (replace(x, bandwidth_GBps=x.bandwidth_GBps * scale) for x in pruned.links)
+    scaled = replace(pruned, links=tuple(links))
     devices = tuple(d.id for d in scaled.devices)
     number = {device: i for i, device in enumerate(devices)}
     pairs = sorted({tuple(sorted((number[a], number[b]))) for a, b in scaled.capacity_GBps})
@@ -180,13 +180,13 @@ def blueprint(
 
 def _reorder(topology: Topology, order: tuple[int, ...]) -> Topology:
     """Reorder the GPUs so that rank i is the order[i]-th."""
-    gpus = iter([d for d in topology.devices if d.kind == "gpu"][i] for i in order)
-    devices = tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices)
-    return replace(topology, devices=devices)
+    gpus = [d for d in topology.devices if d.kind == "gpu"]
+    reordered = (gpus[i] for i in order)
+    devices = (next(reordered) if d.kind == "gpu" else d for d in topology.devices)
+    return replace(topology, devices=tuple(devices))
 
 
 def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the device ids on the route from every rank to every other."""
     router = Router(topology)
     out: dict[tuple[int, int], tuple[str, ...]] = {}
     forwarding: Forwarding | None = None
@@ -200,13 +200,10 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
                 if gpu not in forwarded:
                     raise InfeasibleError(
                         f"{src_gpu} cannot reach {gpu}: sockets need a route there and back "
-                        "between "
-                        "all ranks"
+                        "between all ranks"
                     )
                 direct[gpu] = forwarded[gpu]
-        for dst, gpu in enumerate(topology.ranks):
-            if dst != src:
-                out[src, dst] = direct[gpu]
+        out |= {(src, dst): direct[x] for dst, x in enumerate(topology.ranks) if dst != src}
     return out
 
 
@@ -215,15 +212,8 @@ def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    total = _TOTAL_bps_PER_CORE * cores / sum(rates)
-    return min(total, _DEFAULT_bps / max(rates))
-
-
-def _scale_link(link: Link, scale: Fraction) -> Link:
-    return replace(link, bandwidth_GBps=link.bandwidth_GBps * scale)
+    _, cores = find_own_cores()
+    return min(_TOTAL_bps_PER_CORE * len(cores) / sum(rates), _DEFAULT_bps / max(rates))
 
 
 def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:
@@ -237,11 +227,9 @@ def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop,
     out: dict[int, list[Hop]] = defaultdict(list)
     for (device, dst), by_source in sorted(by_destination.items()):
         own = [src for src in by_source if start[src] == device]
-        usual = (
-            by_source[own[0]]
-            if own
-            else max(by_source.values(), key=list(by_source.values()).count)
-        )
+        # The route of the device's own packets, or else the one that most sources take.
+        hops = list(by_source.values())
+        usual = by_source[own[0]] if own else max(hops, key=hops.count)
         out[device].append(Hop(None, dst, usual))
         out[device] += [
             Hop(src, dst, via) for src, via in sorted(by_source.items()) if via != usual

@@ -161,21 +161,16 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
         f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
         for host, file in hosts.items()
     ]
-    lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac"]
-    lines += ['echo "$host: no host of this emulated machine" >&2; exit 255']
+    unknown = 'echo "$host: no host of this emulated machine" >&2; exit 255'
+    lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac", unknown]
     return _write_script(folder / "agent", "\n".join(lines) + "\n")
 
 
 def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
     """Return the command that runs mpirun on the first host; `folder` is for files it needs."""
-    agent = write_agent(folder, hosts)
-    first = next(iter(hosts))
-    return [
-        *enter_host(hosts[first], first),
-        mpi.mpirun,
-        *mpi.list_options(folder, agent),
-        *arguments,
-    ]
+    options = mpi.list_options(folder, write_agent(folder, hosts))
+    first, namespace = next(iter(hosts.items()))
+    return [*enter_host(namespace, first), mpi.mpirun, *options, *arguments]
 
 
 class Mpirun(subprocess.Popen[bytes]):
@@ -245,23 +240,19 @@ def _has_ended(file: Path) -> bool:
 
 
 def _list_session(leader: int) -> list[int]:
-    """Return the live processes of a session."""
-    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return [process for process in processes if _read_status(process)[1] == leader]
 
 
 def _read_status(process: int) -> tuple[str, int]:
     """Return a process's state (Z: ended, not yet reaped) and session; ("", 0) if there is none."""
     try:
-        after_name = (
-            Path(f"/proc/{process}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rsplit(")", 1)[1]
-            .split()
-        )
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return "", 0
-    return after_name[0], int(after_name[3])
+    # After the name, which may itself contain brackets: state, parent, group, session.
+    state, _, _, session, *_ = status.rpartition(")")[2].split()
+    return state, int(session)
 
 
 def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int:
@@ -274,13 +265,12 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
     with share_folder() as folder:
         write_topology(network, folder)
         for rank in ranks:
-            over = os.environ.get(TRANSPORT, "mpi")
-            variables = list_rank_variables(network, rank, folder) | {TRANSPORT: over}
+            over = {TRANSPORT: os.environ.get(TRANSPORT, "mpi")}
+            variables = list_rank_variables(network, rank, folder) | over
             lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
             (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
-        start = _write_script(folder / "start", _START_RANK)
-        placed = [*mpi.list_hosts(list(hosts)), str(start), *command]
-        started = list_mpirun(mpi, folder, hosts, *placed)
+        start = str(_write_script(folder / "start", _START_RANK))
+        started = list_mpirun(mpi, folder, hosts, *mpi.list_hosts(list(hosts)), start, *command)
         with _forward_output(folder):
             return show_code(*_run_to_end(started, folder, len(ranks)))
 
@@ -308,9 +298,8 @@ def _forward_output(folder: Path) -> Iterator[None]:
         for number, name in ((1, "stdout"), (2, "stderr")):
             pipe = folder / name
             os.mkfifo(pipe, 0o600)
-            ends.append(
-                os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
-            )  # readers do not end before this is closed
+            # Readers do not end before this is closed.
+            ends.append(os.open(pipe, os.O_RDWR | os.O_CLOEXEC))
             readers.append(
                 subprocess.Popen(["cat", pipe], stdout=number, preexec_fn=die_with_parent)
             )

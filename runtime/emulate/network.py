@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -38,6 +38,8 @@ _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0  # for namespaces and routes to come up, on a busy host
 # Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to.
 IDENTITY = "id0"
+# Routing tables of single sources begin here: the kernel itself uses those up to 255.
+_FIRST_TABLE = 1000
 _PROBE = Path(__file__).with_name("reach.py")
 
 
@@ -96,13 +98,13 @@ class Network:
 
     def cut(self, a: str, b: str) -> None:
         """Cut the cable between two devices in both directions; raise KeyError if there is none."""
-        self._set_cable(a, b, "down")
+        self._change_ends(a, b, "ip", lambda name: f"link set {name} down")
 
     def mend(self, a: str, b: str) -> None:
         """Restore a cut cable."""
-        self._set_cable(a, b, "up")
-        devices = self.blueprint.devices
-        for device in (devices.index(a), devices.index(b)):
+        self._change_ends(a, b, "ip", lambda name: f"link set {name} up")
+        # The kernel has dropped the routes through an interface that went down.
+        for device in map(self.blueprint.devices.index, (a, b)):
             self._batch(device, "ip", self._list_routes(device))
 
     def slow_down(self, a: str, b: str, rate_bps: int) -> None:
@@ -110,16 +112,14 @@ class Network:
 
         Raise KeyError if there is none.
         """
-        x, y = (self.blueprint.devices.index(d) for d in (a, b))
-        self.blueprint.cable_between(x, y)
-        for device, peer in ((x, y), (y, x)):
-            self._batch(device, "tc", [_describe_bucket(f"to{peer}", rate_bps)])
+        self._change_ends(a, b, "tc", lambda name: _describe_bucket(name, rate_bps))
 
-    def _set_cable(self, a: str, b: str, state: str) -> None:
+    def _change_ends(self, a: str, b: str, program: str, line: Callable[[str], str]) -> None:
+        """Run a line of a program, given the interface's name, at both ends of a cable."""
         x, y = (self.blueprint.devices.index(d) for d in (a, b))
-        self.blueprint.cable_between(x, y)
+        self.blueprint.cable_between(x, y)  # KeyError, before anything changes
         for device, peer in ((x, y), (y, x)):
-            self._batch(device, "ip", [f"link set to{peer} {state}"])
+            self._batch(device, program, [line(f"to{peer}")])
 
     def build(self) -> None:
         """Build and check the machine.
@@ -150,7 +150,6 @@ class Network:
         self._check()
 
     def _await_namespaces(self) -> None:
-        """Wait until every holder process is in its own namespace."""
         outside = Path("/proc/self/ns/net").readlink()
         deadline = time.monotonic() + _SETTLE_S
         for holder in self._holders:
@@ -164,7 +163,6 @@ class Network:
                 time.sleep(0.002)
 
     def _configure(self, device: int) -> None:
-        """Set a device's kernel parameters, addresses, routes and rates."""
         plan = self.blueprint
         settings = {
             "ip_forward": "1",
@@ -176,20 +174,19 @@ class Network:
             "tcp_no_metrics_save": "1",
             "tcp_slow_start_after_idle": "0",
         }
-        script = "".join(
-            f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1\n"
+        script = [
+            f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1"
             for name, value in settings.items()
-        )
-        _run([*self.enter(device), "sh", "-s"], script.splitlines())
-        ranks = [rank for rank, home in enumerate(plan.home) if home == device]
+        ]
+        _run([*self.enter(device), "sh", "-s"], script)
         lines = ["link set lo up"]
-        for rank in ranks:
-            lines.append(f"link add name {IDENTITY} type veth peer name {IDENTITY}-end")
+        if (own := self._find_identity(device)) is not None:
             lines += [
-                f"addr add {plan.identity(rank)}/32 dev {IDENTITY}",
+                f"link add name {IDENTITY} type veth peer name {IDENTITY}-end",
+                f"addr add {own}/32 dev {IDENTITY}",
                 f"link set {IDENTITY}-end up",
+                f"link set {IDENTITY} up",
             ]
-            lines.append(f"link set {IDENTITY} up")
         buckets = []
         for cable in plan.cables:
             if device in (cable.a, cable.b):
@@ -203,23 +200,24 @@ class Network:
         self._batch(device, "tc", buckets)
 
     def _list_routes(self, device: int) -> list[str]:
-        plan = self.blueprint
-        own = next(
-            (plan.identity(rank) for rank, home in enumerate(plan.home) if home == device), None
-        )
-        lines, tables = [], set()
+        plan, own = self.blueprint, self._find_identity(device)
+        lines = []
         for hop in plan.hops.get(device, ()):
             next_address = plan.cable_between(device, hop.via).address(hop.via)
             line = f"route replace {plan.identity(hop.dst)}/32 via {next_address} dev to{hop.via}"
             if hop.src is None:
                 lines.append(line + (f" src {own}" if own else ""))
             else:
-                table = 1000 + hop.src
-                if table not in tables:
-                    tables.add(table)
-                    lines.append(f"rule add from {plan.identity(hop.src)} lookup {table}")
+                # A routing table for each source whose packets leave the usual route.
+                table = _FIRST_TABLE + hop.src
+                lines.append(f"rule add from {plan.identity(hop.src)} lookup {table}")
                 lines.append(f"{line} table {table}")
-        return lines
+        return list(dict.fromkeys(lines))
+
+    def _find_identity(self, device: int) -> str | None:
+        """Return the address of the rank on a device, if it has one."""
+        home = self.blueprint.home
+        return self.blueprint.identity(home.index(device)) if device in home else None
 
     def _batch(self, device: int, program: str, lines: Sequence[str]) -> None:
         if lines:
@@ -235,6 +233,7 @@ class Network:
             rates = {q["dev"]: q["options"]["rate"] for q in shown if q.get("kind") == "tbf"}
             for cable in plan.cables:
                 if device in (cable.a, cable.b) and (rate := cable.rate_out_of(device)) is not None:
+                    # tc reports bytes a second, rounded.
                     got = rates.get(f"to{cable.other(device)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
                         peer = plan.devices[cable.other(device)]
@@ -246,6 +245,7 @@ class Network:
     def _check_reach(self) -> None:
         plan = self.blueprint
         addresses = [plan.identity(rank) for rank in range(len(plan.home))]
+        # All at once, since each waits for the others' connections.
         probes = [
             subprocess.Popen(
                 [*self.enter_rank(rank), sys.executable, "-I", str(_PROBE), str(rank), *addresses],
@@ -278,24 +278,19 @@ class Network:
 
 
 def _describe_bucket(interface: str, rate_bps: int) -> str:
-    """Return tc's arguments that give an interface a rate."""
-    bucket = f"rate {rate_bps}bit burst {_choose_burst(rate_bps)} limit {_QUEUE_BYTES}"
+    # At least the bytes of a millisecond, so that late timers cost nothing.
+    burst_bytes = max(BURST_BYTES, rate_bps // 8 // 1000)
+    bucket = f"rate {rate_bps}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
     return f"qdisc replace dev {interface} root tbf {bucket}"
-
-
-def _choose_burst(rate_bps: int) -> int:
-    """Return the bytes of a millisecond at a rate, so that late timers cost nothing."""
-    return max(BURST_BYTES, rate_bps // 8 // 1000)
 
 
 def _run(command: list[str], lines: Sequence[str]) -> str:
     text = "".join(line + "\n" for line in lines)
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
+        shown = " ".join(x for x in command if not x.startswith("--net"))
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise EmulationError(
-            f"{' '.join(x for x in command if not x.startswith('--net'))}: {message}"
-        )
+        raise EmulationError(f"{shown}: {message}")
     return done.stdout
 
 

@@ -55,7 +55,7 @@ def _describe_processor(topology: Topology) -> str:
 def _describe_memory() -> str | None:
     try:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    except (ValueError, OSError):  # sysconf does not know these names on every system
         return None
     return f"{pages / 2**30:.1f} GiB"
 

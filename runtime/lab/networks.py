@@ -56,8 +56,8 @@ class Site:
         rates = [x for cable in cables for x in (cable.rate_ab, cable.rate_ba) if x is not None]
         span = " to ".join(f"{rate / 1e6:.4g}" for rate in sorted({min(rates), max(rates)}))
         return (
-            f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s each way, "
-            "emulated"
+            f"{len(cables)} link{'' if len(cables) == 1 else 's'} of {span} Mbit/s in each "
+            "direction, emulated"
         )
 
 

@@ -177,6 +177,7 @@ def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[st
 
 
 def _escape(text: str) -> str:
+    # A bar would end the cell, and a line break the row.
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -216,6 +217,7 @@ def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: 
     if row.epoch_s is None:
         reason = f"{'failed' if row.failed else 'not run'}: {row.reason or 'no figures'}"
         return [*lines, draw_text(_LEFT + 4, middle, reason, 11, look="f")]
+    # At least a pixel, as a shorter bar would not be seen.
     length = max(1.0, row.epoch_s * pixels_a_second)
     look = "fs" if row.system == "stock" else "fp"
     title = f"{row.system}: {row.epoch_s:.3f} s, {row.schedule or 'no schedule'}"

@@ -50,6 +50,7 @@ def summarize(network: str, ranks: int, measured: dict[str, Any], tested: int) -
     """Return a system's result from rank 0's measurements; `tested` samples were held out."""
     seconds, sent = measured["seconds"], measured["bytes"]
     later = seconds[1:] or seconds
+    # Three epochs or fewer have no middle half.
     quarters = statistics.quantiles(later, n=4) if len(later) > 3 else None
     return RunResult(
         network=network,

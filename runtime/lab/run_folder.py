@@ -62,6 +62,7 @@ class RunFolder:
 
     def note_epoch(self, system: str) -> None:
         """Record that an epoch of a system begins."""
+        # Appended, so that the starter can read while rank 0 writes.
         with (self.path / "epochs").open("a", encoding="utf-8") as epochs:
             epochs.write(f"{system}\n")
 

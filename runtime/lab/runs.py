@@ -134,6 +134,7 @@ class Lab:
         failures: list[RunResult] = []
         remaining = [system.name for system in systems]
         while remaining:
+            # A folder for each try, so that files of a failed one are not read.
             run = RunFolder(Path(tempfile.mkdtemp(dir=folder)))
             if site is not None:
                 run.topology.write_text(site.topology.dumps(), encoding="utf-8")
@@ -157,6 +158,7 @@ class Lab:
                 return [*failures, *(summarize(network, ranks, x, tested) for x in measured)]
             system, why = _find_fault(run, ranks + helpers, remaining, code)
             failures.append(RunResult(network, ranks, system, reason=why, failed=True))
+            # A failed rank ends the launch, so the other systems start over without its system.
             remaining.remove(system)
         return failures
 

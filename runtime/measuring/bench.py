@@ -91,7 +91,6 @@ def run_benchmark(
 def _measure_size(
     buffers: BenchBuffers, communicator: Communicator | None, transport: Transport
 ) -> BenchRow:
-    """Time plan and stock at one size, and check the result."""
     settings = buffers.settings
     call_plan = None if communicator is None else _choose_plan_call(buffers, communicator)
     calls = [
@@ -161,7 +160,6 @@ def _check_result(
 
 
 def _median_us(times: list[float], device: torch.device) -> float | None:
-    """Return the median over the iterations of the slowest rank's time."""
     return statistics.median(find_slowest_s(times, None, device)) * 1e6 if times else None
 
 

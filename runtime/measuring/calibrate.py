@@ -127,7 +127,6 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
 
 
 def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCosts:
-    """Return the costs whose predicted times are nearest to the measured ones."""
     machine, start = communicator.engine.machine, communicator.engine.machine.host
 
     def host(x: NDArray[np.float64]) -> HostCosts:

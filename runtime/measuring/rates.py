@@ -22,7 +22,7 @@ from ...topo.measured.flows import Pair
 
 # Round trips of a small message, of which the median counts: one in ten meets a busy scheduler.
 _PINGS = 15
-_SMALL_BYTES = 8
+_SMALL_BYTES = 8  # one number: time in which size plays no part
 # Sizes start here and double until a message takes long enough.
 _FIRST_BYTES = 64 << 10
 # Granularity of chunks: a page, below which gloo copies eagerly.
@@ -200,7 +200,6 @@ class Endpoint:
         return None if received is None else Arrivals(*received, tuple(seconds))
 
     def _make_chunk(self, me: int, flow: tuple[Pair, int], number: int) -> dist.P2POp:
-        """Return the receive or send of a flow's chunk on this rank."""
         (src, dst), size = flow
         part = slice(number * size, (number + 1) * size)
         return (

@@ -12,6 +12,7 @@ from weakref import WeakMethod, WeakSet
 
 _LOOK_S = 0.2  # between looks, so a call may end this much after its deadline
 
+# Alarms of callers that no longer exist drop out by themselves.
 _alarms: WeakSet[Alarm] = WeakSet()
 _guard = threading.Lock()
 _started: list[bool] = []

@@ -62,27 +62,26 @@ def join_mpi() -> bool:
     if world.size != started:
         raise InputError(
             f"{launcher.name} started {started} ranks, but mpi4py, which works with "
-            f"{describe_mpi()}, sees {world.size}: the "
-            "launcher belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the "
+            f"{describe_mpi()}, sees {world.size}: the launcher "
+            "belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the "
             "same MPI"
         )
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
-    own = {
-        "RANK": world.rank,
-        "WORLD_SIZE": world.size,
-        "LOCAL_RANK": on_host.rank,
-        "LOCAL_WORLD_SIZE": on_host.size,
+    defaults = {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(on_host.rank),
+        "LOCAL_WORLD_SIZE": str(on_host.size),
     }
-    single = on_host.size == world.size
+    if on_host.size == world.size:  # on one host, gloo needs no network
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
     on_host.Free()
     hosts = world.gather(mpi.Get_processor_name())
+    # Every rank gets the answer, also if there is none: all raise the same error.
     meeting = world.bcast(_choose_meeting(hosts) if world.rank == 0 else None)
     if isinstance(meeting, str):
         raise ExecutionError(meeting)
-    defaults = {key: str(value) for key, value in own.items()} | meeting
-    if single:
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
-    for key, value in defaults.items():
+    for key, value in (defaults | meeting).items():
         os.environ.setdefault(key, value)
     return True
 

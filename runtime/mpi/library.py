@@ -44,8 +44,7 @@ def load_mpi() -> Any:
 
 def describe_mpi() -> str:
     """Return the name and version of the MPI in use: "Open MPI 4.1.4"."""
-    mpi = load_mpi()
-    name, version = mpi.get_vendor()
+    name, version = load_mpi().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
 
 
@@ -58,16 +57,15 @@ def takes_gpu_memory() -> bool:
     if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, MVAPICH
         return bool(library.MPIX_Query_cuda_support())
     if hasattr(library, "MPIX_GPU_query_support"):  # MPICH: 0 is MPIX_GPU_SUPPORT_CUDA
-        answer = ctypes.c_int(0)
+        answer = ctypes.c_int(0)  # the function's own result is an error code
         return library.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and bool(answer.value)
     return False
 
 
 def _open_library() -> ctypes.CDLL | None:
-    """Return the MPI library that mpi4py has loaded."""
     load_mpi()
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        path = line.partition("/")[1] + line.partition("/")[2]
+        path = "".join(line.partition("/")[1:])
         if Path(path).name.startswith(("libmpi.so", "libmpich.so", "libmpi_")):
             library = ctypes.CDLL(path)
             if hasattr(library, "MPI_Init_thread"):

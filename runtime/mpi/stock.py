@@ -43,6 +43,7 @@ def make_collective(
     operation = _name_operations(channel.mpi)[op] if collective.reduces else None
     calls: dict[str, Callable[[], None]] = {
         "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
+        # In place on the root; the other ranks' tensors stay as they are.
         "reduce": lambda: comm.Reduce(
             mpi.IN_PLACE if mine else got, got if mine else None, operation, root
         ),
@@ -71,8 +72,7 @@ def _view(channel: MpiChannel, tensor: torch.Tensor, collective: Collective) -> 
     """
     mpi = channel.mpi
     memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-    kind = _name_types(channel.mpi)[tensor.dtype] if collective.reduces else mpi.BYTE
-    return [memory, kind]
+    return [memory, _name_types(mpi)[tensor.dtype] if collective.reduces else mpi.BYTE]
 
 
 @cache

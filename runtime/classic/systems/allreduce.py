@@ -110,7 +110,7 @@ class Planned(Averaging):
                     f"{self.name} takes plans of that strategy alone, this one has "
                     f"{schedule.strategy}, too"
                 )
-        plan.check_same_bits()
+        plan.check_same_bits()  # as every replica applies its own mean
 
 
 class Ring(Planned):
@@ -167,6 +167,7 @@ class Stock(Averaging):
         ranks = len(self.workers)
         for number, flat in enumerate(flats):
             with self.faults.stock(f"{self.name}, step {self.steps}, bucket {number}"):
+                # Divided before the sum, as in DDP, so that half precision does not overflow.
                 dist.all_reduce(flat.div_(ranks), group=self.setting.group)
             self.p2p.bytes_sent += count_ring_bytes(ranks, flat.nbytes)
 

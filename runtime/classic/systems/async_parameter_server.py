@@ -75,7 +75,6 @@ class AsyncParameterServer(System):
         return self.p2p.bytes_sent + sum(p2p.bytes_sent for p2p in self._p2p_by_worker.values())
 
     def _send_parameters(self) -> None:
-        """Send the first worker's parameters to the helpers."""
         self._p2p_by_worker: dict[int, PointToPoint] = {}
         self._flats, self._fresh = self.buckets.allocate(), self.buckets.allocate()
         self._word = torch.zeros(1, dtype=torch.int64)
@@ -85,7 +84,7 @@ class AsyncParameterServer(System):
             self.p2p.exchange(
                 sends=[(h, part) for h in self.helpers for part in self._parts_of(h, self._flats)]
             )
-            self.p2p.bytes_sent = 0
+            self.p2p.bytes_sent = 0  # these are not of a step
 
     def _advance(self) -> None:
         self.buckets.copy_gradients(self._flats)
@@ -107,7 +106,6 @@ class AsyncParameterServer(System):
         self.buckets.set_values(self._fresh)
 
     def _parts_of(self, helper: int, flats: Flats) -> Flats:
-        """Return views of the parts of `flats` for which a helper is responsible."""
         return [flat[slice(*part[helper])] for flat, part in zip(flats, self._parts, strict=True)]
 
     def _receive_parameters(self) -> None:
@@ -127,6 +125,7 @@ class AsyncParameterServer(System):
         with ThreadPoolExecutor(len(self.workers), "topoplan-server") as pool:
             attending = [pool.submit(self._attend, worker) for worker in self.workers]
         failures = [failure for future in attending if (failure := future.result()) is not None]
+        # Only now, as every worker gets the same final parameters.
         final = [p.detach() for p in self._parameters]
         for worker in self.workers:
             if worker not in self._lost:
@@ -153,6 +152,7 @@ class AsyncParameterServer(System):
                 if word.item() == END:
                     return None
                 p2p.exchange(receives=[(worker, part) for part in pushed])
+                # The version must be that of the parameters copied to `fresh`.
                 with self._lock:
                     staleness = self._update(pushed, fresh, pulled)
                     pulled = self._version
@@ -170,7 +170,7 @@ class AsyncParameterServer(System):
         staleness = self._version - pulled
         self._staleness.append(staleness)
         for p, gradient in zip(self._parameters, gradients, strict=True):
-            p.grad = gradient
+            p.grad = gradient  # not a copy: the next push arrives after the update
         if self.optimizer is not None:
             self.optimizer.step()
         for p, copy in zip(self._parameters, fresh, strict=True):

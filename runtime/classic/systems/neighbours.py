@@ -170,6 +170,7 @@ class Neighbours(System):
 
     def _end(self) -> None:
         self.buckets.copy_values(self._own)
+        # The replicas differ until here; `report` has the distance.
         before = [flat.clone() for flat in self._own]
         self._average_at_first(self._own)
         self._broadcast_first(self._own)

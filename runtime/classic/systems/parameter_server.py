@@ -18,6 +18,7 @@ from ..point_to_point import Message
 if TYPE_CHECKING:  # its solver loads slowly, and rank 0 alone needs it
     from ..server_shares import Shares
 
+# Announced to helpers: another step follows, or training has ended.
 GO, END = 1, 0
 # Where a server's part of a bucket begins and ends, in elements.
 Part = tuple[int, int]
@@ -114,6 +115,7 @@ class ParameterServer(Averaging):
         self.shares = find_server_shares(setting, self.servers)
         self._parts = divide_buckets(setting, self.servers, self.shares)
         self._sums = allocate_parts(setting, self._parts)
+        # Room for every worker's push of this rank's part, since all may arrive at once.
         self._pushed = [{w: torch.empty_like(total) for w in self.others} for total in self._sums]
         # Helpers cannot know when training ends, so the first worker tells them before every step.
         self._word = torch.zeros(1, dtype=torch.int64, device=setting.device)
@@ -161,7 +163,7 @@ class ParameterServer(Averaging):
             for sends, pushed in zip(remote, self._pushed, strict=True)
         ]
         replies = []
-        # Buckets overlap: the mean of one is on its way while pushes of later ones still arrive.
+        # Buckets overlap: the mean of one is sent while pushes of later ones still arrive.
         for number, push in enumerate(pushes):
             push.wait()
             self._add(number, flats)

@@ -210,6 +210,7 @@ def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
                         f"{expected}"
                     )
             return _read_array(archive, "x", path), _read_array(archive, "y", path)
+    # zipfile raises NotImplementedError for unknown compression, RuntimeError for encryption.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it ends too early"
         raise InputError(
@@ -252,6 +253,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
 
 
 def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    # The first line may have titles, which loadtxt would refuse.
     with Path(path).open("rb") as file:
         first = file.readline(_MAX_LINE).decode("utf-8-sig", errors="replace")
     try:

@@ -102,6 +102,7 @@ def main(arguments: list[str]) -> NoReturn:
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):  # what libraries print is shown only if the run fails
         os.dup2(log, stream)
+    # Ranks share the machine's cores; more threads of one would take them from the others.
     torch.set_num_threads(1)
     code = Rank(folder, folder.read_job(), rank, world).run()
     sys.stdout.flush()

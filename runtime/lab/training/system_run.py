@@ -179,4 +179,5 @@ def serve_as_helper(
 
 def _subtract(after: int | None, before: int | None) -> float:
     """Return the bytes received between two readings; far below zero if they are not counted."""
+    # Larger than any sum of counts, so that a sum over ranks is negative if one has no counter.
     return float("-1e18") if before is None or after is None else float(after - before)

@@ -49,6 +49,7 @@ class Trainer:
     def __init__(self, data: Dataset, settings: Settings, rank: int = 0, world: int = 1) -> None:
         self.data, self.settings, self.rank, self.world = data, settings, rank, world
         self.steps = settings.steps(len(data.train_x))
+        # All ranks and systems begin with the same parameters.
         torch.manual_seed(settings.seed)
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(settings.widths(data.features, data.classes)):

@@ -79,6 +79,7 @@ def _received(descriptor: int) -> int:
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return 0
+        # A duplicate, because closing the socket object must not close the connection.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
             if not is_ip or connection.type != socket.SOCK_STREAM:

@@ -412,8 +412,8 @@ def test_networks_are_what_they_are_said_to_be() -> None:
     assert [(site.network, site.ranks) for site in found] == [
         ("loopback", 2), ("loopback", 5), ("slow", 2), ("slow", 5), ("ring:3", 3),
     ]  # fmt: skip
-    assert found[2].links == "1 link of 100 Mbit/s each direction, emulated"
-    assert found[3].links == "6 links of 100 to 400 Mbit/s each direction, emulated"
+    assert found[2].links == "1 link of 100 Mbit/s in each direction, emulated"
+    assert found[3].links == "6 links of 100 to 400 Mbit/s in each direction, emulated"
     helped = found[3].with_helpers(2)
     assert helped is not None
     assert helped.topology.ranks == ("gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "helper0", "helper1")
