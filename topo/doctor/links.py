@@ -34,7 +34,7 @@ _WITHOUT_NVLINKS: Mapping[NoteKind | None, tuple[Severity, str, str]] = {
 MIN_PEERS = 3
 
 
-def check_one_way_links(view: DoctorView) -> Iterator[Finding]:
+def check_missing_directions(view: DoctorView) -> Iterator[Finding]:
     """Report links with one direction only.
 
     NVLink, xGMI, PCIe, C2C and links between sockets are full duplex, so that is an error there.
@@ -382,7 +382,12 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check("one-way links", check_one_way_links, lambda view: view.topology.links, "no links"),
+    Check(
+        "links in both directions",
+        check_missing_directions,
+        lambda view: view.topology.links,
+        "no links",
+    ),
     Check("equal directions", check_directions, lambda view: view.topology.links, "no links"),
     Check("connection", check_connection, has_two_gpus, "fewer than two GPUs"),
     Check("links besides those to GPUs", check_forwarding, has_two_gpus, "fewer than two GPUs"),
