@@ -241,6 +241,7 @@ class Averaging(System):
             self._flats = setting.buckets.allocate()
 
     def _advance(self) -> None:
+        # In flat buckets, as a few large messages cost less than one for each parameter.
         self.buckets.copy_gradients(self._flats)
         self.average(self._flats)
         self.buckets.set_gradients(self._flats)

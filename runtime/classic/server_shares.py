@@ -78,6 +78,7 @@ def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[st
         for server in servers
         if (uses := _count_uses(router, workers, server)) is not None
     }
+    # Only servers that all workers reach are columns of the program.
     if not uses_of:
         raise InfeasibleError(
             "parameter servers: to each candidate some worker has only routes through other GPUs, "

@@ -88,6 +88,7 @@ class Lab:
                     results += self.run_together(folder, helped_site, group, plans, start)
             except EmulationError as error:
                 results += [_explain_missing(site, system, str(error)) for system in group]
+        # Runs were grouped by launch; the table has the order of the list of systems.
         names = [system.name for system in self.systems]
         return sorted(results, key=lambda result: names.index(result.system))
 

@@ -112,6 +112,7 @@ class SystemRun:
             return ""
         codec = self.communicator.engine.codec
         used: Counter[str] = Counter()
+        # Weighted by elements, as small buckets move few of the gradients.
         for numel, times in self.buckets.items():
             size = numel * 4 if codec is None else codec.nbytes(codec.padded(numel))
             choice = self.communicator.choice(size)
