@@ -1,3 +1,3 @@
-"""Channels as NCCL has them: orders of all ranks with equal shares of the buffer, as rings or
-chains.
+"""Channels as in NCCL: rings or chains through all ranks, each with an equal share of the
+buffer.
 """

@@ -1,4 +1,4 @@
-"""Sets of channels: what each carries, the schedule that they are, and the rate that it reaches."""
+"""Sets of channels, the schedules built from them, and the rate that each set reaches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Channels:
-    """Orders of all ranks with equal shares of the buffer; an order that is listed several times
-    has as many shares.
+    """Orders of all ranks, one per channel, with equal shares of the buffer.
 
-    A ring sends every rank's part around, each to the next (allgather, reduce-scatter, and
-    allreduce as both). A chain, for allreduce, adds up from its last rank to its first, which is
-    the root, and sends the sum back along the same path: what NCCL calls a tree inside a node.
-    InputError where a channel misses a rank or has one twice.
+    An order that is listed several times gets one share per occurrence.
+
+    A ring sends every rank's part around, each rank to the next (allgather, reduce-scatter, and
+    both in sequence for allreduce). A chain, for allreduce only, adds up from its last rank to its
+    first, the root, and sends the sum back along the same path: what NCCL calls a tree inside a
+    node.
+
+    Raise InputError if a channel misses a rank or lists one twice.
     """
 
     shape: str
@@ -44,12 +47,12 @@ class Channels:
 
     @property
     def ranks(self) -> int:
-        """How many ranks every channel has."""
+        """Return the number of ranks in every channel."""
         return len(self.orders[0])
 
 
 def check_order(order: Sequence[int], ranks: int, where: str) -> None:
-    """Raise InputError unless an order has each of 0..ranks-1 once."""
+    """Raise InputError unless an order lists each of 0..ranks-1 exactly once."""
     faults = {
         "misses rank {}": set(range(ranks)) - set(order),
         "has rank {} more than once": {rank for rank in order if order.count(rank) > 1},
@@ -63,10 +66,10 @@ def check_order(order: Sequence[int], ranks: int, where: str) -> None:
 
 
 def schedule_channels(request: Request, channels: Channels, name: str) -> Schedule:
-    """Return the schedule of equal channels, each hop on the system's own route.
+    """Return the schedule of equal channels, each hop on the hardware's route.
 
-    InfeasibleError where two neighbours have no route, or chains are asked for something other than
-    allreduce.
+    Raise InfeasibleError if two neighbours have no route, or if chains are requested for a
+    collective other than allreduce.
     """
     if channels.shape == CHAIN:
         return _schedule_chains(request, channels, name)
@@ -78,10 +81,10 @@ def schedule_channels(request: Request, channels: Channels, name: str) -> Schedu
 def schedule_rings(
     request: Request, rings: Sequence[tuple[Order, Fraction]], name: str
 ) -> Schedule:
-    """Return the schedule of rings, each with its share of the buffer: every rank's part travels
-    around all of them.
+    """Return the schedule of rings, each with its own share of the buffer.
 
-    InfeasibleError where two neighbours have no route.
+    Every rank's part is split over all rings by their shares and travels around each of them. Raise
+    InfeasibleError if two neighbours have no route.
     """
     if request.collective.name != "allreduce":
         return _schedule_half(request, rings, name, request.collective.name)
@@ -92,8 +95,9 @@ def schedule_rings(
 
 
 def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the algbw that channels come near at large sizes, from the exact loads of their links;
-    0 without links.
+    """Return the algbw in GB/s that channels approach at large sizes.
+
+    It is computed exactly from the loads of the links; 0 if the schedule uses no links.
     """
     needed = max(total_seconds(schedule, topology).values(), default=Fraction(0))
     return 1 / needed if needed else Fraction(0)
@@ -102,8 +106,9 @@ def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
 def _schedule_half(
     request: Request, rings: Sequence[tuple[Order, Fraction]], name: str, collective: str
 ) -> Schedule:
-    """Return the allgather, or reduce-scatter, in which every rank's part travels n - 1 hops around
-    each ring.
+    """Return an allgather or reduce-scatter over rings.
+
+    Every rank's part travels n - 1 hops around each ring.
     """
     n, scattering = request.collective.ranks, collective == "reduce-scatter"
     chunks: list[Chunk] = []
@@ -120,8 +125,9 @@ def _schedule_half(
 
 
 def _schedule_chains(request: Request, channels: Channels, name: str) -> Schedule:
-    """Return the allreduce that adds up from the last rank of each chain to its first, and copies
-    back.
+    """Return the allreduce over chains.
+
+    Each chain adds up from its last rank to its first and copies the sum back.
     """
     if request.collective.name != "allreduce":
         raise InfeasibleError(

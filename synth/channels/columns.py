@@ -1,10 +1,10 @@
-"""The best rates of rings and chains, by column generation: shares that carry most when no link is
-overloaded.
+"""The best rates of rings and chains, by column generation.
 
-A column is an order of all ranks as a ring or a chain. A linear program weighs the columns; its
-duals price the links, and the cheapest orders under these come next, until none costs less than it
-brings. Prices prove a bound: no orders together carry more than the priced capacity over the
-cheapest price.
+A column is an order of all ranks as a ring or a chain. A linear program weighs the columns so that
+together they carry most without overloading a link. Its duals price the links, and the cheapest
+orders under these prices become the next columns, until no order costs less than it gains. Prices
+also prove a bound: no set of orders carries more than the priced capacity divided by the lowest
+price of an order.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops
 
-# Relative gap to the bound at which the rates are optimal, and by which an order must cost less
-# than it brings: above the rounding errors of sums over links.
+# Relative gap to the bound at which rates count as optimal, and by which an order must cost less
+# than it gains: above the rounding errors of sums over links.
 _TOLERANCE = 1e-9
-# Columns that may come in at once, and in all.
+# Maximum number of columns added per turn, and in total.
 _FRESH, _MAX_COLUMNS = 24, 1500
-# Orders with weight from which a search for cheap ones starts.
+# Number of orders in use from which a search for cheap orders starts.
 _STARTS = 4
-# Seconds of a quiet core for the first proof by CP-SAT that no order is cheaper; doubled each time.
+# Seconds of an idle core for the first CP-SAT proof that no order is cheaper; doubled each time.
 _PATIENCE_S = 1.0
-# With more GPUs, orders take too long to improve.
+# Above this, improving orders takes too long.
 _MAX_RANKS = 200
 Column = tuple[str, Order]
 
 
 @dataclass
 class Packed:
-    """Columns with their uses of the rows, and the weights in GB/s of algbw at which they carry
-    most together (floats).
+    """Columns with the weights at which they carry most together.
 
-    `proved`: no other orders carry more.
+    Each column maps rows (links) to the number of units of that row it uses. `capacity` is the
+    capacity of each row, and `weights` are floats in GB/s of algbw. `proved` means that no set of
+    orders, known or not, carries more.
     """
 
     columns: dict[Column, Mapping[int, int]]
@@ -53,22 +54,24 @@ class Packed:
 
     @property
     def algbw_GBps(self) -> float:
-        """What all columns carry together."""
+        """Return the total weight of all columns, in GB/s of algbw."""
         return float(self.weights.sum())
 
 
 def find_exact_rates(packed: Packed, effort: Effort) -> dict[Column, Fraction]:
-    """Return the columns that carry something, with exact rates in GB/s of algbw that overload no
-    link; few columns where the links' rates allow it.
+    """Return the columns in use with exact rates in GB/s of algbw that overload no link.
+
+    If the rates of the links allow it, few columns are used.
     """
     rates = exact_rates(packed.weights, list(packed.columns.values()), packed.capacity, effort)
     return {column: rate for column, rate in zip(packed.columns, rates, strict=True) if rate}
 
 
 def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None = None) -> Packed:
-    """Return the best columns of the shapes found with the request's effort.
+    """Return the best columns of the given shapes found within the request's effort.
 
-    Raises InfeasibleError where there is no ring (or chain), or none was found with that effort.
+    Raise InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if
+    there are more ranks than the search supports.
     """
     if request.collective.ranks > _MAX_RANKS:
         raise InfeasibleError(
@@ -90,7 +93,7 @@ class _Generation:
         self.small = all(orders.is_small(shape) for shape in shapes)
 
     def run(self) -> Packed:
-        """Return the columns, weighed."""
+        """Generate columns until they are proved optimal or the effort is spent, and weigh them."""
         capacity = self.orders.floats
         enough = float(self.request.bound_GBps)
         dual: Floats = 1 / capacity / len(capacity)
@@ -109,7 +112,7 @@ class _Generation:
                     smooth.reset()
             elif not smooth.back_off():
                 proved = exact
-                # A better order may exist where it was not proved that there is none.
+                # Without a proof, a better order may still exist: search longer next time.
                 self.patience_s *= 2
             proved = proved or float(self.weights.sum()) >= enough * (1 - _TOLERANCE)
             if proved or len(self.columns) > _MAX_COLUMNS or self.effort.is_over(self.name):
@@ -119,8 +122,10 @@ class _Generation:
         return Packed(self.columns, self.orders.capacity, self.weights, proved)
 
     def _price(self, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
-        """Return cheap orders of all shapes, and whether the cheapest of each is among them;
-        `urgent`: proof is wanted where heuristics find nothing that improves.
+        """Return cheap orders of all shapes, cheapest first, and whether this is exact.
+
+        It is exact if the cheapest order of every shape is among them. `urgent` requests a proof if
+        heuristics find no order that improves the solution.
         """
         priced = [self._price_shape(shape, prices, urgent) for shape in self.shapes]
         offers = [offer for listed, _ in priced for offer in listed]
@@ -151,8 +156,9 @@ class _Generation:
         return sum(float(dual[row]) * times for row, times in uses) < 1 - _TOLERANCE
 
     def _weigh(self, fresh: Sequence[Priced]) -> Floats:
-        """Add columns, and their opposite rings, which are nearly always as cheap; return the
-        program's duals.
+        """Add columns, solve the linear program, and return its duals.
+
+        The opposite of each new ring, which is nearly always as cheap, is added too.
         """
         exists = self.orders.routes.exists
         for offer in fresh[:_FRESH]:

@@ -1,6 +1,4 @@
-"""The loads of rings and chains on the system's own routes, and the cheapest of them under prices
-of directed links.
-"""
+"""Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from ..numeric.circuits import MAX_NODES, Circuit, cheapest_circuits, near_circu
 from ..numeric.linear import Floats
 from .channels import CHAIN, RING, Order
 
-# Nodes from which circuits are built by insertion where there are too many for an exact search.
+# Number of start nodes for circuits built by insertion, if an exact search would take too long.
 _STARTS = 6
 
 
 @dataclass(frozen=True)
 class Priced:
-    """An order of one shape, and its price for a GB of the collective's buffer."""
+    """An order of one shape with its price per GB of the collective's buffer."""
 
     price: float
     shape: str
@@ -33,17 +31,20 @@ class Priced:
 
 
 def hops(shape: str, order: Order) -> list[tuple[int, int]]:
-    """Return the ranks between which each part travels: once around a ring; up and down a chain."""
+    """Return the pairs of ranks between which each part travels.
+
+    A ring is traversed once around, a chain up and down.
+    """
     if shape == RING:
         return list(pairwise((*order, order[0])))
     return [hop for a, b in pairwise(order) for hop in ((a, b), (b, a))]
 
 
 class Orders:
-    """The rings and chains of one machine for one collective, their loads and prices.
+    """The rings and chains of one machine for one collective, with their loads and prices.
 
-    Loads are whole: a GB of the collective's buffer loads a link `uses` / `ranks` GB. `rows` are
-    the links on any route.
+    Loads are integers: 1 GB of the collective's buffer loads a link with `uses` / `ranks` GB. A row
+    is a link on any route; `used` lists the links of the rows.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective) -> None:
@@ -56,11 +57,11 @@ class Orders:
 
     @cached_property
     def floats(self) -> Floats:
-        """The capacities of the rows, as floats."""
+        """Return the capacities of the rows as floats."""
         return np.array([float(c) for c in self.capacity])
 
     def uses(self, shape: str, order: Order) -> Counter[int]:
-        """Return how much of each row an order uses, in whole numbers."""
+        """Return the integer use of each row by an order."""
         crossed = Counter(row for hop in hops(shape, order) for row in self.rows(*hop))
         return Counter({row: times * self.times[shape] for row, times in crossed.items()})
 
@@ -71,8 +72,10 @@ class Orders:
         return [self._row[link] for link in links.tolist()]
 
     def distances(self, shape: str, prices: Floats) -> Floats:
-        """Return the prices between the nodes of circuits: the ranks; for chains, first one where
-        they begin and end.
+        """Return the matrix of prices between the nodes of circuits.
+
+        The nodes are the ranks. For chains, node 0 is an extra node at which chains begin and end,
+        and the ranks follow.
         """
         per_link = np.zeros(len(self.routes.links))
         per_link[self.used] = prices
@@ -84,8 +87,9 @@ class Orders:
         return both
 
     def cheapest(self, shape: str, prices: Floats, count: int, effort: Effort) -> list[Priced]:
-        """Return cheap orders of one shape, the cheapest of all first, none where there is none;
-        for few ranks.
+        """Return up to `count` cheap orders of one shape, the cheapest of all first.
+
+        The result is empty if no order exists. The search is exact and only suitable for few ranks.
         """
         circuits = cheapest_circuits(self.distances(shape, prices), count, effort)
         return self._name(shape, circuits)
@@ -93,16 +97,19 @@ class Orders:
     def near_cheapest(
         self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort
     ) -> list[Priced]:
-        """Return cheap orders of one shape, without proof, some of them improved from those
-        `begun`.
+        """Return cheap orders of one shape, found by heuristics without proof.
+
+        Some of them are improved from the orders in `begun`.
         """
         circuits = [x[1:] if shape == RING else tuple(rank + 1 for rank in x) for x in begun]
         distance = self.distances(shape, prices)
         return self._name(shape, near_circuits(distance, circuits, _STARTS, effort))
 
     def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
-        """Return a cheap order of one shape, by CP-SAT, or none, and whether that is proved to be
-        right.
+        """Search for the cheapest order of one shape by CP-SAT.
+
+        Return a list of at most one order, and whether it is proved to be the cheapest, or, if the
+        list is empty, whether it is proved that no order exists.
         """
         distance = self.distances(shape, prices)
         circuit, proved = search_circuit(distance, effort, f"{shape}s")
@@ -112,12 +119,13 @@ class Orders:
         return self._name(shape, [(float(distance[tour[:-1], tour[1:]].sum()), circuit)]), proved
 
     def is_small(self, shape: str) -> bool:
-        """Return whether the cheapest order of a shape is found by dynamic programming."""
+        """Return whether dynamic programming can find the cheapest order of a shape."""
         return self.ranks + (shape == CHAIN) <= MAX_NODES
 
     def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:
-        """Return circuits as orders: rings begin at rank 0, chains at the end that has the lower
-        number.
+        """Return circuits as orders in their canonical form.
+
+        Rings begin at rank 0, chains at the end with the lower number.
         """
         out: dict[Order, float] = {}
         for value, circuit in circuits:

@@ -1,10 +1,10 @@
-"""The best equal channels of a machine: how many times each ring or chain of the column generation
-is used, and in which sequence, so that little is lost.
+"""The best equal channels of a machine: how often to use each ring or chain, and in which
+sequence.
 
-The busiest link decides. For each number K of channels the linear program's weights, rounded, and
-the best K - 1 channels with one more are improved by exchanging one channel for another until
-nothing helps: for any order known, or, for few ranks, for the cheapest of all under prices that
-rise with the links' loads.
+The busiest link decides the rate. For each number K of channels there are two starting points: the
+linear program's weights, rounded, and the best K - 1 channels with one more. Both are improved by
+exchanging one channel for another until nothing helps. Replacements are known orders or, for few
+ranks, the cheapest of all orders under prices that rise with the links' loads.
 """
 
 from __future__ import annotations
@@ -25,38 +25,40 @@ from .columns import Column, Packed, pack_orders
 from .orders import Orders
 from .whole import count_orders, find_circuits, list_times, may_fit, name_order
 
-# Most channels where the caller sets no limit.
+# Maximum number of channels unless the caller sets a limit.
 MAX_CHANNELS = 32
-# Seconds of a quiet core for rounding, beyond the effort of column generation.
+# Seconds of an idle core for rounding, beyond the effort of column generation.
 _ROUNDING_WORK_S = 6.0
-# Fraction of the rate of the best number of channels that may be lost for fewer.
+# Fraction of the best rate that may be lost in exchange for fewer channels.
 LOSS = Fraction(5, 1000)
-# Weight and exponent of the mean over all links beside the busiest: exchanges that leave fewer
-# links as busy are better.
+# Weight, relative to the busiest link, and exponent of the power mean over all links: exchanges
+# that leave fewer links nearly as busy are better.
 _SECOND, _POWER = 1e-4, 16
-# How steeply prices rise with load: a link at the busiest one's load is priced e^24 as high as an
-# idle one.
+# How steeply prices rise with load: the busiest link is priced e^24 times as high as an idle one.
 _STEEP = 24.0
-# Relative gain from which an exchange counts: more than rounding errors.
+# Smallest relative gain for which an exchange counts: above rounding errors.
 _BETTER = 1e-9
-# With more ranks, orders under rising prices take too long; rounds of them, and orders a price.
+# Maximum number of ranks for orders under rising prices, which take too long above it; maximum
+# number of rounds; orders per set of prices.
 _PRICED_RANKS, _MAX_PRICED, _PRICED_ORDERS = 10, 8, 4
-# Shortest times for which whole crossings are tried by CP-SAT.
+# Number of shortest times that are tried with integer crossings by CP-SAT.
 _TRIED = 2
-# Seconds of a quiet core for each load that an exchange is judged by, and for each call.
+# Seconds of an idle core per load compared in an exchange, and per call.
 _ENTRY_S, _CALL_S = 2e-9, 5e-5
 
 
 def find_channels(
     request: Request, shape: str, limit: int = MAX_CHANNELS, count: int | None = None
 ) -> Channels:
-    """Return equal channels of one shape, whose rate (`channels.algbw_GBps`) is the best that was
-    found.
+    """Return the equal channels of one shape with the best rate (`channels.algbw_GBps`) found.
 
-    They are the fewest, at most `limit`, that lose next to nothing (rounding.LOSS) beside the best
-    number of them; or just `count`. They stand in a sequence of which every prefix is balanced.
-    InfeasibleError where there is no ring, or chain, through all GPUs, and where chains, which add
-    up and send back, are asked for something other than allreduce.
+    Their number is the lowest, up to `limit`, whose rate is within rounding.LOSS of that of the
+    best number; if `count` is given, it is `count`. They are listed in a sequence of which every
+    prefix is balanced.
+
+    Raise InputError if the shape, limit or count is invalid. Raise InfeasibleError if no ring (or
+    chain) passes through all GPUs, or if the shape does not support the collective: chains, which
+    add up and send back, are for allreduce only.
     """
     name = request.collective.name
     if shape not in SHAPES:
@@ -81,8 +83,9 @@ def find_channels(
 
 
 class Rounding:
-    """Searches for equal channels among the orders of a machine; more orders are added as they are
-    found.
+    """Search for equal channels among the known orders of a machine.
+
+    Orders found on the way are added to the known ones.
     """
 
     def __init__(self, orders: Orders, packed: Packed, effort: Effort) -> None:
@@ -105,7 +108,7 @@ class Rounding:
         return out / self.orders.floats
 
     def rate_GBps(self, channels: Ints) -> Fraction:
-        """Return the algbw of equal channels, from the load of the busiest link; exact."""
+        """Return the exact algbw of equal channels in GB/s, from the load of the busiest link."""
         total: Counter[int] = Counter()
         for number, count in Counter(channels.tolist()).items():
             for row, times in self.orders.uses(*self.listed[number]).items():
@@ -115,9 +118,7 @@ class Rounding:
         )
 
     def choose(self, limit: int) -> Ints:
-        """Return the fewest channels, at most `limit`, that lose next to nothing (LOSS) beside the
-        best number of them.
-        """
+        """Return the fewest channels, at most `limit`, with a rate within LOSS of the best."""
         rates: list[Fraction] = []
         for count in range(1, limit + 1):
             known = max(rates, default=Fraction(0)) * (1 + LOSS)
@@ -128,8 +129,9 @@ class Rounding:
         return self.best[next(i for i, rate in enumerate(rates) if rate >= enough)]
 
     def round(self, count: int, known_GBps: float = 0.0) -> Ints:
-        """Return the best `count` channels that were found, looking hard only for a rate above
-        `known_GBps`.
+        """Return the best `count` channels found.
+
+        The costlier searches run only if a rate above `known_GBps` may be reached.
         """
         while len(self.best) < count:
             wanted = len(self.best) + 1
@@ -154,14 +156,18 @@ class Rounding:
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
 
     def _may_reach(self, count: int, known_GBps: float) -> bool:
-        """Return whether fractions of known orders, with whole crossings of links, reach a rate
-        with `count` channels.
+        """Return whether `count` channels may exceed `known_GBps`.
+
+        Checks the linear relaxation: fractions of known orders, under integer limits on crossings
+        per link.
         """
         units = self.orders.times[self.shape] / self.orders.floats
         return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
 
     def _fill(self, counts: Ints, wanted: int) -> Ints:
-        """Return channels with orders standing as often as `counts` says, filled up one by one."""
+        """Return `wanted` channels: each order as often as `counts` says, then the best one by
+        one.
+        """
         channels = np.repeat(np.arange(len(counts)), counts)[:wanted]
         while len(channels) < wanted:
             load = self.loads[channels].sum(axis=0)
@@ -170,8 +176,8 @@ class Rounding:
         return channels
 
     def _exchange(self, channels: Ints) -> Ints:
-        """Return the channels after the best exchange of one for a known order, again and again,
-        until none helps.
+        """Return the channels after replacing one at a time by a known order until nothing
+        helps.
         """
         channels = channels.copy()
         now = float(_judge(self.loads[channels].sum(axis=0)))
@@ -191,8 +197,9 @@ class Rounding:
         return np.sort(channels)
 
     def _price_exchanges(self, channels: Ints) -> Ints:
-        """Return the channels after exchanges for the cheapest orders of all, under prices that
-        rise with load.
+        """Return the channels after exchanges that may bring in new orders.
+
+        The new orders are the cheapest of all under prices that rise with load.
         """
         for _ in range(_MAX_PRICED):
             if not self._loses(channels) or self.effort.is_over("equal channels"):
@@ -214,16 +221,18 @@ class Rounding:
         return channels
 
     def _fit_whole(self, channels: Ints, known_GBps: float) -> Ints:
-        """Return better channels by whole numbers of crossings, where there are any with a rate
-        above `known_GBps`.
+        """Return better channels found under integer limits on crossings per link.
+
+        Only rates above `known_GBps` are searched for. If none is found, return `channels`
+        unchanged.
         """
         count = len(channels)
         units = self.orders.times[self.shape] / self.orders.floats
         now = self._busiest(channels)
         longest = min(now, count / known_GBps) if known_GBps else now
         times = list_times(units, count / self.optimum, longest)
-        # The shortest time at which fractions of the known orders would do; whole ones may need a
-        # little more.
+        # Find the shortest time that suffices for fractions of the known orders; integer counts may
+        # need a little more.
         low, high = 0, len(times)
         while low < high:
             middle = (low + high) // 2
@@ -251,8 +260,9 @@ class Rounding:
 
 
 def _judge(load: Floats) -> Floats:
-    """Return the load of the busiest link, with a little more the more links are as busy; of each
-    row of loads.
+    """Return a score for each row of loads: the busiest link's load, plus a small tie-breaker.
+
+    The tie-breaker grows with the number of links that are nearly as busy.
     """
     highest = load.max(axis=-1)
     ties = ((load / np.maximum(highest, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
@@ -261,8 +271,10 @@ def _judge(load: Floats) -> Floats:
 
 
 def interleave(loads: Floats) -> list[int]:
-    """Return the sequence of channels (rows: each link's load) in which every prefix loads its
-    busiest link little: the next one is the one that does so most evenly.
+    """Return a sequence of channels in which every prefix is balanced.
+
+    A row of `loads` is the load of each link by one channel. The next channel is always the one
+    that keeps the busiest links of the prefix, in descending order, least loaded.
     """
     left, total, out = list(range(len(loads))), np.zeros(loads.shape[1]), list[int]()
     while left:

@@ -1,9 +1,8 @@
-"""Equal channels by whole numbers: a link that K channels of a given rate may cross so many times,
-and no part of one more.
+"""Equal channels under integer limits: how often K channels of a given rate may cross each link.
 
-What K channels can reach at best follows from a linear program with these whole capacities; CP-SAT
-then looks for channels, as counts of known orders, or, where there are few ranks and channels, as
-so many circuits at once.
+A linear program with these integer capacities bounds the rate that K channels can reach. CP-SAT
+then looks for the channels, as counts of known orders or, for few ranks and channels, as K circuits
+at once.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from .orders import Orders, hops
 
 # Tolerance of times and counts of crossings, in crossings: above their rounding errors.
 _SLACK, _CLOSE = 1e-9, 1e-6
-# Arcs of all channels together up to which circuits are sought: models grow with them.
+# Maximum number of arcs of all channels together in a search for circuits: models grow with them.
 _CIRCUIT_ARCS = 460
-# Seconds of a quiet core for each model.
+# Seconds of an idle core per model.
 _WORK_S = 0.4
 
 
 def list_times(units: Floats, shortest: float, longest: float) -> Floats:
-    """Return the times, from `shortest` to below `longest`, at which links may be crossed once more
-    than just before.
+    """Return the times at which some link may be crossed once more than just before.
 
-    `units` is how long one crossing keeps each link busy.
+    They range from `shortest` (included) to `longest` (excluded). `units` is how long one crossing
+    keeps each link busy, in the same unit of time.
     """
     out = [shortest]
     for unit in np.unique(np.round(units, 12)).tolist():
@@ -45,8 +44,9 @@ def list_times(units: Floats, shortest: float, longest: float) -> Floats:
 
 
 def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, Ints]:
-    """Return how often each order (a column) crosses each link (a row), links alike in that only
-    once, and how often each link may be crossed.
+    """Return the crossings of each link by each order, and the crossings allowed per link.
+
+    Rows are links and columns are orders. Links with identical crossings share one row.
     """
     crossings, kind = np.unique(
         np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True
@@ -57,8 +57,9 @@ def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, I
 
 
 def may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> bool:
-    """Return whether fractions of the orders that add up to `count` keep within the links' whole
-    capacities.
+    """Return whether fractions of the orders that add up to `count` keep within integer limits.
+
+    The limits are the numbers of crossings that each link allows within `time`.
     """
     crossings, allowed = _count_crossings(loads, units, time)
     link, order = np.nonzero(crossings)
@@ -71,8 +72,9 @@ def may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effor
 def count_orders(
     loads: Floats, units: Floats, count: int, time: float, effort: Effort
 ) -> Ints | None:
-    """Return the numbers of `count` orders, some perhaps repeated, that keep no link busy for
-    longer than `time`; None where none were found.
+    """Return the indices of `count` orders that keep no link busy for longer than `time`.
+
+    An order may be repeated. None if no such orders were found.
     """
     model = cp_model.CpModel()
     times = [model.new_int_var(0, count, "") for _ in loads]
@@ -92,8 +94,9 @@ def count_orders(
 def find_circuits(
     orders: Orders, shape: str, units: Floats, count: int, time: float, effort: Effort
 ) -> list[Order]:
-    """Return `count` orders that keep no link busy for longer than `time`; none where none were
-    found, or there are too many ranks and channels to look.
+    """Return `count` orders that keep no link busy for longer than `time`.
+
+    The result is empty if none were found, or if there are too many ranks and channels to search.
     """
     n, routes = orders.ranks, orders.routes
     pairs = [(u, v) for u in range(n) for v in range(n) if u != v and routes.exists[u, v]]
@@ -131,8 +134,9 @@ def find_circuits(
 
 
 def _follow(after: dict[int, int], ranks: int) -> Order:
-    """Return the ranks in the order in which they follow each other: from the one that follows
-    none, or rank 0.
+    """Return the ranks in the order in which they follow each other.
+
+    Start at the rank that follows none or, in a ring, at rank 0.
     """
     start = next((rank for rank in range(ranks) if rank not in after.values()), 0)
     out = [start]
@@ -142,7 +146,10 @@ def _follow(after: dict[int, int], ranks: int) -> Order:
 
 
 def name_order(shape: str, order: Sequence[int]) -> Order:
-    """Return a ring from rank 0, or a chain from the end that has the lower number."""
+    """Return an order in its canonical form.
+
+    Rings begin at rank 0, chains at the end with the lower number.
+    """
     if shape == CHAIN:
         return tuple(order if order[0] < order[-1] else order[::-1])
     start = order.index(0)

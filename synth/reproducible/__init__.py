@@ -1,3 +1,1 @@
-"""Plans in which every element is added up in one bracketing of ranks, so that its bits depend on
-the contributions alone.
-"""
+"""Plans that add up every element in one bracketing of ranks, so that results are bitwise equal."""

@@ -1,6 +1,4 @@
-"""Bracketings to try on a machine: binary trees over its ranks, in which neighbours add up
-first.
-"""
+"""Bracketings to try on a machine: binary trees over its ranks in which neighbours add up first."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ from numpy.typing import NDArray
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import OwnRoutes
 
-# A rank, or the two that are added up.
+# A rank, or a pair of bracketings that are added up.
 Bracket = int | tuple["Bracket", "Bracket"]
 
 
 def parse_bracket(text: str) -> Bracket:
-    """Return the bracketing that `find_bracketing` wrote."""
+    """Parse a bracketing written by `find_bracketing`."""
     done: list[Bracket] = []
     for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
         if token == ")":
@@ -32,8 +30,9 @@ def parse_bracket(text: str) -> Bracket:
 
 
 def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the sum of the ranks' arrays in a bracketing as `find_bracketing` writes it, in their
-    own dtype.
+    """Return the sum of the ranks' arrays in a bracketing written by `find_bracketing`.
+
+    `contributions` holds one array per rank; they are added in their own dtype.
     """
     done: list[NDArray[Any]] = []
     rest: list[Bracket | None] = [parse_bracket(bracketing)]
@@ -50,14 +49,16 @@ def add_up(bracketing: str, contributions: Sequence[NDArray[Any]]) -> NDArray[An
 
 
 def list_leaves(bracket: Bracket) -> list[int]:
-    """Return the ranks of a bracketing, in the order in which it is written."""
+    """Return the ranks of a bracketing in the order in which they are written."""
     # Parts are listed from the right.
     return [part for part in reversed(_list_parts(bracket)) if isinstance(part, int)]
 
 
 def measure_closeness(routes: OwnRoutes) -> Floats:
-    """Return, for each two ranks, how fast they reach each other: one over the time of both routes;
-    0 without a route.
+    """Return, for each pair of ranks, the inverse of the time of both routes between them.
+
+    The time is that of one GB on each route in seconds; 0 for pairs without a route and on the
+    diagonal.
     """
     distance = routes.distances(1 / routes.capacity)
     with np.errstate(divide="ignore"):
@@ -69,8 +70,10 @@ def measure_closeness(routes: OwnRoutes) -> Floats:
 
 
 def match_brackets(close: Floats, seed: int) -> Bracket:
-    """Return the bracketing in which, round by round, as many as can are joined to a near one; ties
-    are broken by `seed`.
+    """Return a bracketing built by matching near groups in rounds.
+
+    Each round joins as many pairs of groups as possible, near ones first. Ties are broken by
+    `seed`.
     """
     chance = random.Random(seed)
     groups: list[Bracket] = list(range(len(close)))
@@ -82,8 +85,8 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
         for place, i in enumerate(order):
             for j in order[place + 1 :]:
                 near = close[np.ix_(members[i], members[j])]
-                # Nearness of the nearest counts; the sizes of groups too, so that none is left
-                # behind for long.
+                # The nearest pair of members counts most; small groups are preferred so that none
+                # is left behind for long.
                 weight = (
                     float(near.max())
                     * (1 + float((near > 0).mean()) / 8)
@@ -93,7 +96,7 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
                     graph.add_edge(i, j, weight=weight / (len(members[i]) + len(members[j])))
         pairs = nx.max_weight_matching(graph, maxcardinality=True)
         joined = {i for pair in pairs for i in pair}
-        if not joined:  # only other GPUs could forward between them: any order will do
+        if not joined:  # connected only through other GPUs: any order will do
             groups = [(groups[0], groups[1]), *groups[2:]]
             continue
         ordered = sorted((min(pair), max(pair)) for pair in pairs)
@@ -103,9 +106,7 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
 
 
 def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
-    """Return a bracketing in which again and again two groups that are linked are joined by
-    chance.
-    """
+    """Return a bracketing built by repeatedly joining two random linked groups."""
     groups: list[Bracket] = list(range(len(close)))
     linked = close > 0
     while len(groups) > 1:
@@ -120,7 +121,7 @@ def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
 
 
 def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Bracket:
-    """Return the bracketing with one part of it moved by chance to where a rank near it is."""
+    """Return the bracketing with one random part moved next to a random part linked to it."""
     parts = [part for part in _list_parts(bracket) if part is not bracket]
     moved = chance.choice(parts)
     rest = _without(bracket, moved)
@@ -147,8 +148,9 @@ def _list_parts(bracket: Bracket) -> list[Bracket]:
 
 
 def _without(bracket: Bracket, part: Bracket) -> Bracket:
-    """Return the bracketing without one of its parts (equal parts are the same one, as ranks
-    differ).
+    """Return the bracketing without one of its parts.
+
+    Equal parts are the same part, because every rank occurs once.
     """
     if isinstance(bracket, int):
         return bracket
@@ -161,7 +163,7 @@ def _without(bracket: Bracket, part: Bracket) -> Bracket:
 
 
 def _join_at(bracket: Bracket, target: Bracket, part: Bracket) -> Bracket:
-    """Return the bracketing in which `part` is added to its part `target`."""
+    """Return the bracketing with `part` added to its part `target`."""
     if bracket == target:
         return bracket, part
     if isinstance(bracket, int):

@@ -1,7 +1,7 @@
 """Candidates for reproducible plans, and the choice of the one bracketing of a plan.
 
-Levels come first; where they are far from the bound, one tree over which everything is added up,
-and searched bracketings are offered too.
+Levels come first. If they are far from the bound, one tree over which everything is added up and
+searched bracketings are offered too.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from .levels import build_levels
 from .search import search_brackets
 
 Costed = list[tuple[Schedule, Cost]]
-# Fraction of the bound from which levels are taken, and no other bracketing is searched for.
+# Fraction of the bound above which levels are good enough and no other bracketing is searched for.
 _GOOD = Fraction(98, 100)
-# Fraction of the greatest rate from which a bracketing is nearly the fastest at large sizes.
+# Fraction of the highest rate above which a bracketing is nearly the fastest at large sizes.
 _NEARLY = Fraction(95, 100)
 # Bytes at which bracketings are compared: 1 KiB to 1 GiB.
 _SIZES = tuple(4**i for i in range(5, 16))
-# With more transfers, a schedule takes too long to simulate at every size.
+# Above this, simulating a schedule at every size takes too long.
 _PLAYED_TRANSFERS = 20_000
-# At most this many ranks are tried as the root of one tree.
+# Maximum number of ranks tried as the root of one tree, up to rounding.
 _ROOTS = 16
 ONE_TREE = "one-tree"
 
 
 def build_reproducible(request: Request) -> list[Schedule]:
-    """Return schedules that have a bracketing each. InfeasibleError where none is found."""
+    """Return schedules for reproducible plans, most of which have one bracketing each.
+
+    `choose_bracketing` drops those that have none. Raise InfeasibleError if no schedule is found.
+    """
     levels = build_levels(request)
     bases = {schedule.uncut: find_bracketing(schedule.uncut) for schedule in levels}
     trees: list[Schedule] = []
@@ -72,8 +75,10 @@ def build_reproducible(request: Request) -> list[Schedule]:
 
 
 def _build_one_tree(request: Request) -> list[Schedule]:
-    """Return the schedules of the shallowest tree. InfeasibleError where no rank reaches
-    all others.
+    """Return the schedules of the shallowest tree, one per number of segments.
+
+    Raise InfeasibleError if no rank reaches all others and back, or if the tree takes too many
+    transfers.
     """
     name, n = request.collective.name, request.collective.ranks
     roots = [request.collective.root or 0] if name == "reduce" else range(0, n, max(1, n // _ROOTS))
@@ -98,7 +103,7 @@ def _build_one_tree(request: Request) -> list[Schedule]:
             if parent >= 0
         ]
         into = list(range(n)) if name == "allreduce" else []
-        # A part that is for one rank goes back only along the path to it.
+        # A part with a target rank goes back only along the path to it.
         rank = -1 if chunk.target is None else chunk.target
         while rank >= 0:
             into.append(rank)
@@ -109,8 +114,9 @@ def _build_one_tree(request: Request) -> list[Schedule]:
 
 
 def _grow_tree(request: Request, root: int) -> list[int] | None:
-    """Return the parents in a tree of fewest hops over routes that exist in both directions; None
-    where it does not reach all.
+    """Return the parent of each rank in a tree of fewest hops from `root`; -1 for the root.
+
+    Only routes that exist in both directions are used. None if the tree does not reach all ranks.
     """
     router, ranks = request.router, {gpu: rank for rank, gpu in enumerate(request.topology.ranks)}
     parents = [-1] * len(ranks)
@@ -129,17 +135,19 @@ def _grow_tree(request: Request, root: int) -> list[int] | None:
 
 
 def _compute_rate(request: Request, base: Schedule) -> Fraction:
-    """Return the algbw in GB/s that a schedule comes near at large sizes, as it is sent,
-    pipelined.
+    """Return the algbw in GB/s that a pipelined schedule approaches at large sizes.
+
+    Every transfer takes the hardware's route.
     """
     sent = on_own_routes(base, request.router)
     return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
 
 
 def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:
-    """Return the bracketing that is fastest over all sizes (the least mean of the logarithm of the
-    predicted time) of those that are nearly the fastest at large ones, and the schedules that have
-    it. InfeasibleError where no schedule has one.
+    """Return the bracketing that is fastest over all sizes, and the schedules that have it.
+
+    Only bracketings that are nearly the fastest at large sizes are compared, by the mean logarithm
+    of the predicted time. Raise InfeasibleError if no schedule has a bracketing.
     """
     text_of = {
         base: find_bracketing(base)
@@ -166,7 +174,7 @@ def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) ->
 
 
 def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:
-    """Return the sum of the logarithms of the predicted times at _SIZES."""
+    """Return the sum of the logarithms of the predicted times in seconds at _SIZES."""
     playable = [s for s, _ in costed if len(s.transfers) <= _PLAYED_TRANSFERS]
     if host is not None and playable:
         listed = families(playable, router)
@@ -175,7 +183,7 @@ def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:
 
 
 def _find_limit_GBps(schedules: Sequence[Schedule], topology: Topology) -> Fraction:
-    """Return the greatest algbw that any of the schedules comes near at large sizes."""
+    """Return the highest algbw in GB/s that any of the schedules approaches at large sizes."""
     return max(
         1 / bandwidth_s_per_GB(replace(schedule.uncut, segments=2), topology)
         for schedule in schedules

@@ -1,10 +1,11 @@
-"""A bracketing embedded in a machine: where partial sums are made, and on which paths they go.
+"""Embeddings of a bracketing in a machine: where partial sums are made, and their paths.
 
-All columns of one linear program have the same bracketing; they differ in the ranks at which they
-add, and in the tree that takes the sum back to all, which adds nothing and is free. The cheapest
-column under prices of links is found exactly among those of this form: a partial sum is made at a
-rank that contributed to one of its two operands, and moves over ranks whose contributions are in
-it. Such ranks have given theirs away, so no rank ever holds two values of a chunk.
+All columns of one linear program have the same bracketing. They differ in the ranks at which they
+add, and in the tree that takes the sum back to all ranks, which adds nothing and is unconstrained.
+The cheapest column under link prices is found exactly among those of this form: a partial sum is
+made at a rank that contributed to one of its two operands, and moves over ranks whose contributions
+are in it. Such ranks have given their contributions away, so no rank ever holds two values of a
+chunk.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Move = tuple[int, int, int, Op]
 
 @dataclass(frozen=True)
 class Column:
-    """One way to add up in the bracketing and, for allreduce, to spread the sum: its moves, and the
-    rank that ends the sum.
+    """One embedding of the bracketing: its moves, and the rank that ends the sum.
+
+    For allreduce, the moves include those that spread the sum to all ranks.
     """
 
     end: int
@@ -39,18 +41,21 @@ class Column:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return max(step for step, *_ in self.moves) + 1
 
 
 @dataclass
 class _Node:
-    """A partial sum (or a rank's contribution): its ranks, and under the prices at hand its least
-    cost at each of them.
+    """A partial sum (or a rank's contribution), with its least cost at each rank.
 
-    `made` is the rank at which it is made for each rank at which it is wanted; `kept` says, for
-    each rank at which it is made, whether the first operand is there already, and `other` where the
-    other operand comes from.
+    `ranks` are the ranks whose contributions are in it, and `operands` are the indices of the two
+    nodes that it adds (None for a contribution). `cost` is the least cost, under the last prices,
+    of having the sum at each rank. `made` is, for each rank that needs the sum, the rank at which
+    it is made.
+
+    For each rank at which the sum may be made, `kept` is the operand that is already there (0 or 1)
+    and `other` is the rank that sends the other operand. `before` is the second result of `_close`.
     """
 
     ranks: Ints
@@ -63,7 +68,7 @@ class _Node:
 
 
 class Embedding:
-    """The embeddings of one bracketing in a machine, whose ranks send to each other on `routes`."""
+    """The embeddings of one bracketing in a machine whose ranks send to each other on `routes`."""
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes
@@ -89,8 +94,9 @@ class Embedding:
 
     @cached_property
     def needs_relays(self) -> bool:
-        """Whether ranks may have to hand on what goes to others: some two have no route, or all are
-        linked directly.
+        """Whether ranks may have to forward data for others.
+
+        True if some pair of ranks has no route, or if all routes are single links.
         """
         lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
         return bool((~self.routes.exists).sum() > self.routes.ranks or lengths.max(initial=0) <= 1)
@@ -99,8 +105,10 @@ class Embedding:
     # ------------------------------------------------------------------------------------
 
     def price(self, distance: Floats) -> Floats:
-        """Find the least cost of the sum at each rank, given the price of sending from one rank to
-        another; return it.
+        """Compute and return the least cost of the whole sum at each rank.
+
+        `distance` is the price of sending from one rank (row) to another (column). The nodes keep
+        their costs and choices for `find_column`.
         """
         n = len(distance)
         for node in self.nodes:
@@ -130,8 +138,9 @@ class Embedding:
         return self.nodes[-1].cost
 
     def _close(self, distance: Floats, ranks: Ints) -> tuple[Floats, Ints]:
-        """Return the price of the cheapest path between each two of `ranks` over others of them,
-        and the last of these before the end (-1 where the path is direct).
+        """Return the prices of the cheapest paths between `ranks` over each other.
+
+        Also return the last rank before the end of each path: -1 if the path is direct.
         """
         n = len(distance)
         near = np.full((n, n), np.inf)
@@ -151,17 +160,19 @@ class Embedding:
         return near, before
 
     def find_column(self, end: int, spread: list[int] | None) -> Column:
-        """Return the cheapest column, under the last prices, that ends the sum at `end`; `spread`
-        are the parents of the tree that takes it to all ranks.
+        """Return the cheapest column, under the last prices, that ends the sum at `end`.
+
+        `spread` lists the parents in the tree that takes the sum from `end` to all ranks; None if
+        the sum stays at `end`.
         """
         moves: list[Move] = []
         n = self.routes.ranks
-        # The first step in which a rank may receive something else, or send what it has.
+        # The first step in which a rank may receive another value, or send its own.
         free, ready = [0] * n, [0] * n
 
         def send(path: list[int], op: Op) -> None:
-            """Move a value along a path; in the end it is added to what is there, or takes its
-            place.
+            """Move a value along a path; at its end, the value is added (reduce) or stored
+            (copy).
             """
             for src, dst in pairwise(path):
                 is_last = dst == path[-1]
@@ -171,7 +182,8 @@ class Embedding:
                 free[src] = step
                 ready[dst] = free[dst] = step + 1
 
-        # What is wanted where, from the whole sum down; played back from the operands up.
+        # List which node is needed at which rank, from the whole sum down; moves are made in the
+        # reverse order, operands first.
         todo: list[tuple[int, int]] = [(len(self.nodes) - 1, end)]
         plan: list[tuple[int, int]] = []
         while todo:
@@ -199,7 +211,7 @@ class Embedding:
         return Column(end, tuple(moves))
 
     def _path(self, node: _Node, src: int, dst: int) -> list[int]:
-        """Return the ranks on the cheapest path from one rank to another over those of a node."""
+        """Return the ranks on the cheapest path between two ranks over the ranks of a node."""
         out = [dst]
         while out[-1] != src:
             over = int(node.before[src, out[-1]])
@@ -208,8 +220,9 @@ class Embedding:
 
 
 def find_spreads(distance: Floats) -> list[list[int]]:
-    """Return the cheapest out-tree from each rank, as parents; pairs without a route only where
-    nothing else is left.
+    """Return the cheapest out-tree from each rank, as lists of parents.
+
+    Pairs without a route are used only if a tree cannot do without them.
     """
     top = float(distance[np.isfinite(distance)].sum()) + 1
     dense = np.where(np.isfinite(distance), distance, top)
@@ -217,7 +230,7 @@ def find_spreads(distance: Floats) -> list[list[int]]:
 
 
 def count_sends(column: Column, size: int) -> Floats:
-    """Return how often a column sends from rank u to rank v, in row u, column v."""
+    """Return how often a column sends from rank u (row) to rank v (column)."""
     out = np.zeros((size, size))
     for _, src, dst, _ in column.moves:
         out[src, dst] += 1

@@ -1,6 +1,4 @@
-"""How fast one bracketing can be on a machine: embeddings of it, weighed against each other by
-column generation.
-"""
+"""The rate of one bracketing on a machine: its embeddings, weighed by column generation."""
 
 from __future__ import annotations
 
@@ -22,29 +20,31 @@ from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads
 
 NAME = "bracketed"
-# Column generation ends where the time is at most this many times what the prices prove for the
-# bracketing.
+# Column generation ends once the time is at most this many times the lower bound that the prices
+# prove for the bracketing.
 _NEAR = 1.002
-# Columns of an allreduce or reduce that come in at once, and turns without a share after which a
-# column is dropped.
+# Columns of an allreduce or reduce added per turn; turns without a share after which a column is
+# dropped.
 _COLUMNS, _MAX_IDLE = 6, 6
-# Seconds of a quiet core: for the linear program of a turn, to price two partial sums, to find an
-# out-tree, and for each two ranks in it.
+# Seconds of an idle core: per linear program of a turn, per rank for pricing, per out-tree, and per
+# pair of ranks in it.
 _TURN_S, _PRICING_RANK_S, _TREE_S, _TREE_ENTRY_S = 8e-3, 1.5e-3, 6e-4, 4e-6
-# Weight of earlier turns' prices beside the last duals.
+# Weight of earlier turns' prices relative to the last duals.
 _SMOOTH = 0.5
-# Prices of a hop, in mean distances, of the columns of few hops.
+# Prices per hop, in mean distances, with which columns of few hops are found.
 _HOP_PRICES = (0.05, 0.2, 1.0)
-# Columns of few steps alone are worth a schedule from this part of the best rate on, and more steps
-# where they are faster by this factor.
+# A limit on steps is worth a schedule above this fraction of the best rate; more steps are worth it
+# if they are faster by this factor.
 _WORTH_IT, _FASTER = 0.85, 1.005
 
 
 @dataclass
 class Fit:
-    """Columns with their shares (floats) of their group's part, and the time for each GB of buffer
-    that these take; `least_s` is what the prices prove for this bracketing, in the form of
-    embedding.py.
+    """Columns with the share of its group's part that each carries, and their time.
+
+    `shares` are floats. `seconds` is the time per GB of buffer that the columns take together.
+    `least_s` is the lower bound on it, in seconds per GB, that the prices prove for all embeddings
+    of this bracketing in the form of embedding.py.
     """
 
     columns: list[Column]
@@ -54,8 +54,10 @@ class Fit:
 
 
 class Fitting:
-    """Column generation for one bracketing, collective and machine. Parts of a reduce-scatter are a
-    group each.
+    """Column generation for one bracketing, collective and machine.
+
+    In a reduce-scatter each rank's part is a group of columns of its own; otherwise there is one
+    group.
     """
 
     def __init__(self, bracket: Bracket, collective: Collective, routes: OwnRoutes) -> None:
@@ -70,17 +72,19 @@ class Fitting:
 
     @property
     def parts(self) -> int:
-        """The number of parts that the buffer has: one for each rank in a reduce-scatter."""
+        """Return the number of parts of the buffer: one per rank in a reduce-scatter, otherwise
+        1.
+        """
         return self.collective.ranks if self.collective.name == "reduce-scatter" else 1
 
     @property
     def seconds(self) -> float:
-        """The time that the columns take for each GB of buffer; infinite before there are any."""
+        """Return the columns' time in seconds per GB of buffer; infinity before there are any."""
         return np.inf if self.fit is None else self.fit.seconds
 
     @property
     def ends(self) -> list[int]:
-        """The ranks at which sums may end."""
+        """Return the ranks at which sums may end."""
         return (
             [self.collective.root or 0]
             if self.collective.name == "reduce"
@@ -88,13 +92,14 @@ class Fitting:
         )
 
     def group_of(self, column: Column) -> int:
-        """Return the number of the part that a column is for."""
+        """Return the number of the part that a column carries."""
         return column.end if self.collective.name == "reduce-scatter" else 0
 
     def run(self, effort: Effort, turns: int, beaten_s: float = np.inf) -> Fit:
-        """Generate columns until they are near the optimum, for at most `turns` more turns, or
-        until it is proved that this bracketing takes more than `beaten_s` for each GB.
-        InfeasibleError where there are no columns.
+        """Generate columns until they are near the optimum, for at most `turns` more turns.
+
+        Stop early if the effort is spent, or once it is proved that this bracketing takes more than
+        `beaten_s` seconds per GB. Raise InfeasibleError if there are no columns.
         """
         parts = self.parts
         apart = self.collective.name != "allreduce"
@@ -138,15 +143,16 @@ class Fitting:
         return self.fit
 
     def _forget_unused(self, shares: Floats) -> None:
-        """Drop the columns that have had no share for some turns: the program stays small."""
+        """Drop columns that had no share for more than _MAX_IDLE turns: the program stays small."""
         for column, share in zip(list(self.uses), shares.tolist(), strict=True):
             self._idle[column] = 0 if share > 0 else self._idle[column] + 1
             if self._idle[column] > _MAX_IDLE:
                 del self.uses[column], self._idle[column]
 
     def _price(self, prices: Floats) -> list[Column]:
-        """Return columns that cost less than their group's dual; raise the bound where these prices
-        prove more.
+        """Return new columns that cost less than their group's dual.
+
+        Also raise the lower bound `least_s` if these prices prove a higher one.
         """
         tiny = 1e-7 * float(prices.mean())
         distance = self.routes.distances(prices + tiny)
@@ -183,7 +189,7 @@ class Fitting:
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 
     def add_low_columns(self) -> None:
-        """Add columns of few hops: under the last prices, with a price on each hop."""
+        """Add columns with few hops, found by adding a price per hop to the last prices."""
         distance = self.routes.distances(self.prices)
         usual = float(distance[np.isfinite(distance)].mean())
         for hop_price in _HOP_PRICES:
@@ -199,8 +205,9 @@ class Fitting:
                     self.uses[column] = self._count_uses(column)
 
     def list_cuts(self) -> list[Fit]:
-        """Return the best shares of the columns of at most so many steps, for each number that is
-        worth it, fewest first.
+        """Return the best shares under limits on the number of steps, fewest steps first.
+
+        A limit is skipped if its rate is too low, or if its extra steps gain too little.
         """
         assert self.fit is not None
         out: list[Fit] = []
@@ -226,7 +233,7 @@ class Fitting:
         return out or [self.fit]
 
     def build(self, request: Request, fit: Fit) -> Schedule:
-        """Return the schedule of columns, each a chunk."""
+        """Return the schedule of a fit, with one chunk per column in use."""
         columns = fit.columns
         groups = [self.group_of(column) for column in columns]
         capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]

@@ -1,12 +1,11 @@
-"""Schedules over levels of groups, all in one bracketing: first the ranks of the innermost groups
-add up, then across them.
+"""Schedules over levels of groups, all in one bracketing, from the innermost groups outwards.
 
-Ranks stand in a box of several dimensions, one a level, the innermost first. In a level the ranks
-that differ in its dimension alone exchange what they have of each other's parts and add it up, from
-the lowest rank to the highest. With one level that is a direct exchange, with two ranks a level
-recursive halving; with a level inside hosts and one across them each byte crosses the network as
-often as it must. The same bracketing serves whole vectors: at each level all exchange all they have
-(few steps), or send to one (a tree).
+Ranks form a box with one dimension per level, the innermost first. At each level the ranks that
+differ only in its dimension exchange their partial sums of each other's parts and add them up, from
+the lowest rank to the highest. One level gives a direct exchange, and two ranks per level give
+recursive halving; with one level inside hosts and one across them, each byte crosses the network no
+more often than it must. The same bracketing serves whole vectors: at each level all ranks of a
+group exchange everything they have (few steps), or send it to one of them (a tree).
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from ..ir.schedule import Schedule
 from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
 from ..strategies.placement import place
 
-# Size for which ranks are placed: 64 MiB, where bandwidth decides and latency does not.
+# Message size for which ranks are placed: 64 MiB, dominated by bandwidth rather than latency.
 LARGE_BYTES = 1 << 26
-# With more, ranks are not placed, and those of a box are all one level.
+# Above this, ranks are not placed, and the ranks of a box form a single level.
 _PLACED_RANKS = 64
-# With more, levels that do not keep to the machine's boxes are not tried.
+# Above this, levels that ignore the machine's boxes are not tried.
 _FEW_RANKS = 16
 NAME = "levels"
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Ranks in a box. `sizes` are those of its dimensions, the innermost first, which varies
-    fastest in `order`.
+    """Ranks arranged in a box.
+
+    `sizes` are the sizes of its dimensions, the innermost first; `order` lists the ranks, with the
+    innermost dimension varying fastest.
     """
 
     order: tuple[int, ...]
@@ -44,8 +45,10 @@ class Levels:
         return [(prod(self.sizes[:level]), size) for level, size in enumerate(self.sizes)]
 
     def peers(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each level, place in `order`, digit that other places of its group have at the
-        level, and such a place.
+        """Yield (level, place, digit, peer) for each level and each pair of places in a group.
+
+        `place` and `peer` are indices into `order`; `digit` is the coordinate of `peer` at the
+        level.
         """
         for level, (stride, size) in enumerate(self.strides()):
             for p in range(len(self.order)):
@@ -56,9 +59,7 @@ class Levels:
 
 
 def build_levels(request: Request) -> list[Schedule]:
-    """Return schedules over the levels that suit the machine; those that have no routes are left
-    out.
-    """
+    """Return schedules over the levels that suit the machine, leaving out those without routes."""
     only_adding = request.collective.name in ("allreduce", "reduce-scatter", "reduce")
     out: list[Schedule] = []
     for levels in _list_levels(request) if only_adding else ():
@@ -71,8 +72,10 @@ def build_levels(request: Request) -> list[Schedule]:
 
 
 def _list_levels(request: Request) -> list[Levels]:
-    """Return levels: all ranks at once or in pairs, and where the machine has boxes, those inside
-    them before those across.
+    """Return the arrangements of ranks in levels to try.
+
+    They are all ranks at once, or in fours or twos. If the machine has boxes, there are also the
+    levels inside them followed by those across them.
     """
     n = request.collective.ranks
     boxes = survey(request.topology).boxes
@@ -94,7 +97,7 @@ def _list_levels(request: Request) -> list[Levels]:
 
 
 def _factor(count: int) -> Iterator[tuple[int, ...]]:
-    """Yield ways to reach `count` by levels: in one, in levels of four, in levels of two."""
+    """Yield ways to split `count` into levels: a single one, levels of four, levels of two."""
     yield (count,)
     for base in (4, 2):
         rest, levels = count, 0
@@ -105,8 +108,9 @@ def _factor(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
-    """Return levels of two with the ranks placed for a large message; None where partners lack
-    routes in all orders.
+    """Return levels of two with the ranks placed for a large message.
+
+    None if every order leaves some partners without a route.
     """
     orders: dict[Schedule, tuple[int, ...]] = {}
 
@@ -128,8 +132,10 @@ def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
 
 
 def _scatter(request: Request, levels: Levels) -> list[Schedule]:
-    """Return the schedule in which every rank ends a part of the sum; for allreduce all gather
-    them, for reduce the root.
+    """Return the schedules in which every rank completes one part of the sum.
+
+    For allreduce all ranks then gather the parts; for reduce the root does. There is one schedule
+    per number of segments.
     """
     n, name = request.collective.ranks, request.collective.name
     if 2 * n * n > MAX_TRANSFERS:
@@ -159,7 +165,7 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
 
 
 def _exchange(request: Request, levels: Levels) -> list[Schedule]:
-    """Return the allreduce in which at each level all of a group send each other all they have."""
+    """Return the allreduce in which, at each level, all ranks of a group exchange all they have."""
     n, order = request.collective.ranks, levels.order
     if n * sum(size - 1 for size in levels.sizes) > MAX_TRANSFERS:
         raise InfeasibleError(f"{n} ranks send each other more than is planned for")
@@ -170,8 +176,9 @@ def _exchange(request: Request, levels: Levels) -> list[Schedule]:
 
 
 def _tree(request: Request, levels: Levels) -> list[Schedule]:
-    """Return schedules in which at each level one rank of a group gets what the others have; for
-    allreduce it goes back.
+    """Return the schedules in which, at each level, one rank of a group adds up for the others.
+
+    For allreduce the sum goes back the same way. There is one schedule per number of segments.
     """
     order, name = levels.order, request.collective.name
     root = order.index(request.collective.root or 0)

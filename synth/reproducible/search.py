@@ -1,5 +1,6 @@
-"""Local search for a bracketing under which a machine is fast: some are fitted, the best is varied
-until the work that is allowed is done.
+"""Local search for a bracketing under which a machine is fast.
+
+Several bracketings are fitted; then the best one is varied until the allowed work is done.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from .bracket import Bracket, grow_bracket, match_brackets, measure_closeness, v
 from .embedding import Embedding, find_spreads
 from .fitting import NAME, Fitting
 
-# With more, bracketings are not searched for: levels are all there is.
+# Above this, bracketings are not searched for, and only levels remain.
 _RANKS = 64
-# Bracketings that are matched, and grown by chance, before the best is varied.
+# Number of bracketings that are matched, and grown at random, before the best is varied.
 _SEEDS, _GROWN = 4, 8
-# Turns of column generation for each bracketing, and for the best at the end.
+# Turns of column generation per bracketing, and for the best one at the end.
 _TURNS, _LAST_TURNS = 60, 200
-# A bracketing that takes at most this many times as long as the bound is taken at once.
+# A bracketing that takes at most this many times the bound ends the search.
 _NEAR = 1.002
-# Fraction of the best time below which another bracketing is better.
+# A bracketing is better if it takes less than this fraction of the best time.
 _BETTER = 0.999
 
 
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
-    """Return schedules in the best bracketings that were found: those for large messages, and a
-    tree for small ones, in each.
+    """Return schedules in the best bracketing found: for large messages, and a tree for small
+    ones.
 
-    `given` are bracketings to try too. InfeasibleError where the ranks are too many, or switches
-    compute.
+    `given` are bracketings to try too. Raise InfeasibleError if there are too many ranks, or if
+    switches compute.
     """
     n = request.collective.ranks
     if n > _RANKS:
@@ -98,7 +99,9 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
 
 
 def _count_small(n: int) -> int:
-    """Return the number of bracketings of few ranks; far more than are ever tried for others."""
+    """Return the number of bracketings of n ranks; above 7 ranks, a number that is never
+    reached.
+    """
     return prod(2 * k - 3 for k in range(3, min(n, 7) + 1))
 
 
@@ -107,8 +110,9 @@ def _cut(schedule: Schedule) -> list[Schedule]:
 
 
 def _build_small(request: Request, embedding: Embedding) -> list[Schedule]:
-    """Return a single chunk's schedule in the fewest steps that are found, for small messages; none
-    for reduce-scatter.
+    """Return the schedules of a single chunk in the fewest steps found, for small messages.
+
+    The result is empty for reduce-scatter.
     """
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
