@@ -36,6 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	sh scripts/mypy.sh $(BIN)/mypy
+	$(BIN)/python scripts/style.py --check
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

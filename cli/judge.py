@@ -27,7 +27,7 @@ COLLECTIVES = (
     "scatter",
     "alltoall",
 )
-_FAILED, _USAGE = 1, 2
+_FAILED, _USAGE = 1, 2  # exit codes of topo/errors.py
 
 EXAMPLES: tuple[Example, ...] = (
     (

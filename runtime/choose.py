@@ -38,9 +38,9 @@ SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
 # A user's own choice, as ChooseMode explains.
 ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
-# How a Communicator picks the schedule for a size: a name in MODES, or a function. The function gets
-# the size in bytes and the candidates, and returns one of them, None for the stock collective, or a
-# name in MODES; it must return the same on all ranks.
+# How a Communicator picks the schedule for a size: a name in MODES, or a function. The function
+# gets the size in bytes and the candidates, and returns one of them, None for the stock collective,
+# or a name in MODES; it must return the same on all ranks.
 ChooseMode = str | ChooseFunction
 # Candidates whose predicted time exceeds this multiple of the best one do not race.
 _NEAR = 1.4

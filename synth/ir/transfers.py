@@ -15,7 +15,7 @@ Op = Literal["copy", "reduce"]
 Ints = NDArray[np.int64]
 
 OPS: tuple[Op, Op] = ("copy", "reduce")
-COPY, REDUCE = 0, 1
+COPY, REDUCE = 0, 1  # indices into OPS, for arrays of operations
 
 
 @dataclass(frozen=True, order=True)

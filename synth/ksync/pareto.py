@@ -30,6 +30,7 @@ from .ratio_bound import RatioProof, prove_least_ratio
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
 # Most chunks that are tried: larger instances are rarely decided with the work of one.
 _MAX_CHUNKS = {"broadcast": 24, "alltoall": 4}
+# The same for other collectives, and for instances with equal steps.
 _MAX_CHUNKS_OTHERS, _MAX_CHUNKS_EQUAL_STEPS = 8, 32
 # Most Booleans (chunk, edge, step) of a model.
 _MAX_VARIABLES = 300_000

@@ -22,7 +22,7 @@ from .view import Check, DoctorView, has_two_gpus, parse_whole
 
 _STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
 _WIDTHS = range(1, 33)
-_OLD, _MODERN = 2, 3
+_OLD, _MODERN = 2, 3  # PCIe generations: up to Gen2 8b/10b coding, then 128b/130b
 # Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s
 # together).
 MAX_NIC_Mbps = 1_600_000

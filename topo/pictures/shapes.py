@@ -11,6 +11,7 @@ from ..facts.keys import split_host
 from ..graph import Topology
 from .cables import Cable
 
+# Sizes in pixels, chosen by eye.
 GPU_WIDTH, GPU_HEIGHT = 64, 52
 SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT = 40, 34
 NIC_WIDTH, NIC_HEIGHT = 66, 40

@@ -33,13 +33,13 @@ class Box:
     name: str
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
-    ways_out: tuple[Link, ...]
+    uplinks: tuple[Link, ...]
     notes: tuple[Note, ...] = ()
 
     @property
     def rate_GBps(self) -> Fraction:
         """GB/s that the host sends into the network over all its links."""
-        return sum((link.bandwidth_GBps for link in self.ways_out), Fraction(0))
+        return sum((link.bandwidth_GBps for link in self.uplinks), Fraction(0))
 
 
 def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
@@ -95,7 +95,7 @@ def build(cluster: Cluster, box: Box) -> Topology:
     A link from a switch to one above it is assumed to carry half of what the hosts below send, and
     at least what one host does. Raises InputError if the result is larger than a topology may be.
     """
-    links_of_host = len(box.links) + 2 * len(box.ways_out)
+    links_of_host = len(box.links) + 2 * len(box.uplinks)
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)
     links = len(cluster.hosts) * links_of_host + 2 * sum(map(len, cluster.above.values()))
     if devices > MAX_DEVICES or links > MAX_LINKS:
@@ -119,7 +119,7 @@ def build(cluster: Cluster, box: Box) -> Topology:
         wires += [
             replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links
         ]
-        for link in box.ways_out:
+        for link in box.uplinks:
             wires += both_directions(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
     below: Counter[str] = Counter()
     for host in cluster.hosts.values():

@@ -30,7 +30,7 @@ _HOPS = "XGMIHops"
 _NOT_LINKS = ("", "NUMALatency", "NUMABandwidth")
 _INDEX = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*:)?([0-9]{1,19})")
 _MBps_BY_MODEL = ((re.compile(r"\bP100\b"), 20_000), (re.compile(r"\bG?B[0-9]00\b"), 50_000))
-_CONSTANT_XGMI_MBps = 100_000
+_CONSTANT_XGMI_MBps = 100_000  # hwloc's own constant for any xGMI link, not a measured rate
 # Pairs that a note names before "and 5 more".
 _MAX_NAMED = 2
 

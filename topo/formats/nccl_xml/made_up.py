@@ -40,7 +40,7 @@ _SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60))
 _SM_OF_CARDS = 89  # L40S and the like, without NVLink
 # Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25).
 _FAST_NVLINK_GBps = Fraction(40)
-_SM_OF_FAST_NVLINKS = 100
+_SM_OF_FAST_NVLINKS = 100  # B200
 
 
 def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> dict[str, str]:

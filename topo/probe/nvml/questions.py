@@ -44,6 +44,7 @@ _HEALTH_OF_BITS = (
     (4, 0x3, "unhealthy routes"),
     (6, 0x3, "access timeout in recovery"),
 )
+# Bits of the fabric's health mask in nvml.h.
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_FINE = 8, 0xF, (0, 1)
 _FABRIC = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
