@@ -1,9 +1,8 @@
-"""Place GPUs by what NVML says of each two of them, where /sys says nothing of the bridges above
-them, as in some containers.
+"""Infer the PCIe tree above GPUs from NVML if /sys lists no bridges, as in some containers.
 
-NVML's common ancestors are the labels that nvidia-smi prints (single is PIX, multiple PXB, and so
-on), its affinities the columns beside them: the tree is inferred from both as from a printed
-matrix.
+NVML reports the common ancestor of each pair of GPUs, which is the label that nvidia-smi prints
+(single is PIX, multiple PXB, and so on), and their affinities, which are the columns next to the
+labels. The tree is inferred from both as from a printed matrix.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class AncestorTree:
-    """What NVML knows of the tree above the GPUs: CPUs, switches, the parent of each GPU and
-    switch, and root complexes.
+    """The tree above the GPUs as NVML's answers imply it; empty if /sys lists the bridges.
 
-    All are empty where /sys knows the tree.
+    `parent` maps a GPU or switch to the switch or CPU above it, `root` a GPU to its root complex.
     """
 
     cpus: tuple[Device, ...] = ()
@@ -54,23 +52,25 @@ class AncestorTree:
     root: Mapping[str, str] = field(default_factory=dict)
 
     def find_parent(self, child: str, cpus: Sequence[Device]) -> str | None:
-        """Return what a GPU or switch hangs on, one of `cpus` for a CPU; None where that is not
-        known.
+        """Return the id of the switch or CPU right above a GPU or switch, None if unknown.
+
+        A CPU is one of `cpus`.
         """
         parent = self.parent.get(child)
         cpu = next((cpu for cpu in self.cpus if cpu.id == parent), None)
         return parent if cpu is None else _match_cpu(cpu, cpus).id
 
     def find_cpu(self, gpu: str, cpus: Sequence[Device]) -> Device | None:
-        """Return that of `cpus` which is above a GPU, None where it is not known."""
+        """Return the CPU in `cpus` that is above a GPU, None if unknown."""
         ident = gpu
         while ident in self.parent:
             ident = self.parent[ident]
         return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id == ident), None)
 
     def link_switches(self, links: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
-        """Yield the links above the switches, each as fast as the fastest of `links` from GPUs
-        below it.
+        """Yield the links from each switch up to its parent, in both directions.
+
+        Each is as fast as the fastest of `links` from the GPUs below the switch.
         """
         for switch in self.switches:
             rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
@@ -96,7 +96,7 @@ class AncestorTree:
 
 
 def _match_cpu(known: Device, cpus: Sequence[Device]) -> Device:
-    # The CPU of the same NUMA node, else that of the same name, else the first.
+    # The CPU of the same NUMA node, else the one with the same name, else the first.
     same_node = (
         cpu for cpu in cpus if cpu.numa_node == known.numa_node and cpu.numa_node is not None
     )
@@ -104,8 +104,10 @@ def _match_cpu(known: Device, cpus: Sequence[Device]) -> Device:
 
 
 def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
-    """Return the tree above two and more GPUs (by address, with their indices), an empty one where
-    /sys knows it or NVML does not.
+    """Infer the tree above GPUs; `index_at` maps their PCI addresses to their NVML indices.
+
+    It is empty for fewer than two GPUs, if /sys lists the bridges, and if NVML reports neither
+    ancestors nor affinities.
     """
     if len(index_at) < _MIN_GPUS:
         return AncestorTree()
@@ -133,7 +135,7 @@ def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
     if not labels and not any(row.affinities for row in rows.values()):
         return AncestorTree()
     table = LabelMatrix(0, tuple(rows), (CPU, NUMA), None, rows)
-    unprinted: list[str] = []  # doubts about a text, where there is none
+    unprinted: list[str] = []  # notes on a printed matrix, of which there is none
     inferred = InferredTopology(
         read_cells(table, {}, unprinted), read_affinities(table, unprinted), SOURCE
     )

@@ -19,7 +19,7 @@ from typing import IO
 
 from ..errors import InputError
 
-# Limits on an archive, so that a hostile one fills neither disk nor memory. Files in it:
+# Limits on an archive, so that a hostile one fills neither disk nor memory. Number of members:
 MAX_MEMBERS = 50_000
 # Bytes unpacked:
 MAX_BYTES = 64 * 2**20
@@ -36,16 +36,16 @@ MAX_ENTRIES: Mapping[str, int] = {
     "proc/driver/nvidia/gpus": 1_000,
 }
 
-# Folders within folders; the deepest of any machine's /sys are some 25.
+# Levels of nested folders; the deepest in any machine's /sys has some 25.
 MAX_DEPTH = 64
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-# Unpacked files are readable for this user alone.
+# Unpacked files are readable by this user alone.
 _OWN_FILE_MODE = 0o600
-# Bytes of a member's header and of the padding in its last block, at most.
+# Upper bound on the bytes of a member's header and of the padding in its last block.
 _MEMBER_BYTES = 1024
 # Bytes decompressed at a time, so that a hostile archive is refused before it fills the memory.
 _PIECE = 2**20
-# Of the tar format: bytes of a block, and where a header has its member's size and kind.
+# In the tar format: bytes of a block, and the positions of a member's size and kind in its header.
 _BLOCK, _SIZE, _KIND = 512, slice(124, 136), 156
 # Kinds of headers that extend the header of the member that follows.
 _EXTENSIONS = (b"x", b"g", b"L", b"K")
@@ -90,7 +90,7 @@ def _has_more(folder: Path, most: int) -> bool:
         with os.scandir(folder) as entries:
             return next(islice(entries, most, None), None) is not None
     except OSError:
-        return False  # absent or not readable: nothing in it will be read either
+        return False  # absent or unreadable: nothing in it will be read either
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -123,7 +123,7 @@ def _unpack(path: Path, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Members:
-    """What is unpacked, by name; each folder comes after the one that contains it."""
+    """The members to unpack, by name; each folder comes after the one that contains it."""
 
     folders: dict[str, None]
     files: dict[str, tarfile.TarInfo]
@@ -144,11 +144,11 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
                 "no machine; capture the machine again"
             )
         if ".." in parts or not (member.isreg() or member.isdir() or member.issym()):
-            continue  # it leads out of the folder, or is a device: not part of the machine
+            continue  # outside the folder, or a device: not part of the machine
         for end in range(1, len(parts) + member.isdir()):
             members.folders.setdefault("/".join(parts[:end]))
         if not member.isdir():
-            # Of several members with one name, the first counts.
+            # If several members have one name, the first counts.
             of_kind = members.links if member.issym() else members.files
             of_kind.setdefault("/".join(parts), member)
     return members
@@ -207,7 +207,7 @@ def _count_members(plain: IO[bytes]) -> int:
     """Return how many members an archive has before the first header of an unusual form.
 
     This takes a tenth of the time that tarfile needs, so an archive of very many members is refused
-    at once. Tarfile reports what is wrong with a header.
+    at once. For a malformed header, tarfile raises the error later.
     """
     count = at = 0
     if os.fstat(plain.fileno()).st_size == 0:

@@ -1,5 +1,6 @@
-"""Join the NVLinks that NVML reports, and the xGMI links that AMD's driver reports, to links
-between GPUs and to an NVSwitch.
+"""Build the links between GPUs, and to an NVSwitch, from the reports of NVML and AMD's driver.
+
+NVML reports NVLinks, AMD's driver xGMI links.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..hardware import (
 )
 from ..notes import Note, Source
 
-# All NVSwitches of a machine count as one, since every GPU is joined to each of them alike.
+# All NVSwitches of a machine count as one, since every GPU has equal links to each of them.
 NVSWITCH = "nvswitch0"
 
 SOURCE = "NVML: active NVLinks"
@@ -34,7 +35,7 @@ _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlin
 
 @dataclass(frozen=True)
 class NvLinks:
-    """The devices and links that NVLinks add to a topology, and notes on what is odd about them."""
+    """The devices and links that NVLinks add to a topology, and notes on oddities."""
 
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
@@ -42,8 +43,9 @@ class NvLinks:
 
 
 def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]) -> NvLinks:
-    """Return the links by NVML's facts. `gpus` gives the device id of each NVML index, `cpu_of` the
-    id of its CPU.
+    """Return the links that NVML's facts describe.
+
+    `gpus` maps an NVML index to the GPU's device id, `cpu_of` a GPU's device id to that of its CPU.
     """
     counts: dict[str, Counter[str]] = {}
     notes: list[Note] = []
@@ -118,8 +120,10 @@ def list_active_links(facts: Facts, index: str) -> Iterator[str]:
 
 
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
-    """Return the datasheet rate of one NVLink of a GPU in one direction, by compute capability or
-    the link's version.
+    """Return the datasheet rate of one of a GPU's NVLinks, in GB/s in one direction.
+
+    The compute capability decides, else the version of the links; if both are unknown, the third
+    generation is assumed.
     """
     if facts.get_number(gpu_subject(index), keys.GPU_SM) == 86:
         return _SM86_GBps
@@ -158,8 +162,9 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
 def _find_peer(
     facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the device at the other end of a link (None where it is not listed), and what is odd
-    about it.
+    """Return the device at the other end of a link, and a note on an odd end.
+
+    The device is None if it is not listed; the note is None if nothing is odd.
     """
     bus_id, kind = (
         facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID),
@@ -179,8 +184,9 @@ def _find_peer(
 
 
 def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
-    """Yield notes on ends that report different numbers of links, and on GPUs with fewer links than
-    their peers.
+    """Yield notes on unequal numbers of NVLinks.
+
+    These are ends that report different numbers, and GPUs with fewer links than their peers.
     """
     for a, peers in counts.items():
         for b, count in peers.items():
@@ -200,8 +206,9 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
 
 
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
-    """Return a link for each direction that is reported; `gpus` gives the device id of each GPU's
-    index.
+    """Return a link for each direction that AMD's driver reports.
+
+    `gpus` maps the index of a GPU to its device id.
     """
     links: list[Link] = []
     for index, device in gpus.items():

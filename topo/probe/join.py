@@ -1,4 +1,4 @@
-"""Join the facts about a machine to a topology; nowhere else do facts become one."""
+"""Build the topology of a machine from the facts about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PCIE_STATES = {
     "max": (keys.GPU_PCIE_MAX_GENERATION, keys.GPU_PCIE_MAX_WIDTH),
     "current": (keys.GPU_PCIE_CURRENT_GENERATION, keys.GPU_PCIE_CURRENT_WIDTH),
 }
-# Keys of what sysfs says of a PCI function, by the attribute of NCCL's XML.
+# Keys of sysfs facts about a PCI function, by the attribute of NCCL's XML.
 _PCI_DETAILS: dict[str, Key[Any]] = {
     "class": keys.PCI_CLASS,
     "vendor": keys.PCI_VENDOR,
@@ -62,17 +62,17 @@ _PCI_DETAILS: dict[str, Key[Any]] = {
 def probe_local(
     sysfs_root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> Topology:
-    """Return the topology of this machine: CPUs by NUMA node, PCIe switches, GPUs, NICs and their
-    links.
+    """Return the topology of this machine: CPUs, PCIe switches, GPUs, NICs and their links.
 
-    Ranks are the GPUs in NVML's order, or as CUDA_VISIBLE_DEVICES in `environment` lists them. What
-    could not be learned is in `extra["notes"]`, a line each, and with everything else in
-    `extra["facts"]`; nothing is raised for it.
+    There is a CPU for each NUMA node with CPUs. Ranks are the GPUs in NVML's order, or as
+    CUDA_VISIBLE_DEVICES in `environment` lists them. `extra["notes"]` has a line for each thing
+    that could not be found out, and `extra["facts"]` has all facts, missing ones included; no
+    missing fact raises an error.
 
     `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another
     machine. NVML answers for the machine that this runs on, so its facts are used only if it lists
-    a GPU at a PCI address that the folder has, or the folder has no PCI addresses. Raises
-    InputError where the folder holds no machine.
+    a GPU at a PCI address that the folder has, or the folder has no PCI addresses. Raise InputError
+    if the folder holds no machine.
     """
     nvml = read_nvml()
     if sysfs_root == Path("/"):
@@ -112,7 +112,10 @@ def _gather(root: Path, nvml: Facts) -> Facts:
 
 
 def join(facts: Facts, environment: Mapping[str, str] = MappingProxyType({})) -> Topology:
-    """Return the topology that follows from facts, with the GPUs that `environment` shows."""
+    """Return the topology that follows from facts.
+
+    Its ranks are the GPUs that are visible under `environment`.
+    """
     return _Joiner(facts, environment).join()
 
 
@@ -167,7 +170,7 @@ class _Joiner:
     # -- CPUs
 
     def _make_cpus(self) -> list[Device]:
-        """Return a device for each NUMA node that has CPUs; one CPU where no node is listed."""
+        """Return a device for each NUMA node that has CPUs; one CPU if no node is listed."""
         extra = _read_cpu_model(self.facts)
         cpus: list[Device] = []
         for node in self.facts.list_names(NUMA):
@@ -254,8 +257,10 @@ class _Joiner:
         )
 
     def _find_cpu(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
-        """Return the CPU above a top-level bridge: that of the first device below whose NUMA node
-        is known.
+        """Return the CPU above a top-level bridge, or the first CPU, with a note, if unknown.
+
+        The CPU is that of a GPU below the bridge in NVML's tree, else that of the first device
+        below the bridge with a known NUMA node.
         """
         below = [slot.bus_id for slot in tree if slot.top == top and not slot.is_switch]
         above = (
@@ -340,11 +345,11 @@ class _Joiner:
         )
 
 
-# -- several facts put together
+# -- values from several facts
 
 
 def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
-    # An RDMA device and its network interface share a PCI address; the RDMA device's name counts.
+    # An RDMA device and its network interface share a PCI address; the NIC gets the RDMA name.
     names: dict[str, dict[str, list[str]]] = defaultdict(lambda: {RDMA: [], NET: []})
     for top, make_subject, key in (
         (RDMA, rdma_subject, keys.RDMA_BUS_ID),
@@ -376,8 +381,9 @@ def _read_pci_details(facts: Facts, bus_id: str) -> dict[str, str]:
 
 
 def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
-    """Return what a GPU's PCIe link is made for and its state now, such as `Gen4 x16`: idle GPUs
-    clock it down.
+    """Return the best and the current state of a GPU's PCIe link, such as `Gen4 x16`.
+
+    They may differ, since idle GPUs slow the link down. Unknown states are left out.
     """
     states: dict[str, str] = {}
     for state, (generation_key, width_key) in _PCIE_STATES.items():
@@ -395,7 +401,7 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
         facts.get_text(CPUINFO, keys.CPUINFO_VENDOR),
         facts.get_text(CPUINFO, keys.CPUINFO_MODEL_NAME),
     )
-    # Which fields /proc/cpuinfo has depends on the architecture.
+    # The fields of /proc/cpuinfo depend on the architecture.
     is_arm = facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER)
     is_power = str(name).startswith("POWER")
     model = {

@@ -1,8 +1,9 @@
-"""Select the GPUs that become ranks, and note the others and whatever could not be learned.
+"""Select the GPUs that become ranks; note the others and all missing facts that matter.
 
-CUDA_VISIBLE_DEVICES is read as the CUDA driver reads it: indices or prefixes of UUIDs, of which the
-first that names no GPU ends the list. Indices count GPUs in PCI order where CUDA_DEVICE_ORDER is
-PCI_BUS_ID; CUDA's own default puts the fastest first, which is the same for GPUs that are alike.
+CUDA_VISIBLE_DEVICES is read as the CUDA driver reads it: a list of indices or prefixes of UUIDs,
+which ends before the first entry that names no GPU. Indices count GPUs in PCI order if
+CUDA_DEVICE_ORDER is PCI_BUS_ID. CUDA's own default puts the fastest GPU first, which is the same
+order if all GPUs are of one model.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Visible:
 def select_visible(
     facts: Facts, indices: tuple[str, ...], environment: Mapping[str, str]
 ) -> Visible:
-    """Return those of the GPUs `indices` (NVML's, in PCI order) that CUDA shows under
-    `environment`.
+    """Return the GPUs that CUDA shows under `environment`.
+
+    `indices` are the NVML indices of all GPUs, in PCI order.
     """
     listed = environment.get(VARIABLE)
     if listed is None:
@@ -85,7 +87,7 @@ def select_visible(
 
 
 def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | None:
-    # CUDA takes a prefix of a UUID only where it names one GPU.
+    # CUDA accepts a prefix of a UUID only if it matches exactly one GPU.
     if entry.isdecimal():
         number = int(entry) if len(entry) < 6 else len(indices)
         return indices[number] if number < len(indices) else None
@@ -100,7 +102,7 @@ def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | Non
 
 
 def note_missing(facts: Facts) -> Iterator[Note]:
-    """Yield a line for each reason why facts that shape the topology are missing."""
+    """Yield a note for each reason why facts that shape the topology are missing."""
     subjects_of: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for fact in facts.missing:
         if fact.key in _NOTED_KEYS:
@@ -120,7 +122,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def note_lost(facts: Facts) -> Iterator[Note]:
-    """Yield a line for each GPU that does not answer."""
+    """Yield a note for each GPU that does not answer."""
     for index in facts.list_names(GPU):
         reason = facts.get_text(gpu_subject(index), keys.GPU_LOST)
         if reason is not None:
@@ -133,8 +135,9 @@ def note_lost(facts: Facts) -> Iterator[Note]:
 
 
 def note_unlisted(facts: Facts) -> Iterator[Note]:
-    """Yield a line for each GPU that is on PCI but not listed by the driver, so that it cannot be a
-    rank.
+    """Yield a note for each GPU that is on PCI but not listed by the driver.
+
+    Such a GPU cannot be a rank.
     """
     listed = {
         facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in facts.list_names(GPU)
@@ -153,7 +156,7 @@ def note_unlisted(facts: Facts) -> Iterator[Note]:
     ]
     for bus_id, vendor in (
         gpus.items() if len(gpus) != len(without_address) else ()
-    ):  # else they are the lost ones
+    ):  # if the numbers match, these are the lost GPUs
         yield Note(
             f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank",
             "gpu-not-listed",

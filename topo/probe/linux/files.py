@@ -1,5 +1,6 @@
-"""Read the files of a machine whose `/` may be any folder: each gives a fact, with its source or
-why it is missing.
+"""Read files of a machine whose `/` may be any folder.
+
+Each file becomes a fact with its source, or with the reason why it is missing.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 from ...facts import Fact
 from ...facts.keys import Key
 
-# No file is read further than this: what the probe looks for in longer ones (`/proc/cpuinfo`)
-# stands at their beginning.
+# No file is read further than this: in longer ones (`/proc/cpuinfo`) the values that the probe
+# needs are at the beginning.
 MAX_BYTES = 2**20
 
 
 def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
-    """Return a file's text, stripped, as a fact of the machine whose `/` is at `root`; missing if
-    unreadable or empty.
+    """Return a file's text, stripped, as a fact; missing if unreadable or empty.
+
+    `root` is the folder that is `/` on the machine.
     """
     source = show_path(root, path)
     try:
@@ -35,13 +37,17 @@ def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, stripped. Raises OSError."""
+    """Return a file's text, stripped.
+
+    Raise OSError if it cannot be read.
+    """
     return read_start(path, MAX_BYTES).decode("utf-8", errors="replace").strip()
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Return the first `most` bytes of a regular file. Raises OSError for pipes and devices, which
-    may never end.
+    """Return the first `most` bytes of a regular file.
+
+    Raise OSError for pipes and devices, which may never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb") as file:
@@ -51,12 +57,12 @@ def read_start(path: Path, most: int) -> bytes:
 
 
 def show_path(root: Path, path: Path) -> str:
-    """Return `path` as it is on the machine whose `/` is at `root`."""
+    """Return `path` as seen on the machine whose `/` is at `root`."""
     return f"/{path.relative_to(root)}" if path.is_relative_to(root) else str(path)
 
 
 def list_folder(folder: Path) -> tuple[Path, ...]:
-    """Return the entries of a folder, sorted by name; none where it cannot be read."""
+    """Return the entries of a folder, sorted by name; none if it cannot be read."""
     try:
         return tuple(sorted(folder.iterdir()))
     except OSError:

@@ -1,8 +1,9 @@
-"""Read what GPUDirect depends on from Linux: ACS, the IOMMU, peer memory, DMA-BUF, and whether this
-is a guest.
+"""Read the settings of Linux on which GPUDirect depends.
 
-Access Control Services decide whether a PCI Express port sends traffic between two devices up to
-the root complex. What is switched on stands in the ACS extended capability of a function's
+These are ACS, the IOMMU, peer memory, DMA-BUF, and whether the machine is a guest.
+
+Access Control Services (ACS) decide whether a PCI Express port sends traffic between two devices up
+to the root complex. The enabled controls are in the ACS extended capability of a function's
 configuration space, of which only root may read more than the first 64 bytes (PCI Express base
 specification, 7.7.11; bits as in Linux's pci_regs.h).
 """
@@ -18,8 +19,8 @@ from ...facts.keys import HOST, pci_subject
 from .files import list_folder, read_fact, read_start, show_path
 from .sysfs import list_bridges, list_gpus_and_nics
 
-# The first kernel whose RDMA drivers take DMA-BUFs (ibv_reg_dmabuf_mr); NVIDIA's GPU operator asks
-# for it, too.
+# The first kernel whose RDMA drivers accept DMA-BUFs (ibv_reg_dmabuf_mr); NVIDIA's GPU operator
+# requires it, too.
 DMA_BUF_KERNEL = (5, 12)
 
 _PEERMEM_MODULES = ("sys/module/nvidia_peermem", "sys/module/nv_peer_mem")
@@ -27,8 +28,7 @@ _PEERMEM_FOLDERS = ("sys/kernel/mm/memory_peers", "sys/kernel/memory_peers", "sy
 _AMD_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
 _BACKPORTING = re.compile(r"\.el\d")
 
-# Words in the vendor and product names of a guest's firmware, and the hypervisor that they stand
-# for.
+# Words in the vendor and product names of a guest's firmware, and the hypervisor they indicate.
 _HYPERVISORS = (
     ("VMware", "VMware"),
     ("VirtualBox", "VirtualBox"),
@@ -52,7 +52,7 @@ CONTROLS = (
     "egress control",
     "direct translated",
 )
-# Of the PCI Express specification: the id of the ACS capability, and in bytes the offset of its
+# From the PCI Express specification: the id of the ACS capability, and in bytes the offset of its
 # control register, the length of a capability's header, and the bounds of the extended space.
 _ACS, _CONTROL, _HEADER, _FIRST, _END = 0x000D, 6, 4, 0x100, 0x1000
 # Bytes of configuration space that Linux shows to users without privileges.
@@ -70,10 +70,11 @@ _TRANSLATING = (
 
 
 def read_gpudirect(root: Path) -> Facts:
-    """Return `pci/BUS acs` of GPUs, NICs and the bridges above them; kernel, virtual, iommu,
-    peermem, dma_buf of the host.
+    """Return the facts on which GPUDirect depends.
 
-    `root` is the folder where the machine's `/sys`, `/proc` and `/boot` are found.
+    They are `pci/BUS acs` for GPUs, NICs and the bridges above them, and the host's kernel,
+    virtual, iommu, peermem and dma_buf. `root` is the folder with the machine's `/sys`, `/proc` and
+    `/boot`.
     """
     kernel = read_fact(root, root / "proc/sys/kernel/osrelease", HOST, keys.HOST_KERNEL)
     host = (
@@ -92,9 +93,9 @@ def read_gpudirect(root: Path) -> Facts:
 def _read_virtual(root: Path) -> Fact:
     """Return the fact `host virtual`: the hypervisor, or `no`.
 
-    A guest of Xen says so in `/sys/hypervisor/type`. On x86 the CPU flag `hypervisor` decides, and
-    the firmware's maker and product give the name (bare-metal machines of Amazon and Google bear
-    the same names); elsewhere the names alone.
+    A guest of Xen is recognized by `/sys/hypervisor/type`. On x86 the CPU flag `hypervisor`
+    decides, and the firmware's vendor and product give the name (bare-metal machines of Amazon and
+    Google have the same names); on other architectures the names alone decide.
     """
     xen = read_fact(root, root / "sys/hypervisor/type", HOST, keys.HOST_VIRTUAL)
     if xen.value is not None:
@@ -121,15 +122,14 @@ def _read_virtual(root: Path) -> Fact:
     )
 
 
-# -- what RDMA devices need
+# -- requirements of RDMA devices
 
 
 def _read_peermem(root: Path) -> Fact:
-    """Return the fact `host peermem`: the version of the module through which RDMA drivers reach
-    GPU memory, or `no`.
+    """Return the fact `host peermem`: the version of the peer memory module, or `no`.
 
-    NCCL asks for nvidia_peermem, nv_mem and nv_mem_nc (transport/net_ib), RCCL for amdkfd among the
-    memory peers.
+    RDMA drivers reach GPU memory through that module. NCCL looks for nvidia_peermem, nv_mem and
+    nv_mem_nc (transport/net_ib), RCCL for amdkfd among the memory peers.
     """
     folders = [root / name for name in _PEERMEM_MODULES]
     folders += [peer for name in _PEERMEM_FOLDERS for peer in list_folder(root / name)]
@@ -153,10 +153,10 @@ def _read_peermem(root: Path) -> Fact:
 def _read_dma_buf(root: Path, kernel: Fact) -> Fact:
     """Return the fact `host dma_buf`: whether RDMA drivers can reach GPU memory through DMA-BUF.
 
-    The kernel must be 5.12 or later, and the GPU's driver must export DMA-BUFs: of NVIDIA's, the
-    open kernel modules do (GPU operator documentation; CUDA 11.7 and Turing go with them), of
-    AMD's, amdgpu where the kernel is built with DMABUF_MOVE_NOTIFY and PCI_P2PDMA (RCCL,
-    misc/rocmwrap.cc). Red Hat's kernels take later work into earlier versions.
+    The kernel must be 5.12 or later, and the GPU's driver must export DMA-BUFs. NVIDIA's open
+    kernel modules do (GPU operator documentation, which also requires CUDA 11.7 and Turing); amdgpu
+    does if the kernel is built with DMABUF_MOVE_NOTIFY and PCI_P2PDMA (RCCL, misc/rocmwrap.cc). Red
+    Hat backports later work to earlier versions of the kernel.
     """
     match = re.match(r"(\d{1,4})\.(\d{1,4})", str(kernel.value or ""))
     if match is None:
@@ -182,7 +182,7 @@ def _read_dma_buf(root: Path, kernel: Fact) -> Fact:
 
 
 def _ask_driver(root: Path, kernel: str) -> Iterator[Fact]:
-    """Yield the fact `host dma_buf` by the GPU's driver, from several sources, the best first."""
+    """Yield the fact `host dma_buf` as the GPU's driver implies it, the best source first."""
     version = read_fact(root, root / "proc/driver/nvidia/version", HOST, keys.HOST_DMA_BUF)
     if version.value is not None:
         yield Fact(
@@ -231,10 +231,9 @@ def read_acs(root: Path) -> Iterator[Fact]:
 
 
 def find_acs_control(config: bytes) -> int | None:
-    """Return the ACS control register of a configuration space, None where it has no such
-    capability.
+    """Return the ACS control register of a configuration space, None without that capability.
 
-    Raises ValueError where the space is incomplete or its list of capabilities is broken.
+    Raise ValueError if the space is incomplete or its list of capabilities is broken.
     """
     if len(config) <= _UNPRIVILEGED:
         raise ValueError(f"only root may read it: the file has {len(config)} bytes")
@@ -284,14 +283,14 @@ def _read_function(root: Path, path: Path, subject: str) -> Fact:
 def read_iommu(root: Path) -> Fact:
     """Return the fact `host iommu`: `off`, `passthrough` or `translating`.
 
-    1. The types of `/sys/kernel/iommu_groups/*/type` decide: DMA and DMA-FQ translate, identity
-       passes through. Groups of GPUs and NICs are read where there are any, all groups otherwise;
-       one that translates is enough. The command line is then ignored: the kernel may decide
+    1. The types in `/sys/kernel/iommu_groups/*/type` decide: DMA and DMA-FQ translate, identity
+       passes through. The groups of GPUs and NICs are read if there are any, else all groups; one
+       that translates is enough. The command line is then ignored, since the kernel may decide
        otherwise.
-    2. Groups are listed without a type (by old kernels): the command line decides, and an `off` in
-       it is not believed.
-    3. No group, and no IOMMU in `/sys/class/iommu`: off.
-    4. No group, but an IOMMU, or no `/sys` to look into: the command line decides.
+    2. If groups are listed without a type (by old kernels), the command line decides, except that
+       an `off` in it is ignored.
+    3. Without a group, and with no IOMMU in `/sys/class/iommu`, the answer is off.
+    4. Without a group, but with an IOMMU or an unreadable `/sys`, the command line decides.
 
     On the command line off wins over pt, and pt over on, as in `intel_iommu=on iommu=pt`.
     """
@@ -344,6 +343,6 @@ def _read_command_line(root: Path, believe_off: bool) -> Fact:
 
 
 def _split_settings(word: str) -> list[str]:
-    # `intel_iommu=on,sm_on` is two settings of one name.
+    # `intel_iommu=on,sm_on` has two settings with one name.
     name, equals, values = word.partition("=")
     return [f"{name}{equals}{value}" for value in values.split(",")]

@@ -1,13 +1,14 @@
-"""Find GPUs in the kernel's files where NVML does not answer.
+"""Find GPUs in the kernel's files if NVML does not answer.
 
 NVIDIA's kernel driver has a folder for each GPU that it serves; without it, GPUs are PCI functions
 of NVIDIA or AMD that are display controllers or accelerators, numbered by PCI address as NVML would
 number them. No file lists their NVLinks.
 
 AMD's driver (KFD) lists GPUs and their xGMI links in /sys/class/kfd/kfd/topology. A GPU's file of
-properties gives its PCI address and architecture; its folder of links has an entry for each GPU of
-its hive with a weight (15 a hop, so less than 30 is direct) and the least and greatest bandwidth in
-MB/s: of one link, and of all between the two. Older kernels say 0 for both.
+properties gives its PCI address and architecture. Its folder of links has an entry for each GPU of
+its hive with a weight (15 per hop, so less than 30 is direct) and two bandwidths in MB/s: the least
+is that of one link, the greatest that of all links between the two. Older kernels report 0 for
+both.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 _PAIR = re.compile(r"^(\w+) +(\d{1,20})$", re.MULTILINE)
 # KFD's type of an xGMI link (enum in Linux's kfd_crat.h), and the weight of two hops.
 _XGMI, _TWO_HOPS = 11, 30
-# Links between two GPUs; a quotient of bandwidths above it is an error of the driver.
+# Links between two GPUs; a higher quotient of the bandwidths is a driver error.
 _MAX_LINKS = 64
 
 
 def read_unlisted(root: Path, facts: Facts) -> Facts:
     """Return facts `gpu/N` about the GPUs in the files of the machine whose `/` is at `root`.
 
-    `facts` are those of its PCI functions.
+    `facts` are those about the machine's PCI functions.
     """
     served = {
         path.name: path
@@ -55,9 +56,7 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
 
 
 def find_gpu_vendor(facts: Facts, bus_id: str) -> str | None:
-    """Return the vendor of the GPU at a PCI address, None where there is no GPU of a known
-    vendor.
-    """
+    """Return the vendor of the GPU at a PCI address, None without a GPU of a known vendor."""
     if not str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(GPU_CLASSES):
         return None
     return GPU_VENDORS.get(str(facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR)))
@@ -80,8 +79,9 @@ def _read_driver(root: Path, folder: Path, subject: str) -> Iterator[Fact]:
 
 
 def read_kfd(root: Path) -> Facts:
-    """Return facts `gpu/N` and `gpu/N/xgmi/M` (M: the other GPU) of the machine whose `/` is at
-    `root`.
+    """Return facts `gpu/N` and `gpu/N/xgmi/M` from AMD's driver (KFD); M is the other GPU.
+
+    `root` is the folder that is `/` on the machine.
     """
     nodes = {
         int(path.name): path

@@ -1,4 +1,4 @@
-"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, below any folder."""
+"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, in any folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 # PCI functions that are GPUs or NICs; no machine has as many, so a file that lists more is refused.
 MAX_GPUS_AND_NICS = 1024
-# Keys that are the names of sysfs files, too.
+# Keys that are also names of sysfs files.
 _DEVICE_FILES: tuple[Key[Any], ...] = (
     keys.PCI_VENDOR,
     keys.PCI_DEVICE,
@@ -56,8 +56,9 @@ _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
 def read_sysfs(root: Path) -> Facts:
-    """Return facts of CPUs and NUMA nodes, and of every GPU and NIC on PCI with the bridges above
-    it.
+    """Return facts about CPUs, NUMA nodes, and every GPU and NIC on PCI.
+
+    The bridges above the GPUs and NICs are included.
     """
     return Facts((*_read_host(root), *_read_cpuinfo(root), *_read_numa(root), *_read_pci(root)))
 
@@ -67,7 +68,7 @@ def _read_host(root: Path) -> Iterator[Fact]:
 
 
 def _read_cpuinfo(root: Path) -> Iterator[Fact]:
-    # The first CPU counts: all CPUs of a machine are alike.
+    # Only the first CPU is read: all CPUs of a machine are of one model.
     fact = read_fact(root, root / "proc/cpuinfo", CPUINFO, keys.CPUINFO_TEXT)
     if not isinstance(fact.value, str):
         yield fact
@@ -82,7 +83,7 @@ def _read_cpuinfo(root: Path) -> Iterator[Fact]:
 
 
 def _read_numa(root: Path) -> Iterator[Fact]:
-    # A node may have no CPUs: the memory of a GPU is one.
+    # A node may have no CPUs: a GPU's memory can be a node.
     folder = root / "sys/devices/system/node"
     nodes = [
         (int(path.name[4:]), path)
@@ -125,10 +126,9 @@ def _read_pci(root: Path) -> Iterator[Fact]:
 
 
 def list_gpus_and_nics(root: Path) -> Iterator[Path]:
-    """Yield the folders of the PCI functions that are GPUs or NICs by their class, virtual
-    functions left out.
+    """Yield the folders of the PCI functions whose class is that of a GPU or NIC.
 
-    Raises InputError for more than MAX_GPUS_AND_NICS.
+    Virtual functions are left out. Raise InputError for more than MAX_GPUS_AND_NICS.
     """
     count = 0
     for path in list_folder(root / "sys/bus/pci/devices"):
@@ -179,8 +179,9 @@ def _read_device(root: Path, path: Path) -> Iterator[Fact]:
 
 
 def list_bridges(path: Path) -> tuple[Path, ...]:
-    """Return the folders of the bridges above a device, from the top: parents with the name of a
-    PCI address.
+    """Return the folders of the bridges above a device, the topmost first.
+
+    Bridges are the parent folders whose names are PCI addresses.
     """
     try:
         parents = path.resolve().parents
@@ -195,8 +196,10 @@ def list_bridges(path: Path) -> tuple[Path, ...]:
 
 
 def find_bus_id(device: Path) -> str | None:
-    """Return the PCI function behind a `device` link, such as a network interface's; virtio has it
-    one level up.
+    """Return the address of the PCI function behind a `device` link, None if there is none.
+
+    Network interfaces have such a link, for example. For a virtio device, the function is one level
+    up.
     """
     try:
         real = device.resolve(strict=True)
@@ -206,9 +209,7 @@ def find_bus_id(device: Path) -> str | None:
 
 
 def read_network(root: Path) -> Facts:
-    """Return facts of every interface that is backed by hardware (`net/NAME`) and every RDMA device
-    (`rdma/NAME`).
-    """
+    """Return facts `net/NAME` of interfaces backed by hardware, and `rdma/NAME` of RDMA devices."""
     return Facts((*_read_interfaces(root), *_read_rdma(root)))
 
 
@@ -272,8 +273,9 @@ def _read_rate(root: Path, port: Path, subject: str) -> Fact:
 
 
 def read_locality(root: Path, facts: Facts) -> Facts:
-    """Return facts `pci/BUS numa_node` for functions in `facts` without one, of the machine whose
-    `/` is at `root`.
+    """Return facts `pci/BUS numa_node` for the functions in `facts` that have none.
+
+    `root` is the folder that is `/` on the machine.
     """
     return Facts(tuple(_find_nodes(root, facts)))
 
@@ -314,8 +316,9 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_cpu_mask(text: str) -> frozenset[int]:
-    """Return the CPU numbers of a mask such as `0000,0000ffff`: groups of 32 bits, the highest
-    first.
+    """Return the CPU numbers of a mask such as `0000,0000ffff`.
+
+    Its groups have 32 bits each, the highest first.
     """
     if not _MASK.fullmatch(text) or len(text) > 10**4:
         return frozenset()

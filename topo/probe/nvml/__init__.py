@@ -1,1 +1,1 @@
-"""Ask NVML, the NVIDIA driver's library."""
+"""Queries to NVML, the NVIDIA driver's library."""

@@ -1,4 +1,4 @@
-"""NVML through pynvml, one question at a time: an error loses only the fact that was asked for."""
+"""NVML through pynvml, one query at a time, so that an error loses only the fact requested."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Gpu:
 
 
 class Nvml:
-    """The open library, and the GPUs that turned out to be lost.
+    """The open library, and the GPUs found to be lost.
 
-    `module` is pynvml; `lost` has the fact `lost` of each GPU (by its subject) that answered an
-    error saying so.
+    `module` is pynvml; `lost` maps a GPU's subject to the fact `lost` if a query returned the error
+    GpuIsLost.
     """
 
     def __init__(self, module: Any) -> None:
@@ -50,10 +50,9 @@ class Nvml:
         read: Callable[[Any], Value] = int,
         let_through: tuple[type[Exception], ...] = (),
     ) -> Fact:
-        """Return the answer of `function`, converted by `read`, as a fact; missing with the reason
-        where it fails.
+        """Call `function`, convert its answer by `read`, and return it as a fact.
 
-        Errors in `let_through` are raised.
+        If the call fails, the fact is missing, with the reason. Errors in `let_through` are raised.
         """
         try:
             return Fact(subject, key, read(getattr(self.module, function)(*arguments)), function)
@@ -64,13 +63,14 @@ class Nvml:
             return Fact(subject, key, None, function, describe_error(error))
 
     def list_error_classes(self, *names: str) -> tuple[type[Exception], ...]:
-        """Return the classes `NVMLError_...` of these names that this version of pynvml has."""
+        """Return the classes `NVMLError_...` with these names, as far as this pynvml has them."""
         classes = (getattr(self.module, f"NVMLError_{name}", None) for name in names)
         return tuple(error for error in classes if isinstance(error, type))
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Return field values by (field, scope), read at once: a whole number each, or the reason
-        why there is none.
+        """Return the values of all (field, scope) in `ids`, read at once.
+
+        Each is an integer, or the reason why there is none.
         """
         try:
             values = getattr(self.module, FIELD_VALUES)(gpu.handle, list(ids))
@@ -88,41 +88,45 @@ class Nvml:
 
     def _note_lost(self, subject: str, function: str, error: Exception) -> None:
         if isinstance(error, self.list_error_classes("GpuIsLost")):
-            gpu = "/".join(subject.split("/")[:2])  # of a link's or a pair's subject, too
+            gpu = "/".join(subject.split("/")[:2])  # the subject may also be a link's or a pair's
             self.lost.setdefault(gpu, Fact(gpu, keys.GPU_LOST, describe_error(error), function))
 
 
 @contextmanager
 def open_nvml(module: Any) -> Iterator[Nvml]:
-    """Open the library (nvmlInit) and shut it down at the end. Raises what nvmlInit raises."""
+    """Open the library (nvmlInit) and shut it down at the end.
+
+    Raise the errors of nvmlInit.
+    """
     module.nvmlInit()
     library = Nvml(module)
     try:
         yield library
     finally:
-        with suppress(*library.errors):  # all answers are here by now
+        with suppress(*library.errors):  # all answers have been read by now
             module.nvmlShutdown()
 
 
 def list_errors(module: Any) -> tuple[type[Exception], ...]:
-    """Return the errors that a question may raise: the library's, a function that this version
-    lacks, a bad argument.
+    """Return the errors that a query may raise.
+
+    They are the library's own, and those for a missing function and for a bad argument.
     """
     return (module.NVMLError, AttributeError, ctypes.ArgumentError, OSError, ValueError)
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error's message, or its type where it has none."""
+    """Return an error's message, or its type if it has none."""
     return str(error) or type(error).__name__
 
 
 def decode_text(value: Any) -> str:
-    """Return a text of NVML's; older versions of pynvml give bytes."""
+    """Return a text from NVML as str; older versions of pynvml return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def read_pci_address(info: Any) -> str:
-    """Return the address in a nvmlPciInfo_t, as Linux writes it."""
+    """Return the address in an nvmlPciInfo_t, as Linux writes it."""
     return normalize_bus_id(decode_text(info.busId))
 
 

@@ -1,9 +1,10 @@
-"""Ask NVML what joins GPUs: NVLinks, link by link, NVLink-C2C, and P2P over PCI Express and NVLink.
+"""Query NVML for the links of GPUs: NVLinks, link by link, NVLink-C2C, and peer-to-peer (P2P).
 
-An NVLink exists once its state is answered: some GPUs answer capability for links that do not
-exist, and state raises past the real ones. Active numbers need not be contiguous, and an active
-link does not say which GPU it reaches, so that its remote end is asked for as well. The status of
-P2P may differ by direction and is asked for in both; the common ancestor is the same in both.
+An NVLink exists if the query for its state succeeds: some GPUs report capabilities of links that do
+not exist, and the query for the state fails past the last real link. The numbers of active links
+need not be contiguous. The state does not name the GPU at the other end, so the remote end is
+queried as well. P2P status may differ by direction and is queried in both; the common ancestor is
+the same in both.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ...facts import Fact, keys
 from ...facts.keys import Key, p2p_subject
 from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
-# What is at the other end of an NVLink, by NVML's nvmlIntNvLinkDeviceType_t; 255 is unknown.
+# Kinds of devices at the other end of an NVLink, by nvmlIntNvLinkDeviceType_t; 255 is unknown.
 REMOTE_KINDS = {0: "gpu", 1: "cpu", 2: "switch"}
 
 _STATE = "nvmlDeviceGetNvLinkState"
-# Links asked for where pynvml names no number: an H100 has 18.
+# Links to query if pynvml gives no maximum: an H100 has 18.
 _KNOWN_LINKS = 18
-_MAX_LINKS = 1024  # no GPU has as many: a count above is an error of the driver
+_MAX_LINKS = 1024  # no GPU has as many: a higher count is a driver error
 
-# Field ids of nvml.h. Speeds are of one direction.
+# Field ids in nvml.h. Speeds are those of one direction.
 _SPEED_MBPS_COMMON = 90
 _LINK_COUNT = 91
 _GET_SPEED = 164  # the scope is the link
@@ -69,8 +70,9 @@ _ANCESTORS = {
 
 
 def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the number of links that the GPU claims, each link's state, and the remote ends of the
-    active ones.
+    """Yield the number of links that the GPU reports and the state of each link.
+
+    For active links, also yield their remote ends and speeds.
     """
     count = _make_fact(
         gpu.subject,
@@ -91,11 +93,11 @@ def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
-    """Yield a fact `state` for each link that exists; all numbers that pynvml or the GPU knows are
-    asked for.
+    """Yield a fact `state` for each link that exists.
 
-    A link does not exist where its state answers "invalid argument" or "not supported", or, with
-    any other error, where its number is past the `count` that the GPU says it has.
+    Every number up to the larger of pynvml's maximum and the `count` that the GPU reports is
+    queried. A link does not exist if the query fails with "invalid argument" or "not supported", or
+    with any other error for a number past `count`.
     """
     nonexistent = nvml.list_error_classes("InvalidArgument", "NotSupported")
     no_function: tuple[type[Exception], ...] = (
@@ -146,7 +148,7 @@ def _read_remote_kind(code: Any) -> str:
 
 
 def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
-    # A link's own speed counts; else the one that the GPU gives for all of its links.
+    # A link's own speed is preferred to the one that the GPU reports for all of its links.
     *own, common = nvml.read_fields(
         gpu, [*((_GET_SPEED, link) for link in active), (_SPEED_MBPS_COMMON, 0)]
     )
@@ -160,7 +162,7 @@ def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
 
 
 def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the number of active NVLink-C2C links, and their total rate."""
+    """Yield the number of active NVLink-C2C links, and their total rate in MB/s."""
     count = _make_fact(
         gpu.subject,
         keys.GPU_C2C_COUNT,
@@ -182,7 +184,7 @@ def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
 
 
 def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fact:
-    # Counts of more links than a GPU can have, and speeds of 0, are errors of the driver.
+    # Counts of more links than a GPU can have, and speeds of 0, are driver errors.
     source = f"{FIELD_VALUES} {_NAMES[field]}"
     if isinstance(answer, str):
         return Fact(subject, key, None, source, answer)

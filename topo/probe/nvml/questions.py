@@ -1,8 +1,8 @@
-"""Ask NVML (the NVIDIA driver's library) for its version, and for each GPU's identity, place, PCIe
-link, MIG and fabric.
+"""Query NVML (the NVIDIA driver's library) for its version and for facts about each GPU.
 
-Indices are NVML's own and ignore CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU
-that is lost, or has no handle, has the fact `lost` and at most its identity.
+These are its identity, position, PCIe link, MIG mode and fabric. Indices are NVML's own and ignore
+CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU that is lost, or has no handle, has
+the fact `lost` and at most its identity.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORDS = 128
 # NVML_AFFINITY_SCOPE_NODE: the nodes nearest to a GPU, not those of its socket.
 _NODE_SCOPE = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
-# Shift and mask of NVML's fields of health, each 0 (not supported), 1 (true) or 2 (false).
+# Shift and mask of NVML's health fields, each 0 (not supported), 1 (true) or 2 (false).
 _HEALTH_OF_BITS = (
     (0, 0x3, "degraded bandwidth"),
     (2, 0x3, "routes in recovery"),
@@ -53,8 +53,9 @@ _FABRIC = (
 
 
 def read_nvml() -> Facts:
-    """Return facts about every GPU that the driver lists; one missing fact where there is no
-    library or no driver.
+    """Return facts about every GPU that the driver lists.
+
+    Without the library or the driver, return one missing fact with the reason.
     """
     try:
         module: Any = importlib.import_module("pynvml")
@@ -115,11 +116,11 @@ def _ask_all(nvml: Nvml, gpu: Gpu, questions: tuple[_Question, ...]) -> Iterator
         yield nvml.ask(gpu.subject, key, function, gpu.handle, *arguments, read=read)
 
 
-# -- answers as facts
+# -- converting answers to facts
 
 
 def _format_cuda_version(number: Any) -> str:
-    # 12040 is 12.4.
+    # 12040 means 12.4.
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -135,8 +136,9 @@ def _list_bits(words: Any) -> list[int]:
 
 
 def _format_cpus(words: Any) -> str:
-    """Return a bit set of CPUs as Linux lists them: `0-19,40-59`. Raises ValueError where it is
-    empty.
+    """Format a bit set of CPUs as Linux lists them: `0-19,40-59`.
+
+    Raise ValueError if it is empty.
     """
     ranges: list[list[int]] = []
     for cpu in _list_bits(words):
@@ -163,13 +165,13 @@ def _check_node(number: Any) -> int:
 
 
 def _read_mig(modes: Any) -> str:
-    # The second mode is that after the next reset.
+    # The second mode takes effect after the next reset.
     if modes[0] not in (0, 1):
         raise ValueError(f"MIG mode is {modes[0]}, which is not known here")
     return "on" if modes[0] else "off"
 
 
-# Key, function of pynvml, its arguments after the handle, and how to read the answer.
+# Key, pynvml function, its arguments after the handle, and the function that converts its answer.
 _Question = tuple[Key[Any], str, tuple[int, ...], Callable[[Any], Value]]
 
 _IDENTITY: tuple[_Question, ...] = (
@@ -190,11 +192,11 @@ _PLACE: tuple[_Question, ...] = (
 )
 
 
-# -- fabric of several machines
+# -- fabric that joins several machines
 
 
 def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    # Cluster and clique mean nothing before the registration is completed.
+    # Cluster and clique are meaningless until the registration is completed.
     info, answer = _ask_fabric(nvml, gpu)
     yield answer
     if info is None or answer.value != "completed":
@@ -224,8 +226,10 @@ def _describe_health(mask: int) -> str:
 
 
 def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
-    """Return the structure of the newest function that answers, and the fact `fabric_state` (else
-    the first failure).
+    """Return the fabric structure that NVML fills in, and the fact `fabric_state`.
+
+    The newest supported function counts. If all fail, the structure is None, and the fact is
+    missing with the reason of the first failure.
     """
     failed: list[Fact] = []
     for function, structure in _FABRIC:
@@ -260,8 +264,9 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
 
 
 def _read_fabric_state(nvml: Nvml, info: Any) -> str:
-    """Return the state in words. Raises ValueError for a failed registration or an unknown
-    state.
+    """Return the state in words.
+
+    Raise ValueError for a failed registration or an unknown state.
     """
     if info.state >= len(_FABRIC_STATES):
         raise ValueError(f"fabric state is {info.state}, which is not known here")
