@@ -94,7 +94,7 @@ def looks_like(text: str) -> bool:
 def read(text: str, where: str) -> Topology:
     """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
-    Raises InputError if there is no table of link types, and for rows with more or fewer cells than
+    Raise InputError if there is no table of link types, and for rows with more or fewer cells than
     columns.
     """
     output = _parse(text, where)

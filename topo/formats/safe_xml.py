@@ -65,7 +65,7 @@ class Element:
     ) -> int | None:
         """Return a whole number, `default` if the attribute is absent or empty.
 
-        Raises InputError for any other text, and for a number out of range.
+        Raise InputError for any other text, and for a number out of range.
         """
         text = self.get(key)
         if text is None:
@@ -146,7 +146,7 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     """Parse `text` and return its root element; `where` names the file in errors.
 
     With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`),
-    which is not fetched. Raises InputError for text that is cut off or malformed (with line and
+    which is not fetched. Raise InputError for text that is cut off or malformed (with line and
     column), for declarations of entities or document types, and where a limit is exceeded.
     """
     if len(text) > MAX_CHARACTERS:

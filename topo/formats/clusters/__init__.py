@@ -54,7 +54,7 @@ CLUSTER_FORMATS = (
 def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
     """Read the topology of a cluster whose hosts are each a `box`; None for other formats.
 
-    Raises InputError for a malformed file, for a missing box, and for a box with another format.
+    Raise InputError for a malformed file, for a missing box, and for a box with another format.
     """
     start = text[:_SNIFF_CHARACTERS].lstrip("\ufeff \t\r\n")
     format = next(

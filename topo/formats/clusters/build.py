@@ -46,7 +46,7 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
     """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
 
     Presets of several boxes say how each is joined to the network. For a file, its NICs of known
-    speed do; without any, the rate is assumed as when hosts are joined. Raises InputError if the
+    speed do; without any, the rate is assumed as when hosts are joined. Raise InputError if the
     argument names anything but one host with GPUs.
     """
     entry = PRESETS.get(argument)
@@ -93,7 +93,7 @@ def build(cluster: Cluster, box: Box) -> Topology:
     Ranks follow the file's order, host by host. Device `gpu3` of host node7 is `node7/gpu3`, and
     its field `host` names the host. Hosts hang on their switch by the box's links into the network.
     A link from a switch to one above it is assumed to carry half of what the hosts below send, and
-    at least what one host does. Raises InputError if the result is larger than a topology may be.
+    at least what one host does. Raise InputError if the result is larger than a topology may be.
     """
     links_of_host = len(box.links) + 2 * len(box.uplinks)
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)

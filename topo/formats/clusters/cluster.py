@@ -42,7 +42,7 @@ class Cluster:
     _places: dict[str, str] = field(default_factory=dict)
 
     def add_switch(self, name: str, place: str, *, once: bool = False) -> None:
-        """Add a switch. Raises InputError for a bad name, and, if `once`, for one in use."""
+        """Add a switch. Raise InputError for a bad name, and, if `once`, for one in use."""
         self._check_name(name, "switch", place)
         if once and name in self._places:
             raise InputError(
@@ -53,7 +53,7 @@ class Cluster:
         self.above.setdefault(name, {})
 
     def add_host(self, name: str, switch: str, place: str) -> None:
-        """Add a host below a switch. Raises InputError for a bad name or one in use."""
+        """Add a host below a switch. Raise InputError for a bad name or one in use."""
         self._check_name(name, "host", place)
         if name in self.hosts:
             raise InputError(
@@ -97,7 +97,7 @@ class Cluster:
     def finish(self) -> Cluster:
         """Check the cluster, drop switches without hosts and merge equivalent ones.
 
-        Raises InputError if there is no host, switches form a circle, or hosts cannot reach each
+        Raise InputError if there is no host, switches form a circle, or hosts cannot reach each
         other.
         """
         if not self.hosts:

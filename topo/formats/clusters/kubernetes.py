@@ -71,7 +71,7 @@ def looks_like(text: str) -> bool:
 def read(text: str, where: str) -> Cluster:
     """Read a list of nodes: only those with GPUs if any node reports GPUs.
 
-    Raises InputError that names file and node, for example for a missing label.
+    Raise InputError that names file and node, for example for a missing label.
     """
     data = parse_json(text, where)
     if isinstance(data, Mapping) and "items" not in data:

@@ -50,7 +50,7 @@ def looks_like_topograph(text: str) -> bool:
 
 
 def read_topograph(text: str, where: str) -> Cluster:
-    """Read topograph's JSON. Raises InputError that names the file and the instance."""
+    """Read topograph's JSON. Raise InputError that names the file and the instance."""
     instances = read_as(parse_json(text, where), Graph, where).instances
     rows = [
         (x.id, tuple(x.network_layers), f"{where}: instances[{i}]") for i, x in enumerate(instances)
@@ -59,7 +59,7 @@ def read_topograph(text: str, where: str) -> Cluster:
 
 
 def parse_json(text: str, where: str) -> object:
-    """Parse JSON text. Raises InputError if it is malformed."""
+    """Parse JSON text. Raise InputError if it is malformed."""
     try:
         return load_json(text, _MAX_JSON)
     except ValueError as error:
@@ -87,7 +87,7 @@ def looks_like_list(text: str) -> bool:
 
 
 def read_list(text: str, where: str) -> Cluster:
-    """Read a list of hosts. Raises InputError that names file and line."""
+    """Read a list of hosts. Raise InputError that names file and line."""
     lines = _list_lines(text)
     columns = [_HEADING, *(f"tier {number}" for number in range(1, len(lines[0][1])))]
     if lines[0][1][0].lower() == _HEADING:

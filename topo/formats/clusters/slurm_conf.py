@@ -38,7 +38,7 @@ def looks_like_yaml(text: str) -> bool:
 
 
 def read_conf(text: str, where: str) -> Cluster:
-    """Read a topology.conf. Raises InputError that names file and line."""
+    """Read a topology.conf. Raise InputError that names file and line."""
     cluster = Cluster(CONF, where)
     children: list[tuple[str, list[str], str]] = []
     blocks: list[str] = []
@@ -73,7 +73,7 @@ def read_conf(text: str, where: str) -> Cluster:
 def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -> None:
     """Put switches below those that name them; `children` are (switch, names below it, place).
 
-    Raises InputError for a name that no line describes.
+    Raise InputError for a name that no line describes.
     """
     for parent, names, place in children:
         for name in names:
@@ -88,7 +88,7 @@ def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -
 def read_block_sizes(texts: list[str], place: str) -> list[int]:
     """Parse the sizes of blocks, and of blocks of blocks, in hosts.
 
-    Raises InputError unless each is a multiple of the one before.
+    Raise InputError unless each is a multiple of the one before.
     """
     sizes = [int(text) if re.fullmatch(r"\s*[1-9]\d{0,6}\s*", text) else 0 for text in texts]
     if not all(sizes) or any(b % a or a == b for a, b in pairwise(sizes)):
@@ -172,7 +172,7 @@ def _read_fields(line: str, place: str) -> tuple[str, str, dict[str, str]]:
 def expand_hostlist(text: str, place: str) -> list[str]:
     """Expand Slurm's host list: `tux[0-3,12,18-20],login` names nine hosts, in order.
 
-    Raises InputError that names the place for a malformed list.
+    Raise InputError that names the place for a malformed list.
     """
     names: list[str] = []
     for part in _split_list(text, place):

@@ -21,7 +21,7 @@ _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 
 
 def read(text: str, where: str) -> Cluster:
-    """Read a topology.yaml. Raises InputError that names file and line."""
+    """Read a topology.yaml. Raise InputError that names file and line."""
     if len(text) > _MAX_CHARACTERS:
         raise InputError(
             f"{where}: larger than {_MAX_CHARACTERS >> 10} KiB; write hosts as lists such as "

@@ -46,7 +46,7 @@ class BandwidthMatrix:
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
     """Return the matrices of links by name.
 
-    Raises InputError for incomplete or malformed ones.
+    Raise InputError for incomplete or malformed ones.
     """
     matrices: dict[str, BandwidthMatrix] = {}
     for element in root:

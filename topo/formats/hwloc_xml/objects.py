@@ -75,7 +75,7 @@ def read_os_index(element: Element) -> int | None:
 def parse_bits(element: Element, key: str) -> int:
     """Parse a cpuset or nodeset ("0x00000003,,0x0") into a number with these bits, 0 if absent.
 
-    Raises InputError if it is malformed.
+    Raise InputError if it is malformed.
     """
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
@@ -100,7 +100,7 @@ def format_cpu_list(number: int) -> str:
 def read_bus_id(element: Element) -> str:
     """Return an object's PCI address as Linux writes it, 0000:3b:00.0.
 
-    Raises InputError without one.
+    Raise InputError without one.
     """
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
@@ -117,7 +117,7 @@ def read_root_name(element: Element) -> str | None:
 
 
 def read_link_GBps(element: Element) -> Fraction:
-    """Return `pci_link_speed`: raw GB/s, 0 if unknown. Raises InputError for other texts."""
+    """Return `pci_link_speed`: raw GB/s, 0 if unknown. Raise InputError for other texts."""
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
         raise element.make_error(
@@ -129,7 +129,7 @@ def read_link_GBps(element: Element) -> Fraction:
 def read_pci_ids(element: Element) -> dict[str, str]:
     """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into Linux' keys and digits.
 
-    Empty if it is absent. Raises InputError if it is malformed.
+    Empty if it is absent. Raise InputError if it is malformed.
     """
     text = element.get("pci_type")
     if text is None:
@@ -197,7 +197,7 @@ class HwlocMachine:
     def read(self) -> HwlocMachine:
         """Walk the objects and return the machine itself.
 
-        Raises InputError for malformed objects.
+        Raise InputError for malformed objects.
         """
         self._index(self.element, self.element)
         self._read_below(self.element, self.element, (), None, None)

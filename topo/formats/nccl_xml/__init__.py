@@ -29,7 +29,7 @@ __all__ = ["fill_skeleton", "is_skeleton", "list_vm_notes", "read", "write"]
 def write(topology: Topology, for_vm: bool = False) -> str:
     """Write the topology as XML text, for NCCL on a virtual machine if `for_vm`.
 
-    Otherwise `read` gives all of it back. Raises InputError if there are no GPUs, if the library
+    Otherwise `read` gives all of it back. Raise InputError if there are no GPUs, if the library
     would not load the text (too large, values too long), and, `for_vm`, if a GPU has no PCI
     address.
     """

@@ -50,7 +50,7 @@ _NVLINK_CAPABILITIES = ("60", "70", "80", "90", "100", "103")
 def read(text: str, where: str) -> Topology:
     """Read the machine in NCCL's or RCCL's XML.
 
-    `where` names the file, in errors and as the topology's name. Raises InputError if the text is
+    `where` names the file, in errors and as the topology's name. Raise InputError if the text is
     no such XML, is cut off, or is a skeleton that lists no GPUs.
     """
     root = parse_system(text, where)
@@ -60,7 +60,7 @@ def read(text: str, where: str) -> Topology:
 
 
 def parse_system(text: str, where: str) -> Element:
-    """Return the <system> element of a text. Raises InputError if there is none."""
+    """Return the <system> element of a text. Raise InputError if there is none."""
     root = parse_xml(text, where)
     if root.tag != "system":
         raise root.make_error(
@@ -85,7 +85,7 @@ def make_skeleton_error(root: Element) -> InputError:
 
 
 def read_system(root: Element) -> Topology:
-    """Build the topology that a <system> element describes. Raises InputError as `read` does."""
+    """Build the topology that a <system> element describes. Raise InputError as `read` does."""
     where = root.where
     written_links = root.select(TOPOPLAN_PREFIX + "link")
     pairs = frozenset((x.get("src") or "", x.get("dst") or "") for x in written_links)

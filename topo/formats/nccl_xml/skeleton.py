@@ -40,7 +40,7 @@ def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
     without a slot keep their probed position, and slots without a device are dropped; notes list
     both. Ranks and NVLinks are those of `live`.
 
-    Raises InputError if the text is not a skeleton, if `live` has no GPUs, or if none of its GPUs
+    Raise InputError if the text is not a skeleton, if `live` has no GPUs, or if none of its GPUs
     has a slot.
     """
     root = parse_system(text, where)
@@ -71,7 +71,7 @@ def _find_slots(root: Element) -> dict[str, Element]:
 
 
 def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
-    """Put a gpu element into the slot of each GPU. Raises InputError if no GPU has a slot."""
+    """Put a gpu element into the slot of each GPU. Raise InputError if no GPU has a slot."""
     slots = _find_slots(root)
     count = 0
     for rank, name in enumerate(live.ranks):

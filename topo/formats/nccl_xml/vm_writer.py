@@ -33,7 +33,7 @@ _PLACEHOLDER_GENERATION = 2
 def write_for_vm(topology: Topology) -> str:
     """Write a machine's PCI tree for NCCL_TOPO_FILE on it; comments say what was replaced.
 
-    Raises InputError if there are no GPUs, a GPU has no PCI address, or NCCL would not load the
+    Raise InputError if there are no GPUs, a GPU has no PCI address, or NCCL would not load the
     file.
     """
     file = _VmFile(topology)
@@ -45,7 +45,7 @@ def write_for_vm(topology: Topology) -> str:
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
-    """List what `write_for_vm` replaces or leaves out. Raises InputError as it does."""
+    """List what `write_for_vm` replaces or leaves out. Raise InputError as it does."""
     return _VmFile(topology).notes
 
 
@@ -86,7 +86,7 @@ class _VmFile:
         self._devices_by_note.setdefault(what, []).append(device.id)
 
     def _build_system(self) -> XmlNode:
-        """Build the <system> element. Raises InputError if NCCL would not load it."""
+        """Build the <system> element. Raise InputError if NCCL would not load it."""
         amd = is_amd(self.topology)
         root = XmlNode("system", {"version": "2" if amd else "1"})
         cpus = [d for d in self.topology.devices if d.kind == "cpu"]

@@ -38,7 +38,7 @@ _MAX_Mbps = 10**9
 def write_all(topology: Topology) -> str:
     """Write the topology as XML text; `read` gives back its devices, links and ranks.
 
-    Raises InputError if there are no GPUs, and if NCCL would not load the text (too large, values
+    Raise InputError if there are no GPUs, and if NCCL would not load the text (too large, values
     too long).
     """
     if not topology.ranks:

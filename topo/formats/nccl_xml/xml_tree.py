@@ -76,7 +76,7 @@ def normalize_address(text: str | None) -> str | None:
     """Write a PCI address as NCCL compares it, letter by letter: `0000:3b:00.0` for
     `00000000:3B:00.0`.
 
-    Returns None if the text is no address, or its domain is too large for NCCL.
+    Return None if the text is no address, or its domain is too large for NCCL.
     """
     match = _ADDRESS.fullmatch((text or "").strip().lower())
     domain = int(match[1] or "0", 16) if match else _MAX_DOMAINS
@@ -100,7 +100,7 @@ class PcieTree:
 def build_tree(topology: Topology) -> PcieTree:
     """Build the tree of a topology's PCIe links; of several routes to a device the shortest counts.
 
-    Raises InputError if switches are nested deeper than XML is read.
+    Raise InputError if switches are nested deeper than XML is read.
     """
     joined: dict[str, dict[str, None]] = defaultdict(dict)
     for link in topology.links:

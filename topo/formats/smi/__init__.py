@@ -57,7 +57,7 @@ def read(text: str, where: str) -> Topology:
     such a matrix, `nvlink -R` alone gives GPUs and their NVLinks. If the same matrix occurs several
     times, each stands for a host of its own, unless the prompts before them name one host.
 
-    Raises InputError if there is neither: a run that failed, `-p2p` matrices or `nvlink -s` alone
+    Raise InputError if there is neither: a run that failed, `-p2p` matrices or `nvlink -s` alone
     (they do not say what is connected to what), matrices of different machines, a matrix without a
     GPU's row or with too many devices, and rows with more or fewer cells than columns.
     """
@@ -114,7 +114,7 @@ def _read_hosts(text: str, matrices: list[LabelMatrix], where: str) -> Topology:
 
 
 def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) -> Topology:
-    """Read NVLinks alone. Raises InputError that says what is missing if there are none."""
+    """Read NVLinks alone. Raise InputError that says what is missing if there are none."""
     if output.failed is not None:
         raise InputError(
             f"{where}: line {output.failed}: nvidia-smi failed to run its matrix, so nothing is "

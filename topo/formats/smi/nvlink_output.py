@@ -60,7 +60,7 @@ def choose_nvlink_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction,
 def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link], list[str]]:
     """Return GPUs, their NVLinks and notes from -R without a matrix.
 
-    Raises InputError if no link has a known end.
+    Raise InputError if no link has a known end.
     """
     listings = output.nvlinks_by_gpu
     if not any(listing.remote for listing in listings.values()):

@@ -152,7 +152,7 @@ def looks_like(text: str) -> bool:
 def parse_output(text: str, where: str) -> SmiOutput:
     """Split a text into its parts.
 
-    Raises InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
+    Raise InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
     for rows that do not fit their heading.
     """
     output = SmiOutput()
@@ -280,7 +280,7 @@ def _parse_row(
 ) -> tuple[str, MatrixRow] | None:
     """Parse a row of the matrix and return its device and cells; None for any other line.
 
-    Labels that lost the tab between them are split. Raises InputError unless there are as many
+    Labels that lost the tab between them are split. Raise InputError unless there are as many
     cells as columns, since it is then unknown which cell belongs to which column; only the first
     cells of a row in which the text breaks off (`is_cut_off`) are known to be in place.
     """

@@ -35,7 +35,7 @@ _OWN_LABELS = ("XGMI", "LNK", "SW", "NET", "DIS")
 def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
     """Add switches and CPUs, and put the devices of the matrix below them.
 
-    Raises InputError for more than MAX_NODES CPUs.
+    Raise InputError for more than MAX_NODES CPUs.
     """
     cells = inferred.cells
     on_pcie = _find_pcie_devices(inferred)
