@@ -1,3 +1,4 @@
-"""What the machine is: devices and links, presets, files of other tools, live probing. Never
-imports torch.
+"""Machine descriptions: devices, links, presets, other tools' file formats and live probing.
+
+Nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""The parts of a machine: devices, and links from one to another."""
+"""Devices of a machine, and the directed links between them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ DEFAULT_LATENCY_us = Fraction(7, 10)
 
 @dataclass(frozen=True)
 class InNetwork:
-    """Whether a switch can add data that passes through it; `source` is where that is known
-    from.
+    """Whether a switch can add data that passes through it.
 
     `reduce` is "yes" (it does so in this machine), "no" (it cannot) or "possible" (the hardware
     can, and whoever runs the job must switch it on). Bounds and plans count "possible" as no. A
-    switch that can add can also multicast.
+    switch that can add can also multicast. `source` is the source of the answer.
     """
 
     reduce: str
@@ -48,8 +47,8 @@ class Device:
     `kind` is gpu, cpu, switch or nic; `family` of a switch is pcie, nvswitch or network.
     `can_reduce` and `can_copy` say whether a switch adds or multicasts data that passes through it
     (in-network computing, such as NVLink SHARP). A switch that can add can also multicast; GPUs
-    always can do both. `in_network` is what the hardware could do, "yes" if `can_reduce`. `source`
-    is where the device is known from; `extra` keeps all other fields of its file.
+    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`. `source`
+    is the source of the device; `extra` stores all other fields of its file.
     """
 
     id: str
@@ -90,9 +89,10 @@ class Device:
 class Link:
     """One direction of a cable or bus from `src` to `dst`.
 
-    `bandwidth_GBps` (1e9 bytes a second) is that of all `count` PCIe lanes or bonded links
-    together, after `latency_us`. `kind` is the medium (nvlink, xgmi, pcie, smp, network, link,
-    ...). `source` becomes a notes.Source, which distinguishes assumed rates from stated ones.
+    `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded
+    links, and `latency_us` the latency in microseconds. `kind` is the medium (nvlink, xgmi, pcie,
+    smp, network, link, ...). `source` becomes a notes.Source, which distinguishes assumed rates
+    from stated ones.
     """
 
     src: str
@@ -136,14 +136,15 @@ class Link:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether no source states the bandwidth, so that given or measured rates may replace
-        it.
+        """Whether no source states the bandwidth.
+
+        Stated or measured rates may replace an assumed one.
         """
         return isinstance(self.source, Source) and self.source.kind == "assumed"
 
     @property
     def counted_by(self) -> str:
-        """The library whose model this effective bandwidth is of, or an empty string."""
+        """The library whose model gives this effective bandwidth, or an empty string."""
         return self.source.by if isinstance(self.source, Source) else ""
 
     def reversed(self) -> Link:

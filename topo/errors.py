@@ -1,17 +1,17 @@
-"""Every error that topoplan raises on purpose, with the exit code that its commands give it.
+"""All errors that topoplan raises on purpose, with the exit codes of its commands.
 
     TopoplanError            1  failed
     +-- InputError           2  usage: a bad argument or file
-    +-- InfeasibleError      3  no schedule can exist (or none of the asked form), with the reason
+    +-- InfeasibleError      3  no schedule can exist (or none of the requested form)
     +-- TimeLimitError       4  the time limit passed before any plan was found
     +-- VerificationError    5  a schedule or plan failed the independent replay or its checks
     |   +-- PlanMismatchError   a valid plan, but for other ranks or another topology
     +-- StrategyError        1  a user's own strategy failed
     +-- ExecutionError       1  a plan could not be carried out: a peer failed, a deadline passed
 
-Messages are one line each, and name parameters of the Python API, never options of a command.
-An error that is about one parameter names it in `parameter`; cli/shared turns that into the
-option of the command in use.
+Messages are one line each, and name parameters of the Python API, never options of a command. An
+error about one parameter names it in `parameter`; cli/shared translates that into the option of the
+command in use.
 """
 
 from __future__ import annotations

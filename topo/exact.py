@@ -115,6 +115,8 @@ def _check_depth(data: Any) -> None:
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:
-    """Return the greatest common divisor of positive fractions: all are whole multiples of it."""
+    """Return the greatest common divisor: the largest fraction that divides all `values`
+    exactly.
+    """
     denominator = lcm(*(v.denominator for v in values))
     return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

@@ -1,11 +1,10 @@
-"""Find the route of data from one GPU to another: the path through switches, sockets and NICs that
-the hardware takes.
+"""Find the hardware's route from one GPU to another, through switches, sockets and NICs.
 
 A sender cannot choose: peer-to-peer traffic takes the closest path, and other GPUs do not forward.
-So there is one route an ordered pair: the one with least latency, then fewest hops, then most
+So there is one route per ordered pair: the one with least latency, then fewest hops, then most
 bandwidth.
 
-A `Router` is a rule of routes applied to one topology. Whoever plans, costs or verifies is given
+A `Router` is a rule of routes applied to one topology. Code that plans, costs or verifies receives
 one; a subclass is another rule, and `router.on(topology)` applies a rule to another topology.
 """
 
@@ -36,9 +35,10 @@ def route_links(route: Route) -> tuple[tuple[str, str], ...]:
 
 
 class Router:
-    """Finds the routes of one topology by the hardware's rule, from each source when first asked.
+    """Finds the routes of one topology by the hardware's rule.
 
-    `steps` is the amount of work so far: links searched or crossed, and routes returned.
+    Routes from a source are searched on first use and cached. `steps` is the amount of work done:
+    links searched or crossed, and routes returned.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -61,14 +61,15 @@ class Router:
         self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
-        """Return the route from rank `src` to rank `dst`, or None where only other GPUs could
+        """Return the route from rank `src` to rank `dst`, or None if only other GPUs could
         forward.
         """
         return self.find_route(self.topology.ranks[src], self.topology.ranks[dst])
 
     def find_route(self, start: str, end: str) -> Route | None:
-        """Return the route from one device to another, of any kind, by their ids; None where only
-        GPUs could forward.
+        """Return the route from one device to another, of any kind, by their ids.
+
+        Return None if only GPUs could forward.
         """
         previous = self.before_each(start)
         self.steps += 1
@@ -90,11 +91,10 @@ class Router:
 
     @cached_property
     def unit_GBps(self) -> Fraction:
-        """The link unit of SCCL's rounds: the greatest bandwidth that divides those of all links on
-        routes between GPUs.
+        """The link unit of SCCL's rounds, in GB/s.
 
-        With more than 64 GPUs all links count, on routes or not. A topology without links has
-        unit 1.
+        It is the greatest bandwidth that divides those of all links on routes between GPUs. With
+        more than 64 GPUs all links count, on routes or not. A topology without links has unit 1.
         """
         links = set(self.topology.capacity_GBps)
         ranks = range(len(self.topology.ranks))
@@ -105,9 +105,7 @@ class Router:
         return fraction_gcd(sorted(widths)) if widths else Fraction(1)
 
     def forget(self) -> None:
-        """Drop all cached searches; saves memory for callers that ask for one source after
-        another.
-        """
+        """Drop all cached searches, to save memory when sources are queried one after another."""
         self._previous_of.clear()
 
     def routes_from(self, src: int) -> dict[str, Route]:
@@ -124,8 +122,10 @@ class Router:
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the device before each one on its route from `start` (Dijkstra), nearest first;
-        `start` is before itself. Of routes alike in all, the first found counts.
+        """Return the predecessor of each device on its route from `start`, nearest first.
+
+        The search is Dijkstra's. `start` is its own predecessor. Among equally good routes, the
+        first found is used.
         """
         if start not in self._previous_of:
             self._previous_of[start] = {

@@ -28,7 +28,7 @@ class Change:
 
 
 def degrade(topology: Topology, change: Change) -> Topology:
-    """Return the degraded machine; ranks above removed ones move up.
+    """Return the degraded machine, with the ranks above removed ones moved up.
 
     Links are written A:B with device ids or rank numbers, scaled ones A:B=FACTOR. Raise InputError
     if a link or rank does not exist, a factor is not above 0, a link is changed twice, or no GPU is

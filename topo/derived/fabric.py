@@ -1,7 +1,7 @@
 """Find NVLink fabrics that span hosts: GPUs of one cluster and clique share NVSwitches.
 
-This is NCCL's rule for MNNVL (the trays of an NVL72): the GPU is registered with the fabric, and
-the cluster's UUID (not zero) and the clique's number are equal.
+The rule is NCCL's for MNNVL (the trays of an NVL72): two GPUs share a fabric if both are registered
+with it, their cluster UUIDs are equal and not zero, and their clique numbers are equal.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Fabric:
 
 
 def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
-    """Return the fabric of each GPU of one host that is in one.
+    """Return the fabric of each GPU that is in one, for the GPUs of one host.
 
-    The host's facts come first, then the fields of the GPUs.
+    The host's facts take precedence over the fields of the GPUs.
     """
     view = MachineView(topology, facts)
     fabrics: dict[str, Fabric] = {}
@@ -63,7 +63,7 @@ def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mappin
 
 
 def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -> Device:
-    """Return the NVSwitch of a fabric, which replaces those of its hosts."""
+    """Return the NVSwitch of a fabric that replaces the NVSwitches `replaced` of its hosts."""
     answers = {switch.in_network for switch in replaced}
     adding = (
         answers.pop() if len(answers) == 1 else None
@@ -77,8 +77,8 @@ def move_links(
 ) -> tuple[list[Link], list[Device]]:
     """Move a host's links from GPUs of shared fabrics to the shared NVSwitches.
 
-    Return the links, and the host's NVSwitches that have none left. Ids of shared switches begin
-    with a slash, which no id of a host does.
+    Return the host's links after the move, and those of its NVSwitches that have no links left. Ids
+    of shared switches begin with a slash, which no id of a host does.
     """
     moved: list[Link] = []
     freed: dict[str, None] = {}

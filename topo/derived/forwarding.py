@@ -1,5 +1,6 @@
-"""Find routes between GPUs that no own route joins: other GPUs relay the data, as sockets do and as
-stock collectives must.
+"""Find routes between GPUs that no direct hardware route connects: other GPUs relay the data.
+
+Sockets relay data this way, and stock collectives must.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _WIDTH_SHARE = 1e-6
 
 
 class Forwarding:
-    """Finds routes over any device of one topology: those of fewest hops, and of these the
-    widest.
+    """Finds routes over any device of one topology: those with the fewest hops.
+
+    Among routes with equally many hops, the widest is chosen.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -28,6 +30,8 @@ class Forwarding:
             self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * _WIDTH_SHARE)
 
     def routes_from(self, start: str) -> dict[str, Route]:
-        """Return the route to every device that can be reached; together they form a tree."""
+        """Return the route from `start` to every reachable device; together the routes form a
+        tree.
+        """
         paths = nx.single_source_dijkstra_path(self._graph, start)
         return {end: tuple(path) for end, path in paths.items()}

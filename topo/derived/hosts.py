@@ -42,16 +42,17 @@ def join_hosts(
 ) -> Topology:
     """Join hosts into one topology; the hosts' names are those of their topologies.
 
-    `locations[r]` is where rank r is (default: all GPUs, host by host; a machine of several hosts
-    counts as that many). GPUs and hosts without a rank are left out. Device `gpu3` of the first
-    host becomes `host0/gpu3`, gets a field `host`, and a fact about `gpu/3` becomes one about
-    `host0/gpu/3`. If all ranks are on one host, ids stay as they are.
+    `locations[r]` is the location of rank r. The default is all GPUs, host by host; a topology of
+    several hosts counts as that many hosts. GPUs and hosts without a rank are left out. Device
+    `gpu3` of the first host becomes `host0/gpu3` and gets a field `host`, and a fact about `gpu/3`
+    becomes one about `host0/gpu/3`. If all ranks are on one host, ids are unchanged.
 
     NICs are linked to one network switch at their `net_speed_GBps`, except those that are down or
     slower than a tenth of their host's fastest, which carry no training data. A host without a
-    usable NIC is linked at its first CPU (or, without any, at its GPUs) at an assumed rate. GPUs of
-    several hosts in one NVLink fabric (`fabric.py`) share one NVSwitch. Everything assumed or left
-    out is noted. Notes keep their host's name; other fields of a host's topology are dropped.
+    usable NIC is linked at its first CPU (or, if it has none, at its GPUs) at an assumed rate. GPUs
+    of several hosts in one NVLink fabric (`fabric.py`) share one NVSwitch. A note records each
+    assumption and each omission. Notes keep their host's name; other fields of a host's topology
+    are dropped.
 
     Raise InputError if there is no rank, or a location does not exist or is given twice.
     """
@@ -96,7 +97,7 @@ def join_hosts(
 
 
 def _tell_apart(names: Sequence[str]) -> list[str]:
-    """Return the names of hosts, numbered where two are equal."""
+    """Return the names of hosts, with numbers added to equal ones."""
     out: list[str] = []
     for name in names:
         out.append(pick_unused_name(name, out))
@@ -104,8 +105,9 @@ def _tell_apart(names: Sequence[str]) -> list[str]:
 
 
 def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
-    """Return the facts of all hosts as a topology field; none, and a note, if there are too
-    many.
+    """Return the facts of all hosts as a topology field.
+
+    If there are too many facts, return an empty dict and append a note to `notes`.
     """
     facts = [fact for host in hosts for fact in host.list_facts()]
     if len(facts) > MAX_FACTS:
@@ -120,7 +122,7 @@ def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
 def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     """Return hosts without GPUs: rank r is a process on the host named `names[host_of[r]]`.
 
-    A rank's device has kind gpu and says that it stands for a CPU. It is linked to its host, a
+    A rank's device has kind gpu and states that it represents a CPU. It is linked to its host, a
     device of kind cpu; hosts are linked to a network switch. All rates are assumed until they are
     measured.
     """

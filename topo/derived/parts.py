@@ -1,4 +1,4 @@
-"""Split a machine of several hosts: each host as if it were alone, with its facts."""
+"""Split a machine of several hosts into one topology per host, each with its own facts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .fabric import CLIQUE, CLUSTER
 
 @dataclass(frozen=True)
 class Part:
-    """One host of a machine: `id`, such as host0 (empty if it is the only one), and its
-    topology.
+    """One host of a machine.
+
+    `id` is the host's prefix, such as host0 (empty if it is the only host); `topology` describes it
+    alone.
     """
 
     id: str
@@ -109,8 +111,9 @@ def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, di
 
 
 def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict[str, Any]:
-    """Return the notes about a host: those that begin with its name, or, where it has none, with
-    the id of a device of it.
+    """Return the notes about a host: those that begin with its name.
+
+    If the host has no name, return those that begin with the id of one of its devices.
     """
     about = f"{host}/" if name is None else f"{name}: "
     own = [note for note in list_notes(extra) if note.startswith(about)]

@@ -1,8 +1,8 @@
 """Tabulate the routes between all pairs of GPUs as arrays of link numbers.
 
 With a table, thousands of rank orders can be evaluated at once. The routes are those of Router, but
-one search over the switches finds all routes from a GPU. If a pair of GPUs has no route of its own,
-other GPUs forward its data.
+one search over the switches finds all routes from a GPU. If the hardware has no route for a pair of
+GPUs, other GPUs forward its data.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class RouteTable:
     def _search_all(self, number: dict[str, int]) -> tuple[Ints, dict[int, Ints]]:
         """Return the predecessor of every device on the routes from every GPU.
 
-        The first result has a row for each GPU and a column for each device, -1 for devices that
-        the GPU cannot reach without forwarding. The second maps only the GPUs that need forwarding
-        to a row that also covers the forwarded routes.
+        The first result has a row for each GPU and a column for each device, with -1 for devices
+        that the GPU cannot reach without forwarding. The second maps each GPU that needs
+        forwarding, and only those, to a row that also covers the forwarded routes.
         """
         topology = self.topology
         search = _SwitchSearch(topology, number)
@@ -94,7 +94,10 @@ class RouteTable:
         return before, forwarded
 
     def _walk_from(self, u: int, before: Ints, forwarded: dict[int, Ints]) -> Links:
-        """Return the links from GPU u to every GPU as in `crossed`, the last link of each first."""
+        """Return the links from GPU u to every GPU, in the format of `crossed`.
+
+        The last link of each route comes first.
+        """
         size, pad = before.shape[1], len(self.links)
         start, now = self._gpus[u], self._gpus
         columns: list[Ints] = []

@@ -1,6 +1,4 @@
-"""Say of a machine what its files do not: rates that were only assumed are replaced by given
-ones.
-"""
+"""Replace assumed rates of a machine by rates that the user states."""
 
 from __future__ import annotations
 
@@ -25,7 +23,10 @@ _GIVEN = "as given by the user"
 
 
 def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
-    """Return a rate in GB/s. Raises InputError, naming the parameter, unless it is above 0."""
+    """Return a rate in GB/s.
+
+    Raise InputError, naming `parameter`, unless the text is a number above 0.
+    """
     try:
         rate = parse_fraction(text)
     except ValueError:
@@ -39,8 +40,9 @@ def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
 
 
 def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
-    """Return the rates of `pcie=48` and the like. Raises InputError for anything else, and for a
-    kind that is named twice.
+    """Parse rates such as `pcie=48` and return them in GB/s by kind.
+
+    Raise InputError if a text has another form, names an unknown kind, or repeats a kind.
     """
     rates: dict[str, Fraction] = {}
     for text in texts:
@@ -61,11 +63,12 @@ def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
 
 
 def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -> list[Topology]:
-    """Return the machines with these rates (by RATES, and `network`) in the place of assumed ones,
-    in GB/s and one direction.
+    """Return the machines with their assumed rates replaced by `rates`.
 
-    NVLink, xGMI and NVLink-C2C are given for one link of those that are bonded. Raises InputError
-    for a rate that none of the machines has any use for: their files say it themselves.
+    Rates are in GB/s in one direction, keyed by the kinds in RATES or `network`. For NVLink, xGMI
+    and NVLink-C2C, a rate is that of one link and is multiplied by the number of bonded links.
+    Raise InputError for a rate that no machine can use, because none of them has an assumed rate of
+    that kind.
     """
     used: set[str] = set()
     stated = [_state(topology, rates, used) for topology in topologies]
@@ -85,7 +88,7 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
 
 
 def _state(topology: Topology, rates: Mapping[str, Fraction], used: set[str]) -> Topology:
-    """Return one machine with the rates; the kinds that it had a use for go into `used`."""
+    """Return one machine with the rates, and add the kinds that replaced a rate to `used`."""
     links = tuple(_state_link(link, rates, used) for link in topology.links)
     devices = tuple(_state_nic(device, rates, used) for device in topology.devices)
     if links == topology.links and devices == topology.devices:

@@ -1,8 +1,8 @@
-"""Merge switches that are side by side into one.
+"""Merge equivalent parallel switches into one.
 
 GPUs spread every message over all NVSwitches of a board, so for planning they are one switch: a
-DGX-2 has six a board, and each GPU one link to each. A route names only one path, and through one
-of six switches it would have a sixth of the hardware's rate. The spines of a network are merged
+DGX-2 has six per board, and each GPU has one link to each. A route names only one path, and through
+one of six switches it would have a sixth of the hardware's rate. The spines of a network are merged
 too, for callers who assume that its many flows spread over all equal paths.
 """
 
@@ -16,20 +16,20 @@ from ..graph import Device, Link, Topology
 
 
 def merge_nvswitches(topology: Topology) -> Topology:
-    """Merge NVSwitches that are side by side and add up their links.
+    """Merge equivalent parallel NVSwitches and add up their links.
 
-    Switches are side by side if they have the same links to the same GPUs (and anything else that
-    is no NVSwitch), and equally many to each class of switches that are themselves side by side:
-    the coarsest such classes. Traffic spread evenly over a class loads all its links equally, so no
-    plan for the merged machine asks more of a link than it has.
+    NVSwitches are equivalent if they have the same links to the same devices other than NVSwitches,
+    and equally many links to each class of equivalent NVSwitches. The coarsest such classes are
+    used. Traffic spread evenly over a class loads all its links equally, so no plan for the merged
+    machine exceeds the capacity of a link.
     """
     return _merge(topology, [d for d in topology.devices if d.family == "nvswitch"])
 
 
 def merge_spines(topology: Topology) -> Topology:
-    """Merge network switches that are side by side and only connect other switches.
+    """Merge equivalent network switches that only connect other switches.
 
-    Leaf switches, which hosts are linked to, stay as they are.
+    Leaf switches, which hosts are linked to, are unchanged.
     """
     joins_more = {
         end
@@ -82,7 +82,10 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
 
 
 def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, list[str]]:
-    """Return switches by class, refined until all of a class have equal links to all others."""
+    """Return switches by class.
+
+    Classes are refined until all switches of a class have equal links to all other classes.
+    """
     label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)

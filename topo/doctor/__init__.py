@@ -1,8 +1,8 @@
-"""The doctor: problems of a machine, found in its topology and facts alone.
+"""The doctor: checks for problems of a machine, based only on its topology and facts.
 
-So it works on this machine, a JSON file, NCCL's XML and whatever else a topology is read from. Each
-check states its rule in its docstring; what no file or fact claims is not judged. `examine` also
-returns which checks could not be made.
+It works on this machine, a JSON file, NCCL's XML and any other source of a topology. Each check
+states its rule in its docstring, and judges nothing that no file or fact claims. `examine` also
+returns the checks that could not be made.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings, worst first; the names of the checks made; and of those skipped, each with what
-    is missing for it.
+    """The result of an examination.
+
+    `findings` come worst first, `checked` names the checks made, and `skipped` those that could not
+    be made, each with the data that it lacks.
     """
 
     findings: tuple[Finding, ...]
@@ -64,17 +66,18 @@ class Examination:
 
 
 def list_findings(topology: Topology) -> tuple[Finding, ...]:
-    """Return the findings about a machine: errors first, then warnings, then notes. Never
-    raises.
+    """Return the findings about a machine: errors first, then warnings, then notes.
+
+    It never raises.
     """
     return examine(topology).findings
 
 
 def examine(topology: Topology) -> Examination:
-    """Make all checks that can be made: of each host by itself, with its own facts, and of several
-    hosts as one machine.
+    """Make all checks that the data allows, and return their findings.
 
-    Facts that cannot be read are a finding, too.
+    Each host is examined by itself, with its own facts, and several hosts also as one machine.
+    Unreadable facts are a finding, too.
     """
     parts = split_hosts(topology)
     if len(parts) == 1:
@@ -127,8 +130,10 @@ def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def report(examination: Examination, width: int = _WIDTH) -> list[str]:
-    """Return lines of text: each finding with its evidence and advice, a summary, and what was not
-    checked and why.
+    """Return an examination as lines of text for a terminal of `width` columns.
+
+    Each finding has its evidence and advice; then come a summary, and the checks skipped, with the
+    reasons.
     """
     lines = [line for finding in examination.findings for line in _format_finding(finding)]
     lines.append(examination.summary)

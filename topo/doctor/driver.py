@@ -1,6 +1,4 @@
-"""Checks of the driver: that it answers and lists all GPUs, and that these answer, without MIG,
-with active NVLinks in one healthy fabric.
-"""
+"""Checks of the driver: its answers, GPUs that it does not list, MIG, NVLinks and fabrics."""
 
 from __future__ import annotations
 
@@ -25,10 +23,11 @@ _NOT_YET = ("not started", "in progress")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
-    """Report a driver whose library does not answer, by the fact `nvml library` or a probe's note.
+    """Report a driver whose library does not answer, by the fact `nvml library` or a probe's
+    note.
 
-    That is an error if library and kernel module differ in version or NVIDIA GPUs are on PCI, else
-    a note.
+    It is an error if the versions of library and kernel module differ or NVIDIA GPUs are on PCI,
+    else a note.
     """
     reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
     notes = [f"{note} (the topology's notes)" for note in view.list_notes("no-driver")]
@@ -79,10 +78,10 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
-    """Report NVIDIA GPUs on PCI that the driver, which answers, does not list: a warning.
+    """Report NVIDIA GPUs on PCI that a working driver does not list: a warning.
 
     If they are bound to another driver, such as vfio-pci for a virtual machine, it is a note. The
-    facts say so, or the probe's notes.
+    source is the facts or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
@@ -156,7 +155,7 @@ def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
 def check_mig(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs with MIG on (fact `mig`): an error.
 
-    MIG's instances have neither P2P nor NVLink for NCCL.
+    MIG instances have neither P2P nor NVLink for NCCL.
     """
     for _, about, evidence in view.group(
         ("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
@@ -272,9 +271,11 @@ def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
-    """Report inactive NVLinks of a GPU that more than half of three or more like GPUs have active.
+    """Report a GPU's NVLinks that are inactive, although most GPUs of its model have them
+    active.
 
-    That is a warning, unless the topology lacks the links, too (reported as `fewer-links`).
+    "Most" is more than half of at least three GPUs. It is a warning, unless the topology lacks the
+    links, too (reported as `fewer-links`).
     """
     short = {ident for finding in check_link_counts(view) for ident in finding.about}
     for group in view.like_gpus:

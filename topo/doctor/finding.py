@@ -1,4 +1,4 @@
-"""Findings of the doctor, how equal ones are grouped, and how values are written in them."""
+"""Findings of the doctor, their grouping, and the format of values in them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem: `what` is its kind (a fixed word such as `missing-bridge`), `about` the ids of the
-    devices.
+    """A problem of a machine.
 
-    `message` says in one sentence what is wrong, `evidence` holds "fact = value (source)" lines,
-    `advice` what to do.
+    `what` is its kind (a fixed word such as `missing-bridge`) and `about` the ids of the devices.
+    `message` describes the problem in one sentence, `evidence` contains "fact = value (source)"
+    lines, and `advice` the remedy.
     """
 
     severity: Severity
@@ -70,6 +70,6 @@ def format_GBps(rate: object) -> str:
 
 
 def join_names(ids: Sequence[str]) -> str:
-    """Return the ids separated by commas, the first eight and the number of the others."""
+    """Join the first eight ids with commas and append the number of the others."""
     more = len(ids) - _NAMED
     return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")

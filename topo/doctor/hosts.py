@@ -1,6 +1,4 @@
-"""Findings about machines of several hosts: those of each host put together, and what only all of
-them together show.
-"""
+"""Findings about machines of several hosts: those of each host, merged, and those between hosts."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ _MAX_HOSTS = 4
 
 
 def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -> list[Finding]:
-    """Return the findings of all hosts, those that read alike on several made one; devices are
-    called as in the whole machine, and messages and evidence begin with the hosts.
+    """Return the findings of all hosts, with equal findings of several hosts merged into one.
+
+    Device ids are those of the whole machine, and messages and evidence begin with the hosts.
     """
     hosts_with: dict[tuple[str, str, tuple[str, ...], str], dict[str, Finding]] = {}
     for host, findings in findings_of_hosts:
@@ -53,8 +52,9 @@ def merge_findings(findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]]) -
 def list_new_findings(
     of_the_whole: Iterable[Finding], of_hosts: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings about the machine as a whole that are not about the same devices, in the
-    same way, as a host's.
+    """Yield the findings about the whole machine that no host already has.
+
+    A host has a finding if it has findings of the same kind about all the same devices.
     """
     known: dict[str, set[str]] = defaultdict(set)
     for finding in of_hosts:
@@ -65,9 +65,10 @@ def list_new_findings(
 
 
 def check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
-    """Report hosts whose GPUs are in different cliques of one cluster: a warning, as no NVLink
-    joins them though one fabric could. Hosts of different clusters (several NVL72 racks) are as
-    they should be.
+    """Report hosts whose GPUs are in different cliques of one cluster: a warning.
+
+    No NVLink connects them, although one fabric could. Hosts of different clusters (several NVL72
+    racks) are not reported.
     """
     gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
     for part in parts:

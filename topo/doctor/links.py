@@ -1,6 +1,4 @@
-"""Checks of links: that both directions agree, that GPUs reach each other, and that GPUs of one
-model have equal links.
-"""
+"""Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ MIN_PEERS = 3
 def check_missing_directions(view: DoctorView) -> Iterator[Finding]:
     """Report links with one direction only.
 
-    NVLink, xGMI, PCIe, C2C and links between sockets are full duplex, so that is an error there.
-    Other kinds may have one direction on purpose: a warning.
+    NVLink, xGMI, PCIe, C2C and links between sockets are full duplex, so for them it is an error.
+    Other kinds may have one direction on purpose, so it is a warning.
     """
     for kind, about, evidence in view.group(
         (link.kind, (link.src, link.dst), (view.format_link(link),))
@@ -117,9 +115,10 @@ def _join_pairs(evidence: Sequence[str]) -> str:
 
 
 def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, str]]:
-    """Return the active NVLinks from each GPU to another, if both have facts on their NVLinks.
+    """Return the number of active NVLinks from each GPU to another, and its source.
 
-    Each count is that of the first GPU's facts, and comes with its source.
+    Keys are pairs of GPUs that both have facts on their NVLinks. Each count is that of the first
+    GPU's facts.
     """
     at = {view.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID): i for i in view.index_of.values()}
     counts = Counter(
@@ -141,7 +140,7 @@ def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, 
 def check_connection(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs that cannot reach the first one, or be reached from it: an error.
 
-    Other GPUs may forward.
+    Routes that other GPUs forward count as well.
     """
     if len(view.gpus) < 2:
         return
@@ -176,9 +175,10 @@ def _find_reachable(near: Mapping[str, Sequence[str]], start: str) -> set[str]:
 
 
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that are linked to other GPUs only, if most are linked to CPUs or PCIe switches.
+    """Report GPUs that are linked to other GPUs only, if most are linked to CPUs or PCIe
+    switches.
 
-    That is a note. A mesh without CPUs is not reported, since it does not claim another path.
+    It is a note. A mesh without CPUs is not reported, since it does not claim another path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
@@ -203,11 +203,12 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_bridges(view: DoctorView) -> Iterator[Finding]:
-    """Report missing NVLink bridges, if GPUs of one model are bridged in closed groups of one size.
+    """Report missing NVLink bridges, if GPUs of one model are bridged in closed groups of one
+    size.
 
-    In a closed group (pairs, fours), each GPU is joined to all others and to nothing else. Reported
-    are GPUs without links that would fill a group, and groups whose members all have fewer links
-    than those of other groups: one of several bridges is missing.
+    In a closed group (pairs, fours), each GPU is linked to all others of the group and to no other
+    GPU. The check reports GPUs without links that would fill a group, and groups whose members all
+    have fewer links than those of other groups: one of several bridges is missing.
     """
     for group in view.like_gpus:
         yield from _find_thin_bridges(view, group)
@@ -254,7 +255,7 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
 def _group_by_links(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
     """Return the GPUs by number of links, if they are bridged in several closed groups.
 
-    The members of each group must have equally many, else nothing is returned.
+    Return an empty dict if the members of a group differ in their number of links.
     """
     size, _ = _find_bridge_size(view, group)
     links = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
@@ -289,10 +290,10 @@ def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, t
 def check_link_counts(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs with fewer NVLink or xGMI links than others of the model.
 
-    A GPU without any is an error, else it is a warning. GPUs are judged if they are three or more,
-    and most have the same number of links (or half, if three quarters of all pairs are joined: a
-    mesh that lost a link). If GPUs are bridged in groups, those in no group, or in one that is
-    thinner as a whole, are left to `check_bridges`.
+    A GPU without any link is an error, one with fewer a warning. GPUs are judged if there are at
+    least three of a model, and most have the same number of links (or half, if three quarters of
+    all pairs are linked: a mesh that lost a link). If GPUs are bridged in groups, `check_bridges`
+    judges those in no group and groups that have fewer links as a whole.
     """
     for group in view.like_gpus:
         size, _ = _find_bridge_size(view, group)
@@ -331,7 +332,7 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_expected(view: DoctorView, links: Mapping[str, int]) -> int:
-    """Return the number of links that a GPU should have, 0 if the others do not agree."""
+    """Return the number of links that a GPU should have, or 0 if the others do not agree."""
     most = max(links.values(), default=0)
     agreed = Counter(links.values())[most]
     if len(links) < MIN_PEERS or 2 * agreed < len(links):
@@ -352,9 +353,9 @@ def _list_inactive(view: DoctorView, ident: str) -> list[str]:
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     """Report NVLinks and xGMI links that the topology lacks, by the reader's notes.
 
-    A link that leads to no known GPU (the target is the GPU itself, or one that is not listed) is a
-    warning, and so is a text that leaves NVLinks out. A file without NVLinks of GPUs whose boards
-    have them is a note.
+    It is a warning if a link leads to no known GPU (its target is the GPU itself, or one that is
+    not listed), or if a text leaves NVLinks out. It is a note if a file has no NVLinks for GPUs
+    whose boards have them.
     """
     for note in view.list_notes("link-without-peer"):
         about = tuple(ident for ident in note.about if ident in view.topology.by_id)

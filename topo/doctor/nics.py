@@ -1,4 +1,6 @@
-"""Checks of NICs: that their ports are active, run at equal speeds, and have slots that keep up."""
+"""Checks of NICs: inactive ports, unequal or impossible speeds, and PCIe slots that are too
+slow.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 def check_ports(view: DoctorView) -> Iterator[Finding]:
     """Report NICs whose port is not active.
 
-    That is a warning if it may carry GPU traffic, and a note for a plain network interface, since
-    machines have spare ones. Words that are no state of a port are ignored.
+    It is a warning if the NIC may carry GPU traffic, and a note for a plain network interface,
+    since machines have spare ones. Unknown port states are ignored.
     """
     cases: list[Case] = []
     for nic in view.nics:
@@ -75,7 +77,7 @@ def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
 def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
     """Report NICs slower than the fastest of their model: a warning.
 
-    A model is a PCI vendor and device, else the letters of a name (mlx5_0 and mlx5_1 are alike).
+    A model is a PCI vendor and device, or else the letters of a name (mlx5_0 and mlx5_1 are equal).
     NICs that are down are not compared.
     """
     sorts: dict[str, list[Device]] = defaultdict(list)
@@ -105,7 +107,7 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs declared faster than any NIC is: a warning.
+    """Report NICs whose declared speed no existing NIC reaches: a warning.
 
     The figure is in other units, or from a driver that guesses.
     """
@@ -125,10 +127,11 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is faster than their PCIe link even before packet headers: a warning.
+    """Report NICs whose port is faster than their PCIe link even before packet headers: a
+    warning.
 
-    200 Gb/s on Gen3 x8 is, 100 Gb/s on Gen3 x16 is not. Links declared as placeholders are reported
-    as such.
+    200 Gb/s on Gen3 x8 is reported, 100 Gb/s on Gen3 x16 is not. Links declared as placeholders are
+    reported as such.
     """
     cases: list[Case] = []
     for nic in view.nics:

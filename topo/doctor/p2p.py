@@ -1,4 +1,4 @@
-"""Check peer-to-peer (P2P) access: what the driver grants, and what ACS and the IOMMU impede."""
+"""Checks of peer-to-peer (P2P) access: driver permissions, and obstacles from ACS and the IOMMU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     """Report pairs of GPUs to which the driver refuses P2P reads or writes.
 
     A refusal is an error if the GPUs share a PCIe switch or an NVLink, but a warning if this GPU
-    model has no P2P; it is a note if their path goes through a CPU. `check_p2p_directions` reports
+    model has no P2P, and a note if the path goes through a CPU. `check_p2p_directions` reports
     access that is refused in one direction only.
     """
     for (joined, status), about, evidence in view.group(
@@ -115,7 +115,7 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
 def check_acs(view: DoctorView) -> Iterator[Finding]:
     """Warn about PCIe bridges whose ACS redirect sends P2P traffic through the CPU.
 
-    A bridge counts if there are GPUs below it, and more GPUs below the same switch but not below
+    A bridge is reported if there are GPUs below it, and others below the same switch but not below
     the bridge.
     """
     below: dict[str, set[str]] = defaultdict(set)

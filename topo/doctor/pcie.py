@@ -1,8 +1,8 @@
-"""Checks of PCI Express links: whether what is declared can be true, and whether devices run at
-their full width and rate.
+"""Checks of PCI Express links: impossible declarations, and devices below full width or rate.
 
-A link's state is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", of the
-probe) and from `extra["pci"]` (of an NCCL XML file, which has what the parts are made for).
+A link's state is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4 x16", written
+by the probe) and from `extra["pci"]` (of an NCCL XML file, which has the maximum generation and
+width of the parts).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_NIC_Mbps = 1_600_000
 
 @dataclass(frozen=True)
 class PcieState:
-    """The generation and PCIe lanes that a device's link is made for, and those now.
+    """The maximum and the current generation and number of PCIe lanes of a device's link.
 
-    What is not known is None.
+    Unknown values are None.
     """
 
     generation: int | None
@@ -43,15 +43,16 @@ class PcieState:
 
     @property
     def lanes(self) -> int | None:
-        """The PCIe lanes in use: those now if they are known."""
+        """The number of PCIe lanes in use, or the maximum if that is unknown; None if both are."""
         return self.now_width or self.width
 
     @property
     def raw_GBps(self) -> Fraction | None:
-        """GB/s in one direction on the PCIe lanes in use, before packet headers.
+        """GB/s in one direction on the PCIe lanes in use, before packet headers; None if
+        unknown.
 
-        That is the transfer rate of the generation that the link is made for, after 8b/10b coding
-        (Gen1 and 2) or 128b/130b (later) of the PCI Express base specifications.
+        It is the transfer rate of the link's maximum generation, after 8b/10b coding (Gen1 and 2)
+        or 128b/130b coding (later), by the PCI Express base specifications.
         """
         if self.generation is None or self.lanes is None:
             return None
@@ -60,9 +61,9 @@ class PcieState:
 
 
 def find_pcie_state(view: DoctorView, device: Device) -> PcieState | None:
-    """Return what is known of a device's PCIe link, None if nothing is.
+    """Return the state of a device's PCIe link, or None if nothing is known about it.
 
-    NVML comes first, then sysfs, then the device's file.
+    NVML takes precedence, then sysfs, then the device's file.
     """
     if device.id not in view.pcie_states:
         view.pcie_states[device.id] = _join_state(view, device)
@@ -145,7 +146,7 @@ _SYSFS_KEYS = {
 
 
 def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
-    """Yield every GPU, NIC and PCIe switch about whose link something is known."""
+    """Yield each GPU, NIC and PCIe switch whose link is known, with the link's state."""
     for device in view.topology.devices:
         if device.kind in ("gpu", "nic") or device.family == "pcie":
             state = find_pcie_state(view, device)
@@ -154,7 +155,9 @@ def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
-    """Return the rate of a NIC's port in one direction, None if unknown or impossible."""
+    """Return the rate of a NIC's port in GB/s in one direction, or None if unknown or
+    impossible.
+    """
     speed = parse_whole(device.extra.get("speed"))
     return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
 
@@ -223,11 +226,12 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe switches with an uplink older or narrower than that of any switch: a warning.
+    """Report PCIe switches with an uplink older or narrower than that of any real switch: a
+    warning.
 
-    That is an uplink of Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or of one PCIe lane above
-    GPUs or NICs with more. It is a virtual bridge, or a link that trained wrongly (2.5 GT/s x1 is
-    reported as a placeholder).
+    Such an uplink is Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or has one PCIe lane above
+    GPUs or NICs with more. The switch is a virtual bridge, or the link trained wrongly (2.5 GT/s x1
+    is reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
     cases: list[Case] = []
@@ -277,9 +281,9 @@ def _list_cards_below(
 
 
 def check_widths(view: DoctorView) -> Iterator[Finding]:
-    """Report devices with fewer PCIe lanes in use than they are made for.
+    """Report devices that use fewer PCIe lanes than their maximum.
 
-    That is a warning, or a note if it is a NIC that needs no more.
+    It is a warning, or a note if it is a NIC that needs no more.
     """
     cases: list[Case] = []
     for device, state in list_pcie_states(view):
@@ -301,9 +305,9 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_generations(view: DoctorView) -> Iterator[Finding]:
-    """Report devices at an older generation than they are made for: a note.
+    """Report devices whose PCIe generation in use is older than their maximum: a note.
 
-    It may mean nothing, since idle devices clock down.
+    It may be harmless, since idle devices clock down.
     """
     for (now, full), about, evidence in view.group(
         ((state.now_generation, state.generation), (device.id,), state.evidence)
@@ -325,8 +329,8 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs whose PCIe link carries less than the best of the model: a warning.
 
     At least half must have the best. Generation and PCIe lanes in use are compared if they are
-    known of all, else the bandwidth of PCIe links. Devices that another check of this file reports
-    are left out.
+    known for all of them, else the bandwidth of PCIe links. Devices that another check of this file
+    reports are left out.
     """
     named = {
         ident

@@ -1,9 +1,9 @@
-"""Checks of places: how near NICs are to GPUs, and whether NUMA nodes are known.
+"""Checks of device places: distance between NICs and GPUs, and unknown NUMA nodes.
 
 Near means below the same PCIe switches, or on the same CPU (the same socket, if it is known): data
-then need not cross the link between sockets. A machine with more than two NUMA nodes has several in
-a socket (NPS, SNC). If its sockets are not known, each half of the nodes is assumed to be one, and
-findings that rest on this assumption are notes. NICs for management do not count.
+then need not cross the link between sockets. A machine with more than two NUMA nodes has several
+per socket (NPS, SNC). If its sockets are unknown, each half of the nodes is assumed to be one, and
+findings that depend on this assumption are notes. Management NICs do not count.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that share no PCIe switch with a NIC, if most like GPUs do: a warning.
+    """Report GPUs that share no PCIe switch with a NIC, if most GPUs of the model do: a warning.
 
     Only GPUs with a spare NIC on their CPU, one that shares no switch with any GPU, are reported:
     that NIC is in a slot of its own (NODE, PHB), while the NICs of the other GPUs are below these
@@ -146,9 +146,10 @@ def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
 
 
 def _guess_sockets(view: DoctorView) -> dict[str, str]:
-    """Assign each CPU to a socket, if there are four, six or more NUMA nodes without a known one.
+    """Assign each CPU to a socket, if there are four, six or more NUMA nodes without a known
+    one.
 
-    Return nothing for other machines.
+    Return an empty dict for other machines.
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
     known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
@@ -178,7 +179,7 @@ def _find_adapter(nic: Device) -> str:
 
 
 def _group_machines(view: DoctorView) -> Iterator[_Machine]:
-    """Yield the GPUs and NICs that are connected without networks, NVLink and xGMI."""
+    """Yield groups of GPUs and NICs that are connected without networks, NVLink and xGMI."""
     kind_of = {
         d.id: d.kind for d in view.topology.devices if d.family not in ("network", "nvswitch")
     }
@@ -232,8 +233,8 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
     """Report devices with an unknown NUMA node on a machine with several: a warning.
 
     These are GPUs and NICs for which sysfs reports -1 and no other source has a number, and CPUs
-    without a number beside CPUs that have one. A device of whose node no source was asked is not
-    reported.
+    without a number on a machine that numbers others. A device is not reported if no source was
+    queried about its node.
     """
     numbered = any(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
     cases: Iterator[Case] = (

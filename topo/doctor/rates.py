@@ -1,6 +1,4 @@
-"""Checks of figures: that links can carry, and do carry, what is declared, and that PCI addresses
-are unique.
-"""
+"""Checks of figures: possible and measured rates, kinds of links, and unique PCI addresses."""
 
 from __future__ import annotations
 
@@ -45,8 +43,9 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
     """Report links measured far from their declared bandwidth.
 
     Below 0.4 of it is an error, below 0.7 a warning; above 1.15 is a note, since the declaration is
-    doubtful. Without a declared value, `bandwidth_GBps` counts. A measurement that is only a lower
-    bound, or was made on another medium, so that the declared value is believed, is never too slow.
+    doubtful. Without a declared value, `bandwidth_GBps` counts. A link is never reported as too
+    slow if the measurement is only a lower bound, or was made on another medium, so that the
+    declared value is believed.
     """
     slow: list[Case] = []
     fast: list[Case] = []
@@ -96,7 +95,7 @@ def _is_doubted(link: Link) -> bool:
 
 
 def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
-    """Return the rate in GB/s in a link's `extra` under `key`, with its source.
+    """Return the rate in GB/s under `key` in a link's `extra`, with its source.
 
     Return None if there is no rate above 0.
     """
@@ -112,12 +111,12 @@ def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
 
 
 def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report bandwidths above what the medium can carry: an error.
+    """Report bandwidths above the limit of the medium: an error.
 
     The limits are Gen6 x16 for PCIe, and the fastest generation times the number of links for
-    NVLink and xGMI. A link of count 1 may stand for all links of a GPU, and between switches any
-    number is possible. The 5000 GB/s that NCCL assumes for what limits nothing are reported as
-    `unlimited-rate`.
+    NVLink and xGMI. A link of count 1 may represent all links of a GPU, and between switches any
+    number is possible. The 5000 GB/s that NCCL assumes for connections that limit nothing are
+    reported as `unlimited-rate`.
     """
     cases: list[Case] = []
     for link in view.topology.links:
@@ -216,9 +215,9 @@ def check_link_kinds(view: DoctorView) -> Iterator[Finding]:
 
 
 def _find_usual_GBps(view: DoctorView, link: Link) -> Fraction | None:
-    """Return the GB/s that NCCL or RCCL assumes for a link of the slower GPU at a link's ends.
+    """Return the GB/s in one direction that NCCL or RCCL assumes for a link of the slower GPU.
 
-    Return None if neither GPU is known.
+    The GPUs are those at the link's ends. Return None if neither is known.
     """
     rates = []
     ends = (view.topology.by_id[end] for end in (link.src, link.dst))
@@ -232,9 +231,9 @@ def _find_usual_GBps(view: DoctorView, link: Link) -> Fraction | None:
 
 
 def check_addresses(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs of one machine at one PCI address: an error.
+    """Report GPUs of one machine with the same PCI address: an error.
 
-    NCCL refuses two ranks on what it takes for one GPU. Devices are of one machine if they agree in
+    NCCL refuses two ranks that seem to share one GPU. Devices are of one machine if they agree in
     `box` and in the part of the id before a slash, and are connected without networks, NVLink and
     xGMI. Parts of one GPU that NCCL distinguishes (`mlopart`) are a note.
     """

@@ -1,5 +1,4 @@
-"""Checks of what stock libraries will do on a machine: nothing is wrong with it, but NCCL's own
-search does not suit it.
+"""Checks of sound machines for which the stock libraries' own search finds poor or no rings.
 
 The rules are those of NCCL 2.30.7's search, run on CPUs (docs/nccl.md has figures).
 """
@@ -29,10 +28,10 @@ _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
-    """Report NVLink that joins some GPUs of a machine but not all: a note.
+    """Report NVLinks that connect some GPUs of a machine but not all: a note.
 
-    NCCL's ring search wants every hop at one speed, so the hop over PCIe sets it for all, and it
-    repeats a ring in one direction instead of turning it round.
+    NCCL's ring search wants every hop at one speed, so the hop over PCIe sets the speed for all,
+    and it repeats a ring in one direction instead of turning it round.
     """
     joined = DisjointSets()
     of_nvlink = [x for x in view.topology.links if x.kind == "nvlink"]

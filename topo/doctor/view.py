@@ -1,6 +1,4 @@
-"""A machine as the doctor's checks look at it, and the lines of evidence that they quote from
-it.
-"""
+"""A view of a machine for the doctor's checks, and the format of their evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")
 
 
 class DoctorView(MachineView):
-    """A machine with what several checks derive from its links and facts."""
+    """A machine, with values that several checks derive from its links and facts."""
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
         super().__init__(topology, facts)
@@ -31,7 +29,7 @@ class DoctorView(MachineView):
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
-        """The GPUs grouped by model: name, architecture and PCI device, where these are given."""
+        """The GPUs grouped by model: by name, architecture and PCI device, if given."""
         groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
         for gpu in self.gpus:
             model = (
@@ -51,7 +49,7 @@ class DoctorView(MachineView):
 
     @cached_property
     def links_between(self) -> Mapping[tuple[str, str], int]:
-        """The number of NVLink and xGMI links from a device to another, keyed (src, dst)."""
+        """The number of NVLink and xGMI links from one device to another, keyed (src, dst)."""
         counts = Counter[tuple[str, str]]()
         for link in self.topology.links:
             if link.kind in WIRES:
@@ -60,7 +58,7 @@ class DoctorView(MachineView):
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, int]]:
-        """The number of NVLink and xGMI links of each GPU by the device at the other end.
+        """The number of NVLink and xGMI links of each GPU, by the device at the other end.
 
         If the two ends disagree, the larger number counts.
         """
@@ -97,21 +95,24 @@ class DoctorView(MachineView):
         return {ident: frozenset(names) for ident, names in near.items()}
 
     def share_switch(self, a: str, b: str) -> bool:
-        """Return whether two devices are at the same connected PCIe switches."""
+        """Return whether two devices are on the same island of connected PCIe switches."""
         return bool(self.islands.get(a, frozenset()) & self.islands.get(b, frozenset()))
 
     def list_notes(self, *kinds: NoteKind) -> list[Note]:
-        """Return the topology's notes of these kinds: what its reader saw and no fact holds."""
+        """Return the topology's notes of these kinds: observations of its reader that are no
+        facts.
+        """
         return [note for note in self.topology.notes if note.kind in kinds]
 
     def knows_of_gpus(self, key: Key[Any]) -> bool:
-        """Return whether the facts have this key of any GPU."""
+        """Return whether the facts have this key for any GPU."""
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
 
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-        """Merge cases with equal keys: their devices in the topology's order, and their evidence.
+        """Merge cases with equal keys.
 
-        Each device and each line of evidence is listed once.
+        Return, for each key, the key, its devices in the topology's order, and its evidence, each
+        device and line once.
         """
         groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
         for key, about, evidence in cases:
@@ -127,7 +128,7 @@ class DoctorView(MachineView):
     # -- evidence
 
     def format_fact(self, subject: str, key: Key[Any]) -> str:
-        """Return a fact as a line of evidence, with the reason where it is missing."""
+        """Return a fact as a line of evidence, or the reason why it is missing."""
         source = self.facts.get_source(subject, key)
         if source is None:
             return f"{subject} {key} is not known: {self.facts.get_reason(subject, key)}"
@@ -152,9 +153,9 @@ class DoctorView(MachineView):
 
 @dataclass(frozen=True)
 class Check:
-    """A question of the doctor: `check` yields findings.
+    """A named check of the doctor: `check` yields findings.
 
-    It is asked if `can_ask` returns something true; otherwise `lack` says what is missing for it.
+    It is made if `can_ask` returns a true value; otherwise `lack` names the missing data.
     """
 
     name: str
@@ -164,12 +165,12 @@ class Check:
 
 
 def has_two_gpus(view: DoctorView) -> bool:
-    """Return whether a machine has GPUs that could be compared or joined."""
+    """Return whether a machine has at least two GPUs, which could be compared or connected."""
     return len(view.gpus) > 1
 
 
 class DisjointSets:
-    """Disjoint sets of names that grow together."""
+    """Disjoint sets of names, merged step by step."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
@@ -179,7 +180,7 @@ class DisjointSets:
         self._above[self.find_root(a)] = self.find_root(b)
 
     def find_root(self, name: str) -> str:
-        """Return the name that stands for the set of `name`."""
+        """Return the name that represents the set of `name`."""
         path = []
         while (above := self._above.get(name, name)) != name:
             path.append(name)
@@ -189,7 +190,7 @@ class DisjointSets:
 
 
 def parse_whole(value: object) -> int | None:
-    """Return a whole number that is given as a number or as text, None for anything else."""
+    """Return an integer that is given as a number or as text, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     text = str(value).strip().lower()

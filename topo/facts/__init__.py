@@ -1,5 +1,6 @@
-"""Facts about a machine: what is known, where from, what could not be learned and why; and the view
-that judges share.
+"""Facts about a machine: each value with its source, or the reason why it is missing.
+
+`view.py` has the view that the doctor and GPUDirect share.
 """
 
 from .facts import Fact, Facts, Value, facts_from_json, facts_to_json, load_facts

@@ -1,8 +1,8 @@
-"""Facts about a machine: what is known of it and from which source, or why it is not known.
+"""Facts about a machine: each value with its source, or the reason why it is missing.
 
-A probe never fails as a whole: where a question has no answer, the fact says so in `missing` and
-the next one is asked. `keys.py` declares the subjects and keys. A topology keeps the facts that it
-was made from in `extra["facts"]`, so that its JSON can be judged on another machine.
+A probe never fails as a whole: if a question has no answer, the fact gives the reason in `missing`
+and the probe asks the next one. `keys.py` declares the subjects and keys. A topology stores the
+facts that it was made from in `extra["facts"]`, so that its JSON can be judged on another machine.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Value = int | str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Fact:
-    """The answer to one question about one subject: a `value`, or the reason why it is `missing`.
+    """The answer to one question about one subject: a `value`, or the reason why it is
+    `missing`.
 
     Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`,
-    `rdma/mlx5_0`. `source` is the NVML function or the file that was asked. Facts read from JSON
+    `rdma/mlx5_0`. `source` is the NVML function or the file that was queried. Facts read from JSON
     may have keys not declared here.
     """
 
@@ -38,8 +39,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts from one or several sources; where several give a value for the same key, the first one
-    counts.
+    """Facts from one or several sources.
+
+    If several sources give a value for the same subject and key, the first one counts.
     """
 
     items: tuple[Fact, ...] = ()
@@ -61,18 +63,19 @@ class Facts:
         return {top: tuple(names) for top, names in tops.items()}
 
     def list_names(self, top: str) -> tuple[str, ...]:
-        """Return the names of the subjects under `top` (`gpu` gives `0`, `1`, ...), in the order of
-        the facts.
+        """Return the names of the subjects under `top`, in the order of the facts.
+
+        For example, `gpu` gives `0`, `1`, ....
         """
         return self._by_top.get(top, ())
 
     def get_text(self, subject: str, key: Key[Any]) -> str | None:
-        """Return the value as text, None where it is not known or is a list."""
+        """Return the value as text, or None if it is unknown or a list."""
         fact = self._known.get((subject, key))
         return None if fact is None or isinstance(fact.value, tuple) else str(fact.value)
 
     def get_number(self, subject: str, key: Key[int]) -> int | None:
-        """Return the value as a whole number, None where it is not known or not a number."""
+        """Return the value as an integer, or None if it is unknown or not a number."""
         fact = self._known.get((subject, key))
         if fact is None or isinstance(fact.value, tuple):
             return None
@@ -82,24 +85,24 @@ class Facts:
             return None
 
     def get_texts(self, subject: str, key: Key[tuple[str, ...]]) -> tuple[str, ...]:
-        """Return the value as a tuple of texts, empty where it is not known or not a list."""
+        """Return the value as a tuple of texts, empty if it is unknown or not a list."""
         fact = self._known.get((subject, key))
         return fact.value if fact is not None and isinstance(fact.value, tuple) else ()
 
     def join_texts(self, subject: str, key: Key[Any]) -> str:
-        """Return the value as one text, a list joined by commas; empty where it is not known."""
+        """Return the value as one text, with lists joined by commas; empty if it is unknown."""
         fact = self._known.get((subject, key))
         if fact is None:
             return ""
         return ", ".join(fact.value) if isinstance(fact.value, tuple) else str(fact.value)
 
     def get_source(self, subject: str, key: Key[Any]) -> str | None:
-        """Return the source of the value, None where the value is not known."""
+        """Return the source of the value, or None if the value is unknown."""
         fact = self._known.get((subject, key))
         return None if fact is None else fact.source
 
     def get_reason(self, subject: str, key: Key[Any]) -> str | None:
-        """Return why the value is not known, None where it is known or was never asked for."""
+        """Return why the value is unknown, or None if it is known or was never queried."""
         return None if (subject, key) in self._known else self._reasons.get((subject, key))
 
     @cached_property
@@ -110,7 +113,7 @@ class Facts:
 
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
-        """Facts that were asked for and that no source knows."""
+        """The facts that were queried and that no source knows."""
         return tuple(
             f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known
         )
@@ -120,8 +123,10 @@ class Facts:
 
 
 def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
-    """Return a JSON object per fact: subject, key, source, and `value` (number, text or list of
-    texts) or `missing`.
+    """Return a JSON object per fact.
+
+    Its fields are `subject`, `key`, `source`, and either `value` (a number, a text or a list of
+    texts) or `missing` (the reason).
     """
     return [
         {
@@ -149,8 +154,9 @@ class FactFields(Struct):
 
 
 def facts_from_json(data: object, where: str) -> Facts:
-    """Return the facts that `facts_to_json` wrote. Raises InputError, naming `where`, for anything
-    else.
+    """Return the facts that `facts_to_json` wrote.
+
+    Raise InputError, naming `where`, if `data` has another form.
     """
     return Facts(
         tuple(
@@ -161,7 +167,8 @@ def facts_from_json(data: object, where: str) -> Facts:
 
 
 def load_facts(extra: Mapping[str, Any], where: str) -> Facts:
-    """Return the facts in a topology's `extra`, empty where it has none. Raises InputError, naming
-    `where`, if malformed.
+    """Return the facts in a topology's `extra`, empty if it has none.
+
+    Raise InputError, naming `where`, if they are malformed.
     """
     return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()

@@ -1,9 +1,8 @@
-"""Names of facts: the keys that a subject may have, declared once, and the functions that spell
-subjects.
+"""Names of facts: the keys of each subject, declared once, and functions that spell subjects.
 
-A key is a text, so facts in JSON read as before, but product code takes keys from here only: a
-mistyped one does not import, and one that is not declared does not type-check. docs/facts.md lists
-all of them for readers of the JSON.
+A key is a text, so that facts are plain strings in JSON, but product code takes keys from here
+only: a mistyped one does not import, and one that is not declared does not type-check.
+docs/facts.md lists all of them for readers of the JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ T = TypeVar("T", int, str, tuple[str, ...])
 
 
 class Key(str, Generic[T]):
-    """The key of a fact whose value is a `T`: the text that JSON has, the kind of subject, and what
-    the value says.
+    """The key of a fact whose value has type `T`.
 
-    `subject` is a pattern of docs/facts.md such as `gpu/N/nvlink/L`. Numbers may arrive as text
-    ("16"), and where a tool gives a list of nodes instead of one, as no number at all;
-    `Facts.get_number` tells them apart.
+    The key is the text that appears in JSON; `subject` and `meaning` document its subjects and its
+    value. `subject` is a pattern of docs/facts.md such as `gpu/N/nvlink/L`. Numbers may arrive as
+    text ("16"), or, if a tool gives a list of nodes instead of one, not as a number at all;
+    `Facts.get_number` tells these cases apart.
     """
 
     subject: str
@@ -47,13 +46,14 @@ _OF_A_HOST = re.compile(r"(host[0-9]{1,6})/(.+)", re.DOTALL)
 
 
 def qualify(host: str, name: str) -> str:
-    """Return a subject, or the id of a device, of one of several hosts: `host0/gpu/3`."""
+    """Return a subject or device id qualified with its host, such as `host0/gpu/3`."""
     return f"{host}/{name}"
 
 
 def split_host(name: str) -> tuple[str, str]:
-    """Return the host and the rest of what `qualify` made, an empty host for any other subject or
-    id.
+    """Split a subject or id that `qualify` made into the host and the rest.
+
+    The host is empty for any other subject or id.
     """
     match = _OF_A_HOST.fullmatch(name)
     return (match[1], match[2]) if match else ("", name)
@@ -75,7 +75,7 @@ def xgmi_subject(index: object, peer: object) -> str:
 
 
 def p2p_subject(index: object, peer: object) -> str:
-    """Return the subject of what one GPU may do to another, by their indices."""
+    """Return the subject of peer-to-peer access from one GPU to another, by their indices."""
     return f"{GPU}/{index}/{_P2P}/{peer}"
 
 
@@ -100,14 +100,15 @@ def net_subject(name: object) -> str:
 
 
 def parse_nvlink(subject: str) -> tuple[str, str] | None:
-    """Return the GPU's index and the link's number of an NVLink's subject, None for any other
-    subject.
+    """Return the GPU's index and the link's number of an NVLink's subject.
+
+    Return None for any other subject.
     """
     return _parse_pair(subject, _NVLINK)
 
 
 def parse_p2p(subject: str) -> tuple[str, str] | None:
-    """Return the indices of both GPUs of a subject `gpu/N/p2p/M`, None for any other subject."""
+    """Return the indices of both GPUs of a subject `gpu/N/p2p/M`, or None for any other subject."""
     return _parse_pair(subject, _P2P)
 
 

@@ -1,4 +1,5 @@
-"""List the PCI Express tree as traffic sees it: a bridge with a single child is part of the link.
+"""List the PCI Express tree as traffic sees it: a bridge with a single child is part of the
+link.
 
 A chain of bridges without a branch (a root port, the ports of a switch) is as fast as its narrowest
 part; a bridge with several children is a switch. Link speeds are the maximum ones, since idle
@@ -29,9 +30,9 @@ class _Port:
 class Slot:
     """A device or switch, its parent in the PCI tree, and the link between them.
 
-    `bus_id` is its PCI address and `parent` that of the switch above it, None directly below a CPU.
-    `top` is the address of the bridge at the root of its branch. `notes` say what is unusual about
-    the link, and `source` names where the link speed comes from.
+    `bus_id` is its PCI address and `parent` that of the switch above it, None if it is directly
+    below a CPU. `top` is the address of the bridge at the root of its branch. `notes` describe
+    anything unusual about the link, and `source` names the source of the link speed.
     """
 
     bus_id: str

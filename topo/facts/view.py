@@ -1,6 +1,4 @@
-"""One view of a topology and its facts, shared by all that judge a machine: the doctor and
-GPUDirect.
-"""
+"""A view of a topology and its facts, shared by the doctor and GPUDirect."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ _CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 
 
 class MachineView:
-    """A topology and its facts, looked up by device. No look-up raises, whatever values a file
-    has.
+    """A topology and its facts, looked up by device.
+
+    No look-up raises, whatever values a file has.
     """
 
     def __init__(self, topology: Topology, facts: Facts) -> None:
@@ -60,8 +59,9 @@ class MachineView:
 
     @cached_property
     def gpu_of(self) -> Mapping[str, str]:
-        """The device id of each GPU index in the facts: the GPU at its PCI address, else the one
-        called gpuN.
+        """The device id of each GPU index in the facts.
+
+        It is the GPU at the PCI address of the facts, or else the one called gpuN.
         """
         id_at = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
         return {
@@ -98,11 +98,10 @@ class MachineView:
 
     @cached_property
     def without_nvlink(self) -> tuple[str, ...]:
-        """The GPUs on boards that come with NVLink (SXM modules and the like), none of whose
-        NVLinks is active by the facts.
+        """The GPUs with no active NVLink in the facts, although their boards come with NVLink.
 
-        Empty where any of several such GPUs has an active one, and where there is only one: it may
-        be alone on purpose.
+        Such boards are SXM modules and the like. Empty if any of these GPUs has an active NVLink,
+        or if there is only one such GPU: it may be alone on purpose.
         """
         dead: list[str] = []
         for gpu in self.gpus:
@@ -129,13 +128,15 @@ class MachineView:
         return tuple(dead) if len(dead) > 1 else ()
 
     def find_gpu_index(self, gpu: str) -> str:
-        """Return a GPU's index in the facts: that at its PCI address, else the number in its id."""
+        """Return a GPU's index in the facts: that at its PCI address, or else the number in its
+        id.
+        """
         bus_id = self.topology.by_id[gpu].bus_id
         index = self._index_at.get(bus_id) if bus_id is not None else None
         return gpu.removeprefix("gpu") if index is None else index
 
 
 def read_pci_details(device: Device) -> Mapping[str, Any]:
-    """Return the PCI attributes that a device's file gives, empty where there are none."""
+    """Return the PCI attributes that a device's file gives, empty if there are none."""
     details = device.extra.get("pci")
     return details if isinstance(details, Mapping) else {}

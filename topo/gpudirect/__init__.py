@@ -1,7 +1,8 @@
 """GPUDirect: which GPUs and NICs reach a GPU's memory directly, by rule, with the evidence.
 
-Judged from a topology and its facts; nothing is measured. Where these do not decide, the answer is
-unknown, with the reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and `rdma.py`.
+Verdicts follow from a topology and its facts; nothing is measured. If these are not enough, the
+answer is unknown, with the reason. The rules are those of NCCL 2.30 and RCCL, in `p2p.py` and
+`rdma.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ MAX_PAIRS = 20_000
 
 
 def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
-    """Return a verdict for each two GPUs of one host, then for each GPU and NIC of one, host by
-    host; then for each two GPUs of different hosts that one NVLink fabric joins.
+    """Return a verdict for each pair of devices that GPUDirect could connect.
 
-    Raises InputError where the topology's facts are malformed, and for more than MAX_PAIRS pairs.
+    The order is: each two GPUs of one host, host by host; each GPU and NIC of one host, host by
+    host; each two GPUs of different hosts in one NVLink fabric. Raise InputError if the topology's
+    facts are malformed, or for more than MAX_PAIRS pairs.
     """
     views = [(part.id, PairView(part.topology)) for part in split_hosts(topology)]
     across = list_fabric_pairs(topology) if len(views) > 1 else []

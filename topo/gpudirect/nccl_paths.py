@@ -27,12 +27,12 @@ _IN_A_HOST = ("pcie", "c2c", "smp", *WIRES)
 
 
 def is_within(kind: str, level: str) -> bool:
-    """Return whether a path is no further than a level."""
+    """Return whether a path of kind `kind` is at least as good as `level`."""
     return KINDS.index(kind) <= KINDS.index(level)
 
 
 class Paths:
-    """Paths between the devices of a topology, each found when it is first asked for."""
+    """Paths between the devices of a topology, each found on first use and cached."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -44,8 +44,9 @@ class Paths:
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
-        """The host of each device, named by one of its devices: what is connected without
-        networks.
+        """The host of each device, named by one of its devices.
+
+        Devices that are connected without networks are on the same host.
         """
         near: dict[str, list[str]] = defaultdict(list)
         apart = False
@@ -67,8 +68,9 @@ class Paths:
         return top
 
     def share_host(self, a: str, b: str) -> bool:
-        """Return whether two devices are in one host: connected without networks, and not of
-        different hosts or boxes.
+        """Return whether two devices are in one host.
+
+        They are if they are connected without networks and do not name different hosts or boxes.
         """
         extras = [self.topology.by_id[ident].extra for ident in (a, b)]
         apart = any(
@@ -90,14 +92,15 @@ class Paths:
         return {key: tuple(idents) for key, idents in ids.items()}
 
     def find_label(self, a: str, b: str) -> str:
-        """Return the label of the path as `matrix` has it, that of the worse direction."""
+        """Return the label of the path as in `matrix`, that of the worse direction."""
         return self.connections.find(
             *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_directed(*pair)))
         ).label
 
     def find_kind(self, a: str, b: str) -> str:
-        """Return the kind of path between two GPUs, or a GPU `a` and a NIC `b`: one of KINDS, of
-        the worse direction.
+        """Return the kind of path (one of KINDS) between two GPUs, or a GPU `a` and a NIC `b`.
+
+        If the directions differ, it is the kind of the worse one.
         """
         if (a, b) not in self._kind_of:
             self._kind_of[a, b] = self._judge(a, b)
@@ -144,8 +147,9 @@ class Paths:
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:
-        """The GPUs that each GPU has NVLink or xGMI with in both directions, in the order of
-        links.
+        """The GPUs that each GPU has NVLink or xGMI with in both directions.
+
+        They are in the order of the topology's links.
         """
         gpus = set(self.topology.ranks)
         directed = {
@@ -160,9 +164,7 @@ class Paths:
         return near
 
     def _list_nearest(self, gpu: str) -> tuple[str, ...]:
-        """Return the NICs nearest to a GPU as NCCL picks them: most bandwidth, then the best
-        path.
-        """
+        """Return the NICs nearest to a GPU by NCCL's rule: most bandwidth, then the best path."""
         rank: dict[str, tuple[Fraction, int]] = {}
         for nic in self.list_in_host(gpu, "nic"):
             rank[nic] = (

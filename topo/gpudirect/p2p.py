@@ -1,14 +1,15 @@
-"""Judge whether two GPUs reach each other's memory directly, as NCCL and RCCL do
-(ncclTopoCheckP2p).
+"""Judge whether two GPUs reach each other's memory directly, by NCCL's and RCCL's rules.
 
-GPUs of one host, NCCL 2.30: the path is PXB or better, SYS or better where an AMD CPU has two GPUs
-at most; and NVML says ok to read and write. Where two GPUs have NVLinks to a third, the path is
-NVB, and NVML is asked for both legs. RCCL: any path inside the host, but PXB or better under CPUs
-of Intel, Zhaoxin and ARM; there is no NVML to ask.
+The rules are those of ncclTopoCheckP2p.
 
-GPUs of different hosts: NCCL 2.30 takes them for one NVLink domain (MNNVL, as in an NVL72) where
-their registration with the fabric is completed, the cluster's UUID is equal and not zero, and the
-clique is equal; it then needs the IMEX service on each host, which nothing here asks for.
+GPUs of one host, NCCL 2.30: the path is PXB or better, or SYS or better if the host has an AMD CPU
+and at most two GPUs; and NVML reports "ok" for reads and writes. If two GPUs have NVLinks to a
+third, the path is NVB, and NVML is queried for both legs. RCCL: any path inside the host, but PXB
+or better under CPUs of Intel, Zhaoxin and ARM; there is no NVML to query.
+
+GPUs of different hosts: NCCL 2.30 treats them as one NVLink domain (MNNVL, as in an NVL72) if their
+registration with the fabric is completed, the cluster's UUID is equal and not zero, and the clique
+is equal; it then needs the IMEX service on each host, which is not checked here.
 """
 
 from __future__ import annotations
@@ -232,8 +233,10 @@ def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
 
 
 def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
-    """Return whether a GPU of a generation with NVLink is from a file without NVLinks in its host,
-    as NCCL's may be.
+    """Return whether a GPU's NVLinks may be missing from the file.
+
+    That is so if its generation has NVLink but the file, such as NCCL's, has no NVLinks in its
+    host.
     """
     wired = any(
         view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"

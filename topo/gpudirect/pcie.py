@@ -1,10 +1,10 @@
-"""Judge what may keep two devices from each other over PCI Express: ACS, an IOMMU, a hypervisor.
+"""Judge obstacles between two devices on PCI Express: ACS, an IOMMU, a hypervisor.
 
-ACS redirect on a port below the switch that two devices share sends what they send each other up to
-the root complex: slow, and under an IOMMU that translates it may hang (NCCL user guide,
-troubleshooting). NVIDIA's driver does not do peer to peer on bare metal under an IOMMU that
+ACS redirect on a port below the switch that two devices share sends their traffic up to the root
+complex, which is slow, and may hang under an IOMMU that translates (NCCL user guide,
+troubleshooting). NVIDIA's driver does not support peer to peer on bare metal under an IOMMU that
 translates (CUDA programming guide, IOMMU on Linux), and GPUDirect RDMA needs addresses that are the
-same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of it is up to the
+same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all of this is up to the
 host and cannot be seen.
 """
 
@@ -22,8 +22,9 @@ HERE = "run topo-probe on the machine itself, as root"
 
 
 def judge_pcie(view: PairView, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
-    """Yield the answers of ACS, hypervisor and IOMMU for two devices; `from_file`: facts never
-    asked for do not count.
+    """Yield the answers of ACS, hypervisor and IOMMU for two devices.
+
+    With `from_file`, facts that were never queried are ignored instead of giving an unknown.
     """
     if path in ("PIX", "PXB"):
         yield from _judge_acs(view, a, b, from_file)

@@ -1,10 +1,11 @@
 """Judge whether a NIC reaches a GPU's memory directly, as NCCL and RCCL do (ncclTopoCheckGdr).
 
-NCCL 2.30: NIC and GPU both can (`gdr` in its XML), and the path is P2C or better: PCIe switches
-only, or C2C to the CPU of the NIC. Before compute capability 8.0 a GPU with others beside it only
-receives directly, unless it has NVLink to one. RCCL: PXB or better, or PHB where a CPU of the Rome
-sort has both, their bus numbers beginning alike. A NIC can where its RDMA driver gets into GPU
-memory: by nvidia_peermem or another memory peer, or by DMA-BUF.
+NCCL 2.30: both NIC and GPU support it (`gdr` in its XML), and the path is P2C or better: PCIe
+switches only, or C2C to the CPU of the NIC. Before compute capability 8.0, a GPU in a host with
+other GPUs only receives directly, unless it has NVLink to one. RCCL: PXB or better, or PHB if both
+are below a CPU of the Rome family and their bus numbers begin with the same digit. A NIC supports
+it if its RDMA driver can access GPU memory: by nvidia_peermem or another memory peer, or by
+DMA-BUF.
 """
 
 from __future__ import annotations

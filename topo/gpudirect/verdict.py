@@ -1,5 +1,5 @@
-"""A verdict on whether two devices can use GPUDirect, and the answers of single rules that lead to
-one.
+"""Verdicts on whether two devices can use GPUDirect, and the answers of single rules behind
+them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether devices `a` and `b` (ids) can use GPUDirect of a `kind`, p2p or rdma: `answer` is
-    yes, no or unknown.
+    """Whether devices `a` and `b` (ids) can use GPUDirect of a `kind`, p2p or rdma.
 
-    `rule` is what decided, `evidence` what is known of the pair, `advice` what to do about a no or
-    an unknown.
+    `answer` is yes, no or unknown; `rule` is the rule that decided, `evidence` the known facts
+    about the pair, `advice` the remedy for a no or an unknown.
     """
 
     kind: str
@@ -45,7 +44,7 @@ class Verdict:
 def decide(known: tuple[str, ...], answers: Iterable[Answer], yes: Answer) -> Answer:
     """Return the first no, else the first unknown, else `yes` with the evidence of all rules.
 
-    `known` is evidence that any answer starts with.
+    `known` is evidence that comes first in every answer.
     """
     given = list(answers)
     for answer in ("no", "unknown"):

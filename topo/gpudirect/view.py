@@ -1,6 +1,4 @@
-"""A machine as the rules on GPUDirect look at it: its pairs of devices, the paths and the bridges
-between them.
-"""
+"""A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
 
 from __future__ import annotations
 
@@ -21,12 +19,13 @@ _VENDORS = {"0x1002": AMD, "0x10de": NVIDIA}
 
 
 class PairView(MachineView):
-    """A machine and the paths between its GPUs and NICs; odd values in a file count as not
-    known.
+    """A machine and the paths between its GPUs and NICs.
+
+    Values of the wrong type in a file count as unknown.
     """
 
     def __init__(self, topology: Topology) -> None:
-        """Raise InputError where the topology keeps malformed facts."""
+        """Raise InputError if the topology has malformed facts."""
         super().__init__(topology, load_facts(topology.extra, topology.name))
         self.paths = Paths(topology)
         self.asked = frozenset((fact.subject, fact.key) for fact in self.facts.items)
@@ -35,8 +34,9 @@ class PairView(MachineView):
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str, str], ...]:
-        """(p2p or rdma, id, id) for each two GPUs of one host, then for each GPU and NIC of one,
-        host by host.
+        """The pairs to judge, as (p2p or rdma, id, id).
+
+        First each two GPUs of one host, then each GPU and NIC of one host; both host by host.
         """
         p2p: list[tuple[str, str, str]] = []
         rdma: list[tuple[str, str, str]] = []
@@ -61,15 +61,16 @@ class PairView(MachineView):
         return gpu_subject(self.find_gpu_index(gpu))
 
     def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
-        """Return a number about a GPU from its file, else from the facts; None where neither has
-        one.
+        """Return a number about a GPU from its file, else from the facts.
+
+        Return None if neither has one.
         """
         if _is_number(self.topology.by_id[gpu].extra.get(key)):
             return self.get_attribute(gpu, key)
         return self.facts.get_number(self.find_subject(gpu), key)
 
     def get_attribute(self, ident: str, name: str) -> int | None:
-        """Return a whole number that a device's file gives, None where it gives none."""
+        """Return an integer that a device's file gives, or None if it gives none."""
         value = self.topology.by_id[ident].extra.get(name)
         try:
             return int(value) if _is_number(value) else None
@@ -77,7 +78,7 @@ class PairView(MachineView):
             return None
 
     def get_gpu_name(self, gpu: str) -> str | None:
-        """Return a GPU's model from its file, else from the facts."""
+        """Return a GPU's model from its file, else from the facts, or None if neither has one."""
         name = self.topology.by_id[gpu].extra.get("name")
         return (
             name
@@ -86,8 +87,9 @@ class PairView(MachineView):
         )
 
     def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
-        """Return a fact about a device's PCI function, else what its file gives; None where neither
-        is known.
+        """Return a fact about a device's PCI function, else the attribute in its file.
+
+        Return None if neither is known.
         """
         device = self.topology.by_id[ident]
         text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
@@ -95,8 +97,9 @@ class PairView(MachineView):
         return attribute if text is None and isinstance(attribute, str) else text
 
     def find_maker(self, gpu: str) -> str:
-        """Return NVIDIA or AMD: by the PCI vendor, else by xGMI links or an attribute that only
-        RCCL's files have.
+        """Return NVIDIA or AMD, by the PCI vendor if it is known.
+
+        Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD.
         """
         maker = _VENDORS.get(self.get_pci_text(gpu, keys.PCI_VENDOR) or "")
         if maker is not None:
@@ -112,8 +115,9 @@ class PairView(MachineView):
     # -- bridges
 
     def list_ports_between(self, a: str, b: str) -> tuple[str, ...] | None:
-        """Return the bridges below the last one that two devices share; None where the bridges are
-        not known.
+        """Return the bridges below the lowest one that two devices share.
+
+        Return an empty tuple if they share none, and None if the bridges are unknown.
         """
         chains = []
         for ident in (a, b):
@@ -132,12 +136,12 @@ class PairView(MachineView):
         )
 
     def get_acs(self, port: str) -> str:
-        """Return which controls of ACS are on at a bridge, empty where that is not known."""
+        """Return the ACS controls that are on at a bridge, empty if unknown."""
         return self.facts.get_text(pci_subject(port), keys.PCI_ACS) or ""
 
     @cached_property
     def redirecting(self) -> tuple[str, ...]:
-        """All bridges that send traffic between two devices up to the root complex, in order of
+        """All bridges that redirect traffic between two devices up to the root complex, by
         address.
         """
         ports = {port for _, a, b in self.pairs for port in self.list_ports_between(a, b) or ()}
@@ -146,7 +150,7 @@ class PairView(MachineView):
     # -- a host
 
     def find_cpu(self, ident: str) -> Device | None:
-        """Return the first CPU of a device's host, which is the one that NCCL goes by."""
+        """Return the first CPU of a device's host, whose model NCCL's rules depend on."""
         cpus = self.paths.list_in_host(ident, "cpu")
         return self.topology.by_id[cpus[0]] if cpus else None
 
@@ -157,7 +161,7 @@ class PairView(MachineView):
         return str(value) if isinstance(value, (int, str)) else None
 
     def explain_missing(self, subject: str, key: Key[Any]) -> str:
-        """Return why a fact is not known, in words for the evidence."""
+        """Return why a fact is unknown, in words for the evidence."""
         return self.facts.get_reason(subject, key) or "not asked"
 
 

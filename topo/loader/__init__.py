@@ -1,1 +1,1 @@
-"""From an argument of a command, or of `load`, to a topology."""
+"""Loading of a topology from an argument of a command or of `load`."""

@@ -22,15 +22,19 @@ MAX_FILE_BYTES = 16 * 2**20  # MAX_LINKS links take less
 
 
 def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
-    """Return the topology that a path or a name stands for; `box`, a preset or a file, says what
-    each host is where a file only says where hosts are: Slurm's topology.conf or topology.yaml,
-    topograph's JSON, Kubernetes nodes, a list of hosts.
+    """Return the topology of a file, a folder, a preset or this machine.
 
     A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of
     `nvidia-smi topo -m`, `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a
     folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
-    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Raises InputError
-    where it is none of these. Plans are read by `Plan.load`.
+    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Plans are read by
+    `Plan.load`.
+
+    `box`, a preset or a file, describes each host if the file only gives the hosts' places in the
+    network: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of
+    hosts.
+
+    Raise InputError if `path_or_name` is none of these.
     """
     if not isinstance(path_or_name, (str, PathLike)):
         raise InputError(f"a topology is {path_or_name!r:.60}; expected a path or a name")
@@ -40,23 +44,21 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
 
 
 def load_for_planning(machine: str | PathLike[str] | Topology) -> tuple[Topology, Router]:
-    """Return the topology that a path, a name or a topology stands for as planners take it, and its
-    router. All planning enters here.
+    """Return the topology that planners use for a path, a name or a topology, and its router.
 
-    NVSwitches side by side are merged, since GPUs spread every message over all of them: a route
-    through one of them would have a fraction of the hardware's bandwidth. Raises InputError where
-    the name stands for no topology.
+    All planning enters here. Parallel NVSwitches are merged, since GPUs spread every message over
+    all of them: a route through one of them would have a fraction of the hardware's bandwidth.
+    Raise InputError if `machine` names no topology.
     """
     topology = merge_nvswitches(machine if isinstance(machine, Topology) else load(machine))
     return topology, HARDWARE.on(topology)
 
 
 def probe(root: str | PathLike[str] = "/") -> Topology:
-    """Return the machine that this runs on: its GPUs, CPUs, NICs and switches, and the links
-    between them.
+    """Return the machine that this runs on: its GPUs, CPUs, NICs, switches and links.
 
-    What cannot be found out is named in `extra["notes"]`, and everything else is there. `root` is a
-    folder or tar archive below which a copy of another machine's `/sys` and `/proc` lies.
+    Anything that cannot be determined is named in `extra["notes"]`; everything else is there.
+    `root` is a folder or tar archive that contains a copy of another machine's `/sys` and `/proc`.
     """
     from ..probe.join import probe_local  # most arguments do not need the probes
 
@@ -64,12 +66,13 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
 
 
 def resolve(argument: str, box: str | None = None) -> Topology:
-    """Return the topology that an argument names. Raises InputError where it names none.
+    """Return the topology that an argument names.
 
     `local` is the machine this runs on; an existing file is read by its content (an NCCL XML
     skeleton is filled in from this machine); a folder or a tar archive is a copy of another
-    machine's `/sys` and `/proc`; all else is a preset. `box` names what each host is, where a file
-    only says where hosts are.
+    machine's `/sys` and `/proc`; any other argument is a preset. `box` names a description of each
+    host, for files that only give the hosts' places. Raise InputError if the argument names no
+    topology.
     """
     path, is_local, is_preset = Path(argument), argument == LOCAL, _names_a_preset(argument)
     try:
