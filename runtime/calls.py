@@ -1,8 +1,8 @@
-"""Calls of a collective, checked and flattened: run now, later, or again and again.
+"""Calls of a collective, checked and flattened: run now, later, or repeatedly.
 
-A tensor's walk through a collective: `Communicator` asks its `CallCache` for the `PersistentCall`
-of the tensor; the call asks the engine which schedule is used, has its program bound to the tensor
-(compiled.py), and from then on only plays it (players/).
+How a tensor passes through a collective: `Communicator` asks its `CallCache` for the
+`PersistentCall` of the tensor; the call asks the engine which schedule is used, has its program
+bound to the tensor (compiled.py), and from then on only plays it (players/).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Key = tuple[int, int, torch.dtype]
 
 
 class PersistentCall:
-    """A collective on `buffers`, which can be run as often as their memory stays.
+    """A collective on `buffers`, which can run repeatedly as long as their memory stays valid.
 
-    `then` are called in turn once the result is in the target, as for tensors that are not
-    contiguous. A cached call owns no memory of the caller's: it borrows the target.
+    The functions `then` are called in turn once the result is in the target, as needed for tensors
+    that are not contiguous. A cached call owns none of the caller's memory: it borrows the target.
     """
 
     def __init__(self, engine: Engine, buffers: Buffers) -> None:
@@ -59,13 +59,14 @@ class PersistentCall:
 
     @property
     def uses_stock(self) -> bool:
-        """Whether the stock collective is used. Collective the first time for a dtype and
-        reduction.
+        """Whether the stock collective is used.
+
+        Collective the first time for a dtype and reduction.
         """
         return bool(self.buffers.numel) and self.engine.uses_stock(self.buffers)
 
     def run(self, number: int | None = None) -> None:
-        """Run the call; `number` is its number, if it was drawn before."""
+        """Run the call; `number` is its number, if drawn before."""
         if self.play is not None and not _profiler._is_profiler_enabled:
             self.play(number)
         elif self.buffers.numel:
@@ -86,10 +87,10 @@ class PersistentCall:
 
 
 class CallCache:
-    """The calls of one engine that recur: in place, on CPU tensors at the same addresses.
+    """The recurring calls of one engine: in place, on CPU tensors at the same addresses.
 
-    Checking and flattening take longer than a small message. The oldest calls go first: noting each
-    use would take a part of a small call that can be measured.
+    Checking and flattening take longer than a small message. The oldest calls are dropped first:
+    recording each use would take a measurable part of a small call.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -99,11 +100,11 @@ class CallCache:
         self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
 
     def find_play(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
-        """Return how to run a cached call on a tensor, as a function of the call's number (None:
-        the next); None where the call is not cached, or not settled.
+        """Return a function that runs a cached call on a tensor; None if not cached or not settled.
 
-        As few attributes of the tensor are read as possible: each takes some hundredths of a small
-        call. Reductions are compared in turn: hashing one takes as long.
+        It takes the number of the call (None: the next one). As few attributes of the tensor are
+        read as possible: each takes some hundredths of a small call. Reductions are compared one by
+        one: hashing one takes as long.
         """
         if _profiler._is_profiler_enabled:
             return None
@@ -123,12 +124,11 @@ class CallCache:
         *,
         is_scratch: bool = False,
     ) -> PersistentCall:
-        """Return a call of the plan's collective from `tensor` to `output`, or in place in
-        `output`, to be run later. Raises InputError where they do not fit the collective, or each
-        other.
+        """Return a call of the plan's collective from `tensor` to `output`, to be run later.
 
-        The caller must keep `output` alive until the call has run: a cached call owns no memory.
-        `is_scratch=True` transfers ownership to the call.
+        Without `tensor` it works in place in `output`. The caller must keep `output` alive until
+        the call has run: a cached call owns no memory. `is_scratch=True` transfers ownership to the
+        call. Raise InputError if the tensors do not fit the collective, or each other.
         """
         engine, in_place = self.engine, tensor is None and residual is None
         is_fixed = not is_scratch and output.device.type == "cpu"
@@ -172,8 +172,8 @@ class CallCache:
     def _add(
         self, key: Key, numel: int, target: torch.Tensor, op: ReduceOp
     ) -> PersistentCall | None:
-        """Cache a call in place on a target that is large, or was seen before; else note that it
-        was seen.
+        """Cache an in-place call if its target is large or was seen before; else note the
+        target.
         """
         if key not in self._calls and not _is_bound_at_once(target):
             self._calls[key] = []
@@ -188,8 +188,8 @@ class CallCache:
         return call
 
     def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
-        """Return the elements of the whole buffer. Raises InputError if input and output do not fit
-        together.
+        """Return the elements of the whole buffer; raise InputError if input and output do not
+        fit.
         """
         name, size, at_root = self.engine.plan.collective.name, self.engine.size, self._root_is_here
         of_input, of_output = tensor.numel(), output.numel()

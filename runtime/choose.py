@@ -156,7 +156,7 @@ class Chooser:
 
     @cached_property
     def families(self) -> list[Family]:
-        """The usable schedules of the plan, with their segmentations."""
+        """The usable schedules of the plan, each with its segmentations."""
         return families(filter(self.is_usable, self.plan.schedules), self.plan.router)
 
     @cached_property

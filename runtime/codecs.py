@@ -1,10 +1,10 @@
-"""Codecs for compression on the wire, and the buffers that encoding takes. Codecs encode float32
-values in fewer bytes, alike on every rank, on CPUs and GPUs.
+"""Codecs that encode float32 values in fewer bytes for sending, and the buffers of encoding.
 
-fp16 and bf16 round each value. int8 and the two fp8 kinds share a scale, a power of two, among
-blocks of 32, as the formats MXINT8 and MXFP8 do (OCP Microscaling Formats v1.0, section 5): 33
-bytes instead of 128. With powers of two, decoding encoded values and encoding them again gives the
-same values: messages that ranks forward unchanged lose nothing more.
+All ranks encode identically, on CPUs and GPUs. fp16 and bf16 round each value. int8 and the two fp8
+kinds share a scale, a power of two, among blocks of 32, as the formats MXINT8 and MXFP8 do (OCP
+Microscaling Formats v1.0, section 5): 33 bytes instead of 128. With powers of two, decoding encoded
+values and encoding them again gives the same values: messages that ranks forward unchanged lose
+nothing more.
 
 Infinities and NaN stay non-finite, in whole blocks, so that a gradient scaler sees them; fp16
 overflows from 65520 on.
@@ -34,13 +34,12 @@ _INFINITE, _NON_FINITE_EXPONENT = 0x7F800000, 255
 
 @dataclass(frozen=True)
 class Codec:
-    """A format for values: each takes `width` bytes, and `block` of them share a scale of one byte
-    (1: no scale).
+    """A format of `width` bytes per value, in which `block` values share a scale of one byte.
 
-    `relative_error` bounds |decoded - value| as a part of the block's largest |value| (of the value
-    itself without blocks), for values far from the ends of the format's range. `call_us` and
-    `value_ns` are the costs to a core of encoding and decoding, per message and per value
-    (measured, one thread of an AMD EPYC).
+    A `block` of 1 has no scale. `relative_error` bounds |decoded - value| as a fraction of the
+    block's largest |value| (of the value itself without blocks), for values far from the ends of
+    the format's range. `call_us` and `value_ns` are the core time of encoding and decoding, per
+    message and per value (measured, one thread of an AMD EPYC).
     """
 
     name: str
@@ -55,17 +54,15 @@ class Codec:
     carry: int = 0
 
     def padded(self, numel: int) -> int:
-        """Return the number of values that are encoded for `numel` of them: whole blocks."""
+        """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
         return -(-numel // self.block) * self.block
 
     def nbytes(self, padded: int) -> int:
-        """Return the bytes on the wire of `padded` values (whole blocks)."""
+        """Return the bytes on the wire for `padded` values (whole blocks)."""
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """Return the room for `padded` values in a buffer in bytes, so that the next message is
-        aligned.
-        """
+        """Return the bytes to reserve for `padded` values so that the next message is aligned."""
         return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
@@ -79,8 +76,9 @@ class Codec:
         )
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor, spare: torch.Tensor) -> None:
-        """Encode flat float32 `values` (whole blocks), which are overwritten, into the bytes
-        `wire`; `spare` is scratch memory of the same length.
+        """Encode flat float32 `values` (whole blocks) into the bytes `wire`.
+
+        `values` are overwritten; `spare` is scratch memory of the same length.
         """
         payload = wire[: len(values) * self.width]
         if self.block > 1:
@@ -111,8 +109,9 @@ class Codec:
             values.view(-1, self.block).mul_(scale[:, None])
 
     def _exponents(self, largest: torch.Tensor) -> torch.Tensor:
-        """Return the biased exponent (int32) of the least power of two that brings `largest` into
-        the format's range.
+        """Return the exponent of the least power of two that brings `largest` into the range.
+
+        The exponent is biased (int32); the range is the format's.
         """
         bits = largest.view(torch.int32)
         exponents = (
@@ -128,8 +127,9 @@ def _pack_int8(values: torch.Tensor, payload: torch.Tensor) -> None:
 
 
 def _unpack_e4m3(payload: torch.Tensor, values: torch.Tensor) -> None:
-    """Decode by shifting the bits into a float16, whose exponent reaches 8 lower: much faster than
-    torch's cast on CPUs.
+    """Decode by shifting the bits into a float16, whose exponent reaches 8 lower.
+
+    This is much faster than torch's cast on CPUs.
     """
     bits = payload.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4001)
     values.copy_(bits.view(torch.float16))
@@ -146,7 +146,9 @@ def _make_codec(
     pack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     unpack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Codec:
-    """Return a codec to `dtype`; with the `largest` value of the format, in blocks with a scale."""
+    """Return a codec to `dtype`, in blocks with a scale if `largest`, the format's largest
+    value, is given.
+    """
 
     def cast(values: torch.Tensor, payload: torch.Tensor) -> None:
         payload.view(dtype).copy_(values)
@@ -181,7 +183,7 @@ CODECS: dict[str, Codec] = {
 
 
 def find_codec(name: str) -> Codec:
-    """Return the codec of a name. Raises InputError where there is none."""
+    """Return the codec of a name; raise InputError if there is none."""
     if name not in CODECS:
         raise InputError(
             f"compress={name!r}{suggest(name, CODECS)}: expected one of {', '.join(CODECS)}"
@@ -191,8 +193,9 @@ def find_codec(name: str) -> Codec:
 
 @dataclass(frozen=True)
 class EncodingSizes:
-    """Sizes of the encoding buffers: bytes on the wire, float32 values to encode and decode, and
-    errors (0 without feedback).
+    """Sizes of the encoding buffers: bytes on the wire, values to encode and decode, and errors.
+
+    Values and errors are counted in float32; there are 0 errors without feedback.
     """
 
     wire_bytes: int

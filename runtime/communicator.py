@@ -1,4 +1,4 @@
-"""The class that users hold: `Communicator(plan).allreduce(tensor)`."""
+"""The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class Communicator:
         op: object = dist.ReduceOp.SUM,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Reduce the tensors of all ranks, in place on every rank. Shapes and dtypes must be alike
-        on all ranks.
+        """Reduce the tensors of all ranks, in place on every rank.
 
-        `residual` (with compression, of SUM and AVG) is error feedback: float32, as many elements
-        as the tensor, zeros at first. It is added to the tensor and gets this rank's rounding
-        errors; over all ranks nothing is lost.
+        Shapes and dtypes must be the same on all ranks. `residual` (with compression, of SUM and
+        AVG) is error feedback: a float32 tensor of as many elements as the tensor, zeros at first.
+        It is added to the tensor and receives this rank's rounding errors; over all ranks nothing
+        is lost.
         """
         play = None if residual is not None else self.calls.find_play(tensor, op)
         if play is not None:
@@ -123,8 +123,9 @@ class Communicator:
         return self._run("allreduce", tensor, None, op, residual)
 
     def reduce(self, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Reduce the tensors of all ranks, in place at the plan's root; other ranks' tensors hold
-        partial results.
+        """Reduce the tensors of all ranks, in place at the plan's root.
+
+        Other ranks' tensors then hold partial results.
         """
         return self._run("reduce", tensor, None, op)
 
@@ -137,8 +138,9 @@ class Communicator:
         return self._run("allgather", output, tensor)
 
     def gather(self, output: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Concatenate the tensors of all ranks in `output` at the plan's root; elsewhere `output`
-        is None.
+        """Concatenate the tensors of all ranks in `output` at the plan's root.
+
+        On other ranks `output` is None.
         """
         self._check_call("gather", tensor if output is None else output, tensor)
         if self._is_root != (output is not None):
@@ -149,14 +151,15 @@ class Communicator:
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: object = dist.ReduceOp.SUM
     ) -> torch.Tensor:
-        """Reduce the tensors of all ranks (ranks times as long as `output`) and write this rank's
-        part to `output`.
+        """Reduce the tensors of all ranks and write this rank's part to `output`.
+
+        Each tensor is as long as `output` times the number of ranks.
         """
         return self._run("reduce-scatter", output, tensor, op)
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
-        """Write this rank's part of the root's tensor to `output`; elsewhere than at the root
-        `tensor` is None.
+        """Write this rank's part of the root's tensor to `output`; only the root passes
+        `tensor`.
         """
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):
@@ -164,26 +167,23 @@ class Communicator:
         return self._run("scatter", output, output.new_empty(0) if tensor is None else tensor)
 
     def alltoall(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Send part j of `tensor` to rank j, and write its message to part j of `output`."""
+        """Send part j of `tensor` to rank j, and write rank j's message to part j of `output`."""
         return self._run("alltoall", output, tensor)
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size on the wire; None before the first call of that size (a
-        power of two).
+        """Return the choice for a size in bytes on the wire.
+
+        None before the first call of that size, rounded to a power of two.
         """
         return self.engine.choice(size_bytes)
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules since the communicator was made, races
-        included.
-        """
+        """Bytes that this rank has sent through schedules so far, races included."""
         return self.engine.wire_bytes
 
     def close(self) -> None:
-        """Destroy the communicator's process group, unless it is shared; a later call raises
-        ExecutionError.
-        """
+        """Destroy the process group unless it is shared; a later call raises ExecutionError."""
         if not self._shares_transport:
             self._transport.close()
 
@@ -215,8 +215,9 @@ class Communicator:
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
-    """Return the plan, or why it could not be read: that is raised after the other ranks, which
-    wait for this one, have its answer.
+    """Return the plan, or the error of reading it.
+
+    The caller raises the error only after this rank has answered the others, which wait for it.
     """
     if isinstance(plan, Plan):
         return plan
@@ -227,8 +228,9 @@ def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:
 
 
 def _agree_on_plan(plan: Plan | TopoplanError, transport: Transport) -> Plan:
-    """Return the plan once all ranks have shown each other its hash (empty: a rank has none), and
-    their number fits.
+    """Return the plan once all ranks have compared its hash, and their number fits.
+
+    An empty hash stands for a rank without a plan.
     """
     hashes = transport.exchange(plan.hash if isinstance(plan, Plan) else "")
     if isinstance(plan, TopoplanError):

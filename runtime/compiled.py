@@ -52,12 +52,13 @@ FIRST_TAG = 1 << 30
 
 @dataclass(eq=False)
 class Buffers:
-    """The memory of one call: a collective on `numel` elements, from flat `source` to flat `target`
-    (the same tensor where it works in place).
+    """The memory of one call: a collective on `numel` elements from flat `source` to flat
+    `target`.
 
-    `residual` (flat float32, in place) is error feedback: it is added to the input and gets the
-    rounding errors. With `bindings` programs run right on the target, whose address stays, and
-    their bindings are cached here; None: they run on work buffers of their own.
+    Both are the same tensor if it works in place. `residual` (flat float32, in place) is error
+    feedback: it is added to the input and receives the rounding errors. With `bindings` programs
+    run directly on the target, whose address stays the same, and their bindings are cached here;
+    with None they run on their own work buffers.
     """
 
     numel: int
@@ -70,11 +71,11 @@ class Buffers:
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program bound to memory, ready to be played: its player, its work buffer, and room for
-    rounding errors.
+    """A program bound to memory and ready to play: player, work buffer, room for rounding
+    errors.
 
     `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends,
-    also if the arena moves meanwhile.
+    even if the arena moves meanwhile.
     """
 
     player: Player
@@ -84,10 +85,10 @@ class BoundProgram:
 
 
 class Binding:
-    """Where a program is played: on its own work buffer (None) or on a caller's tensor. Owns no
-    memory.
+    """The place where a program is played: its own work buffer (None) or a caller's tensor.
 
-    `bound` is set while the arena that holds the program's scratch memory stays where it is.
+    Owns no memory. `bound` is set as long as the arena with the program's scratch memory does not
+    move.
     """
 
     __slots__ = ("__weakref__", "borrowed", "bound")
@@ -102,17 +103,18 @@ class Binding:
 
 
 def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] | None:
-    """Return room for the bindings of a target whose address stays; None on GPUs, where programs
-    run on work buffers of their own.
+    """Return an empty cache for the bindings of a target whose address stays the same.
+
+    None on GPUs, where programs run on their own work buffers.
     """
     return WeakKeyDictionary() if target.device.type == "cpu" else None
 
 
 class Compiled:
-    """The program of one rank for a schedule, a length, a dtype and a device; see `bind` for the
-    memory that it works on.
+    """The program of one rank for a schedule, a length, a dtype and a device.
 
-    Raises InputError where two ranks have too many messages for each other.
+    See `bind` for the memory that it works on. Raise InputError if two ranks have too many messages
+    for each other.
     """
 
     def __init__(
@@ -167,15 +169,16 @@ class Compiled:
         self._bindings = WeakSet([self.own])
 
     def count_objects(self) -> int:
-        """Return how many instructions are cached, as such and bound to memory."""
+        """Return the number of cached instructions: unbound, and bound to memory."""
         bound = sum(binding.bound is not None for binding in self._bindings)
         return len(self.program.instructions) * (1 + bound)
 
     def find_binding(self, buffers: Buffers) -> Binding:
-        """Return where to play a call: right on its target, or on the program's own work buffer.
+        """Return where to play a call: directly on its target, or on the program's own work
+        buffer.
 
-        Views on the target own nothing: they are used only while the caller's tensor, at that
-        address, is in the call.
+        Views on the target own nothing: they are used only during a call on the caller's tensor at
+        that address.
         """
         fits = self._fits_target and buffers.target.dtype == self.dtype
         if buffers.bindings is None or not fits:
@@ -187,7 +190,7 @@ class Compiled:
         return binding
 
     def bind(self, binding: Binding) -> BoundProgram:
-        """Bind a binding's program to memory of the arena, where it stays while the arena does."""
+        """Bind a binding's program to memory of the arena, valid until the arena moves."""
         size = self._count_scratch(binding)
         # One lock for all arenas: another transport's call may free this one while it is idle.
         with self.arena.budget.lock:
@@ -298,11 +301,11 @@ class Compiled:
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
     ) -> list[list[dist.P2POp]]:
-        """Return a tick's operations in batches of at most NCCL_BATCH; a pair of ranks has one
-        message per tick and direction.
+        """Return a tick's operations in batches of at most NCCL_BATCH operations.
 
-        Both ends of a message must put it into the same batch: its number follows from the distance
-        between them, of which each stands for one send and one receive of a rank.
+        A pair of ranks has one message per tick and direction. Both ends of a message must put it
+        into the same batch, so its number follows from the distance between the two ranks: each
+        distance has one send and one receive per rank.
         """
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:
@@ -316,8 +319,9 @@ class Compiled:
         return [batches[number] for number in sorted(batches)]
 
     def _tag(self, post: Post) -> int:
-        """Return the tag of a message, alike at both its ends. NCCL ignores tags: there the order
-        alone counts.
+        """Return the tag of a message, the same at both its ends.
+
+        NCCL ignores tags: there only the order counts.
         """
         return FIRST_TAG | self._signature << 16 | post.number
 
@@ -325,8 +329,9 @@ class Compiled:
 def describe_call(
     collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str
 ) -> str:
-    """Describe a call, alike on all ranks that make the same one: "allreduce (SUM) of 8 elements of
-    float32 by ring".
+    """Describe a call: "allreduce (SUM) of 8 elements of float32 by ring".
+
+    The text is the same on all ranks that make the same call.
     """
     reduction = f" ({op.name})" if collective.reduces else ""
     root = "" if collective.root is None else f" at {collective.root}"

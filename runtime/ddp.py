@@ -33,18 +33,17 @@ def ddp_hook(
     error_feedback: bool = False,
     reduction: str = "hops",
 ) -> "DdpHook":
-    """Return a communication hook that averages gradients through an allreduce plan; arguments as
-    for Communicator.
+    """Return a communication hook that averages gradients by an allreduce plan.
 
-    Making it is collective over the ranks of `group` (default: all) alone; before
-    init_process_group it is not: then the ranks meet at the first bucket. Buckets are handled in
-    the order in which DDP hands them over, while backward goes on: by a thread on CPUs, on a stream
-    of its own on GPUs. All ranks end with the same bits: plans whose schedules do not ensure that
-    are refused. With `compress` gradients are sent in another format, and `error_feedback` adds the
-    rounding errors to the next step's gradients (four bytes per parameter). The hook's
-    `communicator` has the choice for each size, and the bytes sent. DDP leaves dividing to its
-    hook, and this one divides by the number of ranks: join() with
-    divide_by_initial_world_size=False changes nothing. Raises InputError and PlanMismatchError.
+    The arguments are those of Communicator. Making the hook is collective over the ranks of `group`
+    (default: all) alone; before init_process_group it is not: then the ranks meet at the first
+    bucket. Buckets are handled in the order in which DDP passes them, while backward goes on: by a
+    thread on CPUs, on a separate stream on GPUs. All ranks end with the same bits: plans whose
+    schedules do not ensure that are refused. With `compress` gradients are sent in another format,
+    and `error_feedback` adds the rounding errors to the next step's gradients (four bytes per
+    parameter). The hook's `communicator` has the choice for each size, and the bytes sent. DDP
+    leaves the division to its hook, and this one divides by the number of ranks: join() with
+    divide_by_initial_world_size=False changes nothing. Raise InputError and PlanMismatchError.
     """
     return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
 
@@ -52,7 +51,7 @@ def ddp_hook(
 class DdpHook:
     """The hook for register_comm_hook(None, hook), and for frameworks that take DDP's hooks.
 
-    It can be pickled, and a model with it saved: a copy has the plan and the options, no error
+    It can be pickled, and so can a model that has it: a copy has the plan and the options, no error
     feedback, and meets the ranks of the default group at its first bucket.
     """
 
@@ -168,8 +167,9 @@ class DdpHook:
 
 
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:
-    """Return the only tensor. A failure, which DDP cannot cast to a tensor, ends up in the text of
-    DDP's own error.
+    """Return the only tensor, or a failure unchanged.
+
+    DDP cannot cast a failure to a tensor, so its text ends up in DDP's own error.
     """
     result = future.value()
     return result if isinstance(result, Failed) else result[0]  # type: ignore[return-value]
@@ -182,8 +182,9 @@ def _tensor_or_raise(future: torch.futures.Future[Any]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Share:
-    """A parameter's part of a bucket's residual, from `start` on; `layout` has the ids of the
-    bucket's parameters.
+    """A parameter's part of a bucket's residual, from `start` on.
+
+    `layout` has the ids of the bucket's parameters.
     """
 
     residual: torch.Tensor
@@ -192,11 +193,11 @@ class _Share:
 
 
 class Residuals:
-    """The error feedback of a model: for each bucket a residual, flat float32, laid out as the
+    """The error feedback of a model: one flat float32 residual per bucket, laid out like the
     bucket.
 
     DDP moves parameters to other buckets after the first step; their residuals move with them, and
-    go with the parameters.
+    are freed with the parameters.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Logs by which plans a group's collectives ran, and why: one line per group (TOPOPLAN_LOG)."""
+"""One log line per group on the plans that its collectives used, and why (TOPOPLAN_LOG)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def heed_log_level() -> None:
-    """Log from the level that TOPOPLAN_LOG names; to standard error, unless the program has
-    handlers. Raises InputError.
+    """Set the log level from TOPOPLAN_LOG.
+
+    Logs go to standard error, unless the program has handlers. Raise InputError if the level is
+    invalid.
     """
     level = os.environ.get(VARIABLE)
     if not level:
@@ -38,8 +40,7 @@ def heed_log_level() -> None:
 
 
 class Account:
-    """The account of the group called `name`, kept by its first rank alone, and only where it will
-    be read (`is_wanted`).
+    """The log of the group called `name`; only its first rank writes it, if enabled (`is_wanted`).
 
     `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ
     in speed.
@@ -60,8 +61,9 @@ class Account:
         self._left[collective, why] += 1
 
     def log_once(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
-        """Log the line of a group whose communicators (by collective) chose by `mode`; only the
-        first time.
+        """Log the group's line on the first call; later calls do nothing.
+
+        `mode` is the choose mode of its communicators, which are given by collective.
         """
         if not self.is_wanted:
             return
@@ -75,7 +77,7 @@ class Account:
 
 
 def _describe(communicator: Communicator, mode: ChooseMode) -> str:
-    """Describe the plan, and the choice at each size that is settled."""
+    """Describe the plan, and the choice at each settled size."""
     plan = communicator.plan
     used = []
     if callable(mode):
@@ -102,7 +104,7 @@ def _format_size(size_bytes: int) -> str:
 
 
 def _shorten(ranks: list[int]) -> str:
-    """Return 0-3 for ranks that follow each other, else all of them."""
+    """Return consecutive ranks as a range such as 0-3, other ranks as a list."""
     if len(ranks) > 1 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return " ".join(map(str, ranks))

@@ -1,16 +1,15 @@
-"""The module that torch loads with `import torch` (entry point in the group torch.backends): needed
-before torch 2.15 only.
+"""Entry point that older torch (before 2.15) loads with `import torch` (group torch.backends).
 
-A package cannot say for which torch an entry point is meant, so torch 2.15 loads this too. It looks
-backends up by their name (group torch.distributed.backends), so there nothing is left to do, and
-nothing more is imported.
+A package cannot limit an entry point to some versions of torch, so torch 2.15 loads this too. It
+finds backends by name (group torch.distributed.backends), so there this module does nothing and
+imports nothing more.
 """
 
 from __future__ import annotations
 
 
 def register_with_older_torch() -> None:
-    """Register the backend "topo" where torch does not look backends up by their name."""
+    """Register the backend "topo" if torch does not find backends by name."""
     import torch.distributed as dist
 
     if dist.is_available() and not hasattr(dist.Backend, "_ensure_backend_registered"):

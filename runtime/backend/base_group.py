@@ -1,4 +1,4 @@
-"""A group of the backend "topo": its parts, and how its calls are run by a plan or by the plain
+"""A group of the backend "topo": its parts, and how it runs calls by a plan or by the plain
 group.
 """
 
@@ -51,8 +51,8 @@ class GroupCall:
     """A collective called on a group, by its `name` in plans and its `operator` in c10d.
 
     `prepare` makes it a call of a communicator, `stock` starts it without a plan. Its size is that
-    of `parts` tensors like `tensor`; `misfit` says why no plan can be for it. `what` describes it,
-    alike on all ranks that make the same call.
+    of `parts` tensors like `tensor`; `misfit` is the reason if no plan can serve it. `what`
+    describes the call, identically on all ranks that make the same call.
     """
 
     name: str
@@ -82,7 +82,7 @@ class GroupCall:
 
 
 class BaseGroup(PlainCalls):
-    """The set-up, calls and end of a TopoGroup; all other methods are the plain group's."""
+    """Set-up, calls and shutdown of a TopoGroup; all other methods are the plain group's."""
 
     def __init__(self, place: Any, options: BackendOptions | None) -> None:
         super().__init__(place.group_rank, place.group_size)  # type: ignore[call-arg]
@@ -129,8 +129,9 @@ class BaseGroup(PlainCalls):
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
-        """The communicator of each collective that uses a plan, by its name, root and type of
-        device; None without a plan.
+        """The communicator of each collective that uses a plan; None for those without a plan.
+
+        The key names the collective, its root and the device type.
         """
         return self.planned.by_key
 
@@ -140,7 +141,7 @@ class BaseGroup(PlainCalls):
     # Plan or plain group
 
     def _find(self, call: GroupCall) -> Size | None:
-        """Return the calls of a call's size; None where the plain group is to make them."""
+        """Return the state of a call's size, or None if the plain group makes its calls."""
         if not self._devices_are_known:
             self._learn_devices()
         tensor = call.tensor
@@ -158,8 +159,9 @@ class BaseGroup(PlainCalls):
         self.account.leave(call.name, f"no plan: {why}")
 
     def _learn_devices(self) -> None:
-        """Learn which devices are this backend's: torch makes it the whole group, also of
-        "cpu:topo,cuda:nccl".
+        """Find the device types of this backend.
+
+        torch passes the whole group even for "cpu:topo,cuda:nccl".
         """
         self._devices_are_known = True
         named = dist.distributed_c10d._world.pg_backend_config.get(self, "")
@@ -179,9 +181,10 @@ class BaseGroup(PlainCalls):
     # Running
 
     def _repeat(self, name: str, tensor: torch.Tensor, opts: Any) -> dist.Work | None:
-        """Run a call at once where the caller waits, the same call was made before on a tensor at
-        the same address, and no other is in progress. None otherwise: `_call` takes longer than a
-        small message does.
+        """Run a cached call at once, or return None if `_call` must handle it.
+
+        The caller must be waiting, the same call must have run on a tensor at the same address, and
+        no other may be in progress. `_call` takes longer than a small message does.
         """
         communicator = self.planned.by_key.get((name, None, "cpu"))
         if communicator is None or opts.asyncOp or torch._C._len_torch_dispatch_stack():
@@ -196,8 +199,8 @@ class BaseGroup(PlainCalls):
     def _call(self, call: GroupCall) -> dist.Work:
         """Start a collective, by its plan if it has one.
 
-        Nothing here waits for another rank, unless the caller does: such waits are left to the
-        queue.
+        Nothing here waits for another rank unless the caller waits; the queue does all other
+        waiting.
         """
         size = self._find(call)
         if size is None:
@@ -266,8 +269,8 @@ class BaseGroup(PlainCalls):
         what: str,
         operator: str,
     ) -> dist.Work:
-        """Start several collectives as one call, all of which go through plans: `prepare` gets the
-        place of each.
+        """Start several collectives, all by plans, as one call; `prepare` gets the index of
+        each.
         """
         number = self._begin(what)
 
@@ -301,7 +304,7 @@ class BaseGroup(PlainCalls):
         self.plain.shutdown()
 
     def abort(self) -> None:
-        """Abort all groups: calls in progress fail, and then the threads end."""
+        """Abort all groups: calls in progress fail, then the threads end."""
         self._log_account()
         self.plain.abort()  # first: the threads may be in calls of the plain group
         self.check.close()
@@ -317,14 +320,15 @@ class BaseGroup(PlainCalls):
 
 
 def _inherit_options() -> BackendOptions | None:
-    """Return the options of the group of all ranks, for groups that are given none."""
+    """Return the default group's options, for groups that are created without any."""
     world = dist.group.WORLD
     return world.options if isinstance(world, BaseGroup) else None
 
 
 def _close(group: weakref.ref[BaseGroup]) -> None:
-    """Close the queues at exit, where the group was not destroyed: a thread in a call would outlive
-    the interpreter.
+    """Close the queues at exit if the group was not destroyed.
+
+    Otherwise a thread in a call would outlive the interpreter.
     """
     alive = group()
     if alive is not None:

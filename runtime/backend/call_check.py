@@ -1,9 +1,9 @@
-"""Compares whether all ranks of a group make the same calls, beside the calls themselves.
+"""Compare in the background whether all ranks of a group make the same calls.
 
-Each rank posts its calls in the group's store, and waits for nothing. The first rank compares, and
-posts which ranks differ; then waiting calls fail with that, on all ranks, even where gloo would
-have gone on with wrong numbers, or waited. Only the first calls of a group and of each size are
-posted: later ones have tags that differ where the calls do.
+Each rank posts its calls in the group's store, and waits for nothing. The first rank compares them
+and posts which ranks differ; then waiting calls fail with that error on all ranks, even if gloo
+would have computed wrong numbers, or waited. Only the first calls of a group and of each size are
+posted: the tags of later calls differ if the calls do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINGER_S = 2.0
 class CallCheck:
     """The calls of one rank of a group of the global `ranks`; `break_off` ends calls in progress.
 
-    `error` says which ranks differ, once they do.
+    `error` names the differing ranks; None while no difference is known.
     """
 
     def __init__(
@@ -66,8 +66,9 @@ class CallCheck:
         self._stop = threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """Post this rank's `number`-th call, and have it compared in the background. Where it
-        `is_awaited`, `wait_until_same` is called for it on all ranks.
+        """Post this rank's `number`-th call, to be compared in the background.
+
+        `is_awaited` says that all ranks call `wait_until_same` for it.
         """
         self._store.set(f"call/{number}/{self._rank}", what)
         with self._guard:
@@ -83,12 +84,10 @@ class CallCheck:
                 self._thread.start()
 
     def wait_until_same(self, number: int) -> None:
-        """Wait for a short while until all ranks have made the `number`-th call, which this one has
-        posted.
+        """Wait briefly until all ranks have made the `number`-th call, which this rank has posted.
 
-        gloo ends the process where two ranks' calls of a size differ. A rank that is later than the
-        wait finds the difference before it starts anything. Raises ExecutionError where the ranks
-        differ.
+        gloo ends the process if two ranks' calls differ in size. A rank that comes after the wait
+        finds the difference before it starts anything. Raise ExecutionError if the ranks differ.
         """
         deadline, key = time.monotonic() + _AWAITED_S, f"same/{number}"
         while time.monotonic() < deadline and not self._stop.is_set():
@@ -102,12 +101,13 @@ class CallCheck:
             self._awaited.discard(number)
 
     def watch(self, work: PlannedWork) -> None:
-        """Have a call fail where the ranks turn out to differ."""
+        """Make a call fail if the ranks turn out to differ."""
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return the error of ranks that differ, after a call has failed: the posted calls may not
-        have been compared yet.
+        """Return the error that names the differing ranks, after a call has failed.
+
+        The posted calls may not have been compared yet.
         """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
@@ -145,8 +145,7 @@ class CallCheck:
     def _compare(self) -> str:
         """Compare the oldest calls that all ranks have posted; return which ranks differ, or "".
 
-        Ranks learn at different calls that a size is settled, so some calls are not posted by all
-        of them.
+        Ranks learn at different calls that a size is settled, so not every rank posts every call.
         """
         for number in list(islice(self._numbers, _COMPARED_AT_ONCE)):
             keys = [f"call/{number}/{rank}" for rank in range(len(self._ranks))]
@@ -179,9 +178,7 @@ class CallCheck:
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
-    """Return which ranks make another call than most as the `number`-th of their group; "" where
-    all make the same.
-    """
+    """Name the ranks whose `number`-th call in their group differs from most; "" if none does."""
     counts = Counter(calls)
     if len(counts) == 1:
         return ""

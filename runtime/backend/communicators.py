@@ -1,7 +1,7 @@
 """The plans and communicators of one process group, and the queues of its calls.
 
-All of them are made when they are used: the search for a plan begins at the first call of its
-collective, beside the calls; the communicator is made by the queue, at the first call that uses the
+Each is made when it is first used: the search for a plan begins at the first call of its
+collective, in the background; the queue makes the communicator at the first call that uses the
 plan.
 """
 
@@ -37,8 +37,9 @@ _MIN_INTEGER_BYTES = 1 << 20
 
 
 class Communicators:
-    """The communicators of the group called `name` over `plain`; `transports` names the transport
-    of each type of device.
+    """The communicators of the group called `name` over `plain`.
+
+    `transports` names the transport of each device type.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Communicators:
     def find_size(
         self, name: str, root: int | None, tensor: torch.Tensor, parts: int = 1, op: object = None
     ) -> Size | None:
-        """Return the calls of a collective at the size of `parts` such tensors; None where they are
-        left to the plain group.
+        """Return the state of a collective at one size; None if the plain group makes its calls.
+
+        The size is that of `parts` tensors like the given one.
         """
         if self.why_plain(name, tensor, parts, op):
             return None
@@ -85,8 +87,9 @@ class Communicators:
         return size
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
-        """Return the calls on each of several tensors that must not be left to the plain group;
-        nothing where they may be, or no plan can be for one of them.
+        """Return the states of several tensors whose calls must go through plans.
+
+        Return nothing if the plain group may make the calls, or no plan can serve one of them.
         """
         if not self.must_plan(tensors[0], op):
             return []
@@ -94,8 +97,9 @@ class Communicators:
         return [size for size in sizes if size is not None] if None not in sizes else []
 
     def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether the first call must go through a plan: one was named, or the stock
-        collective is no choice.
+        """Return whether the first call must already go through a plan.
+
+        It must if the user named a plan, or if the stock collective is not allowed.
         """
         options = self.options
         is_auto = options.plans == AUTO and options.choose in ("race", "model")
@@ -107,11 +111,10 @@ class Communicators:
         return {key for key, communicator in self.by_key.items() if communicator is None}
 
     def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
-        """Return the communicator for a collective, waiting for its plan; None where there is no
-        plan. Only the queue may call this.
+        """Return the communicator for a collective, waiting for its plan; None without a plan.
 
-        Collective the first time, as part of the `number`-th call; raises as PlanFinder.find and
-        Communicator.
+        Only the queue may call this. Collective the first time, as part of the `number`-th call;
+        raises like PlanFinder.find and Communicator.
         """
         if key not in self.by_key:
             plan = self._preparations[key].wait(lambda: check.error)
@@ -119,8 +122,10 @@ class Communicators:
         return self.by_key[key]
 
     def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether a reduction must not be left to the plain group: of rounded values, where
-        bits shall be the same. `op` is None for collectives that add nothing.
+        """Return whether a reduction must not be left to the plain group.
+
+        That holds for values that are rounded, if results must have the same bits. `op` is None for
+        collectives that add nothing.
         """
         rounds = tensor.is_floating_point() or tensor.is_complex()
         # Of MIN and MAX the order does not matter.
@@ -131,7 +136,7 @@ class Communicators:
         return self.options.keeps_bits and orders and rounds and len(self.plans.ranks) > 1
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
-        """Raise InputError where the plain group must not carry out a reduction."""
+        """Raise InputError if the plain group must not carry out a reduction."""
         if self.must_plan(tensor, op):
             raise InputError(
                 "choose='same-bits': there is no reproducible plan to reduce such tensors "
@@ -140,8 +145,9 @@ class Communicators:
             )
 
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
-        """Return why no plan can be for such buffers, or nothing: alike on all ranks, from what all
-        of them know.
+        """Return why no plan can serve such buffers, or nothing if one can.
+
+        The answer is the same on all ranks: it depends only on values that all ranks know.
         """
         device = tensor.device.type
         if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
@@ -163,8 +169,8 @@ class Communicators:
         return "" if is_served else f"{getattr(kind, 'name', kind)} of {dtype_name(tensor.dtype)}"
 
     def _codec(self, name: str) -> str | None:
-        """Return the codec of a collective's values; those that are not added up are sent as they
-        are.
+        """Return the codec of a collective's values; without additions they are sent
+        uncompressed.
         """
         return self.options.compress if name in _COMPRESSED else None
 
@@ -182,8 +188,9 @@ class Communicators:
         return communicator
 
     def transport(self, device: str) -> Transport:
-        """Return the transport of all communicators for a type of device. Collective the first time
-        for GPUs.
+        """Return the transport of all communicators for a device type.
+
+        Collective the first time on GPUs.
         """
         if device not in self._shared:
             name, timeout = f"topoplan/{self.name}/{device}", self.plans.timeout
@@ -201,19 +208,19 @@ class Communicators:
         return self._shared[device]
 
     def queue(self, tensor: torch.Tensor) -> ThreadQueue:
-        """Return the queue in which calls on tensors of this type of device wait for each other."""
+        """Return the queue that orders calls on tensors of this device type."""
         kind = tensor.device.type
         if kind not in self._queues:
             self._queues[kind] = make_queue(tensor.device)
         return self._queues[kind]
 
     def is_idle(self, device: str) -> bool:
-        """Return whether no call on tensors of a type of device waits or is in progress."""
+        """Return whether no call on tensors of a device type waits or is in progress."""
         queue = self._queues.get(device)
         return queue is None or queue.is_idle
 
     def holds_stock(self, device: str) -> bool:
-        """Return whether stock collectives on a type of device must wait for calls before them."""
+        """Return whether stock collectives on a device type must wait for earlier calls."""
         queue = self._queues.get(device)
         return queue is not None and queue.holds_stock
 

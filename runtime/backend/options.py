@@ -45,7 +45,7 @@ class BackendOptions:
 
     @property
     def keeps_bits(self) -> bool:
-        """Whether an element's sum must have the same bits whatever buffer contains it."""
+        """Whether an element's sum must have the same bits in whatever buffer it is."""
         return self.choose == SAME_BITS
 
     @property

@@ -1,5 +1,4 @@
-"""The plain group under a group of the backend "topo" (gloo for CPUs, NCCL for GPUs), and the calls
-that are left to it.
+"""The plain group under a group of the backend "topo": gloo for CPUs, NCCL for GPUs.
 
 Each method that may wait is defined here in Python. A method that a Python subclass of ProcessGroup
 does not define is found by torch's C++ trampoline, which then calls the C++ base class *while it
@@ -41,9 +40,7 @@ StartPlain = Callable[[list[torch.Tensor]], dist.Work]
 
 
 def _leave(name: str) -> Callable[..., Any]:
-    """Return a method that leaves a collective to the plain group, in the order of the group's
-    calls.
-    """
+    """Return a method that passes a collective to the plain group, in the order of calls."""
 
     def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
         return self._leave(name, *args, **kwargs)
@@ -67,8 +64,7 @@ def backend_type(transport: str) -> Any:
 
 
 def check_descriptors(ranks: int) -> None:
-    """Raise ExecutionError where this process may not open the files that one more group of gloo's
-    takes.
+    """Raise ExecutionError if this process cannot open enough files for another gloo group.
 
     gloo itself ends the process then: its listening thread throws.
     """
@@ -86,8 +82,9 @@ def check_descriptors(ranks: int) -> None:
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs (gloo without NCCL), and which of them is
-    for which device.
+    """Return a group of gloo for CPUs and NCCL for GPUs, and the transport of each device type.
+
+    Without NCCL, gloo is used for GPUs too.
     """
     check_descriptors(place.group_size)
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)
@@ -103,8 +100,9 @@ def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[
 
 
 class PlainCalls(dist.ProcessGroup):
-    """A process group whose collectives, point-to-point operations and settings are those of the
-    group `plain`; `transports` names the transport of each type of device.
+    """A process group that passes all collectives, messages and settings to the group `plain`.
+
+    `transports` names the transport of each device type.
     """
 
     plain: dist.ProcessGroup
@@ -127,18 +125,18 @@ class PlainCalls(dist.ProcessGroup):
         return self.plain.recv_anysource(tensors, _check_tag(tag))
 
     def _get_sequence_number_for_group(self) -> int:
-        """Return how many collectives were called: it rises alike on all ranks."""
+        """Return how many collectives were called; the same on all ranks."""
         return self._number
 
     def _is_compared(self) -> bool:
         return len(self.ranks) > 1 and not self.planned.plans.off
 
     def _begin(self, what: str, *, is_new: bool = False, is_awaited: bool = False) -> int:
-        """Return the number of a collective that is called now. Raises ExecutionError where the
-        ranks are known to differ.
+        """Return the number of a collective that is being called.
 
-        The first calls of a group, and those of a size that is not settled (`is_new`), are compared
-        on the side; `is_awaited` says that the call waits for the answer.
+        The first calls of a group, and those of an unsettled size (`is_new`), are compared in the
+        background; `is_awaited` says that the call waits for the answer. Raise ExecutionError if
+        the ranks are known to differ.
         """
         self._number += 1
         if self.check.error is not None:
@@ -165,8 +163,9 @@ class PlainCalls(dist.ProcessGroup):
         *,
         after_all: bool = False,
     ) -> dist.Work:
-        """Start a collective of the plain group, after all calls before it that may be collectives
-        of the plain group, or `after_all` calls, as gloo's barriers must be.
+        """Start a collective of the plain group after earlier calls that may be its own, too.
+
+        With `after_all` it starts after all earlier calls, as gloo's barriers must.
         """
         number = self._begin(what)
         device = "cpu" if tensor is None else tensor.device.type
@@ -190,8 +189,8 @@ class PlainCalls(dist.ProcessGroup):
     ) -> dist.Work:
         """Return a work for a stock collective in progress, whose error names the rank to blame.
 
-        `results` are its tensors; None: those that the backend's own work has. Without a future it
-        stays as it is.
+        `results` are its tensors (None: those of the backend's own work). A work without a future
+        is returned unchanged.
         """
         if isinstance(work, PlannedWork) or any(tensor.is_cuda for tensor in results or []):
             return work
@@ -237,11 +236,10 @@ class PlainCalls(dist.ProcessGroup):
         *,
         has_result: bool = True,
     ) -> dist.Work:
-        """Start a reduction by the plain group on `tensors`, which hold the result where this rank
-        `has_result`.
+        """Start a reduction of `tensors` by the plain group.
 
-        gloo has no AVG, so that is a sum, which is divided afterwards; and it treats all tensors as
-        contiguous.
+        They hold the result if this rank `has_result`. gloo has no AVG, so that is a sum, divided
+        afterwards; and gloo treats all tensors as contiguous.
         """
         op, first = opts.reduceOp, tensors[0]
         self.planned.check_plain(first, op)
@@ -267,8 +265,9 @@ class PlainCalls(dist.ProcessGroup):
 
 
 def _check_tag(tag: int) -> int:
-    """Return the tag of a user's message. Raises InputError for one that a plan's message may have:
-    they share connections.
+    """Return the tag of a user's message; raise InputError if messages of plans may use it.
+
+    Both share the same connections.
     """
     if tag >= FIRST_TAG:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Finds plans in files: those that the user named, and those cached by an earlier start."""
+"""Plans in files: those that the user named, and those cached by an earlier start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class _PlanEntry:
-    """A plan, or its file, with the collective, number of ranks and root that it is for."""
+    """A plan, or its file, with its collective, number of ranks and root."""
 
     collective: str
     ranks: int
@@ -39,18 +39,19 @@ class _PlanEntry:
 
 
 class PlanFiles:
-    """The plans that the user named. A file is read in full, and verified, only when `find` returns
-    its plan.
+    """The plans that the user named.
+
+    A file is read in full and verified only when `find` returns its plan.
     """
 
     def __init__(self, plans: Sequence[str | Path | Plan]) -> None:
         self.entries = [entry for plan in plans for entry in _list_plans(plan)]
 
     def find(self, wanted: Collective, *, strict: bool) -> Plan | None:
-        """Return the plan for a collective, or None where there is none.
+        """Return the plan for a collective, or None if there is none.
 
-        Raises PlanMismatchError, if `strict`, where all plans for the collective are for other
-        numbers of ranks, InputError where two plans fit, VerificationError where the plan is wrong.
+        Raise PlanMismatchError, if `strict`, when all plans for the collective are for other
+        numbers of ranks, InputError if two plans fit, VerificationError if the plan is wrong.
         """
         entries = [entry for entry in self.entries if entry.collective == wanted.name]
         fitting = [entry for entry in entries if entry.ranks == wanted.ranks]
@@ -127,9 +128,9 @@ def load_or_synthesize(
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A plan whose search the time limit cut short is not saved. A file that is damaged, or for
-    another machine, is replaced. A folder that is None or cannot be used costs one warning. Raises
-    what `synthesize` raises.
+    A plan whose search reached the time limit is not saved. A file that is damaged, or for another
+    machine, is replaced. A folder that is None or cannot be used costs one warning. Raises like
+    `synthesize`.
     """
     name = _make_file_name(collective, topology, reproducible=reproducible)
     loaded = None if folder is None else _load_fitting(folder / name, collective, topology)
@@ -168,7 +169,7 @@ def load_or_synthesize(
 
 
 def _save(plan: Plan, folder: Path | None, name: str) -> None:
-    """Save a plan in the folder; warn, once per folder, where that fails."""
+    """Save a plan in the folder; if that fails, warn once per folder."""
     if folder is None:
         warn_of_no_home()
         return
@@ -180,8 +181,9 @@ def _save(plan: Plan, folder: Path | None, name: str) -> None:
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
-    """Return the plan in a file, or None where there is none, it is damaged, or it is for another
-    machine or collective.
+    """Return the plan in a file, or None if the file is missing, damaged, or for another request.
+
+    Another request is one for another machine or collective.
     """
     try:
         if not path.exists():
@@ -202,8 +204,9 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
 
 
 def _make_file_name(collective: Collective, topology: Topology, *, reproducible: bool) -> str:
-    """Return a file name made of all inputs of a plan: also names and the order of ranks, which
-    fingerprints ignore.
+    """Return a file name made of all inputs of a plan.
+
+    It includes names and the order of ranks, which fingerprints ignore.
     """
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]

@@ -1,9 +1,8 @@
-"""Finds the plan that a process group uses for a collective: rank 0 loads or synthesizes it, and
-sends it to the others.
+"""The search for a collective's plan: rank 0 loads or synthesizes it, and sends it to the others.
 
-Everything goes through the group's store, by a thread beside the calls, so only the ranks of the
-group take part, and all but rank 0 need neither files nor time. Modules that read, join and change
-machines are imported only where there is one: with plans from files there is none.
+Everything goes through the group's store, in a background thread, so only the ranks of the group
+take part, and only rank 0 needs files and time. Modules that read, join and change machines are
+imported only if there is a machine to plan for, not for plans from files.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class PlanFinder:
     """The plans of the group of the global `ranks`, in which this rank has the number `rank`.
 
     `whole` says that the group has all ranks of the launch: then the plans that the user named must
-    fit it. Other groups go without a plan where none fits.
+    fit it. Other groups go without a plan if none fits.
     """
 
     def __init__(
@@ -79,15 +78,14 @@ class PlanFinder:
 
     @property
     def off(self) -> bool:
-        """Whether there are no plans for any collective."""
+        """Whether plans are turned off for all collectives."""
         return self.options.plans in (OFF, "stock") or len(self.ranks) < 2
 
     def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
-        """Return the plan for a collective over the group, on tensors of a device; None where there
-        is none.
+        """Return the plan for a collective on tensors of a device; None if there is none.
 
-        Collective over the group. Raises the same error on every rank where a named plan cannot be
-        used, and ExecutionError where a rank does not answer.
+        Collective over the group. Raises the same error on every rank if a named plan cannot be
+        used, and ExecutionError if a rank does not answer.
         """
         wanted = Collective(name, len(self.ranks), root)
         key = f"plan/{device.type}/{name}/{root}"
@@ -115,14 +113,15 @@ class PlanFinder:
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
 
     def _check_rank_0(self) -> None:
-        """Raise RuntimeError if the process of rank 0, which gives the plan, has ended."""
+        """Raise RuntimeError if rank 0's process, which provides the plan, has ended."""
         first = self.ranks[0]
         if self.addresses is not None and find_ended({first: self.addresses[first]}):
             raise RuntimeError(f"rank {first} has ended")
 
     def _find_machine(self, device: torch.device) -> Topology | TopoplanError | None:
-        """Return the group's machine, or the error of finding it, on rank 0. Collective once for
-        each type of device.
+        """Return the group's machine on rank 0, or the error of finding it.
+
+        Collective once per device type.
         """
         with self._finds_machine:
             if device.type not in self._machines:
@@ -141,7 +140,7 @@ class PlanFinder:
     def _make_answer(
         self, wanted: Collective, machine: Topology | TopoplanError | None
     ) -> tuple[Plan | None, dict[str, Any]]:
-        """Return rank 0's plan, and the answer that it gives the other ranks."""
+        """Return rank 0's plan, and the answer to send to the other ranks."""
         try:
             plan = self._synthesize(wanted, machine) if self._auto else self._pick_named(wanted)
             if plan is None:
@@ -180,7 +179,7 @@ class PlanFinder:
             )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:
-        """Return the user's plan for a collective; None where none of them fits a subgroup."""
+        """Return the user's plan for a collective; None if none fits a subgroup."""
         with self._reads_source:
             if self._source is None:
                 self._source = _read_source(self.options.plans)
@@ -200,9 +199,7 @@ class PlanFinder:
 
 
 class Preparation:
-    """The search for one plan by `find`, which begins at once in a thread of its own: the calls go
-    on without the plan.
-    """
+    """The search for one plan by `find`, in a thread that starts at once; calls go on meanwhile."""
 
     def __init__(self, find: Callable[[], Plan | None]) -> None:
         self._find = find
@@ -216,8 +213,9 @@ class Preparation:
         return self._future.done()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
-        """Return the plan, or None where there is none. Raises the error of the search, or of
-        `find_error`.
+        """Return the plan, or None if there is none.
+
+        Raise the error of the search or of `find_error`.
         """
         while not wait([self._future], _PREPARATION_POLL_S).done:
             error = find_error()
@@ -237,7 +235,7 @@ class Preparation:
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:
-    """Read the user's option: plans, or a machine to plan for."""
+    """Parse the user's option: plans, or a machine to plan for."""
     if isinstance(plans, Plan):
         return PlanFiles([plans])
     if not isinstance(plans, (str, Path)):

@@ -1,8 +1,7 @@
-"""The c10d backend "topo": runs collectives of torch.distributed by plans where there are any.
+"""The c10d backend "topo", which runs collectives of torch.distributed by plans if there are any.
 
-A process group around a plain one (gloo, and NCCL where there are GPUs). Collectives that it has a
-plan for are run by communicators, made when a collective is first used; everything else is the
-plain group's.
+A process group around a plain one (gloo, and NCCL if there are GPUs). Collectives with a plan are
+run by communicators, made when a collective is first used; the plain group does everything else.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ class TopoGroup(BaseGroup):
     """The ranks of one process group under the backend "topo".
 
     Floating-point buffers from `least_bytes` on (others from 1 MiB on) go through plans: allreduce,
-    reduce-scatter, allgather, broadcast, reduce, and alltoall where equal parts are promised; SUM,
-    AVG, PRODUCT, MIN and MAX. Every rank must come to the same decision, so it follows from values
-    that are alike on all ranks. The rest is done by the plain group, which has AVG as well here,
-    also over gloo.
+    reduce-scatter, allgather, broadcast, reduce, and alltoall if equal parts are promised; SUM,
+    AVG, PRODUCT, MIN and MAX. Every rank must make the same decision, so it depends only on values
+    that are equal on all ranks. The plain group does the rest; it supports AVG here over gloo, too.
     """
 
     def allreduce(  # type: ignore[override]
@@ -104,7 +102,7 @@ class TopoGroup(BaseGroup):
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
-        """See torch.distributed.reduce. Tensors of ranks that are not the root stay as they are."""
+        """See torch.distributed.reduce. Tensors of ranks that are not the root stay unchanged."""
         tensor = _single(tensors)
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self._leave("reduce", tensors, opts, **more)
@@ -216,8 +214,9 @@ class TopoGroup(BaseGroup):
     def allgather_into_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Gather several tensors at once; by a plan where it is only one, as functional collectives
-        call it.
+        """Gather several tensors at once.
+
+        A single one may go through a plan; functional collectives call it like this.
         """
         opts = AllgatherOptions() if opts is None else opts
         if len(inputs) == 1:
@@ -327,10 +326,10 @@ class TopoGroup(BaseGroup):
     ) -> dist.Work:
         """See torch.distributed.all_to_all_single.
 
-        A rank cannot tell from its own sizes, spelled out or not, whether all parts of all ranks
-        are alike: with three equal parts to send and three to receive on rank 0, ranks 1 and 2 may
-        send each other more. Ranks that decided by their own sizes would decide differently, and
-        wait for ever. So a plan is used where the user promised even parts, and nowhere else.
+        A rank cannot know from its own sizes, listed or not, whether all parts of all ranks are
+        equal: with three equal parts to send and three to receive on rank 0, ranks 1 and 2 may send
+        each other more. Ranks that decided by their own sizes would decide differently, and wait
+        for ever. So a plan is used only if the user promised even parts.
         """
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes
@@ -362,7 +361,7 @@ class TopoGroup(BaseGroup):
     def _check_even(
         self, output: torch.Tensor, input: torch.Tensor, splits: Sequence[Sequence[int]]
     ) -> None:
-        """Raise InputError unless all parts are alike, as was promised."""
+        """Raise InputError unless all parts are equal, as was promised."""
         if (
             any(len(set(sizes)) > 1 for sizes in splits)
             or output.numel() != input.numel()
@@ -376,7 +375,7 @@ class TopoGroup(BaseGroup):
 
 
 def _single(tensors: Any) -> Any:
-    """Return the only item of a list; None where it is no list, or has several."""
+    """Return the only item of a list; None if it is not a list of one item."""
     return tensors[0] if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else None
 
 
@@ -387,7 +386,7 @@ def _are_alike(parts: Sequence[torch.Tensor], tensor: torch.Tensor) -> bool:
 def _allreduce_options(
     op: Any = None, timeout: timedelta | None = None, **more: Any
 ) -> AllreduceOptions:
-    """Return options as ProcessGroup.allreduce takes them one by one."""
+    """Return options with each field as ProcessGroup.allreduce takes it."""
     opts = AllreduceOptions()
     op = more.get("op", op)
     if op is not None:

@@ -1,10 +1,10 @@
-"""Decides, alike on all ranks, from which call on a collective of one size goes through its plan.
+"""The decision, the same on all ranks, from which call on a collective of one size uses its plan.
 
-The first calls of a size are left to the stock collective, which starts at once, while a thread of
-its own finds or makes the plan. At intervals the ranks ask each other whether all of them have it,
-by a small reduction of gloo's that no call waits for; two calls later the answer, which is the same
-on all ranks, says whether the plan is used from there on. After some training steps it is used in
-any case: then the queue waits for the plan, so that a short script gets to it as well.
+The first calls of a size are left to the stock collective, which starts at once, while a background
+thread finds or makes the plan. At intervals the ranks ask each other whether all of them have it,
+by a small reduction over gloo that no call waits for; two calls later the answer, which is the same
+on all ranks, decides whether the plan is used from there on. After some training steps it is used
+in any case: then the queue waits for the plan, so that a short script uses it as well.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _WAITED_AFTER = 6
 
 
 class Passes:
-    """Counts the backward passes that call collectives of a group: the best estimate that it has of
-    training steps.
-    """
+    """Counts the backward passes that call a group's collectives, to estimate training steps."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -52,9 +50,9 @@ class Passes:
 class Size:
     """The calls of the collective `key` at one size.
 
-    `is_ready` says whether this rank has its plan; `gloo` carries questions. With `at_once` all
-    calls go through the plan: where the stock collective must not be used, or plans were named.
-    `begun` says whether calls from now on do.
+    `is_ready` returns whether this rank has its plan; `gloo` carries the questions between ranks.
+    With `at_once` all calls go through the plan: if the stock collective must not be used, or plans
+    were named. `begun` says whether calls use the plan from now on.
     """
 
     def __init__(
@@ -86,10 +84,10 @@ class Size:
         return self.begun or question is None or question[0].is_completed()
 
     def uses_plan(self, call: int) -> bool:
-        """Return whether a call goes through the plan. Collective: called for all calls of the
-        size, in their order.
+        """Return whether a call goes through the plan.
 
-        Raises RuntimeError where a rank does not answer.
+        Collective: call it for all calls of the size, in their order. Raise RuntimeError if a rank
+        does not answer.
         """
         if not self.begun:
             self._hear_answer(call)

@@ -1,7 +1,8 @@
-"""Adapts groups to torch's own tools: modes that count calls see the user's, Dynamo traces none.
+"""Adapters to torch's tools: modes that count calls see the user's calls, Dynamo traces none.
 
 Calls that go through plans bypass torch's operators (c10d.allreduce_ and so on), so modes that
-count these are notified here; setting up and inner calls, which do pass by them, are hidden.
+count these are notified here; inner calls and those of the set-up, which do use operators, are
+hidden.
 
 Dynamo inlines the Python methods of a process group, which it knows as an opaque object, and fails
 at the first attribute (torch 2.13: "Member '_find' is not registered for this opaque object type").
@@ -37,9 +38,7 @@ class _Called:
 
 
 def show_as(name: str, start: Callable[[], T]) -> T:
-    """Return what `start` returns; modes that count see one call of c10d's operator `name`,
-    whatever `start` calls.
-    """
+    """Return the result of `start`, shown to counting modes as one c10d call, operator `name`."""
     modes = _find_counting_modes()
     if not modes:
         return start()
@@ -50,7 +49,7 @@ def show_as(name: str, start: Callable[[], T]) -> T:
 
 
 def _find_counting_modes() -> list[Any]:
-    """Return those that are on in this thread, innermost first."""
+    """Return the counting modes that are active in this thread, innermost first."""
     if not torch._C._len_torch_dispatch_stack():
         return []
     debug = sys.modules.get("torch.distributed.tensor.debug")  # where it is not imported none is on
@@ -61,8 +60,9 @@ def _find_counting_modes() -> list[Any]:
 
 
 def leave_untraced(cls: C) -> C:
-    """Have torch.compile run the methods of `cls`, inherited ones of ours included, as they are;
-    return `cls`.
+    """Keep torch.compile from tracing the methods of `cls`; return `cls`.
+
+    That includes methods inherited from topoplan's own classes.
     """
     for owner in cls.__mro__:
         if owner.__module__.startswith(__package__ or ""):

@@ -17,8 +17,9 @@ _warned: set[Path | None] = set()
 
 
 def find_cache_folder(named: str | Path | None = None) -> Path | None:
-    """Return the folder for plans and races: `named`, else TOPOPLAN_CACHE, else topoplan in the
-    user's cache folder; None if that is in a home directory which is not known.
+    """Return the folder for plans and races, or None if the home directory is not known.
+
+    It is `named`, else TOPOPLAN_CACHE, else topoplan in the user's cache folder.
     """
     folder = named or os.environ.get(VARIABLE)
     try:

@@ -51,11 +51,11 @@ class CachedRace(Struct, frozen=True):
 
 
 class CachedRaces:
-    """The races of one plan on one machine, in `folder`; with None nothing is cached.
+    """The races of one plan on one machine, in `folder`; if that is None, nothing is cached.
 
     The files' names are made of the inputs that decide which schedule wins and never change. Host
-    costs are not part of it: they are measured, so they differ from start to start, and they only
-    say which schedules race. `with_stock` says whether the stock collective raced too.
+    costs are not among them: they are measured, so they differ from start to start, and they only
+    decide which schedules race. `with_stock` says whether the stock collective raced too.
     """
 
     def __init__(
@@ -86,8 +86,9 @@ class CachedRaces:
         self._key = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()[:32]
 
     def find(self, size_bytes: int) -> CachedRace | None:
-        """Return the race at a size (a power of two); None if none is cached, or its file is
-        damaged or foreign, which is one warning.
+        """Return the race at a size (a power of two); None if no usable one is cached.
+
+        A damaged or foreign file is one warning.
         """
         if self.folder is None:
             warn_of_no_home()

@@ -28,9 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks agreed on: workers and helpers (ranks of `group`) and the arguments of
-    `make`.
-    """
+    """What all ranks agreed on: workers and helpers (ranks of `group`), and `make`'s arguments."""
 
     group: dist.ProcessGroup
     rank: int
@@ -250,6 +248,4 @@ class Averaging(System):
 
     @abstractmethod
     def average(self, flats: Flats) -> None:
-        """Replace flat tensors by their means over the workers, with the same bits on all of
-        them.
-        """
+        """Replace flat tensors by their means over the workers, with the same bits on all."""

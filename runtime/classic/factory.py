@@ -59,9 +59,7 @@ def system_of(name: str) -> type[System]:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """One rank's arguments of `make`; `problem` describes what is wrong with them, if anything
-    is.
-    """
+    """One rank's arguments of `make`; `problem` describes an error in them, if any."""
 
     problem: str | None
     name: str

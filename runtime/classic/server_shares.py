@@ -1,5 +1,4 @@
-"""Divide a buffer among parameter servers so that the busiest link carries as little as
-possible.
+"""Divide a buffer among parameter servers so that the busiest link carries the least possible load.
 
 Each worker sends server s a share f_s of its buffer and gets the sum of that part back; a worker
 that serves keeps its own part. BytePS (Jiang et al., OSDI 2020, section 4.1) solves this by hand
@@ -35,7 +34,7 @@ _MAX_SERVERS = 4096  # columns of the linear program
 class Shares:
     """An exact division of the buffer: `share[i]` of it goes to `servers[i]`; they sum up to 1.
 
-    `load` is what each directed link carries for push and pull, as a multiple of the buffer.
+    `load` is the load of each directed link for push and pull, as a multiple of the buffer.
     `at_least_s_per_GB` is a lower bound on `s_per_GB` over all divisions.
     """
 
@@ -177,7 +176,7 @@ def _compute_time(
 def _add_loads(
     shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], links: int
 ) -> list[Fraction]:
-    """Return what each link carries, as a multiple of the buffer."""
+    """Return the load of each link, as a multiple of the buffer."""
     load = [Fraction(0)] * links
     for share, column in zip(shares, columns, strict=True):
         for row, times in column.items():
@@ -188,8 +187,9 @@ def _add_loads(
 def _solve(
     columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], even: float
 ) -> tuple[Floats, Floats]:
-    """Return shares and link prices of: min t + even * m, no link busy for over t, no share over
-    m.
+    """Solve min t + even * m for the shares; return shares and link prices.
+
+    No link is busy for longer than t, and no share is larger than m.
     """
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
     # Times are scaled to numbers near 1, whatever the unit of the capacities.

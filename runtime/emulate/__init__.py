@@ -1,6 +1,4 @@
-"""Emulate a machine with network namespaces and rate-limited links; ranks run inside, over
-sockets.
-"""
+"""Emulate a machine with network namespaces and rate-limited links, for ranks that use sockets."""
 
 from .blueprint import Blueprint, blueprint, parse_rate
 from .mpi import why_not_mpi

@@ -61,8 +61,9 @@ class VethPair:
 
 @dataclass(frozen=True)
 class Hop:
-    """A forwarding rule: packets for rank `dst` (from rank `src`, None for any) go to device
-    `via`.
+    """A forwarding rule: packets for rank `dst` go to device `via`.
+
+    It applies to packets from rank `src`, or from any rank if that is None.
     """
 
     src: int | None

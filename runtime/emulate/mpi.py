@@ -143,8 +143,9 @@ def why_not_mpi() -> str | None:
 
 
 def enter_host(namespace: str, name: str) -> list[str]:
-    """Return a command prefix that enters a network namespace, given its file, under a host
-    name.
+    """Return a command prefix that enters a network namespace under a host name.
+
+    The namespace is given by its file.
     """
     renamed = ["unshare", "--uts", "--", "sh", "-c", _ENTER, name]
     return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]

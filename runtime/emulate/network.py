@@ -44,8 +44,8 @@ _PROBE = Path(__file__).with_name("reach.py")
 
 
 class EmulationError(TopoplanError):
-    """This host cannot create network namespaces; the message says what is missing and what to
-    do.
+    """This host cannot create network namespaces; the message says what is missing, and the
+    remedy.
     """
 
 
@@ -224,9 +224,7 @@ class Network:
             _run([*self.enter(device), program, "-batch", "-"], lines)
 
     def _check(self) -> None:
-        """Raise ExecutionError unless all cables have their rates and all ranks reach each
-        other.
-        """
+        """Raise ExecutionError if a cable has a wrong rate or ranks cannot reach each other."""
         plan = self.blueprint
         for device, name in enumerate(plan.devices):
             shown = json.loads(_run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]")

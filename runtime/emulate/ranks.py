@@ -98,7 +98,8 @@ def share_folder() -> Iterator[Path]:
 
 
 def show_code(failed: int | None, code: int) -> int:
-    """Return the exit code for a result of `run_together`: 128 plus the signal that ended a
-    rank.
+    """Return the exit code for a result of `run_together`.
+
+    It is 128 plus the signal if a signal ended a rank.
     """
     return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)

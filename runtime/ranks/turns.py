@@ -14,10 +14,11 @@ from .timing import time_call_s
 from .transport import Transport
 
 # A race has as many turns as fit into _RACE_S, within these limits. Two would not do, since neither
-# time is the median. There are more if _MAX_TURNS turns take less than _SHORT_RACE_S: short calls
-# are easily disturbed.
+# time is the median.
 _RACE_S = 0.5
 _MIN_TURNS, _MAX_TURNS = 3, 9
+# A race has more turns if _MAX_TURNS of them take less than 30 ms, since short calls are easily
+# disturbed.
 _SHORT_RACE_S = 0.03
 # Times that a race is extended, by as many turns as before, while the spread leaves the winner
 # open, within _RACE_S altogether: long calls are seldom disturbed as much.

@@ -26,11 +26,10 @@ def count_ring_bytes(ranks: int, size_bytes: int) -> int:
 
 
 class Planned(Averaging):
-    """Allreduce by a plan's schedules through a Communicator, which picks one per size by
-    `choose`.
+    """Allreduce by a plan through a Communicator, which picks a schedule per size by `choose`.
 
-    "race" uses the stock allreduce for sizes at which it is faster; `report()["schedules"]` is what
-    was used.
+    "race" uses the stock allreduce for sizes at which it is faster; `report()["schedules"]` lists
+    the schedules used.
     """
 
     name = "plan"
@@ -79,8 +78,9 @@ class Planned(Averaging):
         return {"schedules": chosen}
 
     def _find_plan(self, setting: Setting) -> Plan:
-        """Synthesize a plan by this system's strategy for the topology, on rank 0; return it on all
-        ranks.
+        """Synthesize a plan by this system's strategy for the topology; return it on all ranks.
+
+        Rank 0 does the synthesis. Collective.
         """
 
         def synthesize_as_text() -> str:
@@ -154,9 +154,7 @@ class Hierarchical(Planned):
 
 
 class Stock(Averaging):
-    """Call torch.distributed.all_reduce on each bucket after backward; DDP does so during
-    backward.
-    """
+    """Call torch.distributed.all_reduce on each bucket after backward (DDP does so during it)."""
 
     name = "stock"
     promise = "whatever the backend promises: the mean of the gradients on every rank"

@@ -64,8 +64,7 @@ def ring_edges(ranks: int) -> tuple[Edge, ...]:
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
-    """Return weights of 1 / (1 + the larger degree) for neighbours, and the rest to 1 for the
-    rank.
+    """Return weights 1 / (1 + the larger degree) for neighbours; a rank's own is the rest to 1.
 
     Raise InputError for an edge that does not link two ranks, InfeasibleError if the graph is not
     connected.
@@ -103,15 +102,13 @@ def find_mixing_matrix(setting: Setting) -> MixingMatrix:
 
 
 class Neighbours(System):
-    """Average parameters with the neighbours, then apply the worker's own gradients and
-    optimizer.
+    """Average parameters with the neighbours, then apply the worker's own optimizer step.
 
     A step replaces x_i by the sum over j of W_ij x_j, of parameters as they were when the gradients
     were computed. W has the weights of Metropolis and Hastings on the graph of GPUs that are
-    connected without others between, or on a ring without a topology. The mean over
-    workers moves by the mean of their gradients; replicas differ, and each averaging brings them
-    nearer to their mean by at least the factor `report()["contraction"]`. `finish` sets all
-    replicas to the mean.
+    connected without others between, or on a ring without a topology. The mean over workers moves
+    by the mean of their gradients; replicas differ, and each averaging brings them nearer to their
+    mean by at least the factor `report()["contraction"]`. `finish` sets all replicas to the mean.
     """
 
     name = "neighbours"
@@ -184,8 +181,8 @@ class Neighbours(System):
 class Neighbours8Bit(Neighbours):
     """Neighbours that send 8-bit differences and track replicas of each other's parameters.
 
-    Every worker has a replica of each neighbour's parameters x and moves it by what the neighbour
-    sends: the quantized difference between its parameters after and before a step. The neighbour
+    Every worker has a replica of each neighbour's parameters x and moves it by the neighbour's
+    message: the quantized difference between its parameters after and before a step. The neighbour
     moves its own x by the same rounded difference, so all replicas of x have the same bits.
     Rounding is random and unbiased, and each block of 256 values has its own levels: the smaller
     the steps, the smaller the error, so replicas converge as without compression.

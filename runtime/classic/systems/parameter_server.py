@@ -126,9 +126,7 @@ class ParameterServer(Averaging):
         self._carry_out(flats)
 
     def report(self) -> dict[str, object]:
-        """Return `shares`, the part of the gradients per rank, and `s_per_GB` of the busiest
-        link.
-        """
+        """Return `shares` (fraction of the gradients by rank) and the busiest link's `s_per_GB`."""
         return {
             "shares": {
                 rank: str(share)
