@@ -1,3 +1,1 @@
-"""What runs today, judged: measurements, rings and trees held against the certified bound of their
-machine.
-"""
+"""Judging of existing runs: measurements, rings and trees compared with their machine's bound."""

@@ -1,4 +1,4 @@
-"""Say what to do about a verdict, in plain sentences."""
+"""Advice on a verdict, in plain sentences."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .verdict import ABOVE, ChannelVerdict, FileVerdict, MeasuredVerdict
 
 # Smallest speedup worth reporting: below it, differences between runs are as large.
 _MIN_GAIN = Fraction("1.05")
-# Share from which a measurement counts as all that its channels, or the links, can do: latency and
-# protocol take the rest even at large sizes.
+# Share of the rate of its channels, or of the links, from which a measurement counts as reaching
+# it: latency and protocol take the rest even at large sizes.
 _NEAR = 0.85
 
 # Spells a command from its name, positional arguments and options, as its user would type it.
@@ -30,7 +30,7 @@ def name_command(command: str, *arguments: str, **options: str) -> str:
 
 
 def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFinding]:
-    """Return findings on a verdict's shares, each with what to do."""
+    """Return findings on a verdict's shares of the bound, each with what to do about it."""
     adviser = _Adviser(verdict, spell)
     findings: list[FileFinding] = []
     for channels in verdict.communicators:
@@ -43,7 +43,7 @@ def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFindin
 
 
 def gbps(value: Fraction | float) -> str:
-    """Format a rate with four digits."""
+    """Format a rate in GB/s with four digits."""
     return f"{float(value):.4g}"
 
 
@@ -53,7 +53,7 @@ def percent(share: float) -> str:
 
 
 def describe_limit(rate: Rate) -> str:
-    """Say which link limits channels, and how often they cross it."""
+    """Describe the link that limits channels, and how often they cross it."""
     counts = sorted({count for count in rate.crossings if count})
     words = {1: "once", 2: "twice"}
     times = " or ".join(words.get(count, f"{count} times") for count in counts[:3])
@@ -96,7 +96,9 @@ class _Adviser:
     spell: Spell
 
     def advise_on_channels(self, channels: ChannelVerdict, collective: str) -> list[FileFinding]:
-        """Say how far the channels of a communicator are from the bound, and what is faster."""
+        """Report how far a communicator's channels are from the bound, and which option is
+        faster.
+        """
         taken, share = channels.judged(collective), channels.share(collective)
         if taken is None or share is None:
             return []
@@ -145,7 +147,7 @@ class _Adviser:
         options: Options,
         rank_map: RankMap | None,
     ) -> list[FileFinding]:
-        """Say what would reach more than `now`, in GB/s, or that nothing would."""
+        """Return the options that exceed `now`, in GB/s, or a finding that none does."""
         machine = self.verdict.machine.argument
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > now * _MIN_GAIN else None for o in named)
@@ -227,7 +229,7 @@ class _Adviser:
             return [FileFinding(f"near-bound-{name}", text, "leave it alone")]
         if measured.options is None:
             return []
-        # A rate below a KB/s would round to 0, which nothing can be compared with.
+        # A rate below 1 KB/s would round to 0, and no ratio to 0 exists.
         now = Fraction(algbw).limit_denominator(10**6) or Fraction(1, 10**6)
         return self._offer(
             name, now, "what was measured", peak.share, measured.options, measured.rank_map

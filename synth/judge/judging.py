@@ -1,4 +1,4 @@
-"""Judge files: compare what they say with the bounds of their machine."""
+"""Judging of files: their measurements and channels compared with the bounds of their machine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .rates import rate_rings, rate_trees
 from .reading import Location, Measurement, ObservedCommunicator, Parents, Reading
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
-# Communicators that are judged: a job with several dimensions of parallelism has a handful of
-# kinds, and each costs bounds and searches.
+# Most communicators to judge per file: a job with several dimensions of parallelism has a handful
+# of kinds, and each costs bounds and searches.
 _MAX_COMMUNICATORS = 8
-# NCCL's tuner rates trees at 92 % of their channels' rate, of which each direction gets half.
+# NCCL's tuner rates trees at 92 % of their channels' rate, and each direction gets half of that.
 _TREE_FACTOR = Fraction(92, 200)
-# The number of the ring pattern in NCCL's search, and those of trees in the order of preference.
+# Pattern numbers in NCCL's search: the ring's, and the trees' in the order of preference.
 _RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 
 
 class Judge:
-    """Judges files. Bounds and options of a collective on a machine are computed once.
+    """A judge of files, which computes bounds and options once per collective and machine.
 
     `spell` spells the commands that advice names, `say` reports progress.
     """
@@ -48,7 +48,7 @@ class Judge:
     def judge(self, reading: Reading) -> FileVerdict:
         """Return the verdict on a file.
 
-        Raises InputError if a graph file is from another machine than was named.
+        Raise InputError if a graph file was written for another machine than the named one.
         """
         machine = self.machines.find(reading)
         findings, notes = list(reading.findings), list(reading.notes)
@@ -91,8 +91,10 @@ class Judge:
         ]
 
     def _count_ranks(self, verdict: FileVerdict) -> int:
-        """Return the ranks of a table that does not say them: those of the only communicator in the
-        log around it, else all GPUs of the machine; 0 without a machine.
+        """Return the number of ranks of a table that does not state it; 0 without a machine.
+
+        It is that of the communicators in the log around the table if they agree, else that of all
+        GPUs of the machine.
         """
         sizes = {c.ranks for c in verdict.reading.communicators}
         if len(sizes) == 1:
@@ -109,7 +111,10 @@ class Judge:
     def _map_ranks(
         self, verdict: FileVerdict, ranks: int, locations: Mapping[int, Location]
     ) -> RankMap:
-        """Return the GPU of each rank. Raises InputError if the machine is unknown or another."""
+        """Return the GPU of each rank.
+
+        Raise InputError if the machine is unknown or does not match.
+        """
         if verdict.machine.topology is None:
             raise InputError(verdict.machine.source)
         if ranks < 2:
@@ -127,7 +132,7 @@ class Judge:
         try:
             rank_map = self._map_ranks(verdict, communicator.ranks, communicator.locations)
         except InputError as error:
-            # A graph file is written for one machine; a log may be read far from its own.
+            # A graph file is for one machine; a log may be read far from the machine that wrote it.
             if verdict.reading.is_graph_file and verdict.machine.argument != LOCAL:
                 raise
             channels.why_not = str(error)
@@ -164,10 +169,9 @@ class Judge:
 def _check_types(
     verdict: FileVerdict, communicator: ObservedCommunicator, rank_map: RankMap
 ) -> None:
-    """Note if a graph file says that all hops are NVLinks and on the machine they are not, or the
-    reverse.
+    """Add a note if a graph file and the machine disagree on whether all hops are NVLinks.
 
-    Raises InputError if the file is also for fewer GPUs: it is from another machine.
+    Raise InputError if, in addition, the file is for fewer GPUs: then it is from another machine.
     """
     ring = next((p for p in communicator.patterns if p.number == _RING_PATTERN), None)
     if ring is None or not communicator.rings or ring.type_intra == "LOC":
@@ -191,7 +195,9 @@ def _check_types(
 
 
 def _predict(options: Options, size_bytes: int) -> float | None:
-    """Return the algbw in GB/s that the plan is predicted to reach at a size, None without one."""
+    """Return the algbw in GB/s that the plan is predicted to reach at a size; None without a
+    plan.
+    """
     if options.plan is None:
         return None
     seconds = options.plan.time_s(options.plan.entry_for(size_bytes), size_bytes)
@@ -205,8 +211,9 @@ def _renumber(parents: Parents, gpu_of: tuple[int, ...]) -> Parents:
 
 
 def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:
-    """Return the algorithm that NCCL uses for large allreduces: the tuner's pick, else the faster
-    one by the rates of NCCL's search; empty if unknown.
+    """Return the algorithm that NCCL uses for large allreduces; empty if unknown.
+
+    It is the tuner's pick, else the faster algorithm by the rates of NCCL's search.
     """
     picks = [p for p in reading.picks if p.collective in (None, "allreduce")]
     if picks:
@@ -216,7 +223,7 @@ def _find_taken(reading: Reading, communicator: ObservedCommunicator) -> str:
     n, patterns = communicator.ranks, {p.number: p for p in communicator.patterns}
     ring = patterns.get(_RING_PATTERN)
     tree = next((patterns[number] for number in _TREE_PATTERNS if number in patterns), None)
-    # Between nodes the tuner also counts latencies and NICs, which the log does not say.
+    # Between nodes the tuner also counts latencies and NICs, which the log does not contain.
     if ring is None or tree is None or n < 2 or (communicator.nodes or 1) > 1:
         return ""
     by_ring = Fraction(ring.channels) * Fraction(ring.intra_GBps) * n / (2 * (n - 1))

@@ -1,4 +1,4 @@
-"""Find the machine that a file was made on, and the GPU of each rank there."""
+"""The machine that a file was made on, and the GPU of each rank there."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ...topo.graph import Device, Topology
 from ...topo.loader.resolve import LOCAL, load_for_planning
 from .reading import Location, Reading
 
-# Endings by which people name a graph dump or a log.
+# Usual file name endings of a graph dump or a log.
 _FILE_ENDINGS = (
     *(".graph.xml", ".graphs.xml", "-graph.xml", "_graph.xml"),
     *(".xml", ".log", ".txt", ".out", ".json", ""),
 )
-# Endings of the topology beside a file of the same stem.
+# Endings of a topology file next to a file of the same stem.
 _TOPOLOGY_ENDINGS = (
     *(".topology.xml", ".topo.xml", "-topology.xml", "-topo.xml", "_topology.xml", "_topo.xml"),
 )
-# XML files of a folder that are opened in search of a topology: a folder of dumps, not an archive.
+# Most XML files of a folder to open in search of a topology: enough for dumps, not for an archive.
 _MAX_FILES = 200
-# Bytes that are read to recognize a topology, whose root element may follow long comments.
+# Bytes to read to recognize a topology: its root element may follow long comments.
 _SNIFF_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True)
 class JudgedMachine:
-    """A topology and where it comes from; without a topology, `source` says why there is none.
+    """A topology and its origin; without a topology, `source` is the reason why there is none.
 
-    `argument` is what the commands take to name it.
+    `argument` is the name of the machine on the command line.
     """
 
     topology: Topology | None
@@ -42,7 +42,7 @@ class JudgedMachine:
 
 @dataclass(frozen=True)
 class RankMap:
-    """The topology of the GPUs in use, each rank's number among these, and how that was found."""
+    """The topology of the GPUs in use, each rank's number among them, and how that was found."""
 
     topology: Topology
     gpu_of: tuple[int, ...]
@@ -50,8 +50,10 @@ class RankMap:
 
 
 class Machines:
-    """Finds and caches the machines of files: the one `named` by the user, else the first of those
-    `given` among the files, else the one beside a file, else the local machine.
+    """Finder and cache of the machines of files.
+
+    A file's machine is the one `named` by the user, else the first of those `given` among the
+    files, else the topology next to the file, else the local machine.
     """
 
     def __init__(self, named: str | None, given: list[str], how_named: str = "as named") -> None:
@@ -59,7 +61,7 @@ class Machines:
         self._cache: dict[str, JudgedMachine] = {}
 
     def find(self, reading: Reading) -> JudgedMachine:
-        """Return the machine of a file. Raises InputError if its topology cannot be read."""
+        """Return the machine of a file. Raise InputError if its topology cannot be read."""
         if self.named is not None:
             return self._load(self.named, self.how_named)
         if self.given:
@@ -95,8 +97,10 @@ def is_topology_file(name: str) -> bool:
 
 
 def _find_beside(reading: Reading) -> str | None:
-    """Return the name of the topology beside a file: of the same stem, the one that its text names
-    or, for a graph file, the only one in its folder. Raises InputError if there are several.
+    """Return the name of the topology file next to a file; None if there is none.
+
+    It is the one of the same stem, the one that the text of the file names or, for a graph file,
+    the only one in its folder. Raise InputError if there are several.
     """
     path = Path(reading.where)
     ending = next(ending for ending in _FILE_ENDINGS if path.name.endswith(ending))
@@ -128,8 +132,10 @@ def _find_beside(reading: Reading) -> str | None:
 def map_ranks(
     topology: Topology, ranks: int, locations: Mapping[int, Location], where: str
 ) -> RankMap:
-    """Return the GPU of each rank: by PCI address, by number or, if the file says neither, in the
-    order of ranks. Raises InputError if the topology cannot be their machine.
+    """Return the GPU of each rank.
+
+    Match by PCI address, else by GPU number; if the file has neither, take GPUs in the order of
+    ranks. Raise InputError if the topology cannot be the machine of these ranks.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if ranks > len(gpus):
@@ -164,8 +170,8 @@ def _choose_gpus(
     hosts = list(dict.fromkeys(location.host for location in listed if location.host))
     blocks = group_by_host(gpus)
     if len(hosts) > len(blocks):
-        # Some logs name a single host differently on every line, so the number of hosts is trusted
-        # only if every rank names one.
+        # Some logs name a single host differently on every line, so the number of hosts counts only
+        # if every rank names one.
         if len(blocks) == 1 and len(hosts) > 1 and all(location.host for location in listed):
             raise InputError(
                 f"{where}: ranks on {len(hosts)} hosts "
@@ -177,7 +183,7 @@ def _choose_gpus(
     block_of = dict(zip(hosts, blocks, strict=False)) if len(hosts) > 1 else {}
 
     def match(matches: Callable[[Device, Location, int], bool]) -> list[int] | None:
-        """Return the only GPU that matches each rank; None if a rank has none or several."""
+        """Return the only GPU that matches each rank; None if a rank matches none or several."""
         chosen = []
         for location in listed:
             among = block_of.get(location.host or "", range(len(gpus)))
@@ -218,7 +224,9 @@ def count_hosts(topology: Topology) -> int:
 
 
 def _has_bus(gpu: Device, bus: str | None) -> bool:
-    """Return whether a GPU has an address; a file may give the bus alone, or omit the function."""
+    """Return whether a GPU has a PCI address; a file may give the bus alone, or omit the
+    function.
+    """
     own = (gpu.bus_id or "").lower().split(":")
     if bus is None or len(own) != 3:
         return False

@@ -1,5 +1,6 @@
-"""Find the bounds of a collective on a machine, and what else the machine could run: a graph file
-for NCCL, one ring in the best rank order, a plan.
+"""The bounds of a collective on a machine, and the alternatives that the machine could run.
+
+Alternatives are a graph file for NCCL, one ring in the best rank order, and a plan.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from .machine import count_hosts
 from .rates import rate_rings, rate_trees
 from .reading import chain_parents
 
-# Seconds for each search: a log names few collectives, and a person waits for the answer.
+# Time limit of each search: a log names few collectives, and a person waits for the answer.
 _TIME_LIMIT_S = 20.0
-# GPUs up to which channels are searched: one node, since a graph file describes a node.
+# Most GPUs for a search of channels: one node, since a graph file describes a node.
 _MAX_CHANNEL_RANKS = 16
 # NCCL's MAXCHANNELS in most versions.
 _MAX_CHANNELS = 32
-# GPUs up to which rank orders and plans take seconds; topo-place and topo-synth do more.
+# Most GPUs for rank orders and plans, which take seconds; topo-place and topo-synth do more.
 _MAX_ORDERED_RANKS = _MAX_PLAN_RANKS = 64
-# Longest rank order, in GPUs, that a line names one by one.
+# Longest rank order, in GPUs, to list in full.
 _MAX_NAMED = 16
 
 # Collectives that NCCL runs over rings (allreduce over trees as well).
@@ -47,11 +48,11 @@ GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of a collective on a machine, in GB/s algbw: single-path, multipath and, if
-    switches could add, with all of them adding.
+    """The bounds of a collective on a machine, as algbw in GB/s.
 
-    `assumption` says what the first two assume, `rates` which links they depend on, `possible`
-    which switches could add.
+    They are the single-path and the multipath bound and, if switches could add, the bound with all
+    of them adding (else None). `assumption` states what the first two assume, `rates` lists the
+    links that they depend on, `possible` the switches that could add.
     """
 
     one_way_GBps: Fraction
@@ -65,7 +66,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Option:
-    """An alternative: its name, its algbw at large sizes, and a description."""
+    """An alternative: its name, its algbw in GB/s at large sizes, and a description."""
 
     name: str
     algbw_GBps: Fraction
@@ -81,13 +82,13 @@ class Options:
     missing: tuple[str, ...]
 
     def best(self, name: str) -> Option | None:
-        """Return the fastest option of a name, None without any."""
+        """Return the fastest option of a name; None if there is none."""
         named = [option for option in self.options if option.name == name]
         return max(named, key=lambda option: option.algbw_GBps, default=None)
 
 
 def find_limits(collective: Collective, router: Router) -> Limits:
-    """Return the bounds of a collective. Raises InfeasibleError if GPUs are not connected."""
+    """Return the bounds of a collective. Raise InfeasibleError if GPUs are not connected."""
     topology, effort = router.topology, Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
@@ -129,7 +130,7 @@ def describe_links(bound: Bound, topology: Topology) -> str:
 
 
 def find_options(collective: Collective, router: Router) -> Options:
-    """Return the alternatives on a machine, with the reason for each that is missing."""
+    """Return the alternatives on a machine, and the reason for each that is missing."""
     options: list[Option] = []
     missing: list[str] = []
 
@@ -188,7 +189,7 @@ def _find_graph_file(collective: Collective, router: Router, shape: str) -> Opti
 
 
 def _find_rank_order(collective: Collective, router: Router) -> Option:
-    """Return what one ring in the best rank order reaches, as topo-place finds it."""
+    """Return one ring in the best rank order, as found by topo-place, with its algbw."""
     traffic = f"{WHOLE}={collective.name}:1G"
     placed = place(router.topology, traffic=traffic, time_limit_s=_TIME_LIMIT_S)
     try:

@@ -1,4 +1,4 @@
-"""Write verdicts in Prometheus' text format (version 0.0.4), for a textfile collector."""
+"""Verdicts in Prometheus' text format (version 0.0.4), for a textfile collector."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compute the exact rate that given rings and trees reach, each hop on the system's own route.
+"""Exact rates of given rings and trees, with each hop on the hardware's route.
 
-The loads are those of the schedules that `synth/channels` makes of rings and chains
+The loads equal those of the schedules that `synth/channels` makes of rings and chains
 (`schedule_trees` makes one of branching trees), summed up without building the schedules: a log of
 512 ranks and 32 channels would have millions of transfers.
 """
@@ -23,10 +23,11 @@ RINGS, TREES = "rings", "trees"
 
 @dataclass(frozen=True)
 class Rate:
-    """The algbw in GB/s that channels of equal shares reach at large sizes, and its limiting link.
+    """The algbw in GB/s of channels with equal shares at large sizes, and the link that limits
+    it.
 
-    `crossings` counts how often each channel crosses the link, `load` is what the link carries of
-    each byte of the buffer, and `alike` counts the links that are as busy.
+    `crossings` counts how often each channel crosses the link, `load` is the number of bytes on the
+    link per byte of the buffer, and `alike` counts the links that are as busy.
     """
 
     shape: str
@@ -40,14 +41,14 @@ class Rate:
 
     @property
     def crossing_channels(self) -> int:
-        """How many channels cross the link."""
+        """The number of channels that cross the link."""
         return sum(count > 0 for count in self.crossings)
 
 
 def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate:
     """Return the rate of rings for allreduce, allgather or reduce-scatter.
 
-    Raises InfeasibleError if two neighbours have no route.
+    Raise InfeasibleError if two neighbours have no route.
     """
     n = len(orders[0])
     # A ring's reduce-scatter and its allgather each send (n - 1) / n of the buffer over every hop.

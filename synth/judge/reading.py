@@ -1,4 +1,4 @@
-"""Define what a file says about a machine's collectives, before any of it is judged."""
+"""The contents of a file about a machine's collectives, before any of it is judged."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Parents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Location:
-    """Where a rank runs, as far as a file says: its host, the number of its GPU there, and its PCI
-    address.
+    """The location of a rank: its host, the number of its GPU there, and its PCI address.
 
-    `bus` has four forms: "0000:1b:00.0", "0000:1b:00", "1b" (the bus alone) and None.
+    Each is None if the file does not state it. `bus` has three forms: "0000:1b:00.0", "0000:1b:00"
+    and "1b" (the bus alone).
     """
 
     host: str | None = None
@@ -56,8 +56,10 @@ class Pick:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of NCCL's search for one pattern: channels, the rate of each channel inside nodes
-    and between them in GB/s, and the types of the worst hops.
+    """The result of NCCL's search for one pattern.
+
+    It has the number of channels, the rate of each channel inside nodes and between them in GB/s,
+    and the types of the worst hops.
     """
 
     number: int
@@ -70,7 +72,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class FileFinding:
-    """A remark on a file: its name for programs, a sentence, and what to do about it, if known."""
+    """A remark on a file: its name for programs, a sentence, and the remedy, if known."""
 
     name: str
     message: str
@@ -80,7 +82,7 @@ class FileFinding:
 
 @dataclass(frozen=True)
 class ObservedCommunicator:
-    """What a file says about a communicator: its ranks, their locations and its channels.
+    """A communicator as a file describes it: its ranks, their locations and its channels.
 
     `rings` and `trees` hold complete channels only; `promised` is how many the file announces.
     `transports` counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many
@@ -101,7 +103,7 @@ class ObservedCommunicator:
 
 @dataclass(frozen=True)
 class Reading:
-    """The contents of a file. `kind` names its format in messages; `notes` say what was skipped.
+    """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
     topology that the text names.
@@ -121,6 +123,6 @@ class Reading:
 
 
 def chain_parents(order: Sequence[int]) -> Parents:
-    """Return as a tree the chain that begins at its root."""
+    """Return a chain, which begins at its root, as a tree."""
     above = dict(zip(order[1:], order, strict=False))
     return tuple(above.get(rank, -1) for rank in range(len(order)))

@@ -1,4 +1,4 @@
-"""Write verdicts as text, as JSON and as rows."""
+"""Verdicts as text, JSON and rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .rates import Rate
 from .reading import SearchResult
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
-# Rows of a table of measurements: the large sizes, which bandwidth decides.
+# Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
 _MAX_ROWS = 12
-# What `Measurement.how` is for results of topo-run, which get rows of their own.
+# Values of `Measurement.how` for results of topo-run, which get separate rows.
 _RACED = ("plan", "stock")
-# Sizes of messages are powers of two nearly always.
+# Binary units, since message sizes are nearly always powers of two.
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def write_text(verdicts: Sequence[FileVerdict], least: float | None) -> str:
-    """Return the verdicts as text; `least` is the share of the bound that was asked for."""
+    """Return the verdicts as text; `least` is the required share of the bound."""
     return "\n".join("".join(f"{x}\n" for x in _list_lines(v, least)) for v in verdicts)
 
 
@@ -106,8 +106,9 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
 
 
 def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
-    """Return the table of a collective's measurements: the fastest variant of each size, and the
-    peak in any case.
+    """Return the table of a collective's measurements: the fastest variant of each size.
+
+    If there are many sizes, only the largest and the one with the peak are listed.
     """
     head = f"  {measured.collective} on {measured.ranks or 'an unknown number of'} ranks, measured"
     if measured.limits is None:
@@ -144,8 +145,9 @@ def write_json(
     least: float | None,
     refused: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """Return the verdicts as one JSON object (docs/judge.md); `refused` are files that could not be
-    judged, and why.
+    """Return the verdicts as one JSON object (docs/judge.md).
+
+    `refused` holds the files that could not be judged, with reasons.
     """
     shares = [share for verdict in verdicts for _, share in verdict.shares]
     out: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Define a verdict: the measurements and channels of a file beside the bounds of its machine."""
+"""A verdict: the measurements and channels of a file next to the bounds of its machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
 
-# A measurement counts as above the bound from this many times the bound on: tables round rates to
-# two digits.
+# Multiple of the bound from which a measurement counts as above it: tables round rates to two
+# digits.
 ABOVE = 1.005
 
 
@@ -63,11 +63,13 @@ class ChannelVerdict:
     why_not: str = ""
 
     def rate(self, collective: str, shape: str | None) -> Rate | None:
-        """Return the rate of a shape for a collective, None if it has none."""
+        """Return the rate of a shape for a collective; None if it has none."""
         return next((rate for rate in self.rates.get(collective, ()) if rate.shape == shape), None)
 
     def judged(self, collective: str) -> Rate | None:
-        """Return the rate of the shape that NCCL uses; if unknown, the rate of the faster shape."""
+        """Return the rate of the shape that NCCL uses or, if that is unknown, of the faster
+        shape.
+        """
         by_algorithm = {"RING": RINGS, "TREE": TREES}
         taken = by_algorithm.get(self.taken) if collective == "allreduce" else RINGS
         return self.rate(collective, taken) or max(
@@ -75,14 +77,14 @@ class ChannelVerdict:
         )
 
     def share(self, collective: str) -> float | None:
-        """Return the share of the bound that `judged` reaches."""
+        """Return the share of the bound that `judged` reaches; None if it cannot be judged."""
         rate, limits = self.judged(collective), self.limits.get(collective)
         return None if not rate or not limits else float(rate.algbw_GBps / limits.one_way_GBps)
 
 
 @dataclass
 class FileVerdict:
-    """Everything there is to report about one file."""
+    """The complete verdict on one file."""
 
     reading: Reading
     machine: JudgedMachine
@@ -93,8 +95,9 @@ class FileVerdict:
 
     @property
     def shares(self) -> list[tuple[str, float]]:
-        """Each judged thing in words with its share of the bound: the measurements or, without any,
-        the channels.
+        """The shares of the bound by the name of the judged thing.
+
+        Measurements are judged or, if there are none, the channels.
         """
         by_measurement = [
             (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)

@@ -1,3 +1,1 @@
-"""Readers of what NCCL, RCCL and their benchmarks print, a file a format; `read` tells them
-apart.
-"""
+"""Readers of the output of NCCL, RCCL and their benchmarks, one file per format."""

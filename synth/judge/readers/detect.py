@@ -1,4 +1,4 @@
-"""Recognize the format of a text by its content and read it; refuse other formats by name."""
+"""Recognition of a text's format by its content; unsupported formats are refused by name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .log_lines import Signatures
 from .nccl_log import LogReader
 from .tests_table import TableReader
 
-# A day's log of a large job; a file is read into memory as a whole.
+# Largest file, a day's log of a large job: it is read into memory as a whole.
 MAX_FILE_BYTES = 512 * 2**20
 STANDARD_INPUT = "-"
-# Characters at the start of a text by which its format is recognized.
+# Characters at the start of a text from which its format is recognized.
 _SNIFF_CHARACTERS = 64 * 2**10
-# Characters of the outermost element that say which XML it is.
+# Characters of the outermost element that identify the kind of XML.
 _ROOT_CHARACTERS = 200
-# What errors about unknown texts end with.
-# Longer lines are no messages; patterns would take quadratic time on them.
+# The end of errors about unknown texts.
+# Longest line, in characters, of a message; patterns would take quadratic time on longer ones.
 _MAX_LINE = 20_000
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
@@ -46,9 +46,10 @@ _OTHERS = {
 
 
 def read_file(name: str, collective: str | None = None) -> Reading:
-    """Return what a file says. Raises InputError if it cannot be read, or is of no known format.
+    """Return the contents of a file.
 
-    `collective` is the one that was asked for; a table of others is refused.
+    If `collective` is given, a table of other collectives is refused. Raise InputError if the file
+    cannot be read or its format is unknown.
     """
     if not name:
         raise InputError("the name of a file is empty; name a file, or - for standard input")
@@ -76,7 +77,10 @@ def read_file(name: str, collective: str | None = None) -> Reading:
 
 
 def read_text(text: str, where: str, collective: str | None = None) -> Reading:
-    """Return what a text says; `where` names it in errors. Raises InputError as read_file does."""
+    """Return the contents of a text, which errors call `where`.
+
+    Raise InputError in the same cases as read_file.
+    """
     reading = _read_any(text, where, collective)
     measured = sorted({m.collective for m in reading.measurements})
     if collective is not None and measured and collective not in measured:
@@ -170,8 +174,9 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
 
 
 def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
-    """Return the rest of the error for a text of `count` lines without anything to judge: the line
-    if one is at fault, what the text is, and what to give instead.
+    """Return the rest of the error for a text of `count` lines with nothing to judge.
+
+    It names the line at fault, if one is, what the text is, and what to give instead.
     """
     if table.others:
         test, line = next(iter(table.others.items()))

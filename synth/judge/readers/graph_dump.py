@@ -1,4 +1,4 @@
-"""Read NCCL's graphs (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE) as the channels of a communicator."""
+"""NCCL's graphs (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE) as the channels of a communicator."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..reading import (
     chain_parents,
 )
 
-# What NCCL's tuner counts of the rates of trees, and of pattern 3 in addition.
+# Factors of NCCL's tuner on the rates of trees, and in addition on pattern 3.
 _TREE_FACTOR = Fraction(92, 100)
 _TREE_PENALTY = Fraction(85, 100)
 # The rate in GB/s of the one channel that NCCL falls back to if its search fails.
 _SIMPLE_GBps = Fraction(1, 10)
-# In a GPU's number the bits from here on are the host's.
+# First bit of a GPU's number that belongs to the number of its host.
 _HOST_SHIFT = 56
-# GPUs that an error names.
+# Most GPUs to name in an error.
 _MAX_NAMED = 8
 
 
 def read_graph_dump(text: str, where: str) -> Reading:
     """Return the rings and chains of a graph file; ranks are its GPUs in the order of numbers.
 
-    Raises InputError, with the line, if a channel misses a GPU or has one twice.
+    Raise InputError, with the line, if a channel misses a GPU or lists one twice.
     """
     file = read_graph_file(text, where)
     devs = sorted({dev for graph in file.graphs for channel in graph.channels for dev in channel})
@@ -109,8 +109,9 @@ def read_graph_dump(text: str, where: str) -> Reading:
 
 
 def predict_pick(file: GraphFile, ranks: int) -> str | None:
-    """Return the algorithm that NCCL's tuner picks for a large allreduce in one node, by the rates
-    that the file declares; None if it does not declare both.
+    """Return the algorithm that NCCL's tuner picks for a large allreduce in one node.
+
+    The pick follows from the rates that the file declares; None if it does not declare both.
     """
     ring, tree = file.find(RING_ID), file.find(TREE_ID)
     if ring is None or tree is None:

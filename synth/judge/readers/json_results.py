@@ -1,4 +1,4 @@
-"""Read results in JSON: nccl-tests' (-J), topo-run's, and the lines of NCCL Inspector."""
+"""Results in JSON: nccl-tests' (-J), topo-run's, and the lines of NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from ..reading import Location, Measurement, Reading
 from .log_lines import name_collective
 from .tests_table import read_bus, read_version
 
-# Lines of NCCL Inspector, one for each call and rank, that fit into memory as objects.
+# Most lines of NCCL Inspector, one per call and rank: these fit into memory as objects.
 _MAX_LINES = 2_000_000
-# Larger numbers are no ranks but damaged entries.
+# Most ranks: larger numbers are damage.
 _MAX_RANKS = 1 << 16
-# Integers that JSON numbers hold exactly.
+# Largest integer up to which JSON numbers are exact.
 _MAX_INTEGER = 1 << 53
 # Keys under which Docker, Kubernetes and cloud loggers keep a line of output.
 _WRAPPERS = ("log", "message", "msg", "textPayload")
 
 
 def read_json(text: str, where: str) -> Reading:
-    """Return what a JSON text says. Raises InputError if it is of no known kind, or cut off."""
+    """Return the contents of a JSON text. Raise InputError if its kind is unknown or it is cut
+    off.
+    """
     return _check_measured(_read_any(text, where))
 
 
@@ -79,8 +81,9 @@ def _read_any(text: str, where: str) -> Reading:
 
 
 def unwrap_log(text: str) -> str | None:
-    """Return the text inside a container's log, each line of which is an object that holds one line
-    of output; None for any other text.
+    """Return the text inside a container's log; None for any other text.
+
+    Each line of such a log is a JSON object that holds one line of output.
     """
     out: list[str] = []
     for line in filter(str.strip, text.splitlines()):
@@ -108,7 +111,7 @@ def _load(text: str, where: str, line: int | None = None) -> Any:
 
 
 def _parse(line: str) -> Any:
-    """Return the value of a JSON line, None if it is not JSON (or null)."""
+    """Return the value of a JSON line; None if it is not JSON (or null)."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -202,8 +205,9 @@ def _read_topo_run(data: Mapping[str, Any], where: str) -> Reading:
 
 
 def _read_inspector(entries: list[Any], where: str) -> Reading:
-    """Return the results of NCCL Inspector, an entry a call: for each collective and size the
-    median over calls and ranks.
+    """Return the results of NCCL Inspector, of which each entry is one call.
+
+    There is one per collective and size: the median over calls and ranks.
     """
     calls: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
     others: dict[str, None] = {}

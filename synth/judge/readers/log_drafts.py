@@ -1,4 +1,4 @@
-"""Join what the ranks of a communicator write in a log, and leave out incomplete channels."""
+"""Communicators joined from what their ranks write in a log, without incomplete channels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _RankOf = dict[int, dict[int, int]]
 
 @dataclass
 class Draft:
-    """What a thread writes while it makes one communicator.
+    """The log of one thread while it makes one communicator.
 
     `hops` and `connections` hold the next rank of each rank in each ring, `parents` the parent of
-    each rank in each tree. `promised` is the announced number of channels; `cut_lines` says that
+    each rank in each tree. `promised` is the announced number of channels; `cut_lines` is True if
     NCCL itself cut its lines of rings.
     """
 
@@ -39,8 +39,10 @@ class Draft:
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
-    """Return the communicator that drafts of its ranks describe, with complete channels only; add a
-    note on the others.
+    """Return the communicator that the drafts of its ranks describe, with complete channels
+    only.
+
+    Add a note if channels are incomplete.
     """
     joined = Draft()
     for draft in drafts:
@@ -102,7 +104,9 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
 
 
 def _join_locations(first: Location | None, second: Location) -> Location:
-    """Return what two lines say of a rank's location; NVML's number counts more than CUDA's."""
+    """Return the location of a rank from two lines; NVML's GPU number takes precedence over
+    CUDA's.
+    """
     if first is None:
         return second
     is_better = first.dev is None or (second.physical and not first.physical)
@@ -115,7 +119,7 @@ def _is_order(order: Order, ranks: int) -> bool:
 
 
 def _follow(after: dict[int, int], ranks: int) -> Order | None:
-    """Return the ring from rank 0 on with the given successors, None if it is not whole."""
+    """Return the ring from rank 0 on with the given successors; None if it is incomplete."""
     order = [0]
     while len(order) < ranks and order[-1] in after:
         order.append(after[order[-1]])
@@ -124,7 +128,7 @@ def _follow(after: dict[int, int], ranks: int) -> Order | None:
 
 
 def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
-    """Return the tree with the given parents, None if it is not whole or has a cycle."""
+    """Return the tree with the given parents; None if it is incomplete or has a cycle."""
     if ranks < 2 or set(parent_of) != set(range(ranks)):
         return None
     parents = tuple(parent_of[rank] for rank in range(ranks))
@@ -141,7 +145,10 @@ def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
 
 
 def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommunicator]:
-    """Return each communicator once, with how many have the same ranks, locations and channels."""
+    """Return each distinct communicator once, with the number of its repetitions.
+
+    Communicators with the same ranks, locations and channels are repetitions of each other.
+    """
     first: dict[object, ObservedCommunicator] = {}
     counts: Counter[object] = Counter()
     for c in communicators:

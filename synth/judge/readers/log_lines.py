@@ -1,5 +1,6 @@
-"""Parse one line of NCCL_DEBUG=INFO: who wrote it and what it says, in the formats of NCCL 2.0 to
-2.30 and of RCCL.
+"""Parsing of one line of NCCL_DEBUG=INFO into its author and its message.
+
+The formats are those of NCCL 2.0 to 2.30 and of RCCL.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")
 # The device of a signature; newer versions may add a time, file and line.
 _DEVICE = re.compile(r"\[(-?\d{1,9})\] (?:[^\s\[\]]+ ){0,3}")
 _WRITER = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10})$")
-# A signature at the beginning of a line, as nearly all are: logs of 50 MB are read in seconds
-# because such lines need no search.
+# A signature at the beginning of a line, where nearly all are: such lines need no search, so logs
+# of 50 MB are read in seconds.
 _ALONE = re.compile(
     r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b"
 )
-# Characters before a level in which its signature is searched, so that long lines stay quick.
+# Characters before a level to search for its signature, so that long lines stay quick.
 _MAX_SIGNATURE = 400
 
 RING = re.compile(
@@ -80,9 +81,7 @@ COLLECTIVES = {
 
 @dataclass(frozen=True)
 class LogMessage:
-    """A message with the thread that wrote it (host, process, thread; None if the text does not
-    say), its device and its level.
-    """
+    """A message with its thread (host, process, thread; None if unknown), device and level."""
 
     thread: tuple[str, str, str] | None
     device: int | None
@@ -91,19 +90,21 @@ class LogMessage:
 
 
 def name_collective(text: str) -> str | None:
-    """Return the collective that a name such as AllReduce, all_reduce_perf or ncclReduceScatter
-    means; None for other names.
+    """Return the collective meant by a name; None for other names.
+
+    Names are such as AllReduce, all_reduce_perf or ncclReduceScatter.
     """
     letters = re.sub(r"[^a-z]", "", text.lower().removeprefix("nccl"))
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
 
 
-# Begin and end in the line, thread, device, level.
+# Start and end in the line, thread, device, level.
 _Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
 
 
 class Signatures:
-    """Finds the signatures of the messages in a line, and remembers the hosts.
+    """Finder of the signatures of messages in a line, which remembers the hosts that it has
+    seen.
 
     A message may directly follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that
     word is a number, only a host name seen before tells where the number ends.
@@ -115,8 +116,9 @@ class Signatures:
         self._cached: list[_Signature] = []
 
     def split(self, line: str) -> Iterator[LogMessage]:
-        """Yield the messages of a line: several if ranks wrote at once, the whole line if it has no
-        signature.
+        """Yield the messages of a line.
+
+        There are several if ranks wrote at once; a line without a signature is one message.
         """
         signatures = self._find(line) or [(0, 0, None, None, "")]
         ends = [start for start, *_ in signatures[1:]] + [len(line)]
@@ -143,7 +145,9 @@ class Signatures:
         return line[: signatures[0][0]] if signatures else line
 
     def _find(self, line: str) -> list[_Signature]:
-        """Return the signatures of a line, cached for the last line, since two readers ask."""
+        """Return the signatures of a line, cached for the last line because two readers ask for
+        it.
+        """
         if line is not self._line:
             self._line = line
             self._cached = self._search(line) if "INFO" in line or "WARN" in line else []
@@ -231,8 +235,9 @@ def name_transport(text: str) -> str:
 
 
 def read_location(bracket: str | None, host: str | None) -> Location:
-    """Return the location that the number in a connection's brackets means: a PCI address (1b000)
-    or an NVML index (3).
+    """Return the location for the number in a connection's brackets.
+
+    The number is a PCI address (1b000) or an NVML index (3).
     """
     bracket = bracket or ""
     if len(bracket) >= 4 or (len(bracket) > 1 and not bracket.isdecimal()):

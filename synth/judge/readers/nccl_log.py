@@ -1,9 +1,8 @@
-"""Read logs of NCCL_DEBUG=INFO, NCCL's and RCCL's: from many ranks, interleaved, with the
-prefixes of any launcher.
+"""Logs of NCCL_DEBUG=INFO by NCCL and RCCL, from many interleaved ranks and with any prefixes.
 
-On each rank one thread makes a communicator. What a thread writes from one initialization to the
-next is a draft. Drafts of one communicator are joined by its id if the library prints one (2.18 and
-later), else by how many communicators of that many ranks the thread had made before.
+On each rank one thread makes a communicator. The lines of a thread from one initialization to the
+next are a draft. Drafts of one communicator are joined by its id if the library prints one (2.18
+and later), else by how many communicators of that many ranks the thread had made before.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from ..reading import FileFinding, Location, ObservedCommunicator, Pick, Reading
 from . import log_lines as lines
 from .log_drafts import Draft, count_alike, finish
 
-# Lines worth parsing. Most lines of a log are not, and this search keeps 50 MB to seconds.
+# Lines worth parsing. Most lines of a log are not; with this search, 50 MB take seconds.
 _WORTH = re.compile(
     r"Channel|Ring |Trees? |Pattern \d|Init (?:START|COMPLETE)|nRanks|-> Algo|simple order|P2P"
     r"|version|set (?:by env|to)|WARN|Using network|NVLS|RDMA Disabled|Connected all|peer query"
 )
-# Larger numbers are no ranks but damaged lines.
+# Most ranks: larger numbers are damage.
 _MAX_RANKS = 1 << 16
 # Bounds on memory and output for logs that repeat themselves.
 _MAX_PICKS = 10_000
-# More warnings repeat the first ones.
+# Most warnings to report: further ones repeat the first ones.
 _MAX_WARNINGS = 3
-# Pairs of GPUs that a finding names.
+# Most pairs of GPUs to name in a finding.
 _MAX_PAIRS = 6
 
 _LIMITING = {
@@ -43,12 +42,12 @@ _LIMITING = {
     "NCCL_BUFFSIZE": "unset it unless measurements show it faster",
     "NCCL_NTHREADS": "unset it unless measurements show it faster",
 }
-# Variables that replace what the search would find.
+# Variables that replace the result of the search.
 _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
 class LogReader:
-    """Collects the facts of a log, which is given line by line; `reading` returns them."""
+    """Collector of the facts of a log, which is given line by line; `reading` returns them."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
@@ -76,7 +75,7 @@ class LogReader:
                 self._take_message(message, number)
 
     def _draft(self, thread: object, anew: bool = False) -> Draft:
-        """Return the draft of a thread; with `anew`, begin the one of its next communicator."""
+        """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
         if anew or thread not in self._current:
             self._current[thread] = Draft()
             self.drafts.append((thread, self._current[thread]))
@@ -175,8 +174,8 @@ class LogReader:
             self._report(finding, f"{text}: the search follows it", "", number)
 
     def _take_connection(self, match: re.Match[str], draft: Draft, host: str | None) -> None:
-        """Record a connection: its transport, the location of its source, and that a ring may
-        contain it.
+        """Record a connection: its transport, its source's location, and a possible hop of a
+        ring.
         """
         channel, index, src, at, dst, _, via = match.groups()
         draft.transports[lines.name_transport(via)] += 1
@@ -189,7 +188,9 @@ class LogReader:
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
     def _take_ring(self, match: re.Match[str], thread: object) -> None:
-        """Record a whole ring; a channel that this thread listed before begins a communicator."""
+        """Record a complete ring; if this thread listed the channel before, begin a
+        communicator.
+        """
         channel, draft = int(match[1]), self._draft(thread)
         if channel in draft.rings or (draft.complete and thread is not None):
             draft = self._draft(thread, anew=True)
@@ -200,7 +201,7 @@ class LogReader:
         draft.promised = int(match[2] or 0) or draft.promised
 
     def _take_trees(self, match: re.Match[str], thread: object) -> None:
-        """Record the trees of one rank; a rank with other parents begins a communicator."""
+        """Record the trees of one rank; a rank with other parents begins a new communicator."""
         entries = [(int(c), lines.read_tree(entry)) for c, entry in lines.TREE.findall(match[1])]
         draft = self._draft(thread)
         first = next((e for _, e in entries if e), None)
@@ -243,7 +244,7 @@ class LogReader:
         )
 
     def reading(self, where: str) -> Reading:
-        """Return what the log says. Raises InputError if it breaks off among the channels."""
+        """Return the contents of the log. Raise InputError if it breaks off among the channels."""
         notes: list[str] = []
         groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
         self._refuse_cut(where, groups)

@@ -1,9 +1,9 @@
-"""Read the tables of nccl-tests and rccl-tests, of all versions, even with a launcher's prefixes or
-log messages between and in their rows.
+"""Tables of nccl-tests and rccl-tests, of all versions.
 
-A row has size, count, type, redop and root (fewer in older versions), then time, algbw, busbw and
-errors, twice: out of place and in place. A message of the library may break a row: it is removed,
-and the rest of the row is appended.
+Launchers' prefixes and log messages may be between and in their rows. A row has size, count, type,
+redop and root (fewer in older versions), then time, algbw, busbw and errors, twice: out of place
+and in place. A message of the library may break a row: it is removed, and the rest of the row is
+appended.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ _WORDS = re.compile(
 _VERSION = re.compile(r"\b([nr]ccl-tests)(?: version|: Version) (\S+)|nccl-library=(\d+)")
 # Collectives that reduce, so their rows name an operation.
 _ADDING = ("allreduce", "reduce-scatter", "reduce")
-# A bound on memory; a test prints some thirty rows.
+# Most rows, to bound memory; a test prints some thirty.
 _MAX_ROWS = 100_000
-# Longest line, in characters, that is searched for the name of a collective: prose is not.
+# Longest line, in characters, to search for the name of a collective: longer ones are prose.
 _MAX_HINT = 200
-# How far busbw / algbw may be from the factor of a collective: tables print two decimals.
+# Tolerance of busbw / algbw against the factor of a collective: tables print two decimals.
 _TOLERANCE = 0.02
-# Columns after the type: redop, root, and twice time, algbw, busbw and errors, of which the values
-# after the root are 8.
+# Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
 
 # Time in us, algbw and busbw in GB/s, and whether results were wrong.
@@ -60,7 +59,7 @@ _Half = tuple[float, float, float, bool]
 class _Row:
     """A row: its table, the test if named, its size in bytes, and the values after the root.
 
-    `width` values belong to each half. `ranks` is the number of ranks as far as the text says:
+    `width` values belong to each half. `ranks` is the number of ranks if the text states it:
     `listed` one by one, else those of each process. `hint` is a collective that was named before
     the table.
     """
@@ -86,7 +85,7 @@ class _Row:
 
 
 class TableReader:
-    """Collects the tables of a text, which is given line by line; `finish` returns them.
+    """Collector of the tables of a text, which is given line by line; `finish` returns them.
 
     `others` maps tests that are no collective here to the line that names them.
     """
@@ -149,7 +148,7 @@ class TableReader:
                 self.library = f"{name} {read_version(int(code[1]))}"
 
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
-        """Parse a row as far as it goes; `is_cut` if a message follows in the same line."""
+        """Parse the available part of a row; `is_cut` if a message follows on the same line."""
         self._end_row()
         pending = [*match.groups()[:3], *match[4].split()]
         if is_cut and pending[-1] == "-":
@@ -176,7 +175,7 @@ class TableReader:
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
     def _end_row(self) -> None:
-        """Store the pending row as far as it came."""
+        """Store the pending row, even if it is incomplete."""
         if self._pending is None:
             return
         size, _, _, *rest = self._pending
@@ -216,7 +215,7 @@ class TableReader:
         )
 
     def finish(self, asked: str | None, where: str) -> tuple[Measurement, ...]:
-        """Return the measurements. `asked` is the collective that was asked for, if any."""
+        """Return the measurements. `asked` is the collective that the user named, if any."""
         self._end_row()
         out = []
         tables: dict[object, list[_Row]] = {}
@@ -256,7 +255,7 @@ def _find_width(values: Sequence[str], columns: list[str]) -> int:
 
 
 def _read_half(values: Sequence[str]) -> _Half | None:
-    """Return the values of one half of a row, None if they are no usable numbers."""
+    """Return the values of one half of a row; None if they are not usable numbers."""
     if len(values) < 3:
         return None
     try:
@@ -271,11 +270,12 @@ def _read_half(values: Sequence[str]) -> _Half | None:
 
 
 def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | None, int]:
-    """Return the collective of a table and its ranks: by the test's name, else by its rows. The
-    name is None if the test is no collective.
+    """Return the collective of a table and its number of ranks; the name is None for other
+    tests.
 
-    The ratio busbw / algbw is 2(n-1)/n for allreduce and (n-1)/n for the others without a root;
-    alltoall is not checked in place, and prints N/A there.
+    The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce
+    and (n-1)/n for the others without a root; alltoall is not checked in place, and prints N/A
+    there.
     """
     first = rows[0]
     ranks, listed = max((row.ranks, row.listed) for row in rows)
@@ -284,8 +284,8 @@ def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | No
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     adds = first.operation not in (None, "none")
     name = name_collective(first.command) if first.command is not None else None
-    # A test named before another test's table is not believed if its rows have an operation that it
-    # cannot have, or lack one.
+    # The name of a test may stem from an earlier table, so it is ignored if the rows have an
+    # operation that this test cannot have, or lack one.
     is_plausible = first.operation is None or name is None or adds == (name in _ADDING)
     if first.command is None or not is_plausible:
         if first.root is not None and first.root >= 0:
@@ -307,13 +307,15 @@ def _is_unchecked(row: _Row) -> bool:
     errors = [half[3] if len(half) > 3 else "" for half in row.halves]
     if len(errors) != 2 or errors[0] == errors[1]:
         return False
-    # Older versions print 1e+00 where nothing was checked.
+    # Older versions print 1e+00 if nothing was checked.
     return errors[1] == "N/A" or (errors[0] == "0e+00" and "e+" in errors[1])
 
 
 def _choose_ranks(name: str | None, fastest: _Half | None, ranks: int, listed: bool) -> int:
-    """Return the number of ranks: those listed, unless busbw / algbw shows that there are more;
-    else what that ratio says, else those of each process; 0 if unknown.
+    """Return the number of ranks; 0 if unknown.
+
+    It is the number of ranks listed unless busbw / algbw shows that there are more, else the number
+    that this ratio implies, else that of each process.
     """
     guess = _guess_ranks(name, fastest)
     if listed and fastest is not None and guess > ranks:
@@ -323,9 +325,7 @@ def _choose_ranks(name: str | None, fastest: _Half | None, ranks: int, listed: b
 
 
 def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
-    """Return the number of ranks that follows from busbw / algbw; 0 if the two decimals of tables
-    leave several.
-    """
+    """Return the number of ranks that busbw / algbw implies; 0 if two decimals allow several."""
     if fastest is None or fastest[1] <= 1 or name in (None, "broadcast", "reduce"):
         return 0
     _, algbw, busbw, _ = fastest
@@ -339,8 +339,9 @@ def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
 
 
 def read_bus(text: str) -> str | None:
-    """Return a table's PCI address: 0x1b (a bus alone), 0000:1b:00 or 0000:1b:00.0. Return None for
-    0x00, which stands for an unknown one, and for anything else.
+    """Return a table's PCI address; None if it is unknown or malformed.
+
+    Forms are 0x1b (a bus alone), 0000:1b:00 and 0000:1b:00.0; 0x00 means an unknown address.
     """
     text = text.lower()
     if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
