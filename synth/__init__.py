@@ -1,3 +1,4 @@
-"""Which transfers, in which order: collectives, schedules, their verification, bounds, costs and
-plans. No torch.
+"""Collectives, schedules, their verification, bounds, costs and plans.
+
+This package decides which data is sent in which order. It does not import torch.
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WIDTH = 200
 # 1 GiB: the size at which an entry without an upper end is reported.
 _LARGE = 1 << 30
-# Transfers of a schedule that are listed: more would hide its figures.
+# Transfers of a schedule that are listed: a longer list would hide its figures.
 _MAX_ROWS = 64
 # The table of a plan: which columns are aligned to the left.
 _COLUMNS = (
@@ -38,7 +38,7 @@ _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "a
 
 
 def describe_plan(plan: Plan, size: int) -> str:
-    """Return the table of `print_plan` with the rates, promises and assumptions behind it."""
+    """Return the table of `print_plan`, then the rates, promises and assumptions of the plan."""
     from ..topo.pictures.cables import describe_rates
     from ..topo.pictures.console import SafeConsole
     from .bounds.in_network import describe_assumption
@@ -145,7 +145,7 @@ def bounds_text(bounds: Bounds) -> str:
 def reach_at(plan: Plan, entry: Entry, size: int) -> tuple[int, float]:
     """Return a size in bytes in an entry's range, and the predicted algbw in GB/s at that size.
 
-    It is the given size if the entry covers it, else the end of the entry's range.
+    The size is `size` if the entry covers it, else the end of the entry's range.
     """
     if not entry.covers(size):
         end = _LARGE if entry.max_bytes is None else entry.max_bytes - 1
@@ -175,8 +175,8 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
     rows: list[tuple[Sequence[str], str | None]] = []
     for entry in plan.entries:
         s, total = entry.schedule, rounds(entry.schedule, plan.router)
-        # A pipeline's limit and its gap are for large sizes; the last column includes the time of
-        # filling it.
+        # A pipeline's limit and gap apply at large sizes; the last column includes the time to fill
+        # the pipeline.
         limit, (end, reached) = plan.limit_GBps(entry), reach_at(plan, entry, size)
         cells = (
             show_size(entry.min_bytes),
@@ -213,11 +213,10 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
 def _show_segments(
     rows: list[tuple[Sequence[str], str | None]], labels: Sequence[str], width: int
 ) -> list[tuple[Sequence[str], str | None]]:
-    """Return a plan's rows with segments beside strategies (`packing x64`) if there is no room for
-    a column of them.
+    """Return a plan's rows, with segments next to strategies if their column does not fit.
 
-    Without them, rows that differ in nothing else would look alike. No further column is omitted
-    for it.
+    A segmented strategy then reads `packing x64`: without it, rows that differ only in segments
+    would look the same. No further column is omitted to make room for this.
     """
     from ..topo.pictures.fit import choose_columns
 
@@ -236,14 +235,17 @@ def _show_segments(
 
 
 def show_us(time_s: float) -> str:
-    """Return a time in microseconds without an exponent: whole from 10,000, else four digits."""
+    """Return a time in microseconds without an exponent.
+
+    From 10,000 up it is an integer, below that it has four significant digits.
+    """
     return f"{time_s * 1e6:,.0f}" if time_s * 1e6 >= 10_000 else f"{time_s * 1e6:.4g}"
 
 
 def count_bytes(size: int | str) -> int:
     """Return a size as a number of bytes.
 
-    Raises InputError if it is negative, or a text that `parse_size` does not read.
+    Raise InputError if it is negative, or a text that `parse_size` cannot read.
     """
     if isinstance(size, str):
         return parse_size(size)
@@ -255,7 +257,10 @@ def count_bytes(size: int | str) -> int:
 
 
 def describe(thing: Any, size: int | str = "1G") -> str:
-    """Format an object as text, as version 0.1 did; the objects have a method for it now."""
+    """Format an object as text, as version 0.1 did.
+
+    Objects now have a `describe` method of their own.
+    """
     from .plan import Plan
 
     return str(thing.describe(size) if isinstance(thing, Plan) else thing.describe())

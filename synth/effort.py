@@ -1,28 +1,27 @@
-"""Limit a search: by an amount of work that does not depend on the machine's load, and by a time
-limit.
+"""Limit searches by an amount of work and by the clock.
 
-Work is counted, never measured: trees priced, simplex iterations, CP-SAT's deterministic time,
-schedules judged. Each search turns its counts into seconds of a quiet core by a rate of its own, so
-that allowances read like times; only the counts decide. The clock only stops a search that is still
-running at the user's time limit, and each search that it stopped is recorded: where nothing is
-recorded, the same request gives the same plan.
+Work does not depend on the machine's load. It is counted, never measured: trees priced, simplex
+iterations, CP-SAT's deterministic time, schedules judged. Each search turns its counts into seconds
+of an idle core by a rate of its own, so that allowances read like times; only the counts decide.
+The clock only stops a search that is still running at the user's time limit, and each search that
+it stopped is recorded: if nothing is recorded, the same request gives the same plan.
 """
 
 from __future__ import annotations
 
 import time
 
-# The time limit at which work allowances hold as they are written. A longer one raises them all in
-# proportion; a shorter one leaves them as they are, and the clock may stop the search first.
+# The time limit at which work allowances hold as written. A longer one raises them all in
+# proportion; a shorter one leaves them unchanged, and the clock may stop the search first.
 USUAL_LIMIT_S = 60.0
 
 
 class Effort:
     """An allowance of work, with a time limit.
 
-    `left_s` is the work left in seconds of a quiet core, `ends_at` the time limit on
-    time.monotonic, and `cut_short` the names of the searches that the clock has stopped, in one
-    list for all allowances that come from the same one.
+    `left_s` is the work left in seconds of an idle core, and `ends_at` the time limit on
+    time.monotonic. `cut_short` lists the names of the searches that the clock has stopped; all
+    allowances derived from one share this list.
     """
 
     def __init__(
@@ -37,9 +36,7 @@ class Effort:
 
     @property
     def left_s(self) -> float:
-        """Work that may still be done, in seconds of a quiet core; negative where more was done
-        than allowed.
-        """
+        """Work left, in seconds of an idle core; negative if more was done than allowed."""
         return self._left_s if self._parent is None else min(self._left_s, self._parent.left_s)
 
     @property
@@ -48,10 +45,11 @@ class Effort:
         return self.ends_at - time.monotonic()
 
     def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:
-        """Return an allowance of `work_s` (at the usual time limit) out of this one, with a share
-        of the time left.
+        """Return an allowance of `work_s` out of this one, with a share of the time left.
+
+        `work_s` is in seconds of an idle core, at the usual time limit.
         """
-        # Not by the constructor, which begins a time limit of its own.
+        # The constructor is not used here: it would start a new time limit.
         part = Effort.__new__(Effort)
         part.scale, part.cut_short, part._parent = self.scale, self.cut_short, self
         part._left_s = work_s * self.scale
@@ -59,24 +57,27 @@ class Effort:
         return part
 
     def extend(self, work_s: float) -> Effort:
-        """Return an allowance of `work_s` (at the usual time limit) beyond this one, with the same
-        end: for a cheap last step that what was spent before must not take away.
+        """Return an allowance of `work_s` beyond this one, with the same end.
+
+        `work_s` is in seconds of an idle core, at the usual time limit. Use it for a cheap last
+        step that must run even if this allowance is used up.
         """
         part = self.grant(work_s)
         part._parent = None
         return part
 
     def spend(self, work_s: float) -> None:
-        """Count work as done, in this allowance and in those that it came from."""
+        """Count work as done, in this allowance and in those it was derived from."""
         self._left_s -= work_s
         if self._parent is not None:
             self._parent.spend(work_s)
 
     def is_over(self, search: str) -> bool:
-        """Return whether `search` must stop: its work is used up, or its time is over, which is
-        recorded.
+        """Return whether `search` must stop: its work is used up, or its time is over.
+
+        If its time is over, this is recorded in `cut_short`.
         """
-        # Work that is used up is no cut: it is the same on every machine, so it is not recorded.
+        # Running out of work is not recorded: it happens in the same place on every machine.
         if self.left_s <= 0:
             return True
         if self.clock_s > 0:

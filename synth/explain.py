@@ -1,6 +1,4 @@
-"""Explain a bound: the bottleneck, what each strategy would reach, and which links to improve
-first.
-"""
+"""Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from .ir.schedule import Schedule
 
 # Sizes in bytes at which strategies are compared: 1 KiB to 1 GiB.
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
-# Classes of links for which the bound is computed anew, those with the greatest gain first.
+# Classes of links for which the bound is recomputed: those with the greatest gain first.
 _TRIED_LINKS = 4
 # Seconds of work that the bound of each wider link may take.
 _WIDER_WORK_S = 10.0
@@ -53,11 +51,11 @@ class BottleneckPart:
 class Lever:
     """A link that the bound depends on.
 
-    `gain_GBps` limits the rise of the bound for each GB/s added to the link in both directions (the
-    dual's price, until other links become the bottleneck); `wider_GBps` is the bound with this link
-    a tenth wider, if it was computed; `alike` is the number of links with the same price and
-    bandwidth. If the link alone does not raise the bound, `together_GBps` is the bound with all
-    `peers` links of its role in the machine a tenth wider.
+    `gain_GBps` limits the rise of the bound per GB/s added to the link in both directions (the
+    dual's price, until other links become the bottleneck). `wider_GBps` is the bound in GB/s with
+    this link a tenth wider, None if it was not computed. `alike` is the number of links with the
+    same price and bandwidth. If the link alone does not raise the bound, `together_GBps` is the
+    bound with all `peers` links of its role in the machine a tenth wider.
     """
 
     a: str
@@ -75,10 +73,11 @@ class Lever:
 class Explanation:
     """The bottleneck, the links to improve, and the algbw of every strategy.
 
-    `kind` and `parts` are the bottleneck: the two sides of a cut, or the groups of GPUs that remain
-    without the priced links. `across_GBps` is the bandwidth of the links between the parts in one
-    direction; if prices differ by direction (`directed`), that of all priced links between the
-    parts, each in the directions that have a price. `reached[strategy]` are algbw in GB/s at SIZES.
+    `kind` and `parts` describe the bottleneck: the two sides of a cut, or the groups of GPUs that
+    remain without the priced links. `across_GBps` is the bandwidth of the links between the parts
+    in one direction. If prices differ by direction (`directed`), it is the bandwidth of all priced
+    links between the parts, each in the directions that have a price. `reached[strategy]` are algbw
+    in GB/s at SIZES.
     """
 
     kind: str
@@ -129,7 +128,7 @@ def explain(
 ) -> Explanation:
     """Explain the bound `limit` by its certificate, and compare `candidates`.
 
-    The `effort` left is spent on the bounds with wider links.
+    The remaining `effort` is spent on the bounds with wider links.
     """
     topology = router.topology
     parts: tuple[BottleneckPart, ...]
@@ -145,12 +144,13 @@ def explain(
         prices = _read_prices(limit, collective, topology)
         directed = any(prices.get((b, a)) != p for (a, b), p in prices.items())
         if limit.kind.startswith(SINGLE_PATH):
-            # Only the system's own routes lead between the parts.
+            # Only the hardware's routes lead between the parts.
             parts, between = _part_without_routes(set(prices), router), set(prices)
         else:
             parts, part_of = _part_without(set(prices), topology, directed=directed)
             priced = {link for link, p in prices.items() if p}
-            # If other links lead around all priced ones, these are the bottleneck as they are.
+            # If other links lead around all priced ones, the priced links themselves are the
+            # bottleneck.
             between = {(a, b) for a, b in priced if part_of[a] != part_of[b]} or priced
     across = sum((topology.capacity_GBps[link] for link in between), Fraction(0))
     if limit.kind != "cut" and not directed:
@@ -160,8 +160,9 @@ def explain(
 
 
 def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[_Link, Fraction]:
-    """Return the price of each directed link; an allreduce's of kind "prices" hold for both
-    directions.
+    """Return the price of each directed link.
+
+    An allreduce's prices of kind "prices" hold for both directions.
     """
     if "joined" in limit.certificate:
         # Links of a device that is joined with a GPU have the prices of those of the GPU.
@@ -188,10 +189,11 @@ def _make_part(members: Sequence[str], topology: Topology) -> BottleneckPart:
 def _part_without(
     priced: set[_Link], topology: Topology, *, directed: bool
 ) -> tuple[tuple[BottleneckPart, ...], dict[str, int]]:
-    """Return the connected groups that contain GPUs once the priced links are removed, and the
-    group of every device.
+    """Return the connected groups of GPUs without the priced links, and the group of every
+    device.
 
-    `directed`: the groups in which the remaining links lead from each device to each other.
+    Only groups that contain GPUs are returned. With `directed`, a group is strongly connected: the
+    remaining links lead from each device of it to each other.
     """
     index = {device.id: i for i, device in enumerate(topology.devices)}
     free = [(index[a], index[b]) for a, b in topology.capacity_GBps if (a, b) not in priced]
@@ -206,7 +208,7 @@ def _part_without(
 
 
 def _part_without_routes(priced: set[_Link], router: Router) -> tuple[BottleneckPart, ...]:
-    """Return the groups of GPUs between which the system's own routes cross no priced link."""
+    """Return the groups of GPUs between which the hardware's routes cross no priced link."""
     gpus = router.topology.ranks
     joined: nx.utils.UnionFind[int] = nx.utils.UnionFind(range(len(gpus)))
     for u, v in permutations(range(len(gpus)), 2):
@@ -227,7 +229,7 @@ def _find_levers(
 ) -> tuple[Lever, ...]:
     """Return the priced links, one of each class, by the rise of the bound if they were wider.
 
-    algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises it by algbw times the
+    algbw = sum(bandwidth * price) / needed, so each GB/s of a link raises algbw by algbw times the
     link's share of that sum.
     """
     capacity = router.topology.capacity_GBps

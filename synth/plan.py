@@ -1,10 +1,9 @@
-"""A plan: the schedule to use for each range of sizes, with the topology it is for, its bounds, and
-a hash.
+"""A plan: the schedule to use for each range of sizes, with its topology, bounds and hash.
 
-`bound` holds for any use of the links, `bound_one_way` for schedules that take the system's own
-route between two GPUs, as all data sent does. Times and gaps are of schedules as they are sent. In
-files written before `bound_one_way` existed, `bound` stands for both, since it holds for single
-paths as well.
+`bound` holds for any use of the links, `bound_one_way` for schedules that take the hardware's route
+between two GPUs, as all data sent does. Times and gaps are of schedules on those routes. In files
+written before `bound_one_way` existed, `bound` serves as both, since it holds for single paths as
+well.
 
 A plan file is self-contained: it includes its topology, so that any reader can replay it. Every
 schedule, and the certificate of each bound, is verified before a plan is saved and again after one
@@ -45,8 +44,9 @@ _CANONICAL_TYPES = frozenset({int, str, bool, type(None)})
 
 @dataclass(frozen=True)
 class Entry:
-    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (None: no upper
-    end).
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes`.
+
+    If `max_bytes` is None, the range has no upper end.
     """
 
     min_bytes: int
@@ -69,13 +69,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The schedules for one collective on one topology, by ranges of sizes, with bounds and a hash.
+    """The schedules for one collective on one topology, by ranges of sizes, with bounds and a
+    hash.
 
     Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without
     gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that take the
-    system's own route between two GPUs, as all data sent does. `alternatives` are other schedules
-    that may win where sending costs the hosts more than the topology says: the runtime chooses
-    among all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
+    hardware's route between two GPUs, as all data sent does. `alternatives` are other schedules
+    that may win if sending costs the hosts more than the topology says: the runtime chooses among
+    all. A reproducible plan has a `bracketing`, in which all its schedules add every element;
     otherwise it is None. `router` gives the routes on which its schedules are sent.
     """
 
@@ -89,7 +90,7 @@ class Plan:
     router: Router = field(default=HARDWARE, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # A plan that was read, or moved to another topology, keeps the rule of its routes.
+        # A plan that was read from a file, or moved to another topology, keeps its routing rule.
         object.__setattr__(self, "router", self.router.on(self.topology))
         edge: int | None = 0
         for entry in self.entries:
@@ -118,8 +119,8 @@ class Plan:
 
     @cached_property
     def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
-        """The cost of every entry, and its seconds for each GB if only bandwidth counted."""
-        # Schedules that differ in segments alone load links alike: their loads are summed up once.
+        """The cost of every entry, and its seconds per GB if only bandwidth counted."""
+        # Schedules that differ only in segments have the same link loads, which are summed once.
         by_base: dict[Schedule, list[Entry]] = {}
         for entry in self.entries:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
@@ -139,27 +140,32 @@ class Plan:
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return the predicted seconds: simulated if there are host costs, else alpha-beta."""
+        """Return the predicted time in seconds: simulated if there are host costs, else
+        alpha-beta.
+        """
         host = host_of(self.topology)
         if host is None:
             return self.cost_of(entry).time_s(size_bytes)
         return time_us(entry.schedule, self.topology, host, size_bytes) * 1e-6
 
     def limit_GBps(self, entry: Entry) -> Fraction | None:
-        """Return the algbw that an entry approaches at large sizes, in many segments; None without
-        links.
+        """Return the algbw in GB/s that an entry approaches at large sizes, in many segments.
+
+        None if its schedule uses no links.
         """
         needed = self._figures[entry][1]
         return 1 / needed if needed else None
 
     def gap_of(self, entry: Entry) -> Fraction:
-        """Return 1 - (bandwidth-only algbw from the entry's exact link loads, as sent) over the
-        single-path bound; 0 is at the bound.
+        """Return an entry's relative gap to the single-path bound; 0 is at the bound.
+
+        The gap is 1 - algbw / bound, with the bandwidth-only algbw. It follows from the exact link
+        loads on the routes that data takes.
         """
         return self._gap_to(self.bound_one_way, entry)
 
     def gap_any_way_of(self, entry: Entry) -> Fraction:
-        """Return the same as `gap_of`, but against the bound for any use of the links."""
+        """Return the same gap as `gap_of`, but to the bound for any use of the links."""
         return self._gap_to(self.bound, entry)
 
     def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
@@ -173,8 +179,9 @@ class Plan:
         return f"<Plan {of}, {labels}, {at_most}>"
 
     def describe(self, size: int | str = "1G") -> str:
-        """Format the plan as topo-synth's table, with the prediction for `size` (bytes, or text
-        such as "64M").
+        """Format the plan as topo-synth's table, with the prediction for one size.
+
+        `size` is in bytes, or text such as "64M".
         """
         from .describe import count_bytes, describe_plan
 
@@ -183,7 +190,7 @@ class Plan:
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic.
 
-        Raises VerificationError if any of them fails.
+        Raise VerificationError if any of them fails.
         """
         for schedule in dict.fromkeys(schedule.uncut for schedule in self.schedules):
             verify(schedule, self.topology)
@@ -214,8 +221,9 @@ class Plan:
             ) from None
 
     def check_same_bits(self) -> None:
-        """Raise InputError unless all ranks end with the same bits: every schedule must add in one
-        order everywhere.
+        """Raise InputError unless all ranks end with the same bits.
+
+        They do if every schedule adds in one order on all ranks.
         """
         for schedule in self.schedules:
             if not is_uniform(schedule):
@@ -225,8 +233,9 @@ class Plan:
                 )
 
     def check_one_bracketing(self) -> None:
-        """Raise InputError unless an element's bits depend neither on its place in the buffer nor
-        on the buffer's size.
+        """Raise InputError unless an element's bits depend on its contributions alone.
+
+        They must depend neither on the element's place in the buffer nor on the buffer's size.
         """
         if self.collective.reduces and self.bracketing is None:
             raise InputError(
@@ -236,7 +245,7 @@ class Plan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object, with `hash` over all the rest."""
+        """Return the plan as a JSON object, with `hash` over all other fields."""
         schedules: dict[Schedule, int] = {}
         entries = [
             {
@@ -281,10 +290,10 @@ class Plan:
         return str(self.to_json()["hash"])
 
     def save(self, path: str | Path, *, overwrite: bool = False, follow_links: bool = True) -> None:
-        """Verify, then write the file whole.
+        """Verify the plan, then write the complete file.
 
-        Raises InputError if it exists and `overwrite` is off; with `follow_links=False`, for cached
-        plans, also if `path` is a symbolic link.
+        Raise InputError if the file exists and `overwrite` is off; with `follow_links=False`, for
+        cached plans, also if `path` is a symbolic link.
         """
         self.verify()
         text = _dumps(self.to_json())
@@ -294,7 +303,7 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read and verify a plan file.
 
-        Raises InputError if there is no such file or it is not a plan, VerificationError if its
+        Raise InputError if there is no such file or it is not a plan, VerificationError if its
         schedules or bounds do not hold.
         """
         return cls.loads(_read_text(Path(path)), str(path))
@@ -389,9 +398,12 @@ class Plan:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a plan file; InputError if it cannot be read, or is too large."""
+    """Return the text of a plan file.
+
+    Raise InputError if it cannot be read, or is too large.
+    """
     try:
-        with path.open("rb") as file:  # bounded here, since a device's stat has no size
+        with path.open("rb") as file:  # bounded here: stat reports no size for devices
             raw = file.read(MAX_PLAN_BYTES + 1)
         if len(raw) > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
@@ -408,7 +420,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _canonical(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        # Most of a large plan is rows of indices, which need no call each.
+        # Most of a large plan is rows of indices, for which a call per value would be slow.
         return [v if type(v) in _CANONICAL_TYPES else _canonical(v) for v in value]
     if isinstance(value, (int, str)) or value is None:
         return value

@@ -18,21 +18,21 @@ from .ir.collective import CollectiveName
 from .ir.schedule import MAX_STEPS, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
-# Version 2 has what version 1 cannot express: members that are not all GPUs, and helpers. A plan is
-# written in the lowest version that can hold it.
+# Version 2 adds what version 1 cannot express: members that are not all GPUs, and helpers. A plan
+# is written in the lowest version that can hold it.
 VERSIONS = (1, 2)
-# 512 MiB: bounds the memory that a file can demand; the largest plans that are written have tens.
+# 512 MiB: bounds the memory that a file can demand; the largest plans written take tens of MiB.
 MAX_PLAN_BYTES = 512 << 20
-# Sizes double from one entry to the next where they change most often, so 64 would do.
+# Even if the schedule changed at every doubling of the size, 64 entries would be enough.
 MAX_ENTRIES = 256
-# Each is a candidate of a race; the synthesizer lists some 10.
+# Each alternative is a candidate of a race at run time; the synthesizer lists some 10.
 MAX_ALTERNATIVES = 256
 MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
 
 
 class EntryFields(Struct, forbid_unknown_fields=True):
-    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no upper
-    end).
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no
+    limit).
     """
 
     min_bytes: Annotated[int, Meta(ge=0)]
@@ -98,7 +98,7 @@ class PlanHead(Struct):
 def check_counts(data: Mapping[str, Any], where: str) -> None:
     """Raise InputError if a plan's JSON lists more than a plan may hold.
 
-    This takes no time, so it precedes the hash and the verification, which take long.
+    This check is quick, so it precedes the hash and the verification, which take long.
     """
     limits = {"entries": MAX_ENTRIES, "alternatives": MAX_ALTERNATIVES, "schedules": MAX_SCHEDULES}
     listed = [(name, data.get(name), most) for name, most in limits.items()]

@@ -1,8 +1,8 @@
 """The contract of strategies, and helpers that several of them use.
 
 A strategy takes a Request and returns candidate schedules, each with its steps' durations filled
-in; the caller costs, verifies and chooses. It raises InfeasibleError where it has no schedule for
-the collective or the topology.
+in; the caller costs, verifies and chooses. It raises InfeasibleError if it has no schedule for the
+collective or the topology.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .ir.transfers import OPS, Op, Transfers
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 # Segments of all trees together; over gloo each message takes about 100 us of a core.
 _MAX_PIECES = 1 << 16
-# GB/s; stands for a bound that is not known yet. No machine is as fast.
+# GB/s; used until a bound is known. No machine is as fast.
 _UNKNOWN = Fraction(10**12)
-# Transfers of schedules in which they grow with the square of the ranks: 632 ranks in one step.
+# Limit for schedules whose transfers grow with the square of the ranks: 632 ranks in one step.
 MAX_TRANSFERS = 400_000
-# Seconds of a quiet core that one strategy of several may work, unless it declares its own.
+# Seconds of an idle core that one strategy of several may work, unless it declares another limit.
 _USUAL_WORK_S = 6.0
 # No limit on ranks.
 _ANY = sys.maxsize
@@ -43,10 +43,10 @@ Send = tuple[int, int, int, int, Op]
 
 @dataclass
 class Request:
-    """A collective on a topology to be planned for, and how: what a strategy is given.
+    """The argument of a strategy: a collective, a topology, and how to plan.
 
-    `effort` limits the searches; `bound` is the lower bound on time, where it is known; `limits`
-    restrict trees; `quick` asks for short searches. `router` knows the system's route between two
+    `effort` limits the searches; `bound` is the lower bound on time, None if unknown; `limits`
+    restrict trees; `quick` asks for short searches. `router` knows the hardware's route between two
     ranks. `table` collects the forests that were considered: trees, depth, algbw_GBps, gap, how,
     kept.
     """
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def bound_GBps(self) -> Fraction:
-        """Upper bound on algbw; far above any machine's where no bound is known yet."""
+        """Upper bound on algbw in GB/s; far above any machine's if no bound is known yet."""
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     def say(self, message: str) -> None:
@@ -88,14 +88,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy: its name, the function that builds its schedules, and where it applies.
+    """A strategy: its name, the function that builds its schedules, and the cases it applies to.
 
     Called with a Request, it returns candidate schedules (for small sizes, large ones, ...), or
-    raises InfeasibleError with the reason why it has none. The other fields are for auto, which
-    tries `auto_collectives` (default: all of `collectives`), works `work_s` seconds of a quiet core
-    on it (`quick_work_s` where it is not asked to be thorough), and then also leaves it out where
-    it cannot win: with more than `max_ranks`; with more than `max_ranks_beside` if there is a
-    schedule; with more than `max_ranks_at_bound` if one is at the bound.
+    raises InfeasibleError with the reason why it has none.
+
+    The other fields are for auto. It tries `auto_collectives` (default: all of `collectives`) and
+    works `work_s` seconds of an idle core on the strategy, or `quick_work_s` if it was not asked to
+    be thorough. Then it also omits a strategy that cannot win: if there are more than `max_ranks`
+    ranks; more than `max_ranks_beside` and there is a schedule already; or more than
+    `max_ranks_at_bound` and a schedule is at the bound.
     """
 
     name: str
@@ -118,8 +120,9 @@ class Strategy:
         return self.build(request)
 
     def may_win(self, collective: Collective, *, have_one: bool, at_bound: bool) -> bool:
-        """Return whether a quick auto should try it, given that it has a schedule, or one at the
-        bound.
+        """Return whether a quick auto should try the strategy.
+
+        `have_one`: there is a schedule already. `at_bound`: one is at the bound.
         """
         limit = self.max_ranks_at_bound if at_bound else _ANY
         limit = min(limit, self.max_ranks, self.max_ranks_beside if have_one else _ANY)
@@ -128,7 +131,7 @@ class Strategy:
 
 
 def check_size(name: str, ranks: int, transfers: int) -> None:
-    """Raise InfeasibleError where a strategy's schedule for so many ranks is too large."""
+    """Raise InfeasibleError if a strategy's schedule for this many ranks is too large."""
     if transfers > MAX_TRANSFERS:
         raise InfeasibleError(
             f"{name}: {ranks} ranks take {transfers} transfers; at most {MAX_TRANSFERS} are planned"
@@ -136,7 +139,7 @@ def check_size(name: str, ranks: int, transfers: int) -> None:
 
 
 def segment_counts(trees: int) -> list[int]:
-    """Return those of SEGMENTS that give no more pieces, over all trees, than can be run."""
+    """Return the SEGMENTS that divide all trees together into no more pieces than can be run."""
     return [m for m in SEGMENTS if m <= 2 or m * trees <= _MAX_PIECES]
 
 
@@ -148,12 +151,14 @@ def build_schedule(
     *,
     trees: int | None = None,
 ) -> Schedule:
-    """Return a schedule of sends, each on the system's own route. InfeasibleError where two ranks
-    have no route, InputError where a send names no rank or no operation.
+    """Return a schedule of sends, each on the hardware's route.
 
-    `chunks` are shares of the buffer (`request.collective.even_chunks(1)`); sends name them by
-    their places. All sends of a step read what was there before it. The result has one segment;
-    `dataclasses.replace(schedule, segments=16)` is the same as a pipeline.
+    `chunks` are shares of the buffer (`request.collective.even_chunks(1)`); sends refer to them by
+    index. All sends of a step read the values from before the step. The result has one segment;
+    `dataclasses.replace(schedule, segments=16)` turns it into a pipeline.
+
+    Raise InfeasibleError if two ranks have no route, InputError if a send names an unknown rank or
+    operation.
     """
     routes: dict[tuple[int, int], int] = {}
     listed: list[tuple[str, ...]] = []

@@ -11,7 +11,7 @@ _SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes that a text stands for; InputError if it is not a size."""
+    """Return the number of bytes that a text denotes; raise InputError if it is not a size."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InputError(f"{text!r} is not a size; expected bytes such as 4096, 64K, 1MiB or 2G")

@@ -3,8 +3,8 @@
 For every rank and chunk it counts how often each rank's contribution is in the value that the rank
 holds (0, 1, or 2 for "more than once"), plays all transfers, and finally requires each receiver to
 hold every member's contribution exactly once. Flags that are ORed, as in other checkers of the
-field, cannot see double counting. Where a collective only copies, a rank has a chunk or does not.
-Transfers are played a step at a time, as arrays.
+field, cannot see double counting. If a collective only copies, a rank either has a chunk or does
+not. Transfers are played a step at a time, as arrays.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from .ir.transfers import COPY, REDUCE, Transfers
 
 Mask = NDArray[np.bool_]
 _MISSING = "the sender does not have it at that step"
-# Stands for "more than once".
+# Represents "more than once".
 _MANY = 2
 # Sums below this fit into 64-bit integers.
 _SAFE = 1 << 62
 
 
 def verify(schedule: Schedule, topology: Topology) -> None:
-    """Raise VerificationError unless `schedule` is well-formed, correct, and overloads no link of
-    `topology`.
+    """Raise VerificationError unless `schedule` is well-formed and correct on `topology`.
+
+    Also raise it if the schedule overloads a link.
     """
     _check_participants(schedule, topology)
     _check_form(schedule)
@@ -121,9 +122,9 @@ def _check_routes(schedule: Schedule, topology: Topology) -> None:
 def replay(schedule: Schedule) -> None:
     """Play the transfers and check the result; see the module's docstring.
 
-    Raises VerificationError where a rank sends a chunk that it does not have, where a step copies
-    to a chunk at a rank and writes to it otherwise too, and where a receiver lacks a contribution,
-    has it more than once, or has one it should not.
+    Raise VerificationError if a rank sends a chunk that it does not have, if a step copies to a
+    chunk at a rank and also writes to it in another way, or if a receiver lacks a contribution, has
+    it more than once, or has one it should not have.
     """
     t = schedule.transfers
     key = (t.step * schedule.rank_limit + t.dst) * len(schedule.chunks) + t.chunk
@@ -131,7 +132,7 @@ def replay(schedule: Schedule) -> None:
     crowded = (count[write.reshape(-1)] > 1) & (t.op == COPY)
     _refuse_any(t, crowded, "another transfer writes that chunk at that rank in the same step")
     if schedule.collective.reduces:
-        # Chunk by chunk: ranks x ranks counts are held at a time, not ranks x ranks x chunks.
+        # Chunk by chunk: ranks x ranks counts are in memory at a time, not ranks x ranks x chunks.
         by_chunk = np.argsort(t.chunk, kind="stable")
         edges = np.searchsorted(t.chunk[by_chunk], np.arange(len(schedule.chunks) + 1))
         for c, (low, high) in enumerate(pairwise(edges.tolist())):
@@ -141,7 +142,7 @@ def replay(schedule: Schedule) -> None:
 
 
 def _steps(transfers: Transfers) -> Iterator[slice]:
-    """Yield the places of the transfers of each step that has any."""
+    """Yield a slice of the transfers for each step that has any."""
     edges = np.flatnonzero(np.diff(transfers.step)) + 1
     for low, high in pairwise([0, *edges.tolist(), len(transfers)]):
         if high > low:
@@ -149,7 +150,7 @@ def _steps(transfers: Transfers) -> Iterator[slice]:
 
 
 def _replay_copies(schedule: Schedule) -> None:
-    """Replay a collective that copies: which rank has which chunk."""
+    """Replay a collective that copies: track which rank has which chunk."""
     collective = schedule.collective
     has = np.zeros((schedule.rank_limit, len(schedule.chunks)), np.bool_)
     for c, chunk in enumerate(schedule.chunks):
@@ -165,8 +166,9 @@ def _replay_copies(schedule: Schedule) -> None:
 
 
 def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
-    """Replay one chunk of a collective that reduces: how often each contribution (column) is in
-    the value that each rank (row) holds.
+    """Replay one chunk of a collective that reduces.
+
+    Count how often each contribution (column) is in the value that each rank (row) holds.
     """
     collective = schedule.collective
     wanted = np.zeros(schedule.rank_limit, np.uint8)
@@ -174,13 +176,13 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
     held = np.diag(wanted)
     for places in _steps(transfers):
         now = transfers[places]
-        # All transfers of a step read what was held before it, so this copy is taken before
+        # All transfers of a step read the values from before it, so this copy is taken before
         # anything is written.
         sent = held[now.src]
         if schedule.helpers:  # only a helper can have nothing
             _refuse_any(now, sent.max(axis=1) == 0, _MISSING)
         copies = now.op == COPY
-        # Several transfers may add to one rank: grouped by destination they are summed at once.
+        # Several transfers may add to one rank; they are grouped by destination and summed at once.
         # Counts are capped, so that 8 bits are enough.
         order = np.argsort(now.dst[~copies], kind="stable")
         targets, starts, count = np.unique(
@@ -193,7 +195,7 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
                 total = np.add.reduceat(total, starts, axis=0, dtype=wide)
             held[targets] = np.minimum(held[targets] + total, _MANY)
         held[now.dst[copies]] = sent[copies]
-    # The first contribution that differs says what is wrong.
+    # The error message names the first contribution that differs.
     receivers = list(collective.receivers(schedule.chunks[c]))
     for place in np.flatnonzero((held[receivers] != wanted).any(axis=1)).tolist():
         rank = receivers[place]
@@ -220,11 +222,10 @@ def _check_loads(schedule: Schedule, topology: Topology) -> None:
 def _loads(
     schedule: Schedule, topology: Topology
 ) -> Iterator[tuple[int, tuple[str, str], Fraction]]:
-    """Yield (step, link, share of the buffer) for the most loaded link of each bandwidth in each
-    step.
+    """Yield (step, link, share of the buffer) for the links that may be the first overloaded.
 
-    If these are not overloaded, no link is. The sums are independent of cost/loads.py, from which
-    the declared durations come.
+    These are, in each step, the most loaded link of each bandwidth: if none of them is overloaded,
+    no link is. The sums are independent of cost/loads.py, which computes the declared durations.
     """
     transfers = schedule.transfers
     if computes_in_network(topology):
@@ -233,7 +234,7 @@ def _loads(
             for link, share in stream_loads(schedule.chunks, now, topology).items():
                 yield int(now.step[0]), link, share
         return
-    # Exact whole numbers over a common denominator, in 64 bits where no sum can overflow them.
+    # Exact integers over a common denominator, in 64 bits if no sum can overflow them.
     scale = lcm(*{c.share.denominator for c in schedule.chunks})
     shares = [c.share.numerator * (scale // c.share.denominator) for c in schedule.chunks]
     links, ranks = list(topology.capacity_GBps), topology.ranks
@@ -255,7 +256,7 @@ def _loads(
         routes = [crossed[i] for i in path_of[places].tolist()]
         times = np.repeat(share_of[transfers.chunk[places]], [len(route) for route in routes])
         np.add.at(load, np.concatenate(routes), times)
-        # Of links with one bandwidth the most loaded decides, so few fractions are compared.
+        # The most loaded of the links with one bandwidth decides, so few fractions are compared.
         for alike in of_capacity.values():
             worst = alike[int(np.argmax(load[alike]))]
             yield int(transfers.step[places.start]), links[worst], Fraction(int(load[worst]), scale)

@@ -1,7 +1,6 @@
-"""Upper bounds on what a collective can reach on a topology, with the certificates that prove them,
-and their checker.
+"""Upper bounds on the rate of a collective on a topology, their certificates, and the checker.
 
-`multipath.py` is for any use of the links, `single_path.py` for one route a pair of GPUs,
-`in_network.py` where switches add that could; `cuts.py` finds cuts. `certificate.py` checks, and
-depends on none of the searches.
+`multipath.py` is for any use of the links, `single_path.py` for one route per pair of GPUs,
+`in_network.py` for machines on which every switch that can add does; `cuts.py` finds cuts.
+`certificate.py` checks the certificates that prove the bounds, and depends on none of the searches.
 """

@@ -1,10 +1,11 @@
-"""Check bounds independently: redo a certificate's arithmetic exactly, without knowing how it was
-found.
+"""Check bounds independently: redo a certificate's arithmetic exactly.
 
-Kind "cut": {"inside": [device ids]}. What must cross from the devices inside to those outside, as a
-share of the buffer, divided by the bandwidth of the links that lead out, is a lower bound on the
-time (max-flow min-cut; for allgather ForestColl, arXiv 2402.06787, eq. 1). It holds for any
-algorithm, in-network copying and adding included.
+The checker does not know how a certificate was found.
+
+Kind "cut": {"inside": [device ids]}. The data that must cross from the devices inside to those
+outside, as a share of the buffer, divided by the bandwidth of the links that lead out, is a lower
+bound on the time (max-flow min-cut; for allgather ForestColl, arXiv 2402.06787, eq. 1). It holds
+for any algorithm, in-network copying and adding included.
 
 Kind "prices", allreduce: {"prices": [[a, b, price], ...]}, the same in both directions. Let d be
 the least price of a path between two GPUs, M the weight of a minimum spanning tree of the GPUs
@@ -24,24 +25,25 @@ out(v), the cheapest out-tree over distances; one that is reduced to v pays at l
 cheapest in-tree. So broadcast pays out(root), reduce in(root), allgather the mean of out(v),
 reduce-scatter the mean of in(v), allreduce the least in(v) + out(v). All but the last hold for any
 algorithm without coding; allreduce's for schedules that bring each unit together at one rank and
-spread it from there. (Whether any other could pay less where prices differ by direction is open;
-over 9,000 random instances of up to 4 ranks none did.)
+spread it from there. (Whether any other could pay less if prices differ by direction is open; over
+9,000 random instances of up to 4 ranks none did.)
 
-Kinds "route-prices" and "route-tree-prices" hold where each ordered pair of GPUs has a single path,
-the system's own route (topo/routes.py), and GPUs alone relay, combine and copy. They are as above
-with other distances: directed prices, and between two GPUs what their own route costs (prices.py).
-For alltoall, gather and scatter a rank's share pays the cheapest sequence of own routes from GPU to
-GPU. In "route-prices" of allreduce a pair weighs as much as its cheaper direction: each message
-between two parts pays at least that, so the argument of "prices" holds, mirrored routes or not.
-Cuts hold for single paths as for any use of the links.
+Kinds "route-prices" and "route-tree-prices" hold if each ordered pair of GPUs has a single path,
+the hardware's route (topo/routes.py), and only GPUs relay, combine and copy. They are as above with
+other distances: prices are directed, and the distance between two GPUs is the price of the
+hardware's route between them (prices.py). For alltoall, gather and scatter a rank's share pays the
+cheapest sequence of such routes from GPU to GPU. In "route-prices" of allreduce a pair weighs as
+much as its cheaper direction: each message between two parts pays at least that, so the argument of
+"prices" holds, mirrored routes or not. Cuts hold for single paths as well as for any use of the
+links.
 
-Prices alone prove nothing where switches add or copy. There a certificate of prices names, for
+Prices alone prove nothing if switches add or copy. In that case a certificate of prices names, for
 every such device, a GPU that it is `joined` with; prices are then those of the machine in which
-each is one with its GPU. That machine can do at least as much: its GPU does what the switch did,
-for nothing, all links between different GPUs and plain devices are still there, and a step's
-streams through a switch become messages to its GPU and on from it, one stream after the other, from
-the leaves of what is added up (or from the source of what is spread) on. As no plain device adds or
-copies, what prices prove for it holds for both.
+each is one with its GPU. That machine can do at least as much: its GPU does the work of the switch
+at no cost, all links between different GPUs and plain devices are still there, and a step's streams
+through a switch become messages to its GPU and on from it, one stream after the other, beginning at
+the leaves of a reduction (or at the source of a copy). As no plain device adds or copies, a bound
+that prices prove for it holds for both.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ Prices = dict[tuple[str, str], Fraction]
 
 
 class CertificateFields(Struct, forbid_unknown_fields=True):
-    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds, with `joined`
-    where switches compute.
+    """The JSON of a certificate: `inside` of kind "cut", `prices` of the other kinds.
+
+    `joined` is present if switches compute.
     """
 
     inside: list[Label] | UnsetType = UNSET
@@ -92,7 +95,7 @@ class CertificateFields(Struct, forbid_unknown_fields=True):
 
 
 class BoundFields(Struct, forbid_unknown_fields=True):
-    """The JSON of a bound: no schedule takes less than `s_per_GB` seconds for each GB of buffer."""
+    """The JSON of a bound: no schedule takes less than `s_per_GB` seconds per GB of buffer."""
 
     s_per_GB: Fraction
     kind: Literal["cut", "prices", "tree-prices"]
@@ -100,7 +103,7 @@ class BoundFields(Struct, forbid_unknown_fields=True):
 
 
 class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
-    """The JSON of a bound on schedules that keep to the system's own routes."""
+    """The JSON of a bound on schedules that keep to the hardware's routes."""
 
     s_per_GB: Fraction
     kind: Literal["cut", "prices", "tree-prices", "route-prices", "route-tree-prices"]
@@ -109,11 +112,10 @@ class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Bound:
-    """No schedule takes less than `s_per_GB` seconds for each GB of buffer; `certificate` proves
-    it.
+    """A proof that no schedule takes less than `s_per_GB` seconds per GB of buffer.
 
-    `kind` is "cut", "prices" or "tree-prices", or for single paths "route-prices" or
-    "route-tree-prices"; see the module's docstring.
+    `certificate` is the proof. `kind` is "cut", "prices" or "tree-prices", or for single paths
+    "route-prices" or "route-tree-prices"; see the module's docstring.
     """
 
     s_per_GB: Fraction
@@ -125,7 +127,7 @@ class Bound:
 
     @property
     def algbw_GBps(self) -> Fraction:
-        """Upper bound on the algorithm bandwidth."""
+        """Upper bound on the algorithm bandwidth, in GB/s."""
         return 1 / self.s_per_GB
 
     def to_json(self) -> dict[str, Any]:
@@ -158,8 +160,8 @@ SINGLE_PATH = "route-"
 def check_bound(
     bound: Bound, collective: Collective, topology: Topology, router: Router | None = None
 ) -> None:
-    """Raise VerificationError unless the certificate proves exactly what the bound claims, no less
-    and no more.
+    """Raise VerificationError unless the certificate proves exactly the bound, no more and no
+    less.
 
     With a `router`, the claim is for schedules that send each pair's data on its route only;
     without one, for any use of the links.
@@ -197,9 +199,9 @@ def proved_s_per_GB(
     topology: Topology,
     router: Router | None = None,
 ) -> Fraction:
-    """Return the lower bound, in seconds for each GB of buffer, that a certificate proves.
+    """Return the lower bound, in seconds per GB of buffer, that a certificate proves.
 
-    Raises VerificationError where it proves none.
+    Raise VerificationError if it proves none.
     """
     if kind.startswith(SINGLE_PATH) and router is None:
         raise VerificationError(
@@ -211,7 +213,7 @@ def proved_s_per_GB(
         raise VerificationError(
             f"bound: a certificate of kind {kind!r} proves nothing for {collective}; expected a cut"
         )
-    # Prices over routes are of the router; all other kinds hold for any use of the links.
+    # Prices over routes depend on the router; all other kinds hold for any use of the links.
     own = router if kind.startswith(SINGLE_PATH) else None
     kind = kind.removeprefix(SINGLE_PATH)
     if (kind, collective.name) != _MIRRORED and (kind, collective.name) not in _PRICED:
@@ -225,12 +227,12 @@ def proved_s_per_GB(
         topology,
         both_directions=own is None and (kind, collective.name) == _MIRRORED,
     )
-    # If a GB of buffer must pay `needed`, and all links together earn at most `paid` a second, it
+    # If a GB of buffer must pay `needed`, and all links together earn at most `paid` per second, it
     # takes needed / paid s.
     paid = sum((topology.capacity_GBps[link] * p for link, p in fractions.items()), Fraction(0))
     if not paid:
         raise VerificationError("bound: all prices are zero")
-    # Whole prices make the shortest paths and trees below exact and quick.
+    # With integer prices, the shortest paths and trees below are exact and quick.
     scale = lcm(*(p.denominator for p in fractions.values()))
     prices = {link: int(p * scale) for link, p in fractions.items()}
     if (kind, collective.name) == _MIRRORED:
@@ -250,8 +252,9 @@ def proved_s_per_GB(
 
 
 def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
-    """Return the machine in which some devices are one with the GPUs given, without the links
-    between the two.
+    """Return the machine in which each device in `gpu_of` is one with its GPU.
+
+    The links between a device and its GPU are removed.
     """
     for device, gpu in gpu_of.items():
         if device not in topology.by_id or gpu not in topology.ranks:
@@ -274,9 +277,7 @@ def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:
 
 
 def _price_of_paths(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return what all pieces pay together: each goes from one rank to another on a cheapest
-    path.
-    """
+    """Return the price of all pieces together, each on a cheapest path from one rank to another."""
     roots = [topology.ranks[collective.root or 0]]
     sources = roots if collective.name == "scatter" else topology.ranks
     targets = roots if collective.name == "gather" else topology.ranks
@@ -288,12 +289,12 @@ def _price_of_paths(distance: Distances, collective: Collective, topology: Topol
 
 
 def _price_of_trees(distance: Distances, collective: Collective, topology: Topology) -> Fraction:
-    """Return what a unit of buffer pays on the cheapest tree, or trees, of the collective."""
+    """Return the price of a unit of buffer on the collective's cheapest tree or trees."""
     gpus = topology.ranks
     matrix, far = matrix_of(distance, topology)
 
     def total(price: NDArray[Any], root: int) -> int:
-        """Return the price of the cheapest out-tree; of an in-tree, where the matrix is
+        """Return the price of the cheapest out-tree, or of an in-tree if the matrix is
         transposed.
         """
         parents = cheapest_out_tree(price, root)
@@ -320,13 +321,16 @@ _PRICED: Mapping[tuple[str, str], Callable[[Distances, Collective, Topology], Fr
 
 
 def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topology) -> Fraction:
-    """Return what must cross the cut around `inside` over what can, per second."""
+    """Return the seconds per GB of buffer that the cut around `inside` requires.
+
+    This is the share of the buffer that must cross the cut over the bandwidth out of it, in GB/s.
+    """
     if unknown := inside - topology.by_id.keys():
         raise VerificationError(
             f"bound: the cut names {min(unknown)!r}, which the topology does not have"
         )
-    # What must cross, as a share of the buffer: a sum of contributions counts once, parts that stay
-    # apart one by one.
+    # The share of the buffer that must cross: a sum of contributions counts once, parts that stay
+    # apart count one by one.
     n = collective.ranks
     within = sum(topology.ranks[member] in inside for member in collective.members)
     outside = n - within

@@ -1,5 +1,6 @@
-"""Find the narrowest cuts that a collective's data must cross, by maximum flows on whole numbers
-(OR-tools).
+"""Find the narrowest cuts that a collective's data must cross.
+
+The searches compute maximum flows on integers (OR-tools).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from ..forest.machine.symmetry import colours
 from ..ir.collective import Collective
 from .certificate import Bound, bound_of
 
-# Flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
+# The flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
 _MAX_FLOW = 1 << 62
-# Cuts between low and high ranks that are tried for alltoall on direct networks, as grids number
-# their ranks row by row: one for each sixteenth of the ranks.
+# Cuts between low and high ranks that are tried for alltoall on direct networks, since grids number
+# their ranks row by row: one per sixteenth of the ranks.
 _PREFIXES = 16
 # With more GPUs, cuts are sought towards one GPU of each class only: each takes a maximum flow, and
-# the others of a class mostly give the same.
+# the others of a class usually give the same cut.
 _CUT_RANKS = 256
 
 
 def cut_bound(collective: Collective, topology: Topology) -> Bound:
-    """Return the best bound of a cut that is known, for at least two ranks."""
+    """Return the best bound that the known kinds of cuts prove, for at least two ranks."""
     return _CUTS[collective.name](collective, topology)
 
 
@@ -41,7 +42,7 @@ def bound_of_cut(inside: Iterable[str], collective: Collective, topology: Topolo
 
 
 class _Flow:
-    """Maximum flows on a topology from a super-source, in exact whole numbers."""
+    """Maximum flows on a topology from a super-source, in exact integers."""
 
     def __init__(self, topology: Topology) -> None:
         self._number = {d.id: i for i, d in enumerate(topology.devices)}
@@ -51,8 +52,9 @@ class _Flow:
         self._whole = [int(c * self._base) for c in topology.capacity_GBps.values()]
 
     def violated_cut(self, supply: Mapping[str, Fraction], target: str) -> frozenset[str] | None:
-        """Return the source's side of a minimum cut if `target` cannot receive all of `supply`
-        (GB/s by GPU), else None.
+        """Return the source's side of a minimum cut if `target` cannot receive all of `supply`.
+
+        `supply` is in GB/s by GPU. None if `target` can receive it.
         """
         scale = lcm(self._base, *{s.denominator for s in supply.values()})
         wanted = {gpu: int(rate * scale) for gpu, rate in supply.items()}
@@ -82,12 +84,12 @@ def _worst_cut(
     targets: list[str],
     hub: str | None = None,
 ) -> Bound:
-    """Return the best cut bound of a collective in which each target must receive what GPUs supply,
-    by Newton's method.
+    """Return the best cut bound of a collective, by Newton's method.
 
-    `supply_of(T)` are the rates at which GPUs must supply in a schedule of T s for each GB. A cut
-    that cannot carry them gives a greater T, until no cut is violated (ForestColl, section 5.1, as
-    a search for the bottleneck cut). `hub` is the GPU with a role of its own, if there is one.
+    Each target must receive all that GPUs supply. `supply_of(T)` are the rates at which GPUs must
+    supply in a schedule of T seconds per GB. A cut that cannot carry them gives a greater T, until
+    no cut is violated (ForestColl, section 5.1, as a search for the bottleneck cut). `hub` is the
+    GPU with a role of its own, None if there is none.
     """
     flow = _Flow(topology)
     targets = _one_of_each_class(topology, targets, hub)
@@ -99,10 +101,10 @@ def _worst_cut(
 
 
 def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> list[str]:
-    """Return one GPU of each class where there are many, else all.
+    """Return one GPU of each class if there are many GPUs, else all.
 
-    Any choice of targets gives a valid bound, and classes mostly are orbits, whose members give the
-    same one.
+    Any choice of targets gives a valid bound, and classes usually are orbits, whose members give
+    the same one.
     """
     if len(gpus) <= _CUT_RANKS:
         return gpus
@@ -119,8 +121,9 @@ def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _root_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best cut between the root and any GPU (broadcast), or between all GPUs and the
-    root (gather).
+    """Return the best cut between the root and the other GPUs.
+
+    For broadcast it separates the root from some GPU, for gather some GPUs from the root.
     """
     n, gpus = collective.ranks, topology.ranks
     root = gpus[collective.root or 0]
@@ -133,15 +136,16 @@ def _root_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _reversed_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the complement of the opposite collective's cut on the reversed topology
-    (reduce-scatter, reduce, scatter).
+    """Return the complement of the opposite collective's cut on the reversed topology.
+
+    This is for reduce-scatter, reduce and scatter.
     """
     opposite = cut_bound(collective.reversed(), topology.reversed())
     return _complement(opposite, collective, topology)
 
 
 def _complement(cut: Bound, collective: Collective, topology: Topology) -> Bound:
-    """Return the bound of the cut around all devices that are outside another one."""
+    """Return the bound of the cut around all devices outside another cut."""
     return bound_of_cut(topology.by_id.keys() - cut.certificate["inside"], collective, topology)
 
 
@@ -154,8 +158,10 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 
 
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best of the cuts around single GPUs and groups (boxes, sockets, what is behind a
-    leaf switch) and, on direct networks, of those between low and high ranks.
+    """Return the best of the cuts around single GPUs and groups.
+
+    Groups are boxes, sockets, and all devices behind a leaf switch. On direct networks, cuts
+    between low and high ranks are tried as well.
     """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
     insides: list[Iterable[str]] = [{gpu} for gpu in gpus]

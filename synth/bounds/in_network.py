@@ -1,6 +1,4 @@
-"""Find the bound of a machine on which switches add that could, though its topology does not say
-they do.
-"""
+"""Find the bound of a machine under the assumption that every switch that could add does."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from ..ir.collective import Collective
 from .certificate import Bound
 from .multipath import bound
 
-# Collectives in which nothing is added or wanted twice, so that switches that add and copy change
+# Collectives in which nothing is added or received twice, so that switches that add and copy change
 # nothing.
 _ONLY_MOVES = ("alltoall", "gather", "scatter")
 
 
 def list_possible(topology: Topology) -> list[Device]:
-    """Return the switches that could add, and of which the topology does not say that they do."""
+    """Return the switches that could add but do not according to the topology."""
     return [
         d
         for d in topology.devices
@@ -28,7 +26,7 @@ def list_possible(topology: Topology) -> list[Device]:
 
 
 def switch_on(topology: Topology) -> Topology:
-    """Return the machine on which every switch that could add and copy does."""
+    """Return the machine on which every switch that could add and copy does so."""
     possible = {d.id for d in list_possible(topology)}
     devices = (replace(d, can_reduce=True) if d.id in possible else d for d in topology.devices)
     return replace(topology, devices=tuple(devices))
@@ -37,8 +35,9 @@ def switch_on(topology: Topology) -> Topology:
 def bound_in_network(
     collective: Collective, topology: Topology, limit: Bound, effort: Effort | None = None
 ) -> Bound | None:
-    """Return the bound where every switch that could add does, `limit` being the bound as the
-    topology says; None where no other switch could.
+    """Return the bound if every switch that could add did; None if there is no such switch.
+
+    `limit` is the bound of the topology without this assumption.
     """
     if not list_possible(topology):
         return None
@@ -48,7 +47,7 @@ def bound_in_network(
 
 
 def describe_assumption(topology: Topology) -> str:
-    """Say what a bound on a topology assumes of its switches."""
+    """Return the assumption about switches behind a bound on a topology, in words."""
     if not computes_in_network(topology):
         return "no switch adds or copies"
     computing = [d.id for d in topology.devices if d.kind != "gpu" and (d.can_reduce or d.can_copy)]
@@ -57,7 +56,7 @@ def describe_assumption(topology: Topology) -> str:
 
 
 def describe_possible(topology: Topology) -> str:
-    """Say which switches could add, and by which source: "nvswitch0 could add (...)"."""
+    """Return the switches that could add, and the source of that: "nvswitch0 could add (...)"."""
     by_source: dict[str, list[str]] = {}
     for device in list_possible(topology):
         assert device.in_network is not None

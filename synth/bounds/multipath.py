@@ -1,8 +1,8 @@
-"""Lower bounds on the time of a collective on a topology, each with the certificate that proves it.
+"""Lower bounds on the time of a collective on a topology, each with a certificate as its proof.
 
-Cuts are found by maximum flows on whole numbers (OR-tools), prices by linear programs (HiGHS
-through SciPy) whose duals are rounded to fractions. The value of a bound is what its certificate
-proves exactly, however good the floats were.
+Cuts are found by maximum flows on integers (OR-tools), prices by linear programs (HiGHS through
+SciPy) whose duals are rounded to fractions. The value of a bound is what its certificate proves
+exactly, however imprecise the floats were.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from ..ir.collective import Collective
 from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 
-# Prices are rounded to fractions of at most one of these denominators, the smallest that loses
-# nothing: 12 and 60 hold what usual link rates divide into.
+# Prices are rounded to fractions of at most one of these denominators, the smallest one without
+# loss: 12 and 60 are multiples of the usual ratios between link rates.
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
-# Relative error of floats from which a bound has lost something by rounding.
+# From this relative error of floats on, rounding has weakened a bound.
 _CLOSE = 1e-9
 # With more pairs of linked devices, prices are only sought by class of links.
 _SINGLE_PAIRS = 4000
 # With more GPUs, no prices of in- and out-trees are sought.
 _ROOTED_RANKS = 48
 # With more GPUs, no bound of the machine without its slow links is sought; the work allowed for it,
-# in seconds of a quiet core, and its share of the time.
+# in seconds of an idle core, and its share of the time.
 _MENDED_RANKS, _MENDED_WORK_S, _MENDED_CLOCK = 256, 6.0, 0.4
-# Paths that take at most this many times the cut's time leave prices nothing to prove.
+# If paths take at most this many times the cut's time, prices cannot improve on the cut.
 _NEAR_CUT = 1.002
 # Devices that a message lists.
 _LISTED = 8
 
 
 def check_connected(collective: Collective, topology: Topology) -> None:
-    """Raise InfeasibleError, naming the GPUs that are cut off, unless data can reach all ranks that
-    must have it.
+    """Raise InfeasibleError unless data can reach all ranks that must have it.
+
+    The error names the GPUs that are cut off.
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
@@ -55,8 +56,8 @@ def check_connected(collective: Collective, topology: Topology) -> None:
     gpus = set(topology.ranks)
     hub = topology.ranks[collective.root or 0]
     reach, reaching = nx.descendants(graph, hub) | {hub}, nx.ancestors(graph, hub) | {hub}
-    # Data must get from the hub (the root, or any GPU where there is none) to all GPUs, or from all
-    # to it, or both.
+    # Data must get from the hub (the root, or any GPU if there is none) to all GPUs, or from all to
+    # it, or both.
     sides = []
     if collective.name not in ("reduce", "gather"):
         sides.append(("no path leads to", reach, reach))
@@ -82,10 +83,9 @@ def bound(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the greatest lower bound on time found within the work that is allowed, for at least
-    two ranks.
+    """Return the greatest lower bound on time found within the allowed work.
 
-    Raises InfeasibleError where the topology is not connected.
+    There must be at least two ranks. Raise InfeasibleError if the topology is not connected.
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
@@ -108,10 +108,10 @@ def _mended_bounds(
     effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what the certificate of the machine without its slow links proves: no more is possible
-    than there.
+    """Return the bound that the certificate of the machine without its slow links proves here.
 
-    Mostly that machine has symmetries that this one lacks, so its bound is found at once.
+    The list is empty if no links are slow, or if there are too many GPUs. The mended machine
+    usually has symmetries that this one lacks, so its certificate is found at once.
     """
     mended = survey(topology).mended if collective.ranks <= _MENDED_RANKS else None
     if mended is None:
@@ -126,8 +126,10 @@ def _joined_prices(
     effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what prices prove for the machine in which each device that adds or copies is one with
-    its nearest GPU.
+    """Return the bounds that prices prove for the machine with computing switches joined to
+    GPUs.
+
+    In it, each device that adds or copies is one with its nearest GPU.
     """
     gpu_of = {
         d.id: _find_nearest_gpu(d.id, topology)
@@ -144,7 +146,7 @@ def _joined_prices(
 
 
 def _find_nearest_gpu(device: str, topology: Topology) -> str:
-    """Return the GPU that is fewest links from a device; of several the first in rank."""
+    """Return the GPU that is the fewest links away from a device, the lowest rank of equals."""
     layer, reached = {device}, {device}
     while layer:
         if gpus := layer.intersection(topology.ranks):
@@ -155,8 +157,9 @@ def _find_nearest_gpu(device: str, topology: Topology) -> str:
 
 
 def _balanced(topology: Topology) -> bool:
-    """Return whether every device but GPUs has as much bandwidth in as out: then cuts are tight
-    (Edmonds; splitting off).
+    """Return whether every device except GPUs has as much bandwidth in as out.
+
+    If so, cuts are tight (Edmonds; splitting off).
     """
     surplus: dict[str, Fraction] = defaultdict(Fraction)
     for (a, b), c in topology.capacity_GBps.items():
@@ -173,8 +176,8 @@ def _allreduce_prices(
 ) -> list[Bound]:
     """Return the bounds that the duals of tree packing prove.
 
-    Prices are by class of links first, link by link where that may be better, and by direction
-    where bandwidths differ.
+    Prices are by class of links first, link by link if that may be better, and by direction if
+    bandwidths differ.
     """
     machine = survey(topology)
     out: list[Bound] = []
@@ -182,8 +185,7 @@ def _allreduce_prices(
         columns = machine.pack_by_class(effort, progress)
         out += _undirected_bounds(machine, columns, collective)
         # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be
-        # improved.
-        # 0 where links without a reverse, which have no price, join all GPUs.
+        # improved. `least` is 0 if links without a reverse, which have no price, join all GPUs.
         least = max(b.s_per_GB for b in out)
         settled = machine.classes_are_orbits or (
             least and machine.is_reached_by_whole_trees(1 / least, effort)
@@ -196,8 +198,9 @@ def _allreduce_prices(
 
 
 def _undirected_bounds(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
-    """Return what prices by pair of devices prove, with growing denominators until (the last bound)
-    nothing is lost.
+    """Return the bounds that prices by pair of devices prove, with growing denominators.
+
+    The last bound is the first without a loss by rounding.
     """
     out: list[Bound] = []
     for denominator in DENOMINATORS:
@@ -215,8 +218,9 @@ def _tree_prices(
     effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return what the duals of packing in- and out-trees prove, for machines on which directions or
-    switches are uneven.
+    """Return the bounds that the duals of packing in- and out-trees prove.
+
+    They are for machines on which directions or switches are uneven.
     """
     name = collective.name
     if len(topology.ranks) > _ROOTED_RANKS or name in ("gather", "scatter"):
@@ -239,8 +243,9 @@ def _alltoall_prices(
     progress: Callable[[str], None] | None,
     cut_s_per_GB: Fraction,
 ) -> list[Bound]:
-    """Return what the duals of concurrent multicommodity flow prove; of uniform prices where that
-    is not solved.
+    """Return the bounds that the duals of concurrent multicommodity flow prove.
+
+    If that program is not solved, uniform prices are used.
     """
     machine, n = survey(topology), collective.ranks
     prices: Mapping[tuple[str, str], float] = {}
@@ -273,9 +278,10 @@ def directed_bounds(
     wanted_s_per_GB: float = 0.0,
     router: Router | None = None,
 ) -> list[Bound]:
-    """Return what prices by directed link prove, with growing denominators until nothing is lost.
+    """Return the bounds that prices by directed link prove, with growing denominators.
 
-    That is when the bound is `wanted_s_per_GB`, or, where that is 0, when it no longer changes.
+    The last bound is the first without a loss by rounding: the bound is `wanted_s_per_GB`, or, if
+    that is 0, no longer changes.
     """
     top = max(prices.values(), default=0.0)
     if not top:

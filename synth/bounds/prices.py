@@ -1,6 +1,6 @@
 """Compute distances and spanning trees under link prices, to check certificates of bounds.
 
-Paths may be any paths through the topology, or only the routes that the system takes
+Paths may be any paths through the topology, or only the routes that the hardware takes
 (topo/routes.py). In the second case the distance between two GPUs is the price of the links on
 their route, even if another path is cheaper; GPUs without a route have no distance. All prices are
 integers.
@@ -41,7 +41,7 @@ def _among_gpus(paid: Mapping[str, Any], start: str, topology: Topology) -> dict
 
 
 def route_distances(prices: WholePrices, router: Router) -> Distances:
-    """Return the price of the system's route from each GPU to every other, if there is one."""
+    """Return the price of the hardware's route from each GPU to every other, if there is one."""
     distance = {}
     for gpu in router.topology.ranks:
         paid: dict[str, int] = {}
@@ -81,7 +81,7 @@ def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], in
 def route_tree_price(distance: Distances, topology: Topology) -> int:
     """Return the price of a minimum spanning tree of the GPUs.
 
-    The price of a pair of GPUs is that of its cheaper direction. Raises VerificationError if no
+    The price of a pair of GPUs is that of its cheaper direction. Raise VerificationError if no
     tree spans all GPUs.
     """
     edges = ((price, u, v) for u, row in distance.items() for v, price in row.items())
@@ -91,7 +91,7 @@ def route_tree_price(distance: Distances, topology: Topology) -> int:
 def path_tree_price(prices: WholePrices, topology: Topology) -> int:
     """Return the price of a minimum spanning tree of the GPUs whose edges are cheapest paths.
 
-    Paths may use every link in both directions. Raises VerificationError if no tree spans all GPUs.
+    Paths may use every link in both directions. Raise VerificationError if no tree spans all GPUs.
     """
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(topology.by_id)

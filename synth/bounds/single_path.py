@@ -1,8 +1,7 @@
-"""The bound on schedules as hardware sends them: each ordered pair of GPUs has a single path, the
-system's own route.
+"""The bound on schedules on the hardware's routes: each ordered pair of GPUs has a single path.
 
 Assumed: data is relayed, combined and copied at GPUs only; switches neither add nor copy. Any GPU
-may relay what it has received, whatever the route of the pair. Where a switch computes, only the
+may relay data that it has received, whatever the route of the pair. If a switch computes, only the
 cuts of the multipath bound are known, and the two bounds are the same. They are also the same,
 though not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees
 whose direction counts (all but allreduce on links as wide in both directions, alltoall, gather and
@@ -26,11 +25,11 @@ from ..ir.collective import Collective
 from .certificate import Bound
 from .multipath import bound, directed_bounds
 
-# With more GPUs, no prices over own routes are sought: their number grows with the square.
+# With more GPUs, no prices over hardware routes are sought: their number grows with the square.
 SINGLE_PATH_RANKS = 256
-# With more GPUs, none of in- and out-trees are: each turn prices a tree for every root.
+# With more GPUs, no prices of in- and out-trees are sought: each turn prices a tree for every root.
 SINGLE_PATH_ROOTS = 64
-# How many times as much time a bound must prove to count as another one.
+# A bound counts as a different one if it proves this many times as much time.
 _TIGHTER = 1 + Fraction(1, 10**9)
 _BY_PATHS = ("alltoall", "gather", "scatter")
 # Collectives in which a rank's part is a share of the buffer.
@@ -39,9 +38,7 @@ _IN_PARTS = ("allgather", "reduce-scatter", *_BY_PATHS)
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bound for any use of the links, and the one for schedules that keep to the system's own
-    routes.
-    """
+    """The bound for any use of the links, and the one for schedules on the hardware's routes."""
 
     multipath: Bound
     single_path: Bound
@@ -53,10 +50,10 @@ def find_bounds(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bounds:
-    """Return both bounds; each may use half of the work, and of the time, that is allowed.
+    """Return the multipath and the single-path bound.
 
-    Raises InfeasibleError where the topology is not connected, or where not all GPUs are members:
-    the searches are for collectives of all GPUs.
+    Each may use half of the allowed work and time. Raise InfeasibleError if the topology is not
+    connected, or if not all GPUs are members: the searches are for collectives of all GPUs.
     """
     if not collective.has_all_gpus:
         raise InfeasibleError(f"no bound is searched for {collective} of a larger machine yet")
@@ -75,10 +72,10 @@ def find_single_path_bound(
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Bound:
-    """Return the greatest lower bound on the time of schedules that keep to the system's own
-    routes.
+    """Return the greatest lower bound found on the time of schedules on the hardware's routes.
 
-    It is `multipath`, the bound for any use of the links, unless prices over own routes prove more.
+    It is `multipath`, the bound for any use of the links, unless prices over the hardware's routes
+    prove more.
     """
     topology, n = router.topology, collective.ranks
     if not has_single_paths(topology):
@@ -100,10 +97,11 @@ def find_single_path_bound(
 
 
 def has_single_paths(topology: Topology) -> bool:
-    """Return whether own routes restrict schedules, and are few enough to be searched over.
+    """Return whether the hardware's routes restrict schedules, and are few enough to be
+    searched.
 
-    They do not where GPUs are linked to GPUs only, as schedules then use all paths between them,
-    nor where switches compute.
+    They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
+    between them, nor if switches compute.
     """
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
@@ -113,7 +111,7 @@ def has_single_paths(topology: Topology) -> bool:
 
 
 def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:
-    """Return what is packed, and the kind of its certificate."""
+    """Return the shapes to be packed, each with the kind of its certificate."""
     if collective.name in _BY_PATHS:
         return [(PATHS, "route-prices")]
     shapes = [(PAIRS, "route-prices")] if collective.name == "allreduce" else []

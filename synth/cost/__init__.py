@@ -1,3 +1,1 @@
-"""How long a schedule takes: affine cost, link loads, host costs, and the simulation of its
-messages.
-"""
+"""The time a schedule takes: affine cost, link loads, host costs, and simulated messages."""

@@ -49,7 +49,7 @@ def cost(schedule: Schedule, topology: Topology) -> Cost:
 
 
 def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
-    """Return the costs of a schedule in each of several numbers of segments."""
+    """Return the costs of a schedule for each of several numbers of segments."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     # Steps that do not overlap take their declared durations, which may exceed what the loads need.
     alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
@@ -64,8 +64,9 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
 def costs_between_gpus(
     schedule: Schedule, topology: Topology, segments: Sequence[int]
 ) -> list[Cost]:
-    """Return the costs of a schedule in each of several numbers of segments, including what each
-    tick costs the hosts (host_costs.step_us; nothing for abstract graphs).
+    """Return the costs of a schedule between GPUs for each of several numbers of segments.
+
+    They include the hosts' cost of each tick (host_costs.step_us; nothing for abstract graphs).
     """
     each_us = step_us(topology)
     return [
@@ -78,8 +79,9 @@ _Window = Callable[[int, int], tuple[int, int]]
 
 
 def _make_window(loads: Loads) -> _Window:
-    """Return a function of `low` and `high`: the greatest latency and load, as whole numbers, of
-    the steps low .. high - 1 if one tick carries out all of them.
+    """Return a function from `low` and `high` to the greatest latency and load, as integers.
+
+    Both are for one tick that carries out all of the steps low .. high - 1.
     """
     before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
     np.cumsum(loads.seconds, axis=0, out=before[1:])
@@ -94,9 +96,9 @@ def _make_window(loads: Loads) -> _Window:
 
 def _cost_pipeline(loads: Loads, window: _Window, segments: int) -> Cost:
     steps = len(loads.latency)
-    # The pipeline fills and drains through windows that grow and shrink: each differs. In between,
-    # either all steps are active at every tick, so that one window repeats, or, with fewer segments
-    # than steps, a window of constant width moves over the steps.
+    # While the pipeline fills and drains, the window grows and shrinks, so every tick differs. In
+    # between, either all steps are active at every tick, so that one window repeats, or, with fewer
+    # segments than steps, a window of constant width moves over the steps.
     ticks = [*range(min(segments, steps)), *range(max(segments, steps), steps + segments - 1)]
     windows = [window(max(0, tick - segments + 1), min(steps, tick + 1)) for tick in ticks]
     windows += [window(low, low + segments) for low in range(1, steps - segments + 1)]
@@ -107,18 +109,17 @@ def _cost_pipeline(loads: Loads, window: _Window, segments: int) -> Cost:
 
 
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
-    """Return how long each used link is busy in all steps together, in s for each GB of buffer."""
+    """Return how long each used link is busy in all steps together, in seconds per GB of buffer."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     total: NDArray[Any] = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype)
     return {link: Fraction(int(x), loads.scale) for link, x in zip(loads.links, total, strict=True)}
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the seconds for each GB with all latencies 0; its inverse is the bandwidth-only algbw
-    in GB/s.
+    """Return the seconds per GB with all latencies 0.
 
-    This is the sum of the steps' durations, or for a pipeline, in the limit of many segments, the
-    whole load of the busiest link.
+    The inverse is the bandwidth-only algbw in GB/s. The result is the sum of the steps' durations,
+    or for a pipeline, in the limit of many segments, the whole load of the busiest link.
     """
     if schedule.segments == 1 or schedule.stepwise:
         return sum(schedule.step_s_per_GB, Fraction(0))
@@ -126,7 +127,7 @@ def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
 
 
 def rounds(schedule: Schedule, router: Router) -> Fraction | None:
-    """Return SCCL's R, the sum of the steps' durations, or None where chunks differ in size.
+    """Return SCCL's R, the sum of the steps' durations; None if chunks differ in size.
 
     The unit is the time that one chunk takes over one unit of link bandwidth.
     """

@@ -1,9 +1,9 @@
-"""The hosts' own costs of sending: core time per message and per byte, and the delay until the
-receiver notices a message.
+"""The hosts' own costs of sending: core time per message and per byte, and wake-up delay.
 
-They are fitted on the machine at hand by calibration (runtime/measuring/calibrate.py) and stored
-with the topology, in the field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and
-LogGP's G (Alexandrov et al. 1995), with cores that all ranks of a host share.
+The wake-up delay is the time until the receiver notices a message. The costs are fitted on the
+current machine by calibration (runtime/measuring/calibrate.py) and stored with the topology, in the
+field "host" of its JSON. They are LogP's o and L (Culler et al. 1993) and LogGP's G (Alexandrov et
+al. 1995), with cores that all ranks of a host share.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _Cost = Annotated[float, Meta(ge=0, le=1e9)]
 
 @dataclass(frozen=True)
 class HostCosts:
-    """Times in microseconds, or in nanoseconds per byte; all ranks share `cores` cores.
+    """The costs of sending on a host, in microseconds, or in nanoseconds per byte.
 
-    `send_us` is a rank's own time to post a message, `receive_us` its time to post, await and
-    unpack one; `io_us` is the time of the transport's thread for an arriving message; `wake_us`
-    passes from there until the rank continues, if cores are idle. `byte_ns` is core time per byte
-    at each end, `add_ns` per byte of reduction or packing. `call_us` is paid once per call. Links
-    carry the fraction `wire` of their bandwidth, and `burst_bytes` at once after a pause. `source`
-    is the origin of these numbers.
+    All ranks share `cores` cores. `send_us` is a rank's own time to post a message, `receive_us`
+    its time to post, await and unpack one; `io_us` is the time of the transport's thread for an
+    arriving message; `wake_us` passes from there until the rank continues, if cores are idle.
+    `byte_ns` is core time per byte at each end, `add_ns` per byte of reduction or packing.
+    `call_us` is paid once per call. Links carry the fraction `wire` of their bandwidth, and
+    `burst_bytes` at once after a pause. `source` is the origin of these numbers.
     """
 
     send_us: _Cost = 20.0
@@ -64,8 +64,9 @@ class HostCosts:
 
     @classmethod
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
-        """Read the object that `to_json` returns; missing fields have defaults, unknown ones are
-        ignored. Raises InputError if it is malformed.
+        """Read the object that `to_json` returns.
+
+        Missing fields have defaults, unknown ones are ignored. Raise InputError if it is malformed.
         """
         return read_as(data, cls, where)
 
@@ -108,7 +109,7 @@ OVER_MPI = HostCosts(
 
 
 def runs_over_nccl(topology: Topology) -> bool:
-    """Return whether the ranks of a topology are GPUs of a real machine, which send over NCCL or
+    """Return whether a topology's ranks are GPUs of a real machine, which send over NCCL or
     RCCL.
     """
     if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
@@ -118,8 +119,10 @@ def runs_over_nccl(topology: Topology) -> bool:
 
 
 def step_us(topology: Topology) -> Fraction:
-    """Return the microseconds of a step beyond the latencies of its links: 0 for abstract graphs,
-    and for calibrated topologies, whose `host_of` has the cost of messages.
+    """Return the microseconds of a step beyond the latencies of its links.
+
+    The result is 0 for abstract graphs, and for calibrated topologies: their `host_of` includes the
+    cost of messages.
     """
     return NCCL_STEP_us if FIELD not in topology.extra and runs_over_nccl(topology) else Fraction(0)
 

@@ -1,10 +1,10 @@
-"""The load of every link in every step of a schedule, in exact whole numbers, as one array.
+"""The load of every link in every step of a schedule, in exact integers, as one array.
 
-Switches may compute (NVLink SHARP, SHARP): a device that can copy sends one stream on to several,
-and one that can reduce adds the streams that meet in it and sends one on. Within a step, copies of
-one chunk from one rank are one stream until their routes part, at a device that can copy; additions
-of one chunk to one rank are one stream from the device on where their routes meet, if it can
-reduce. Everything else is one stream per transfer.
+Switches may compute (NVLink SHARP, SHARP): a device that can copy forwards one stream to several
+devices, and one that can reduce adds the streams that meet in it and forwards one. Within a step,
+copies of one chunk from one rank are one stream until their routes part, at a device that can copy;
+additions of one chunk to one rank are one stream from the device on at which their routes meet, if
+it can reduce. Everything else is one stream per transfer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SAFE = 1 << 61
 
 @dataclass(frozen=True)
 class Loads:
-    """Link loads and route latencies by step, as whole numbers: int64 if they fit, else Python's.
+    """Link loads and route latencies by step, as integers: int64 if they fit, else Python's.
 
-    `seconds[step, i]` / `scale` is the time that link `links[i]` needs for its load of `step`, in s
-    for each GB of buffer; `latency[step]` / `latency_scale` is the greatest latency of a route in
-    the step, in us.
+    `seconds[step, i]` / `scale` is the time that link `links[i]` needs for its load of `step`, in
+    seconds per GB of buffer; `latency[step]` / `latency_scale` is the greatest latency of a route
+    in the step, in us.
     """
 
     links: tuple[DirectedLink, ...]
@@ -46,15 +46,15 @@ class Loads:
     latency_scale: int
 
 
-# The latest arguments of `step_loads`, and its result: planning, costing and tightening ask for the
-# same in turn. Comparing by identity is quick where hashing a million chunks is not.
+# The latest arguments of `step_loads`, and its result: planning, costing and tightening request the
+# same loads in turn. Comparing by identity is quick; hashing a million chunks is not.
 _latest: list[tuple[tuple[Any, ...], Loads]] = []
 
 
 def step_loads(
     chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
 ) -> Loads:
-    """Return the loads of transfers in `steps` steps, for the links that carry something."""
+    """Return the loads of transfers in `steps` steps, for the links that carry data."""
     asked = (chunks, transfers, topology)
     for same, loads in _latest:
         if all(a is b for a, b in zip(asked, same, strict=True)) and len(loads.latency) == steps:
@@ -72,8 +72,8 @@ def _compute_loads(
     paths = [tuple(pairwise((ranks[src], *route, ranks[dst]))) for src, dst, route in listed]
     links = tuple(sorted({link for path in paths for link in path}))
     number = {link: i for i, link in enumerate(links)}
-    # Fractions become whole numbers: shares and latencies over their common denominators, and
-    # 1 / capacity = weight / rates.
+    # Fractions become integers: shares and latencies over their common denominators, and 1 /
+    # capacity = weight / rates.
     share_scale = lcm(*{c.share.denominator for c in chunks})
     shares = [c.share.numerator * (share_scale // c.share.denominator) for c in chunks]
     capacity = [topology.capacity_GBps[link] for link in links]
@@ -95,8 +95,8 @@ def _compute_loads(
             for link, share in stream_loads(chunks, now, topology).items():
                 load[step, number[link]] = int(share * share_scale)
     else:
-        # Otherwise it is: hop by hop, all transfers at once, over a table of the links that each
-        # route crosses; -1 where a shorter route has ended.
+        # Without such switches, it is the sum: hop by hop, all transfers at once, over a table of
+        # the links that each route crosses; -1 after the end of a shorter route.
         share_of = np.array(shares, dtype=load.dtype)[transfers.chunk]
         crossed = np.full((len(paths), hops), -1, dtype=np.int64)
         for row, path in enumerate(paths):
@@ -110,7 +110,7 @@ def _compute_loads(
 
 
 def _exact(largest: int) -> Any:
-    """Return the type for whole numbers up to `largest`; Python's are a hundred times slower."""
+    """Return the array type for integers up to `largest`; Python's are a hundred times slower."""
     return np.int64 if largest < _SAFE else object
 
 
@@ -147,13 +147,14 @@ def stream_loads(
 
 
 def _count_streams(paths: list[Path], joining: set[str]) -> dict[DirectedLink, int]:
-    """Return the number of streams on each link of paths that begin at one device; devices in
-    `joining` need only one stream for all paths through them.
+    """Return the number of streams on each link of paths that begin at one device.
+
+    Devices in `joining` need only one stream for all paths through them.
     """
     total: dict[DirectedLink, int] = defaultdict(int)
 
     def walk(hop: int, members: list[Path]) -> int:
-        """Count the streams into device `hop` of paths that are the same up to there."""
+        """Count the streams into device `hop` of paths that are identical up to there."""
         device = members[0][hop]
         ending = sum(len(path) == hop + 1 for path in members)
         onward: dict[str, list[Path]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 A base is a schedule in a single segment. Every base is also tried stepwise, so that a rank forwards
 the first part of a step while the rest is still arriving. If single steps load the links unevenly
-but all steps together load them evenly, the base is tried as a pipeline, too.
+but all steps together load them evenly, the base is also tried as a pipeline.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .simulate import predict_us, shape_of
 _STEPWISE = (2, 4, 8)
 # The same for pipelines; strategies may offer more segments, up to MAX_SEGMENTS.
 _PIPED = (2, 4, 8, 16, 32, 64, 128, 256)
-# Pipelines are tried if the links need more than this many times as long for a schedule's steps one
-# after another as for all of them at once.
+# A pipeline is tried if the links take more than this many times as long for the steps one after
+# another as for all of them at once.
 _STEPWISE_LOSS = 1.02
 # More segments are not tried once the prediction exceeds the best so far by this factor.
 _WORSE = 1.1
@@ -48,9 +48,9 @@ class Family:
 
 
 def as_sent(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule as point-to-point senders execute it, on the system's own routes.
+    """Return the schedule as point-to-point senders execute it, on the hardware's routes.
 
-    A transfer keeps its given route if the system has none from its source to its destination.
+    A transfer keeps its given route if the hardware has none from its source to its destination.
     """
     paths, path_of = schedule.transfers.paths()
     asked = ((router.route(src, dst), given) for src, dst, given in paths)
@@ -63,7 +63,7 @@ def as_sent(schedule: Schedule, router: Router) -> Schedule:
 
 
 def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule on the system's own routes, unless switches add or copy data.
+    """Return the schedule on the hardware's routes, unless switches add or copy data.
 
     With such switches it is returned unchanged, since the network can be given routes.
     """
@@ -73,7 +73,7 @@ def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
 def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
     """Return the segmentations of each distinct base of `schedules`, in order of first occurrence.
 
-    The schedules are moved to the system's own routes (`as_sent`) first.
+    The schedules are moved to the hardware's routes (`as_sent`) first.
     """
     out = []
     topology = router.topology
@@ -129,11 +129,12 @@ def fastest(
     *,
     batched: bool = False,
 ) -> list[tuple[float, Schedule]]:
-    """Return the schedules within `near` times the best prediction in microseconds, best first.
+    """Return the schedules near the best prediction, with their times in microseconds, best
+    first.
 
-    Candidates whose lower bound already excludes them are not predicted. `topology` is that of the
-    machine that runs the schedules; without one, only the hosts' costs count. `batched` is as in
-    `time_us`.
+    Near means within `near` times the best time. Candidates whose lower bound already excludes them
+    are not predicted. `topology` is that of the machine that runs the schedules; without one, only
+    the hosts' costs count. `batched` is as in `time_us`.
     """
     host_us = (host.send_us + host.receive_us + host.io_us) / host.cores
     lists: list[tuple[float, tuple[Schedule, ...]]] = []

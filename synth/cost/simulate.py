@@ -1,11 +1,11 @@
-"""Predict how long a schedule takes by playing its messages: sender, links, receiver, and the
-cores that ranks share.
+"""Predict how long a schedule takes by simulating its messages.
 
-The affine cost (affine.py) adds up latencies and bytes, tick by tick. This plays the messages as
-the runtime sends them: one for each tick and pair of ranks, sent as soon as its own pieces have
-arrived (or, in batches, once all messages of earlier ticks have). Links serve one message after the
-other, and the ranks of a host compete for its cores. Of a long pipeline only the first segments are
-played; the rest is assumed to continue at the pace reached by then.
+The simulation covers senders, links, receivers, and the cores that ranks share. The affine cost
+(affine.py) adds up latencies and bytes, tick by tick. This module plays the messages as the runtime
+sends them: one for each tick and pair of ranks, sent as soon as its own pieces have arrived (or, in
+batches, once all messages of earlier ticks have). Links serve one message after the other, and the
+ranks of a host compete for its cores. Only the first segments of a long pipeline are played; the
+rest is assumed to continue at the pace reached by then.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import REDUCE
 from .host_costs import HostCosts
 
-# Schedules with more messages than this (before segmentation) are not played, since the time of
-# playing grows with them; the affine cost stands in.
+# Schedules with more messages than this (before segmentation) are not played, since the time to
+# play grows with them; the affine cost is used instead.
 MAX_GROUPS = 6000
 # Longer pipelines are played for this many segments only.
 _PLAYED_SEGMENTS = 16
@@ -47,7 +47,7 @@ class _Group:
 
     `share`, `added` and `packed` are shares of the buffer: all data sent, the part that the
     receiver adds to its own, and the part that is first packed because it is not contiguous.
-    `needs` are the groups that deliver what this one sends.
+    `needs` are the groups that deliver the data that this one sends.
     """
 
     step: int
@@ -73,8 +73,7 @@ class MessageShape:
 
 @lru_cache(maxsize=256)
 def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | None:
-    """Return the groups of a schedule in one segment on a topology, or None if there are too many
-    to play.
+    """Return the groups of a schedule in one segment; None if there are too many to play.
 
     Without a topology there are no links: ranks share a host and send through its memory.
     """
@@ -89,8 +88,8 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | No
     total = np.bincount(group_of, shares, len(keys))
     added = np.bincount(group_of, shares * (transfers.op == REDUCE), len(keys))
     pieces = np.bincount(group_of, minlength=len(keys))
-    # A group must wait for all groups of earlier steps that wrote a chunk it sends; the steps of a
-    # schedule read what was there when they began, so groups of the same step do not count.
+    # A group must wait for all groups of earlier steps that wrote a chunk it sends. Groups of the
+    # same step do not count, since a step reads the values from when it began.
     needs: list[set[int]] = [set() for _ in keys]
     writers: dict[tuple[int, int], list[int]] = defaultdict(list)
     order = np.argsort(transfers.step, kind="stable")
@@ -101,7 +100,7 @@ def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | No
     ):
         needs[group].update(g for g in writers[src, chunk] if step_of[g] < step)
         writers[dst, chunk].append(group)
-    # A message takes one route, even where a schedule divides its pieces over several: the runtime
+    # A message takes one route, even if a schedule divides its pieces over several: the runtime
     # cannot choose routes. The first one listed wins.
     route_of = dict(zip(group_of[::-1].tolist(), transfers.route[::-1].tolist(), strict=True))
     number: dict[tuple[str, str], int] = {}
@@ -140,8 +139,8 @@ def predict_us(
     *,
     batched: bool = False,
 ) -> float | None:
-    """Return the microseconds that a schedule takes at a size, or None if it has too many messages
-    to play.
+    """Return the predicted microseconds of a schedule at a size; None if there are too many
+    messages.
 
     `batched`: all messages of a tick are posted at once and awaited before the next tick, as over
     NCCL.
@@ -158,8 +157,8 @@ def predict_us(
             for played in (_PLAYED_SEGMENTS - _PACE_SEGMENTS, _PLAYED_SEGMENTS)
         )
         played_us = more + max(0.0, more - less) / _PACE_SEGMENTS * (m - _PLAYED_SEGMENTS)
-    # The extrapolation must not promise what no link can do: beyond its burst, a link needs its
-    # time.
+    # The extrapolation must not promise more than a link can do: beyond its burst, a link needs its
+    # full transfer time.
     burst_us = host.burst_bytes * max(shape.us_per_byte, default=0.0)
     return max(shape.busiest_us_per_byte * (size_bytes / host.wire) - burst_us, played_us)
 
@@ -167,8 +166,9 @@ def predict_us(
 def play_messages(
     schedule: Schedule, topology: Topology | None, host: HostCosts, size_bytes: int
 ) -> list[MessageTime] | None:
-    """Return the times of all messages, long pipelines played to their end; None if there are too
-    many to play.
+    """Return the times of all messages; None if there are too many to play.
+
+    Long pipelines are played to their end.
     """
     shape, m = shape_of(schedule.uncut, topology), schedule.segments
     if shape is None:
@@ -180,10 +180,10 @@ def play_messages(
 
 @dataclass
 class _Message:
-    """The data of one tick for one pair of ranks, in bytes; `needs` numbers the messages that must
-    arrive before.
+    """The data of one tick for one pair of ranks, in bytes.
 
-    Sender, receiver and route are those of `group`, the first of the groups in it.
+    `needs` numbers the messages that must arrive before. Sender, receiver and route are those of
+    `group`, the first of the groups in the message.
     """
 
     group: _Group
@@ -201,8 +201,9 @@ def _list_messages(
     tick_of: Callable[[int, int], int],
     batched: bool,
 ) -> list[_Message]:
-    """Return the messages of all segments, sorted by tick; groups that meet at a tick and pair of
-    ranks share one.
+    """Return the messages of all segments, sorted by tick.
+
+    Groups with the same tick and pair of ranks share one message.
     """
     number_of: dict[tuple[int, int, int], int] = {}
     messages: list[_Message] = []
@@ -242,20 +243,20 @@ def _play(
     batched: bool,
     times: list[MessageTime] | None = None,
 ) -> float:
-    """Return when the last rank is done, in us after the call began, by a simulation of events.
+    """Return when the last rank is done, in us after the call began, by simulating events.
 
     Append each message's times to `times`.
     """
     messages = _list_messages(shape, segment_bytes, segments, tick_of, batched)
-    # A rank posts its sends tick by tick, and those of one tick together: one that waits holds up
-    # all later ones.
+    # A rank posts its sends tick by tick, and those of one tick together: one send that waits holds
+    # up all later ones.
     ticks: list[dict[int, list[int]]] = [defaultdict(list) for _ in range(shape.ranks)]
     for number, message in enumerate(messages):
         ticks[message.group.src][message.tick].append(number)
     sends = [[*of_rank.values()] for of_rank in ticks]
-    # Every resource is free from some time on: the host's cores (a heap, the earliest first), the
-    # thread in which each rank's call runs, its transport's thread, and the links (idle for long
-    # enough for any burst).
+    # Each resource has a time from which it is free: the host's cores (a heap, the earliest first),
+    # the thread in which each rank's call runs, its transport's thread, and the links (idle for
+    # long enough for any burst).
     cores = [0.0] * max(1, host.cores)
     call_free = [host.call_us] * shape.ranks
     transport_free = [0.0] * shape.ranks
@@ -279,21 +280,23 @@ def _play(
         return end
 
     def post_sends(rank: int, now: float) -> None:
-        """Post the sends of as many ticks as possible; set what the next one awaits."""
+        """Post the sends of as many ticks as possible; record which messages the next tick
+        awaits.
+        """
         while tick[rank] < len(sends[rank]):
             batch = sends[rank][tick[rank]]
             needed = set().union(*(messages[number].needs for number in batch))
             awaited[rank] = {number for number in needed if not noticed[number]}
             if awaited[rank]:
                 return
-            # Data that is forwarded must be received and added up first; other messages can wait
+            # Data to be forwarded must be received and added up first; other messages can wait
             # until the end.
             for number in sorted(needed):
                 now = receive(number, now)
             for number in batch:
                 message = messages[number]
                 now = work(call_free, rank, now, host.send_us + message.packed * add_us)
-                # Bytes stream through all links of the route at once: the slowest or busiest
+                # Bytes stream through all links of the route at once: the slowest or busiest link
                 # decides when the last byte is through, and an idle link lets a burst pass in no
                 # time.
                 posted[number] = first_us = last_us = now
@@ -331,8 +334,8 @@ def _play(
             read = work(transport_free, messages[number].group.dst, now, host.io_us)
             heapq.heappush(events, (read + host.wake_us, _NOTICED, number))
         else:
-            # A rank with sends left first gets these out, as the runtime does; one without receives
-            # messages as they come.
+            # A rank with sends left posts these first, as the runtime does; one without any
+            # receives messages in order of arrival.
             noticed[number], group = True, messages[number].group
             rank = group.dst
             if times is not None:

@@ -1,9 +1,9 @@
-"""Predict when each transfer of a schedule begins and ends, segment by segment, with the plan's own
-cost model.
+"""Predict when each transfer of a schedule begins and ends, segment by segment.
 
-Without host costs this is the affine cost: ticks follow each other; within a tick a transfer takes
-its route's latency plus the time of the most loaded link of its route. With host costs the messages
-are played (simulate.py), and the transfers of a message follow each other by their bytes.
+This uses the plan's own cost model. Without host costs it is the affine cost: ticks follow each
+other; within a tick a transfer takes its route's latency plus the time of the most loaded link of
+its route. With host costs the messages are played (simulate.py), and the transfers of a message
+follow each other by their bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_TIMES = 400_000
 
 @dataclass(frozen=True)
 class TransferTime:
-    """The times of one segment of a transfer; `chunk` is a place in the schedule's chunks."""
+    """The times of one segment of a transfer; `chunk` is an index into the schedule's chunks."""
 
     tick: int
     step: int
@@ -70,7 +70,7 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
     """Return the times of messages by the affine cost, one tick after the other."""
     m = schedule.segments
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # 1 s for each GB is 1e-3 us a byte; of each link in each step, all segments together.
+    # 1 s per GB is 1e-3 us per byte. An entry is for one link in one step, all segments together.
     busy_us = loads.seconds.astype(float) / loads.scale * size_bytes * 1e-3
     latency_us = loads.latency.astype(float) / loads.latency_scale
     declared_us = np.array([float(x) for x in schedule.step_s_per_GB]) * size_bytes * 1e-3
@@ -91,7 +91,7 @@ def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list
         if schedule.stepwise:
             low, high = tick // m, tick // m + 1
         load_us = busy_us[low:high].sum(axis=0) / m
-        # A step that is cut stepwise pays its latency once, as its cost does.
+        # A step in stepwise segments pays its latency once, as in its cost.
         pays = not schedule.stepwise or tick % m == 0
         slowest_us = float(latency_us[low:high].max(initial=0.0)) if pays else 0.0
         # Steps that do not overlap take their declared durations.

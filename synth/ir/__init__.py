@@ -1,3 +1,1 @@
-"""The intermediate representation: collectives, transfers, schedules, and what follows from a
-schedule alone.
-"""
+"""The intermediate representation: collectives, transfers, schedules, and their properties."""

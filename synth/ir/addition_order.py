@@ -1,10 +1,10 @@
 """The order of additions, and whether all ranks end with the same bits.
 
-Floating-point addition commutes but does not associate. The runtime adds what reaches a chunk at a
-rank in one step, the rank's own value included, from the lowest source rank to the highest. Under
-that rule a schedule fixes the expression that each rank ends with; if all of them are equal, all
-ranks agree bitwise. Without its numbers, an expression is a bracketing of ranks: if all chunks have
-the same one, an element's bits do not depend on its chunk.
+Floating-point addition commutes but does not associate. If several values reach a chunk at a rank
+in one step, the runtime adds them, the rank's own value included, from the lowest source rank to
+the highest. Under that rule a schedule fixes the expression that each rank ends with; if all of
+them are equal, all ranks agree bitwise. An expression without its numbers is a bracketing of ranks:
+if all chunks have the same one, an element's bits do not depend on its chunk.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from .transfers import COPY, REDUCE, Transfer
 
 # Bracketings are longer than this from about 13 ranks on; messages show their beginning.
 _SHOWN_CHARACTERS = 64
-# Stand in the place of a second operand: of a rank's own contribution, and of a rounded value.
+# Markers in place of a second operand: for a rank's own contribution, and for a rounded value.
 INPUT, ROUNDED = -1, -2
 _STEP = attrgetter("step")
 
 
 def is_uniform(schedule: Schedule) -> bool:
-    """Return whether all receivers of a chunk end with the same expression, up to the order of the
-    two operands of an addition.
+    """Return whether all receivers of a chunk end with the same expression.
+
+    The order of the two operands of an addition does not matter.
     """
     if not schedule.collective.reduces or _adds_before_it_copies(schedule):
         return True
@@ -38,12 +39,12 @@ def is_uniform(schedule: Schedule) -> bool:
 
 @lru_cache(maxsize=64)
 def find_bracketing(schedule: Schedule) -> str | None:
-    """Return the one bracketing in which all chunks are added up, at every rank that receives them;
-    None if two differ, or if the collective adds nothing.
+    """Return the one bracketing in which all chunks are added up, at every rank that receives
+    them.
 
-    The spelling is unique: the operand with the lowest rank comes first, "((0+1)+(2+3))". If two
-    schedules have the same bracketing, an element's bits depend neither on the schedule nor on the
-    chunk.
+    None if two differ, or if the collective adds nothing. The spelling is unique: the operand with
+    the lowest rank comes first, "((0+1)+(2+3))". If two schedules have the same bracketing, an
+    element's bits depend neither on the schedule nor on the chunk.
     """
     if not schedule.collective.reduces:
         return None
@@ -53,16 +54,17 @@ def find_bracketing(schedule: Schedule) -> str | None:
 
 
 def shorten_bracketing(bracketing: str) -> str:
-    """Return the first characters of a bracketing, as messages show it."""
+    """Return the first characters of a bracketing, for messages."""
     shown = bracketing[:_SHOWN_CHARACTERS]
     return shown if shown == bracketing else f"{shown}..."
 
 
 class Expressions:
-    """Expressions over the ranks' contributions, by number; equal expressions have equal numbers.
+    """Expressions over the ranks' contributions, by number; equal expressions have equal
+    numbers.
 
     `operands` of a sum are the numbers of its two operands, the smaller first, since addition
-    commutes; of an input (rank, INPUT), of a rounded value (value, ROUNDED).
+    commutes; for an input they are (rank, INPUT), for a rounded value (value, ROUNDED).
     """
 
     def __init__(self) -> None:
@@ -77,11 +79,11 @@ class Expressions:
         return number
 
     def rounded(self, value: int) -> int:
-        """Return the rounded value; rounding again changes nothing."""
+        """Return the number of the rounded value; rounding again changes nothing."""
         return value if self.operands[value][1] == ROUNDED else self.number(value, ROUNDED)
 
     def add(self, terms: Iterable[tuple[int, int]]) -> int:
-        """Return the sum of values, given as (source rank, value), in the order of the ranks."""
+        """Return the number of the sum of values, given as (source rank, value), in rank order."""
         total, *values = (value for _, value in sorted(terms))
         for value in values:
             total = self.number(min(total, value), max(total, value))
@@ -120,7 +122,7 @@ def play(
     """Yield, for each chunk, the expression that each rank ends with.
 
     With `roundings`, values are rounded when they are sent, and (rank, step, value before) of each
-    rounding of the chunk is appended before the chunk is yielded.
+    rounding of the chunk is appended to it before the chunk is yielded.
     """
     of_chunk: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in schedule.transfers:
@@ -129,7 +131,7 @@ def play(
         held = {r: expressions.number(r, INPUT) for r in schedule.collective.holders(chunk)}
         for step, group in groupby(sorted(of_chunk[c], key=_STEP), key=_STEP):
             rows = list(group)
-            # All transfers of a step read what their sources held before it.
+            # All transfers of a step read their sources' values from before it.
             sent = {t.src: held[t.src] for t in rows}
             if roundings is not None:
                 roundings += [(rank, step, value) for rank, value in sent.items()]
@@ -155,9 +157,10 @@ def _list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int
 
 
 def _adds_before_it_copies(schedule: Schedule) -> bool:
-    """Return whether every chunk is first added up and then only copied, to each other rank once.
+    """Return whether every chunk is first added up and then only copied, to each other rank
+    once.
 
-    Then all ranks hold one rank's sum. This test is quick and covers trees of any kind; the
+    If so, all ranks hold one rank's sum. This test is quick and covers trees of any kind; the
     verifier checks that copies come from ranks that have the chunk.
     """
     t, chunks, n = schedule.transfers, len(schedule.chunks), schedule.rank_limit

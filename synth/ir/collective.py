@@ -1,9 +1,9 @@
-"""Collectives: which ranks hold what data before a call, and which must hold it after.
+"""Collectives: which ranks hold which data before a call, and which must hold it after.
 
 Chunks are shares of one buffer per collective: the vector itself for allreduce, broadcast and
 reduce; the gathered result for allgather and gather; the vector before it is scattered for
-reduce-scatter and scatter; what one rank sends to all ranks, itself included, for alltoall. `size`
-always means the bytes of that buffer, as nccl-tests counts them.
+reduce-scatter and scatter; for alltoall the data that one rank sends to all ranks, itself included.
+`size` always means the bytes of that buffer, as nccl-tests counts them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _TO_ALL = {"allreduce", "allgather", "broadcast"}
 class Chunk:
     """An exact share of the buffer.
 
-    `source` is the rank that owns the chunk where each rank brings a part of its own (allgather,
-    gather, alltoall), `target` the rank that receives it where each rank gets a part of its own
-    (reduce-scatter, scatter, alltoall); otherwise they are None.
+    `source` is the rank that owns the chunk if each rank contributes its own part (allgather,
+    gather, alltoall), else None. `target` is the rank that receives it if each rank gets its own
+    part (reduce-scatter, scatter, alltoall), else None.
     """
 
     share: Fraction
@@ -66,9 +66,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over `ranks` members, with its `root` where it has one.
+    """A collective over `ranks` members, with its `root`, None if it has none.
 
-    `members` are the ranks that bring or receive data, ascending and numbered as in the whole
+    `members` are the ranks that contribute or receive data, ascending and numbered as in the whole
     topology. By default every GPU of the topology is a member, and `members` is `range(ranks)`.
     """
 
@@ -85,8 +85,8 @@ class Collective:
             )
         if self.ranks < 1:
             raise InputError(f"{self.name} over {self.ranks} ranks; expected at least 1")
-        # A range marks "all GPUs": it equals no tuple, so members 0 and 1 of four GPUs stay apart
-        # from all of two.
+        # A range marks "all GPUs": it equals no tuple, so members 0 and 1 of four GPUs differ from
+        # all GPUs of two.
         listed = () if isinstance(self.members, range) else tuple(self.members)
         object.__setattr__(self, "members", listed or range(self.ranks))
         if listed and (
@@ -122,8 +122,9 @@ class Collective:
     def with_default_root(
         cls, name: str, ranks: int, root: int | None = None, members: Sequence[int] = ()
     ) -> Collective:
-        """Return the collective of any spelling; its root, where it needs one and none is given, is
-        the first member.
+        """Return the collective of any spelling, with rank `members[0]` as the default root.
+
+        The default applies if the collective needs a root and none is given.
         """
         name = spell_collective(name)
         first = members[0] if members else 0
@@ -131,7 +132,7 @@ class Collective:
 
     @property
     def has_all_gpus(self) -> bool:
-        """Whether every GPU of the topology is a member; otherwise `members` lists them."""
+        """Whether every GPU of the topology is a member; if not, `members` lists the members."""
         return isinstance(self.members, range)
 
     @property
@@ -153,7 +154,7 @@ class Collective:
         return (owner,)
 
     def bus_factor(self) -> Fraction:
-        """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
+        """Return the ratio of busbw to algbw (nccl-tests, doc/PERFORMANCE.md)."""
         if self.name in ("broadcast", "reduce"):
             return Fraction(1)
         return Fraction((2 if self.name == "allreduce" else 1) * (self.ranks - 1), self.ranks)
@@ -163,9 +164,10 @@ class Collective:
         return replace(self, name=_REVERSED[self.name])
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:
-        """Return equal chunks, `count` in SCCL's units: in the whole buffer for allreduce,
-        broadcast and reduce; for each rank in allgather, reduce-scatter, gather and scatter; for
-        each pair of ranks in alltoall.
+        """Return equal chunks, `count` in SCCL's units.
+
+        They are counted in the whole buffer for allreduce, broadcast and reduce; per rank for
+        allgather, reduce-scatter, gather and scatter; per pair of ranks for alltoall.
         """
         share = Fraction(1, self._parts * count)
         return tuple(Chunk(share, s, t) for s, t in product(*self._ends) for _ in range(count))
@@ -177,14 +179,18 @@ class Collective:
 
     @property
     def _ends(self) -> tuple[Sequence[int | None], Sequence[int | None]]:
-        """The sources and the targets that chunks may have; each pair of them is a block."""
+        """The sources and the targets that chunks may have; each (source, target) pair is a
+        block.
+        """
         return (
             self.members if self.name in _FROM_EACH else (None,),
             self.members if self.name in _TO_EACH else (None,),
         )
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
-        """Return why `chunks` do not make up this collective's buffer, or None if they do."""
+        """Return the reason why `chunks` do not make up this collective's buffer, None if they
+        do.
+        """
         totals: dict[tuple[int | None, int | None], Fraction] = {}
         sources, targets = map(frozenset, self._ends)
         for i, chunk in enumerate(chunks):
@@ -217,8 +223,9 @@ class Collective:
 
 
 def spell_collective(name: str) -> str:
-    """Return our name for any spelling of a collective (all_reduce, AllReduce, all_reduce_perf), or
-    `name` itself if it is none.
+    """Return our name for any spelling of a collective (all_reduce, AllReduce, all_reduce_perf).
+
+    If `name` is not such a spelling, return it unchanged.
     """
     plain = "".join(character for character in name.lower() if character.isalnum())
     return _SPELLINGS.get(plain.removesuffix("perf"), name)

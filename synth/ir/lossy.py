@@ -1,5 +1,4 @@
-"""Lossy schedules: what happens to values that are rounded when they are sent (compression on the
-wire).
+"""Lossy schedules: the effects of rounding values when they are sent (compression on the wire).
 
 The runtime follows two rules:
 
@@ -10,9 +9,9 @@ The codecs ensure that rounding a rounded value changes nothing, so forwarding l
 Under these rules a schedule fixes the expression that each rank ends with, as in addition_order.py,
 with roundings in it.
 
-Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019) adds what a rounding
-took away to the next call's input. Where several ranks round the same value, exactly one must feed
-the error back: the others are its echoes.
+Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019) adds the error of a
+rounding to the next call's input. If several ranks round the same value, exactly one must feed the
+error back: the others are its echoes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .addition_order import INPUT, ROUNDED, Expressions, play
 from .schedule import Schedule
 from .transfers import COPY
 
-# Stands for a step in `Rounded.echoes`: the final rounding, of rule 2.
+# Represents a step in `Rounded.echoes`: the final rounding, of rule 2.
 END = -1
 
 
@@ -47,8 +46,9 @@ class Rounded:
 
 @lru_cache(maxsize=256)
 def rounded(schedule: Schedule) -> Rounded:
-    """Return the effects of rounding on a schedule in one segment (`Schedule.uncut`); segmentation
-    does not change them.
+    """Return the effects of rounding on a schedule in one segment (`Schedule.uncut`).
+
+    Segmentation does not change them.
     """
     uniform, once = True, True
     echoes: set[tuple[int, int, int]] = set()
@@ -66,8 +66,8 @@ def rounded(schedule: Schedule) -> Rounded:
         uniform = uniform and len(ends) == 1
         results |= ends
         once = once and all(_is_whole(values, value, ends) for _, _, value in roundings)
-        # Of several roundings of one value the lowest rank's earliest feeds its error back; final
-        # ones come last. Rounding a rounded value has no error.
+        # If one value is rounded several times, the lowest rank's earliest rounding feeds its error
+        # back; final ones come last. Rounding a rounded value has no error.
         fed_back: set[int] = set()
         for rank, step, value in sorted(roundings, key=lambda row: (row[0], row[1] == END, row[1])):
             if value in fed_back or values.operands[value][1] == ROUNDED:
@@ -83,5 +83,5 @@ def rounded(schedule: Schedule) -> Rounded:
 
 
 def _is_whole(values: Expressions, value: int, ends: set[int]) -> bool:
-    """Return whether a value is no partial sum: an input, already rounded, or a final value."""
+    """Return whether a value is not a partial sum: an input, already rounded, or a final value."""
     return values.operands[value][1] < 0 or value in ends or values.rounded(value) in ends

@@ -1,16 +1,16 @@
 """The intermediate representation: a collective, its chunks, and an ordered list of transfers.
 
-Steps are synchronous rounds of transfers: all transfers of a step read what their sources held when
-the step began. Within a step several contributions may be added to one chunk at one rank (in
-listing order), but a copy must be its only write. With `segments` = m > 1 each chunk is cut into m
-equal parts that follow each other through the steps, part j doing step s at tick s + j: a pipeline.
-If the schedule is `stepwise`, part j does step s at tick s m + j: steps do not overlap, and a rank
-hands on the first parts of a step while the rest is still arriving. A schedule is plain data:
-hashable, comparable, versioned in JSON.
+Steps are synchronous rounds of transfers: all transfers of a step read the values that their
+sources held when the step began. Within a step several contributions may be added to one chunk at
+one rank (in listing order), but a copy must be its only write. With `segments` = m > 1 each chunk
+is cut into m equal parts that follow each other through the steps, part j doing step s at tick s +
+j: a pipeline. If the schedule is `stepwise`, part j does step s at tick s m + j: steps do not
+overlap, and a rank forwards the first parts of a step while the rest is still arriving. A schedule
+is plain data: hashable, comparable, versioned in JSON.
 
 Ranks are numbered as in the whole topology. The participants are the collective's members and the
-schedule's helpers: GPUs that bring and receive no data of their own, but relay or add. A helper
-begins with nothing; what is added to nothing is what arrives.
+schedule's helpers: GPUs that contribute and receive no data of their own, but relay or add. A
+helper starts without a value; the first value added to it becomes its value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_SEGMENTS = 2048
 MAX_STEPS = 16_384
 
 Segments = Annotated[int, Meta(ge=1, le=MAX_SEGMENTS)]
-# Where a file lists no members, all GPUs are; where it lists no helpers, there are none.
+# If a file lists no members, all GPUs are members; if it lists no helpers, there are none.
 Ranks = Annotated[
     list[Index],
     Meta(min_length=1, description="rank numbers of the whole topology, ascending"),
@@ -81,16 +81,16 @@ class ScheduleFields(Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective, its chunks, and the transfers that carry it out, step by step; see also
-    `build_schedule`.
+    """A collective, its chunks, and the transfers that carry it out, step by step.
 
-    All transfers of a step read what their sources held when the step began. With `segments` = m >
-    1 each chunk is cut into m equal parts that follow each other through the steps, part j doing
-    step s at tick s + j (a pipeline), or, `stepwise`, at tick s m + j. `step_s_per_GB[s]` is how
-    long step s may last, in seconds for each GB (1e9 bytes) of buffer: no link carries more in it
-    than its bandwidth times that. `trees` is the number of trees of a tree schedule, else None;
-    `depth` is the number of hops from the root of the deepest tree. `transfers` accepts any
-    sequence of Transfer. `helpers` are ranks, ascending, that relay or add without being members.
+    See also `build_schedule`. All transfers of a step read the values that their sources held when
+    the step began. With `segments` = m > 1 each chunk is cut into m equal parts that follow each
+    other through the steps, part j doing step s at tick s + j (a pipeline), or, `stepwise`, at tick
+    s m + j. `step_s_per_GB[s]` is how long step s may last, in seconds per GB (1e9 bytes) of
+    buffer: in that time no link carries more than its bandwidth allows. `trees` is the number of
+    trees of a tree schedule, else None; `depth` is the number of hops from the root of the deepest
+    tree. `transfers` accepts any sequence of Transfer. `helpers` are ranks, ascending, that relay
+    or add without being members.
     """
 
     collective: Collective
@@ -129,7 +129,7 @@ class Schedule:
 
     @property
     def rank_limit(self) -> int:
-        """One more than the highest participant: the length of arrays that ranks index."""
+        """One more than the highest participant: the length of arrays indexed by rank."""
         return max(self.participants) + 1
 
     @property
@@ -177,10 +177,10 @@ class Schedule:
         return describe_schedule(self)
 
     def offsets(self) -> tuple[Fraction, ...]:
-        """Return where each chunk begins in its block, as a share of the buffer.
+        """Return the offset of each chunk in its block, as a share of the buffer.
 
         The block of a chunk is the whole buffer for collectives without sources and targets, else
-        the part of one rank (for alltoall, of one pair of ranks). Chunks of a block lie end to end
+        the part of one rank (for alltoall, of one pair of ranks). Chunks of a block are contiguous,
         in listing order.
         """
         filled: dict[tuple[int | None, int | None], Fraction] = defaultdict(Fraction)
@@ -192,8 +192,10 @@ class Schedule:
         return tuple(offsets)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; transfers are rows [step, src, dst, chunk, op, route], routes
-        indexed in `routes`.
+        """Return the schedule as a JSON object.
+
+        Transfers are rows [step, src, dst, chunk, op, route], with the route as an index into
+        `routes`.
         """
         step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
         ops = [OPS[x] for x in op]
@@ -216,9 +218,10 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: object, where: str = "schedule") -> Schedule:
-        """Read the object that `to_json` returns; the verifier says whether it is correct.
+        """Read the object that `to_json` returns.
 
-        Raises InputError where it is malformed.
+        Raise InputError if it is malformed. Only the verifier checks whether the schedule is
+        correct.
         """
         return cls.from_fields(read_as(data, ScheduleFields, where), where)
 
@@ -226,7 +229,7 @@ class Schedule:
     def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
         """Return the schedule that a file declares.
 
-        Raises InputError where a transfer names a route that is not listed.
+        Raise InputError if a transfer names a route that is not listed.
         """
         step, src, dst, chunk, op, route = (
             zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6

@@ -1,5 +1,6 @@
-"""Transfers stored as columns, so that a few arrays hold a million of them; a `Transfers` is also a
-sequence of `Transfer`.
+"""Transfers stored as columns, so that a few arrays hold a million of them.
+
+A `Transfers` is also a sequence of `Transfer`.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Transfers(Sequence[Transfer]):
 
     @property
     def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """The columns step, src, dst, chunk, op and route."""
+        """The columns step, src, dst, chunk, op and route, in this order."""
         return self.step, self.src, self.dst, self.chunk, self.op, self.route
 
     def taken(self, places: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Transfers:
@@ -127,7 +128,7 @@ class Transfers(Sequence[Transfer]):
         )
 
     def paths(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
-        """Return the distinct (src, dst, route), and for each transfer the index of its own."""
+        """Return the distinct (src, dst, route), and for each transfer its index among them."""
         ranks = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
         key = (self.src * ranks + self.dst) * (len(self.routes) + 1) + self.route
         _, first, path_of = np.unique(key, return_index=True, return_inverse=True)

@@ -13,12 +13,11 @@ from .transfers import COPY, REDUCE, Transfers
 
 
 def reverse(schedule: Schedule) -> Schedule:
-    """Return the schedule of the opposite collective: every transfer reversed, the last step first,
-    copies as additions.
+    """Return the schedule of the opposite collective on the reversed topology.
 
-    Allgather becomes reduce-scatter, broadcast reduce, and gather scatter, or the reverse; alltoall
-    stays alltoall. The result is for the reversed topology (SCCL, section
-    3.5). Each rank must get each chunk at most once.
+    Every transfer is reversed, the last step first, and copies become additions. Allgather becomes
+    reduce-scatter, broadcast reduce, and gather scatter, or the reverse; alltoall stays alltoall
+    (SCCL, section 3.5). Each rank must get each chunk at most once.
     """
     opposite = schedule.collective.reversed()
     t = schedule.transfers
@@ -37,7 +36,7 @@ def reverse(schedule: Schedule) -> Schedule:
 def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
     """Return an allreduce: the reduce-scatter, then the allgather.
 
-    Raises InfeasibleError unless both have the same chunks, owned by the same ranks.
+    Raise InfeasibleError unless both have the same chunks, owned by the same ranks.
     """
     shares = [(c.share, c.target) for c in reduce_scatter.chunks]
     if shares != [(c.share, c.source) for c in allgather.chunks]:

@@ -17,7 +17,7 @@ def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
     """Return the parent of every node (-1 at `root`) in an out-tree of least total price, `price[u,
     v]` being that of u -> v.
 
-    Prices are floats, or exact whole numbers in an array of objects. Where there is no edge between
+    Prices are floats, or exact integers in an array of objects. Where there is no edge between
     two nodes, give it a price above the sum of all others.
     """
     return _contract(price.copy(), root)

@@ -24,13 +24,13 @@ Ints = NDArray[np.int64]
 Circuit = tuple[int, ...]
 # Nodes of graphs for which the dynamic program serves.
 MAX_NODES = 17
-# CP-SAT takes whole numbers: prices are rounded to a billionth of the highest.
+# CP-SAT takes integers: prices are rounded to a billionth of the highest.
 _PRICE_SCALE = 10**9
-# Seconds of a quiet core to extend one path by one node.
+# Seconds of an idle core to extend one path by one node.
 _STATE_S = 4e-9
 # Nodes in a row that are moved together, at most.
 _LONGEST = 24
-# Seconds of a quiet core for each move that is judged, and for each round of moves.
+# Seconds of an idle core for each move that is judged, and for each round of moves.
 _ENTRY_S, _CALL_S = 2e-8, 1e-3
 # Gain, as a part of the price, from which a move counts: more than rounding errors.
 _BETTER = 1e-9

@@ -8,9 +8,9 @@ from ortools.sat.python import cp_model
 
 from ..effort import Effort
 
-# Seconds that a unit of CP-SAT's deterministic time takes on a quiet core, roughly.
+# Seconds that a unit of CP-SAT's deterministic time takes on an idle core, roughly.
 _WORK_S = 3.5
-# Seconds of a quiet core to build and presolve a constraint, of which deterministic time says
+# Seconds of an idle core to build and presolve a constraint, of which deterministic time says
 # little.
 _CONSTRAINT_S = 1e-5
 # Least work and time for a model, where its allowance is used up.

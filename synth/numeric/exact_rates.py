@@ -22,7 +22,7 @@ _SMALL_DENOMINATORS, _FINE = 1000, 1 << 40
 _PARTS = (1, 2, 3, 4)
 # With more units on a link, CP-SAT has too many counts to choose from.
 _MAX_UNITS = 64
-# Seconds of a quiet core for each unit.
+# Seconds of an idle core for each unit.
 _WHOLE_WORK_S = 0.5
 
 

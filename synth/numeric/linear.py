@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 
 from ..effort import Effort
 
-# Seconds of a quiet core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex
+# Seconds of an idle core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex
 # iteration.
 _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
 # Weight of the best known prices beside the duals, and the weight at which backing off ends.

@@ -22,9 +22,9 @@ from ..effort import Effort
 Edge = tuple[int, int]
 # Weight of a hop of depth beside the part of an edge's copies that is in use, in greedy trees.
 _DEPTH_WEIGHT = 0.25
-# Seconds of a quiet core: to push an edge on in a chain, and to consider one for a tree.
+# Seconds of an idle core: to push an edge on in a chain, and to consider one for a tree.
 _PUSH_S, _EDGE_S = 2e-6, 3e-6
-# Seconds of a quiet core: to try an edge, or a tree that may give one, and for each node of a tree
+# Seconds of an idle core: to try an edge, or a tree that may give one, and for each node of a tree
 # to hang it anew.
 _OFFER_S, _EXCHANGE_NODE_S = 1.5e-6, 1e-6
 

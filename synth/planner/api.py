@@ -52,7 +52,7 @@ def synthesize(
     that it expects to lose. `time_limit_s` stops the search, and a warning is logged where it did;
     with more than a minute, searches go further. `progress` is called with a line now and then.
 
-    Raises InputError where names or options are wrong, InfeasibleError where there is no such
+    Raise InputError where names or options are wrong, InfeasibleError where there is no such
     schedule (with the reason), TimeLimitError where none was found in time.
     """
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:

@@ -59,7 +59,7 @@ def strategy(name: str) -> Callable[[F], F]:
     called where a plan is synthesized with `strategy=name`, and by "auto" after the built-in
     strategies. Its schedules are verified and costed like theirs. A later function of the same name
     replaces an earlier one. For all processes, topo-synth too, name the function in the entry point
-    group `topoplan.strategies` of a package. Raises InputError where a built-in strategy has the
+    group `topoplan.strategies` of a package. Raise InputError where a built-in strategy has the
     name, or it is not a name.
     """
     if not isinstance(name, str):
@@ -160,7 +160,7 @@ def _guard(name: str, load: Callable[[], UserFunction]) -> Strategy:
 
 
 def _check_schedule(name: str, number: int, schedule: object, request: Request) -> Schedule:
-    """Return a schedule of a user's strategy under its name. Raises StrategyError where it is none,
+    """Return a schedule of a user's strategy under its name. Raise StrategyError where it is none,
     and VerificationError where it is wrong.
     """
     if not isinstance(schedule, Schedule):

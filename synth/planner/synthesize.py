@@ -37,7 +37,7 @@ from .registry import AUTO, find_strategy, list_strategies
 
 log = logging.getLogger("topoplan")
 
-# Work for the bounds, in seconds of a quiet core, and the share of the time limit at which the
+# Work for the bounds, in seconds of an idle core, and the share of the time limit at which the
 # clock stops them, so that some time is left for strategies.
 _BOUND_WORK_S, _BOUND_CLOCK = 24.0, 0.3
 # Share of the time left at which the clock stops one strategy of several.
@@ -102,7 +102,7 @@ def synthesize(
     best placements. `reproducible`: all schedules of the plan add every element up in one
     bracketing (see synth/reproducible). `router` gives the routes on which data is sent. The plan
     depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then
-    names. A limit above a minute allows more work, in proportion. Raises InfeasibleError where
+    names. A limit above a minute allows more work, in proportion. Raise InfeasibleError where
     there is no plan, TimeLimitError where the time ended before there was one.
     """
     started = time.monotonic()
@@ -121,7 +121,7 @@ def synthesize(
     # Searches must not go on from an earlier request's: the same request shall give the same plan.
     survey.cache_clear()
     # The bound comes first: strategies stop where they reach it, and auto leaves out those that
-    # cannot win then. Data is sent on the system's own routes alone, so schedules are measured
+    # cannot win then. Data is sent on the hardware's routes alone, so schedules are measured
     # against the single-path bound.
     router = router.on(topology)
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
@@ -189,7 +189,7 @@ class _Search:
             self._at_bound = self._reaches_bound()
 
     def finish(self) -> Costed:
-        """Return all schedules with their costs. Raises InfeasibleError or TimeLimitError where
+        """Return all schedules with their costs. Raise InfeasibleError or TimeLimitError where
         there are none.
         """
         if not self.costed:

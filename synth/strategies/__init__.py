@@ -26,7 +26,7 @@ _ALLREDUCE = ("allreduce",)
 _GATHERING = ("allreduce", "allgather", "reduce-scatter")
 # Up to so many ranks a plan lists alternatives, so strategies that add some are worth their time.
 LISTED_RANKS = 16
-# Work of the strategy that comes first, in seconds of a quiet core: the others mostly have less to
+# Work of the strategy that comes first, in seconds of an idle core: the others mostly have less to
 # search.
 MAIN_WORK_S = 21.0
 # With more ranks the exact search, and chains beside a schedule at the bound, are left out: they

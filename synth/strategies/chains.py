@@ -34,14 +34,14 @@ _MAX_EQUAL = 8
 _MIN_RATE = Fraction(98, 100)
 # Relative difference of rates, which are floats, that counts as one.
 _BETTER = 1e-6
-# Work for rounding shares to equal ones, in seconds of a quiet core.
+# Work for rounding shares to equal ones, in seconds of an idle core.
 _EQUAL_WORK_S = 1.0
 
 
 def build(request: Request) -> list[Schedule]:
     """Return schedules of different numbers of chains and segments, or one of rings.
 
-    Raises InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that
+    Raise InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that
     effort.
     """
     n = request.collective.ranks
@@ -135,7 +135,7 @@ def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
 
 
 def _hang_chain(request: Request, order: Order) -> RootedTree:
-    """Return a chain as a tree whose root is its middle, on the system's own routes."""
+    """Return a chain as a tree whose root is its middle, on the hardware's routes."""
     middle = len(order) // 2
     parent = {
         rank: order[i + (1 if i < middle else -1)] for i, rank in enumerate(order) if i != middle

@@ -15,7 +15,7 @@ _MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front. Raises TimeLimitError where the effort was too
+    """Return the schedules of the Pareto front. Raise TimeLimitError where the effort was too
     small to find any.
     """
     collective = request.collective

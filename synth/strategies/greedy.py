@@ -24,11 +24,11 @@ from ..request import Request, whole
 
 # Trials differ in the random order of links alone.
 _TRIALS = 8
-# Transfers of a trial: with more, one takes over 40 s of a quiet core.
+# Transfers of a trial: with more, one takes over 40 s of an idle core.
 _MAX_TRANSFERS = 4_000_000
 # Units of bandwidth of the widest link: a trial treats each as a link of its own.
 _MAX_UNITS = 32
-# Seconds of a quiet core that a trial takes for each transfer.
+# Seconds of an idle core that a trial takes for each transfer.
 _TRANSFER_S = 1e-5
 Ints = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 def build(request: Request) -> list[Schedule]:
     """Return the schedule with fewest steps.
 
-    Raises InfeasibleError where switches lie between GPUs or there are too many, TimeLimitError
+    Raise InfeasibleError where switches are between GPUs or there are too many, TimeLimitError
     where a trial takes too long.
     """
     name, n = request.collective.name, request.collective.ranks

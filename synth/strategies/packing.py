@@ -38,15 +38,15 @@ from ..request import Request, segment_counts
 
 # Collectives that are planned as their opposite on the reversed machine.
 _REVERSED = ("reduce", "reduce-scatter", "gather")
-# Work for the bound where the request has none, in seconds of a quiet core; its share of the time.
+# Work for the bound where the request has none, in seconds of an idle core; its share of the time.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 # With more GPUs, column generation takes too long for trees of all roots (in every turn it prices
 # one a root), and for those of a broadcast.
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
-# With more GPUs, a broadcast also tries trees that are built from boxes or in whole numbers.
+# With more GPUs, a broadcast also tries trees that are built from boxes or in integers.
 _BUILT_BROADCAST = 48
 # With more GPUs, out-trees of all ranks are evened out before column generation; work for those of
-# the mended machine, and for evening them out, in seconds of a quiet core.
+# the mended machine, and for evening them out, in seconds of an idle core.
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
 # With more GPUs, trees of all roots have too many branches to be evened out.
 _MAX_LEVEL_RANKS = 1536
@@ -59,7 +59,7 @@ _WORTH_OFFERING = Fraction(9, 10)
 def build(request: Request) -> list[Schedule]:
     """Return schedules of different numbers of trees, depths and segments.
 
-    Raises InfeasibleError where there is none within the limits.
+    Raise InfeasibleError where there is none within the limits.
     """
     if request.bound is None:
         granted = request.effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
@@ -178,7 +178,7 @@ class _Packer:
 
     def _send_as_routed(self, candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
         """Return forests with the rates that they have as sent, and those whose edges are the
-        system's own routes.
+        system's hardware routes.
 
         Trees whose edges are divided over several routes promise more than point-to-point sends
         carry.
@@ -295,7 +295,7 @@ class _Packer:
 
 
 def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
-    """Return an out-tree with the same parents whose edges are the system's own routes, where
+    """Return an out-tree with the same parents whose edges are the hardware's routes, where
     schedules must keep to those.
     """
     if routes is None:

@@ -43,7 +43,7 @@ def place(
     """Return the schedule with the shortest time at `size_bytes` over the orders tried.
 
     `draw(order)` builds the schedule in which rank order[i] takes position i, and `pairs(order)`
-    returns the (source, destination) pairs of ranks that need a route in it. Raises InfeasibleError
+    returns the (source, destination) pairs of ranks that need a route in it. Raise InfeasibleError
     if no order is found in which all of them have one.
     """
     effort = request.effort.grant(_QUICK_WORK_S if request.quick else _WORK_S)

@@ -16,7 +16,7 @@ from ..request import MAX_TRANSFERS, Request, check_size
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return one schedule. Raises InfeasibleError where there is no Hamiltonian cycle, or none was
+    """Return one schedule. Raise InfeasibleError where there is no Hamiltonian cycle, or none was
     found with that effort.
     """
     n = request.collective.ranks
