@@ -1,3 +1,3 @@
-"""Where ranks go: which GPU each rank gets, so that a job's communication takes the least time,
-with a bound on any order.
+"""Placement of ranks: the GPU of each rank that minimizes a job's communication time, with a
+bound.
 """

@@ -1,4 +1,4 @@
-"""Prove the best order of few ranks: by trying all of them, or by CP-SAT."""
+"""Proof of the best order of few ranks: by trying all orders, or by CP-SAT."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .job import AROUND, SPREAD, Ints
 from .loads import TIME
 from .search import Search
 
-# Ranks up to which all orders are tried: 40,320 orders.
+# Most ranks for trying all orders: 40,320 orders.
 MAX_LISTED = 8
-# Ranks up to which CP-SAT is asked for a proof: clauses grow with messages times pairs of GPUs.
+# Most ranks for a proof by CP-SAT: clauses grow with messages times pairs of GPUs.
 MAX_PROVED = 16
-# Orders that are evaluated at once, which bounds memory.
+# Orders to evaluate at once, which bounds memory.
 _BATCH = 20_000
 _SEARCH = "placement of ranks"
-# Values of the model are below this: CP-SAT returns bounds as floats, of 53 bits.
+# Upper bound on values of the model: CP-SAT returns bounds as floats, of 53 bits.
 _MAX_VALUE = 1 << 50
-# The share of a value by which such a bound may be rounded.
+# Largest relative rounding error of such a bound.
 _ROUNDING = 1e-12
 
-# A variable for each pair of GPUs: whether the one sends to the other.
+# A variable for each pair of GPUs: whether the first sends to the second.
 _Arcs = dict[tuple[int, int], cp_model.IntVar]
 
 
@@ -41,7 +41,7 @@ def list_all(search: Search) -> None:
 
 
 class ProofModel:
-    """A CP-SAT model that asks for an order better than the best known one.
+    """A CP-SAT model whose solutions are orders better than the best known one.
 
     `is_exact` is False if values are too large for the model's arithmetic.
     """
@@ -73,7 +73,7 @@ class ProofModel:
             self._add_objective()
 
     def _add_ranks(self) -> None:
-        """Give every rank one GPU, and no GPU to two ranks."""
+        """Require that every rank has one GPU, and that no two ranks share one."""
         n, model = self.ranks, self.model
         self.on = {(r, g): model.new_bool_var("") for r in range(n) for g in range(n)}
         for i in range(n):
@@ -92,7 +92,7 @@ class ProofModel:
                         model.add(count == inside[0])
 
     def _add_arcs(self, src: Ints, dst: Ints) -> _Arcs:
-        """Return the arcs of the messages between ranks, wherever these are."""
+        """Return the arcs of the messages between ranks, for any order of the ranks."""
         n, model = self.ranks, self.model
         arcs = {pair: model.new_bool_var("") for pair in self.pairs}
         if self.is_ring:
@@ -101,7 +101,8 @@ class ProofModel:
         for u, v in zip(src.tolist(), dst.tolist(), strict=True):
             for g, h in self.pairs:
                 model.add_bool_or(self.on[u, g].negated(), self.on[v, h].negated(), arcs[g, h])
-        # As many arcs leave (enter) a GPU as its rank sends (receives) messages.
+        # The number of arcs out of (into) a GPU is that of the messages that its rank sends
+        # (receives).
         for i in range(n):
             for ends, end in ((src, 0), (dst, 1)):
                 count = np.bincount(ends, minlength=n).tolist()
@@ -118,7 +119,7 @@ class ProofModel:
             for link in loads.crossed[g, h].tolist():
                 if link < len(loads.links):
                     users.setdefault(link, []).append((g, h))
-        # Of links that the same routes cross, only the slowest counts.
+        # If several links are on the same routes, only the slowest counts.
         heaviest: dict[tuple[tuple[int, int], ...], int] = {}
         for link, crossing in users.items():
             key = tuple(crossing)
@@ -160,8 +161,9 @@ class ProofModel:
 
 
 def prove_best(search: Search, effort: Effort) -> int:
-    """Search by CP-SAT for an order better than the best known one, offer it, and return a value
-    that provably no order is below.
+    """Search by CP-SAT for an order better than the best known one, and offer it if found.
+
+    Return a proven lower bound on the values of all orders, in the unit of values.
     """
     if search.best[0] or any(phase.pattern.shape == SPREAD for phase in search.loads.phases):
         return 0

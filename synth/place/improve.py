@@ -1,5 +1,7 @@
-"""Improve orders by moves as long as that helps: swap ranks, reverse or rotate stretches of ranks,
-swap hosts or leaves, swap GPUs on all hosts alike.
+"""Improvement of orders by moves, as long as a move helps.
+
+Moves swap ranks, reverse or rotate stretches of ranks, swap hosts or leaves, and swap the same two
+GPUs on every host.
 """
 
 from __future__ import annotations
@@ -16,27 +18,30 @@ from .loads import TIME, OrderLoads
 from .search import Search
 from .tiers import Tier, stack_equal
 
-# Orders that are evaluated at once: few enough that a move that helps is made soon, and at most so
-# many numbers in memory.
+# Orders to evaluate at once: few enough that a move that helps is made soon, and that no more than
+# this many numbers are in memory.
 _BATCH, _MAX_ENTRIES = 64, 4_000_000
-# Moves up to which all are tried; beyond, so many are drawn.
+# Most moves to try all of them, and the number of moves to draw if there are more.
 _MAX_MOVES, _DRAWN = 4096, 512
-# Moves, less than this, that shake an order.
+# An order is shaken by fewer moves than this.
 _MAX_SHAKES = 8
-# Rotations of a ring that are tried.
+# Most rotations of a ring to try.
 _MAX_ROTATIONS = 256
-# GPUs of a part whose order is searched separately, and the work in seconds of a quiet core.
+# Most GPUs of a part to search its order separately, and the work in seconds of an idle core.
 _MAX_INSIDE, _INSIDE_S = 64, 0.5
 # Unevenness is a float sum, so a smaller gain may be rounding.
 _MIN_GAIN = 1e-9
 _SEARCH = "placement of ranks"
 _SWAP, _REVERSE, _ROTATE, _SWAP_PARTS, _SWAP_POSITIONS = range(5)
-# A kind, the number of a tier (for the last two), and two ranks, parts, or positions in every part.
+# A kind, a tier's number (for the last two kinds), and two ranks, parts, or positions in each part.
 Move = tuple[int, int, int, int]
 
 
 class Improver:
-    """Improves orders. `tiers` are of GPUs by their number among those that take part."""
+    """A local search that improves orders.
+
+    `tiers` hold GPUs by their number among those that take part.
+    """
 
     def __init__(self, search: Search, tiers: Sequence[Tier], chance: np.random.Generator) -> None:
         self.search, self.chance = search, chance
@@ -46,7 +51,7 @@ class Improver:
         self.tiers = [parts for parts in stack_equal(tiers) if parts.shape[1] > 1]
 
     def improve(self, order: Ints) -> None:
-        """Make moves that help until none does or the work is used up, and offer the result.
+        """Make moves until none helps or the work is used up, and offer the result.
 
         Moves are tried in random order, a batch at a time; the best of a batch is made if it helps.
         """
@@ -67,8 +72,9 @@ class Improver:
         search.offer(now[None, :])
 
     def search_on(self, least: Fraction | int) -> None:
-        """Shake the best order by a few moves and improve it, repeatedly, until it meets a bound
-        (in the unit of values) or the work is used up.
+        """Shake the best order by a few moves and improve it, until it meets the bound `least`.
+
+        `least` is in the unit of values. The search also ends when the work is used up.
         """
         while self.search.best[1] > least and not self.search.effort.is_over(_SEARCH):
             shaken = self.search.order
@@ -79,7 +85,9 @@ class Improver:
             self.improve(shaken)
 
     def _list_moves(self, order: Ints) -> list[Move]:
-        """Return moves in random order: all of them or, if they are too many, a random part."""
+        """Return moves in random order: all of them or, if there are too many, a random
+        selection.
+        """
         listed = [
             (kind, number, i, j)
             for number, parts in enumerate(self.tiers)
@@ -108,8 +116,9 @@ class Improver:
         return [listed[k] for k in self.chance.permutation(len(listed))]
 
     def _find_busy_ranks(self, order: Ints) -> Ints:
-        """Return the ranks whose messages cross the busiest link of a phase, or leave the busiest
-        part.
+        """Return the ranks at the bottleneck of any phase.
+
+        Their messages cross the busiest link of the phase, or leave its busiest part.
         """
         loads = self.search.loads
         weights = np.array([*map(float, loads.weights), 0.0])
@@ -144,9 +153,11 @@ class Improver:
 
 
 def keep_hosts_together(search: Search, order: Ints) -> Ints:
-    """Return the order or, for one group, one that is as good and numbers each host's ranks
-    consecutively, as many launchers do: a ring may begin anywhere, and often can pass all GPUs of a
-    host at once.
+    """Return the order, for one group with each host's ranks renumbered consecutively.
+
+    Many launchers number ranks this way. A ring may begin anywhere, and often can pass all GPUs of
+    a host at once. The order is returned unchanged if there are several groups, or if no such order
+    is as good.
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))
@@ -169,8 +180,10 @@ def keep_hosts_together(search: Search, order: Ints) -> Ints:
 def arrange_inside(
     search: Search, tiers: Sequence[Tier], order: Ints, chance: np.random.Generator
 ) -> list[Ints]:
-    """Return an order for each tier of equal parts: the ranks of its first part rearranged among
-    the part's GPUs by a search of their own, and those of all other parts alike.
+    """Return an order for each tier of equal parts, with ranks rearranged inside the parts.
+
+    A separate search rearranges the ranks of the first part among its GPUs; all other parts follow
+    the same arrangement.
     """
     orders = []
     for parts in stack_equal(tiers):
@@ -184,9 +197,7 @@ def arrange_inside(
 
 
 def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generator) -> Ints | None:
-    """Return the new position of each position's rank in one part, None if its ranks send each
-    other nothing.
-    """
+    """Return the new position of each rank in one part; None if its ranks exchange no messages."""
     loads, size = search.loads, len(part)
     position_of_gpu = np.full(search.job.ranks, -1, dtype=np.int64)
     position_of_gpu[part] = np.arange(size)

@@ -1,26 +1,28 @@
-"""Describe what a job sends: its ranks as a mesh of named dimensions, and the messages by which the
-groups of each dimension carry out their collectives in a step.
+"""The communication of a job: its ranks as a mesh of named dimensions, and the messages of a
+step.
 
-Ranks count through the mesh as in a DeviceMesh: the dimension named last changes fastest. Ranks
-that differ in one dimension only are a group of it.
+Messages are those by which the groups of each dimension carry out their collectives. Ranks count
+through the mesh as in a DeviceMesh: the last dimension changes fastest. Ranks that differ in one
+dimension only are a group of it.
 
 Who sends to whom in a group depends on the target:
 
 `ring`: every collective around the ring of the group's ranks in order, as NCCL's rings go from host
-to host, and as Horovod's, MSCCL's and most others do: each rank sends 2 (n - 1) / n of the buffer
-to the next for allreduce, (n - 1) / n for allgather and reduce-scatter.
+to host, and as in Horovod, MSCCL and most others: each rank sends 2 (n - 1) / n of the buffer to
+the next for allreduce, (n - 1) / n for allgather and reduce-scatter.
 
-`stock`: gloo's, as torch.distributed calls them: `all_reduce` is gloo::allreduce with its usual
-algorithm, a ring that sends to the rank *before* (gloo/allreduce.cc; torch never asks for bcube),
-`all_gather` a ring to the rank after (gloo/allgather.cc), `all_to_all` every pair directly
-(gloo/alltoall.cc), and `reduce_scatter` an allreduce of which each rank keeps its part: torch does
-not use gloo's halving and doubling (gloo/reduce_scatter.h). The directions matter on uneven links.
+`stock`: gloo's algorithms, as torch.distributed calls them: `all_reduce` is gloo::allreduce with
+its default algorithm, a ring that sends to the rank *before* (gloo/allreduce.cc; torch never
+selects bcube), `all_gather` a ring to the rank after (gloo/allgather.cc), `all_to_all` every pair
+directly (gloo/alltoall.cc), and `reduce_scatter` an allreduce of which each rank keeps its part:
+torch does not use gloo's halving and doubling (gloo/reduce_scatter.h). The directions matter on
+uneven links.
 
 `plan`: topoplan's plans, which do not depend on the order inside a group.
 
 For all targets alltoall sends 1 / n of the buffer to each other rank, and sendrecv (the stages of a
-pipeline) the whole buffer to the next rank and to the one before, but nothing around the ends.
-Buffers have the sizes that algbw counts.
+pipeline) the whole buffer to the next rank and to the one before, without wrapping around. Buffers
+have the sizes that algbw counts.
 """
 
 from __future__ import annotations
@@ -40,27 +42,27 @@ from ..sizes import parse_size
 Ints = NDArray[np.int64]
 
 RING, STOCK, PLAN = "ring", "stock", "plan"
-# What users may ask for.
+# The targets that users may name.
 TARGETS = (RING, STOCK, PLAN)
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "alltoall", "sendrecv")
-# Shapes of patterns.
+# The shapes of patterns.
 AROUND, PAIRS, LINE, SPREAD = "around", "pairs", "line", "spread"
 
-# The one dimension of a job that names none, and what it does if its traffic is not given.
+# The only dimension of a job without named ones, and its traffic by default.
 WHOLE = "all"
 _DEFAULT_TRAFFIC = "allreduce", 1 << 30
 _PAIR = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=\s*([^=]*?)\s*")
-# Digits of a size, so that products stay small enough to print.
+# Most digits of a size, so that products stay small enough to print.
 _MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The messages of one group: `bytes_each` bytes from its i-th to its j-th rank for each (i, j)
-    of `sends`.
+    """The messages of one group: `bytes_each` bytes from rank i to j for each (i, j) of `sends`.
 
-    `shape` is "around" (a ring), "pairs" (every rank to every other), "line" (neighbours, in both
-    directions) or "spread" (a plan; `sends` then only names the members).
+    Ranks i and j count inside the group. `shape` is "around" (a ring), "pairs" (every rank to every
+    other), "line" (neighbours, in both directions) or "spread" (a plan; `sends` then only names the
+    members).
     """
 
     shape: str
@@ -79,8 +81,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Phase:
-    """One traffic of a job as messages from rank `src[i]` to rank `dst[i]`; `pattern` is that of a
-    group.
+    """One traffic of a job as messages from rank `src[i]` to rank `dst[i]`.
+
+    `pattern` holds the messages of one group.
     """
 
     traffic: Traffic
@@ -91,8 +94,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """A mesh of ranks: names and sizes of its dimensions, the last one changing fastest, and the
-    traffics on them.
+    """A mesh of ranks: names and sizes of its dimensions, the last one fastest, and their
+    traffics.
     """
 
     dimensions: tuple[tuple[str, int], ...]
@@ -109,14 +112,14 @@ class Job:
         return sum(size > 1 for _, size in self.dimensions) == 1
 
     def list_groups(self, dimension: str) -> Ints:
-        """Return the groups of a dimension, a row a group with its ranks in order."""
+        """Return the groups of a dimension, one row per group with its ranks in order."""
         names, sizes = zip(*self.dimensions, strict=True)
         ranks = np.arange(self.ranks, dtype=np.int64).reshape(sizes)
         axis = names.index(dimension)
         return np.moveaxis(ranks, axis, -1).reshape(-1, sizes[axis])
 
     def list_phases(self, target: str) -> list[Phase]:
-        """Return the traffics that send anything as messages, by the algorithms of `target`."""
+        """Return the messages of each traffic that sends any, by the algorithms of `target`."""
         phases = []
         for traffic in self.traffics:
             groups = self.list_groups(traffic.dimension)
@@ -151,10 +154,10 @@ def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pat
 
 
 def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
-    """Return the job of `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`, for so many ranks.
+    """Return the job for texts such as `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`.
 
-    Without `job` all ranks are one group; without `traffic` that group does an allreduce of 1 GiB.
-    Raises InputError if the texts are malformed or do not fit.
+    Without `job` all `ranks` ranks are one group; without `traffic` that group does an allreduce of
+    1 GiB. Raise InputError if the texts are malformed or do not fit.
     """
     dimensions = _read_dimensions(job) if job is not None else ((WHOLE, ranks),)
     product = prod(size for _, size in dimensions)
@@ -178,7 +181,7 @@ def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
 
 
 def _split_pairs(text: str, parameter: str, example: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of `a=1,b=2`."""
+    """Yield the names and values of a text such as `a=1,b=2`."""
     for part in text.split(","):
         match = _PAIR.fullmatch(part)
         if match is None:

@@ -1,4 +1,4 @@
-"""Compute the cost of rank orders: exact loads of links, for many orders at once.
+"""The cost of rank orders: exact loads of links, for many orders at once.
 
 An order is the GPU of each rank. The time of a phase is that of its busiest link, its bytes over
 its bandwidth; phases follow each other, so an order's time is the sum over them. The objective
@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 
 from .job import SPREAD, Ints, Phase
 
-# What an order minimizes.
+# The objectives.
 OBJECTIVES = TIME, BOTTLENECK = "time", "bottleneck"
 # Values below this are summed in int64 without overflow; larger ones as Python's integers.
 _SAFE = 1 << 61
-# Numbers in memory at once while orders are evaluated: 32 MB as int64.
+# Most numbers in memory while orders are evaluated: 32 MB as int64.
 _MAX_ENTRIES = 4_000_000
 
 
 @dataclass(frozen=True)
 class RouteLoads:
-    """The links, and other limits, that messages cross.
+    """The links that messages cross, and the parts of tiers whose borders plans cross.
 
     Columns have `names` and bandwidths. `crossed[u, v]` are the columns from GPU u to GPU v, padded
-    with the number of columns. `part_of[t]` has, for tier t, the column of the part of each GPU,
-    which what a plan sends out of the part crosses.
+    with the number of columns. `part_of[t]` has, for tier t, the column of each GPU's part; a
+    plan's traffic out of the part loads this column.
     """
 
     names: Sequence[str]
@@ -42,14 +42,16 @@ class RouteLoads:
 
 
 class OrderLoads:
-    """The loads of a job's phases on a machine. Values of orders are whole numbers of
-    `seconds_each` seconds; `entries` is how many numbers the evaluation of an order touches.
+    """The loads of a job's phases on a machine.
+
+    Values of orders are integers in units of `seconds_each` seconds; `entries` is the number of
+    numbers that the evaluation of one order touches.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:
         self.routes, self.phases, self.objective = routes, phases, objective
         self.links, self.crossed = routes.names, routes.crossed
-        # 1 / bandwidth = weight / rates and bytes = size / common, as whole numbers without common
+        # 1 / bandwidth = weight / rates and bytes = size / common, as integers without common
         # factors.
         bandwidths = routes.bandwidths_GBps
         rates = lcm(*(b.numerator for b in bandwidths))
@@ -77,7 +79,7 @@ class OrderLoads:
     def count(self, phase: Phase, orders: Ints) -> Ints:
         """Return how many messages of a phase cross each link (a column) in each order (a row)."""
         width = len(self.links) + 1
-        # One bincount counts for all orders, each of which has its own range of bins.
+        # One bincount serves all orders, since each has a separate range of bins.
         row = np.arange(len(orders))[:, None, None] * width
         if phase.pattern.shape == SPREAD:
             return self._count_shares(phase, orders, row, width)
@@ -88,8 +90,9 @@ class OrderLoads:
         return counts
 
     def _count_shares(self, phase: Phase, orders: Ints, row: Ints, width: int) -> Ints:
-        """Return what plans send out of each part: a group in p parts sends a share of (p - 1) / p
-        out of each, counted in the unit of `_find_unit`.
+        """Return a plan's traffic out of each part, in the unit of `_find_unit`.
+
+        A group in p parts sends a share of (p - 1) / p out of each.
         """
         unit = _find_unit(phase)
         counts = np.zeros(len(orders) * width, dtype=np.int64)
@@ -105,8 +108,8 @@ class OrderLoads:
         return counts.reshape(len(orders), width)
 
     def values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the exact values of orders, and how unevenly they load links, which distinguishes
-        orders of the same value.
+        """Return the exact values of orders, and how unevenly each loads links, as a
+        tie-breaker.
         """
         each = max(1, _MAX_ENTRIES // max(1, self.entries))
         parts = [self._values(orders[i : i + each]) for i in range(0, len(orders), each)]
@@ -115,7 +118,7 @@ class OrderLoads:
 
     def _values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
         width = len(self.links) + 1
-        # For a bottleneck times add up link by link, otherwise phase by phase.
+        # For a bottleneck, times add up per link, otherwise per phase.
         by_link = self.objective == BOTTLENECK
         value = np.zeros((len(orders), width if by_link else 1), dtype=self.exact)
         busy = np.zeros((len(orders), width))
@@ -148,5 +151,8 @@ class OrderLoads:
 
 
 def _find_unit(phase: Phase) -> int:
-    """Return a number of which every share of a part, p - 1 / p for p members at most, is whole."""
+    """Return the number of units per message for which every share is an integer.
+
+    A share is (p - 1) / p of a message, for a group in p parts.
+    """
     return lcm(*range(1, len(phase.pattern.sends) + 1))

@@ -1,6 +1,4 @@
-"""The result of placing: the order, the time of the job's communication in it and in the given one,
-and a bound on all orders.
-"""
+"""The result of placing: an order, its communication time and the given order's, and a bound."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from .proof.check import NOTHING, SEARCH, TIERS, PlaceBound
 
 # A bound within this share of the time counts as met, since its logarithms are rounded.
 EQUAL = Fraction(1, 10**9)
-# How a bound of each kind is proved.
+# The proof of a bound of each kind, in words.
 _PROOFS = {
     TIERS: "by what must leave hosts, leaves and GPUs; with a certificate",
     SEARCH: "by exhaustive search",
@@ -33,11 +31,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPU of each rank: `order[r]` is the number of rank r's in the topology's list, as
-    topo-emulate takes orders, and `gpus[r]` its id.
+    """The GPU of each rank: its number `order[r]` in the topology's list, and its id `gpus[r]`.
 
-    `seconds` is the objective in this order, `given_seconds` in the `given` one. No order takes
-    less than `bound.seconds`. `search_complete` is False if a time limit cut a search short.
+    topo-emulate takes orders as such numbers. `seconds` is the objective in this order,
+    `given_seconds` in the `given` one. No order takes less than `bound.seconds`. `search_complete`
+    is False if a time limit stopped a search early.
     """
 
     name: str
@@ -57,7 +55,7 @@ class Placement:
 
     @property
     def gain(self) -> Fraction:
-        """The time of the given order over that of this one."""
+        """The ratio of the given order's time to the time of this order."""
         return self.given_seconds / self.seconds if self.seconds else Fraction(1)
 
     @property

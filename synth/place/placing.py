@@ -1,5 +1,7 @@
-"""Place a job's ranks on a machine's GPUs: by trying all orders of few ranks, by CP-SAT for some
-more, and by a search with a bound beyond.
+"""Placement of a job's ranks on a machine's GPUs.
+
+All orders of few ranks are tried; for some more ranks CP-SAT proves the best order; beyond that, a
+local search finds an order, with a bound.
 """
 
 from __future__ import annotations
@@ -30,24 +32,26 @@ from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
-# GPUs up to which the routes of all pairs fit into memory.
+# Most GPUs, whose routes between all pairs fit into memory.
 MAX_RANKS = 2048
-# Work of each step of the search, in seconds of a quiet core at the usual time limit.
+# Work of each step of the search, in seconds of an idle core at the default time limit.
 _INSIDE_S, _IMPROVE_S, _RINGS_S, _PROOF_S = 1.5, 2.0, 2.0, 30.0
-# Likewise for shaking; less where CP-SAT follows.
+# The same for shaking; less if CP-SAT follows.
 _SHAKE_S, _SHAKE_FEW_S = 3.0, 0.8
-# Orders that are improved, and ranks up to which improved orders are shaken.
+# Most orders to improve, and most ranks for shaking improved orders.
 _MAX_STARTS, _MAX_SHAKEN = 4, 256
-# The same request gives the same order.
+# Fixed, so that the same request gives the same order.
 _SEED = 1
-# Merged switches that notes name.
+# Most merged switches to name in notes.
 _MAX_NOTES = 3
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What to place: the GPUs that take part, by number in `topology` (without failed GPUs, with
-    parallel switches merged) and, as `numbers`, in the machine as given.
+    """The job, the machine and the GPUs that take part.
+
+    GPUs are numbered as in `topology` (without failed GPUs, with parallel switches merged) and, in
+    `numbers`, as in the given machine.
     """
 
     topology: Topology
@@ -72,18 +76,18 @@ def place(
     together: Iterable[str] = (),
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Placement:
-    """Return the GPU of each rank of a job that minimizes the predicted time of its communication,
-    with a bound.
+    """Return the GPU of each rank that minimizes a job's communication time, with a bound.
 
     `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
-    fastest; by default one group), `traffic` what a group of each dimension does in a step:
+    fastest; by default one group), `traffic` the collective of each dimension's groups in a step:
     "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M". `target` is "ring" (rings in the order of
     ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on the order
-    inside a group); `objective` "time" or "bottleneck", the link that is busy longest. `order` is
-    the present order, a GPU's number for each rank. GPUs of `without_ranks` have failed, those of
-    `reserve` stay free; groups of the dimensions `together` share a host each.
+    inside a group). `objective` is "time", or "bottleneck" for the time of the link that is busy
+    longest. `order` is the present order, a GPU's number for each rank. GPUs of `without_ranks`
+    have failed, those of `reserve` stay free; each group of the dimensions `together` shares a
+    host.
 
-    Raises InputError for arguments that do not fit, InfeasibleError if GPUs are not connected.
+    Raise InputError for arguments that do not fit, InfeasibleError if GPUs are not connected.
     """
     if target not in TARGETS:
         raise InputError(f"{target!r} is no target; expected one of {', '.join(TARGETS)}")
@@ -108,7 +112,7 @@ def place(
     tiers = find_tiers(request.topology, request.gpus, hosts)
     routes = _list_loads(request, tiers if target == PLAN else ())
     loads = OrderLoads(routes, request.phases, objective)
-    # For plans only what leaves parts counts, so forwarding is no reason against an order.
+    # For plans only traffic out of parts counts, so forwarding is no reason against an order.
     forwarded = request.table.forwarded[np.ix_(request.gpus, request.gpus)]
     effort = Effort(time_limit_s)
     search = Search(
@@ -219,7 +223,9 @@ def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
 
 
 def _list_loads(request: _Request, tiers: Sequence[Tier]) -> RouteLoads:
-    """Return what messages cross: links and, for plans, the borders of parts of tiers."""
+    """Return the columns that messages load: links and, for plans, the borders of parts of
+    tiers.
+    """
     table = request.table
     names = [f"{a} -> {b}" for a, b in table.links]
     rates = [request.topology.capacity_GBps[link] for link in table.links]
@@ -242,7 +248,7 @@ def _search(
     job, loads, effort = request.job, search.loads, search.effort
     at = {gpu: i for i, gpu in enumerate(request.gpus)}
     near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
-    # The given order takes part: it stays if no other is better.
+    # The given order is a candidate: it stays if no other is better.
     search.offer(given[None, :])
     if not request.phases:
         if search.best[0]:
@@ -267,7 +273,7 @@ def _search(
             request.table, request.gpus, tiers, job, request.phases, loads.objective, unit, together
         )
 
-    # Improving orders only if the bound is not met places 1,024 ranks in 3 to 7 s of a core.
+    # Since orders are improved only if the bound is not met, 1,024 ranks take 3 to 7 s of a core.
     bound = None if search.best[0] else find()
     if bound is None or search.best[1] > bound.seconds / loads.seconds_each * (1 + EQUAL):
         search.effort = effort.grant(_IMPROVE_S)

@@ -1,4 +1,4 @@
-"""Evaluate orders of one job on one machine, and hold the best one."""
+"""Evaluation of the orders of one job on one machine, which keeps the best one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..effort import Effort
 from .job import AROUND, PAIRS, SPREAD, Ints, Job
 from .loads import OrderLoads
 
-# Seconds of a quiet core per number that an evaluation touches, and per evaluation.
+# Seconds of an idle core per number that an evaluation touches, and per evaluation.
 _ENTRY_S, _CALL_S = 2e-8, 1e-4
-# What a forwarded message adds to unevenness: more than all links together.
+# Unevenness per forwarded message: more than that of all links together.
 _FORWARDED = 1e6
 
-# How good an order is, less being better: groups apart, value, unevenness.
+# The cost of an order, compared in this order: members apart from their groups, value, unevenness.
 Key = tuple[int, int, float]
 
 
@@ -26,8 +26,8 @@ class Search:
     """A search over orders, with the best `order` so far and its key `best`.
 
     `together` are groups (rows of ranks) that must share a host; `host_of` is the host of each GPU.
-    `forwarded[u, v]` says whether other GPUs forward what GPU u sends to v (None if none do), which
-    is avoided if that costs nothing.
+    `forwarded[u, v]` is True if other GPUs forward messages from GPU u to v (None if none do);
+    forwarding is avoided if that costs no time.
     """
 
     loads: OrderLoads
@@ -41,12 +41,14 @@ class Search:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether a symmetry of the job takes any rank to any other; rank 0 may then be fixed."""
+        """Whether a symmetry of the job maps any rank to any other; rank 0 may then be fixed."""
         return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
 
     def evaluate(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
-        """Return the members apart from their groups' hosts, the values, and the unevenness of
-        orders, which messages forwarded by GPUs dominate.
+        """Return the parts of the keys of orders: misplaced members, values, and unevenness.
+
+        Misplaced members are apart from their groups' hosts. Messages that GPUs forward dominate
+        the unevenness.
         """
         self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
         values, uneven = self.loads.values(orders)
@@ -63,7 +65,7 @@ class Search:
         return row, (int(apart[row]), int(values[row]), float(uneven[row]))
 
     def count_forwarded(self, orders: Ints) -> Ints:
-        """Return how many messages go through other GPUs in each order."""
+        """Return the number of messages that go through other GPUs in each order."""
         count = np.zeros(len(orders), dtype=np.int64)
         if self.forwarded is not None:
             for phase in self.loads.phases:
@@ -75,5 +77,5 @@ class Search:
         if len(orders):
             row, key = self.find_best(orders)
             if not len(self.order) or key < self.best:
-                # A copy, which does not keep the batch in memory.
+                # A copy, so that the batch does not stay in memory.
                 self.best, self.order = key, orders[row].copy()

@@ -1,5 +1,7 @@
-"""List orders to begin a search with: a mesh's dimensions divided over hosts, leaves and racks, and
-cheap rings on machines of any shape.
+"""Orders to begin a search with.
+
+These divide a mesh's dimensions over hosts, leaves and racks, or are cheap rings on machines of any
+shape.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ from .job import Ints, Job
 from .search import Search
 from .tiers import Tier, stack_equal
 
-# Orders to begin with: bounds on the work for jobs of many dimensions.
+# Most orders to begin with, which bounds the work for jobs of many dimensions.
 _MAX_SPLITS, _MAX_NESTINGS = 1500, 24
-# Orders that are evaluated at once, and that a search may begin with.
+# Orders to evaluate at once, and most orders that a search begins with.
 _BATCH, _MAX_STARTS = 16, 8
-# Ranks up to which rings are searched, and how often prices of busy links rise.
+# Most ranks for a search of rings, and the number of times that prices of busy links rise.
 _MAX_RING, _RING_ROUNDS = 256, 6
-# Circuits of the first round, when no link is dear.
+# Circuits of the first round, before prices differ.
 _FIRST_CIRCUITS = 4
 
 
 def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
-    """Evaluate the orders that divide the job's dimensions over tiers, offer the best one, and
-    return the best few, the best one first.
+    """Evaluate the orders that divide the job's dimensions over tiers, and offer the best one.
+
+    Return the best few, the best one first.
     """
     gpus = nest_gpus(tiers, search.job.ranks)
     orders = [gpus[positions] for positions in list_splits(search.job, tiers)]
@@ -43,7 +46,7 @@ def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
 
 
 def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
-    """Return the GPUs in an order that keeps each part together, in all tiers if they agree."""
+    """Return the GPUs in an order that keeps each part together, in all tiers if they nest."""
     keys = [np.arange(gpus)]
     # Tiers are listed from the finest to the coarsest; lexsort sorts by the last key first.
     for tier in tiers:
@@ -55,11 +58,10 @@ def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
 
 
 def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
-    """Yield, for each division of the dimensions over the levels of tiers, the position of each
-    rank among the GPUs as nest_gpus lists them.
+    """Yield rank positions for each division of the job's dimensions over the levels of tiers.
 
-    A level is the number of parts of a tier in a part of the next coarser one, for tiers of equal
-    parts.
+    A position is that of a GPU in the list of nest_gpus. A level is the number of parts of a tier
+    in a part of the next coarser one, for tiers of equal parts.
     """
     sizes = [size for _, size in job.dimensions]
     levels, before = [], 1
@@ -74,8 +76,9 @@ def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
 def _divide_sizes(
     sizes: Sequence[int], levels: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield the factorizations of each size over the levels in which each level's factors multiply
-    to its own number.
+    """Yield the factorizations of each size over the levels.
+
+    In each level the factors of all sizes multiply to the level's number.
     """
     if len(levels) == 1:
         if prod(sizes) == levels[0]:
@@ -88,7 +91,7 @@ def _divide_sizes(
 
 
 def _factor(level: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the factorizations of `level` into divisors of the sizes, one each."""
+    """Yield the factorizations of `level` into one divisor per size."""
     if not sizes:
         if level == 1:
             yield ()
@@ -100,8 +103,9 @@ def _factor(level: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _find_positions(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Ints:
-    """Return each rank's position if, level by level from the innermost, each dimension takes its
-    factor of the positions.
+    """Return each rank's position for a division of the dimensions over levels.
+
+    Level by level from the innermost, each dimension takes its factor of the positions.
     """
     coordinates = np.indices(tuple(sizes)).reshape(len(sizes), -1).astype(np.int64)
     position = np.zeros(coordinates.shape[1], dtype=np.int64)
@@ -123,8 +127,9 @@ def _list_nestings(job: Job) -> Iterator[Ints]:
 
 
 def find_rings(search: Search) -> list[Ints]:
-    """Return orders that are cheap rings through all GPUs, for jobs of one group; the prices of
-    busy links rise from round to round.
+    """Return orders that are cheap rings through all GPUs, for jobs of one group.
+
+    The prices of busy links rise from round to round.
     """
     loads, n = search.loads, search.job.ranks
     if not search.job.is_one_group or not 3 <= n <= _MAX_RING:
@@ -138,13 +143,13 @@ def find_rings(search: Search) -> list[Ints]:
         np.fill_diagonal(distances, 0.0)
         circuits = near_circuits(distances, begun, 1 if begun else _FIRST_CIRCUITS, search.effort)
         begun = [circuit for _, circuit in circuits[:1]]
-        # Circuits are listed without GPU 0, at which they begin.
+        # Circuits are listed without GPU 0, where they begin.
         orders += [np.array([0, *circuit], dtype=np.int64) for _, circuit in circuits]
         if not begun or search.effort.left_s <= 0:
             break
         counts = loads.count(loads.phases[0], orders[-len(circuits)][None, :])[0]
         busy = counts * weights
-        # The fourth power raises little but the busiest links.
+        # The fourth power raises hardly any prices but those of the busiest links.
         prices = prices * (1.0 + (busy / busy.max()) ** 4)
         prices /= prices.max()
     return orders

@@ -1,5 +1,6 @@
-"""Find groups of GPUs that are near each other (hosts, boxes, leaves, racks) by the links between
-them, whatever their names, and measure what such parts of a machine can send.
+"""Tiers of GPUs that are near each other (hosts, boxes, leaves, racks), and their capacities.
+
+Tiers are found by the links between GPUs, whatever their names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...topo.graph import Topology
 
 # GPUs, by number, in disjoint parts.
 Tier = tuple[tuple[int, ...], ...]
-# Rates and levels that divide a machine: link generations, and switches from GPUs to spines.
+# Most rates and levels that divide a machine: link generations, and switches from GPUs to spines.
 _MAX_RATES = _MAX_LEVELS = 6
 # Upper bound on the error of a logarithm of a number of ranks in floating point.
 _LOG_ERROR = Fraction(1, 10**13)
@@ -30,8 +31,10 @@ _LOG_ERROR = Fraction(1, 10**13)
 
 @dataclass(frozen=True)
 class TierPart:
-    """Devices of a machine, and the `gpus` with a rank among them, by number. What leaves (or
-    enters) crosses links of `capacity_GBps` in all; no route across is wider than `widest_GBps`.
+    """Devices of a machine, and the `gpus` with a rank among them, by number.
+
+    Messages that leave (or enter) the part cross links of `capacity_GBps` in all, in GB/s; no route
+    across is wider than `widest_GBps`.
     """
 
     inside: frozenset[str]
@@ -42,7 +45,10 @@ class TierPart:
 
 @dataclass(frozen=True)
 class TierParts:
-    """Disjoint parts of a machine in one direction; `covers` if each GPU with a rank is in one."""
+    """Disjoint parts of a machine in one direction.
+
+    `covers` is True if each GPU with a rank is in one of them.
+    """
 
     direction: str
     parts: tuple[TierPart, ...]
@@ -50,7 +56,7 @@ class TierParts:
 
     @cached_property
     def capacity_GBps(self) -> Fraction:
-        """What all parts together can send."""
+        """The total capacity of all parts, in GB/s."""
         return sum((part.capacity_GBps for part in self.parts), Fraction(0))
 
     @cached_property
@@ -60,13 +66,13 @@ class TierParts:
 
     @cached_property
     def mean_log(self) -> Fraction:
-        """The mean over the ranks of the logarithm of their part's ranks, rounded up."""
+        """The mean over the ranks of log(number of ranks in the rank's part), rounded up."""
         sizes = Counter(len(part.gpus) for part in self.parts)
         logs = (n * size * log_at_most(size) for size, n in sizes.items())
         return sum(logs, Fraction(0)) / self.ranks
 
     def is_within(self, coarser: TierParts) -> bool:
-        """Return whether each part of the other tier consists of whole parts of this one."""
+        """Return whether each part of the coarser tier consists of complete parts of this one."""
         part_of = {gpu: i for i, part in enumerate(self.parts) for gpu in part.gpus}
         for outer in coarser.parts:
             touched = {part_of.get(gpu, -1) for gpu in outer.gpus}
@@ -76,20 +82,22 @@ class TierParts:
 
 
 def log_at_most(value: int) -> Fraction:
-    """Return a logarithm, rounded up."""
+    """Return the natural logarithm, rounded up."""
     return Fraction(0) if value == 1 else Fraction(log(value)) + _LOG_ERROR
 
 
 def log_at_least(value: int) -> Fraction:
-    """Return a logarithm, rounded down."""
+    """Return the natural logarithm, rounded down."""
     return Fraction(0) if value == 1 else Fraction(log(value)) - _LOG_ERROR
 
 
 def measure_part(
     table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str
 ) -> TierPart:
-    """Return a part with the capacity of the links over which routes from its GPUs to the others
-    leave it: of several sets of devices with the same GPUs, the one with the least capacity.
+    """Return a part with its capacity: of the links that routes between its GPUs and others
+    cross.
+
+    If several sets of devices have the same GPUs, the one with the least capacity counts.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
@@ -126,12 +134,12 @@ def measure_part(
 def find_tiers(
     topology: Topology, gpus: Sequence[int], hosts: Sequence[Sequence[int]]
 ) -> list[Tier]:
-    """Return divisions of GPUs (numbers of the topology's ranks) into parts that are near each
-    other, finest first.
+    """Return divisions of GPUs into parts that are near each other, finest first.
 
-    Parts are what stays connected without the slower links, without the switches that are far from
-    GPUs, or without both (boxes whose uplinks are slower than a leaf's); hosts as the topology
-    says; and single GPUs. All GPUs as one part are left out.
+    GPUs are numbers of the topology's ranks. Parts are the sets of GPUs that stay connected without
+    the slower links, without the switches that are far from GPUs, or without both (boxes whose
+    uplinks are slower than a leaf's); hosts as named by the topology; and single GPUs. All GPUs as
+    one part are left out.
     """
     remains = _Remains(topology)
     near, fast = list(remains.list_near()), list(remains.list_fast())
@@ -145,7 +153,7 @@ def find_tiers(
 
 
 def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
-    """Return the tiers whose parts have equal sizes, a row a part."""
+    """Return the tiers whose parts have equal sizes, one row per part."""
     return [np.array(tier) for tier in tiers if len({len(part) for part in tier}) == 1]
 
 
@@ -157,7 +165,7 @@ def _divide(label_of: Mapping[int, int]) -> Tier:
 
 
 class _Remains:
-    """What of a topology stays connected without some of its links."""
+    """The connected components of a topology without some of its links."""
 
     def __init__(self, topology: Topology) -> None:
         number = {d.id: i for i, d in enumerate(topology.devices)}
@@ -168,19 +176,19 @@ class _Remains:
         self.rates = np.array([float(rate) for rate in topology.capacity_GBps.values()])
 
     def label(self, links: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Return for each device the number of its component, if only these links remain."""
+        """Return for each device the number of its component if only these links remain."""
         ends, shape = self.ends[links], (self.size, self.size)
         graph = csr_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=shape)
         labels: NDArray[np.int32] = connected_components(graph, directed=False)[1]
         return labels
 
     def list_fast(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield the links of at least each rate."""
+        """Yield, for each rate, the links of at least this rate."""
         for rate in np.unique(self.rates)[1 : _MAX_RATES + 1]:
             yield self.rates >= rate
 
     def list_near(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield the links between devices near GPUs: below the spines, below the leaves."""
+        """Yield the links between devices near GPUs: below the spines, then below the leaves."""
         hops = np.full(self.size, self.size, dtype=np.int64)
         hops[self.gpus] = 0
         before = hops - 1

@@ -40,10 +40,10 @@ FORMATS = tuple(_WRITERS)
 
 
 def write_order(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> str:
-    """Return a placement as one of FORMATS; `file` is its future name, which lines on how to use it
-    mention.
+    """Return a placement in one of FORMATS.
 
-    Raises InfeasibleError if the format cannot express the order.
+    `file` is the future name of the file, for lines that explain its use. Raise InfeasibleError if
+    the format cannot express the order.
     """
     return _WRITERS[form](locate_ranks(topology, placement), file)
 
@@ -51,5 +51,5 @@ def write_order(form: str, topology: Topology, placement: Placement, file: str =
 def list_hints(
     form: str, topology: Topology, placement: Placement, file: str = "FILE"
 ) -> list[str]:
-    """Return lines about a file that cannot contain them: the srun command for Slurm's."""
+    """Return usage lines for a file that cannot contain them: the srun command for Slurm's."""
     return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []

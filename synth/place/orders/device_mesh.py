@@ -1,5 +1,6 @@
-"""Write an order as the tensor of a DeviceMesh, for scripts that start in the given order and place
-ranks themselves.
+"""An order as the tensor of a DeviceMesh, for scripts that place ranks themselves.
+
+Such scripts start their ranks in the given order.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from ..placement import Placement
 
 
 def make_mesh(placement: Placement) -> list[Any]:
-    """Return the tensor as a nested list: at each position of the mesh the rank, by the given
-    order, whose GPU belongs there.
+    """Return the mesh as a nested list: the rank, by the given order, whose GPU each position
+    gets.
 
     torch sorts the ranks of a DeviceMesh's groups, while DTensor takes positions in the mesh for
     positions in groups. So ranks must ascend along every dimension. Its positions are renumbered if
     that changes no time: rings may begin anywhere, alltoall and topoplan's plans have no order.
-    Raises InfeasibleError if ranks still do not ascend.
+    Raise InfeasibleError if ranks still do not ascend.
     """
     rank_of = {gpu: rank for rank, gpu in enumerate(placement.given)}
     dimensions = placement.job.dimensions
@@ -47,7 +48,7 @@ def make_mesh(placement: Placement) -> list[Any]:
 
 
 def write_device_mesh(placement: Placement) -> str:
-    """Return Python code that makes the mesh in ranks started in the given order."""
+    """Return Python code that makes the mesh in ranks that were started in the given order."""
     mesh, names = make_mesh(placement), tuple(name for name, _ in placement.job.dimensions)
     return (
         "# ranks count as the job is started now, in the given order\n"

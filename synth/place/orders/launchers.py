@@ -1,5 +1,7 @@
-"""Write orders for launchers: Open MPI's hostfile and rankfile, Slurm's host file, torchrun's
-commands, and the GPUs that each host's ranks see.
+"""Orders for launchers.
+
+Formats are Open MPI's hostfile and rankfile, Slurm's host file, torchrun's commands, and the GPUs
+that each host's ranks see.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from ..placement import Placement
 LOCALHOST = "localhost"
 # torchrun's own default for rendezvous.
 PORT = 29500
-# Names that mean themselves in files of hosts and in shells.
+# Names that need no quotes in host files and in shells.
 _PLAIN_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-# CUDA numbers GPUs by speed unless told to go by PCI address, as topologies do.
+# CUDA numbers GPUs by speed unless set to use PCI addresses, as topologies do.
 _ORDER = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
 
 
 @dataclass(frozen=True)
 class RankLocation:
-    """A rank's host, its number among the host's ranks, and its GPU by number on the host and by
-    id.
+    """A rank's host, its number among the host's ranks, and its GPU (number on the host, and
+    id).
     """
 
     rank: int
@@ -58,7 +60,7 @@ class RankLocations:
     def list_hosts(self, form: str) -> list[tuple[str, list[RankLocation]]]:
         """Return the hosts with their locations.
 
-        Raises InfeasibleError for a name that files and shells do not take as a plain word.
+        Raise InfeasibleError if a host's name is not a plain word to files and shells.
         """
         for host in self.by_host:
             if not _PLAIN_HOST.fullmatch(host):
@@ -70,7 +72,7 @@ class RankLocations:
         return list(self.by_host.items())
 
     def refuse_interleaved(self, form: str, why: str, instead: str) -> None:
-        """Raise InfeasibleError if the ranks of a host do not follow each other."""
+        """Raise InfeasibleError if the ranks of a host are not consecutive."""
         for locations in self.by_host.values():
             for before, after in pairwise(locations):
                 if after.rank != before.rank + 1:
@@ -82,9 +84,10 @@ class RankLocations:
 
 
 def locate_ranks(topology: Topology, placement: Placement) -> RankLocations:
-    """Return the location of each rank; `topology` is the one that ranks were placed on.
+    """Return the location of each rank.
 
-    Hosts that the topology does not name are called box0, box1 ...; a single one is localhost.
+    `topology` is the one that ranks were placed on. Hosts that it does not name are called box0,
+    box1 ...; a single one is localhost.
     """
     devices = [topology.by_id[gpu] for gpu in topology.ranks]
     blocks = group_by_host(devices)
@@ -111,7 +114,7 @@ def show_ranks(ranks: Iterable[int]) -> str:
 def write_hostfile(ranks: RankLocations, file: str) -> str:
     """Return Open MPI's hostfile: hosts in order with their slots.
 
-    Raises InfeasibleError if hosts' ranks are interleaved.
+    Raise InfeasibleError if hosts' ranks are interleaved.
     """
     why = "Open MPI fills one host after the other"
     ranks.refuse_interleaved("hostfile", why, "rankfile or slurm")
@@ -136,15 +139,16 @@ def write_rankfile(ranks: RankLocations, file: str) -> str:
 
 
 def write_slurm(ranks: RankLocations, file: str) -> str:
-    """Return the file for SLURM_HOSTFILE: the host of each task in turn, without comments, which
-    older versions of srun refuse.
+    """Return the file for SLURM_HOSTFILE: the host of each task in turn.
+
+    It has no comments because older versions of srun refuse them.
     """
     ranks.list_hosts("slurm")
     return _join(*(location.host for location in ranks.locations))
 
 
 def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
-    """Return the srun command for the file, and what else a user must know."""
+    """Return the srun command for the file, with further hints for the user."""
     orders = {_list_gpus(own) for own in ranks.by_host.values()}
     gpus, command = min(orders), "COMMAND"
     hints = [line.removeprefix("# ") for line in _comment_made_up(ranks)]
@@ -165,7 +169,7 @@ def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
 def write_torchrun(ranks: RankLocations, file: str) -> str:
     """Return a torchrun command for each host.
 
-    Raises InfeasibleError if hosts' ranks are interleaved.
+    Raise InfeasibleError if hosts' ranks are interleaved.
     """
     why = "torchrun numbers ranks by node and then by local rank"
     ranks.refuse_interleaved("torchrun", why, "slurm or rankfile, or device-mesh")
@@ -196,7 +200,9 @@ def write_torchrun(ranks: RankLocations, file: str) -> str:
 
 
 def write_visible_devices(ranks: RankLocations, file: str) -> str:
-    """Return a shell script to source on each host: its GPUs in the order of its ranks."""
+    """Return a shell script to source on each host that lists its GPUs in the order of its
+    ranks.
+    """
     hosts = ranks.list_hosts("cuda-visible-devices")
     head = [f"# . {shlex.quote(file)}", *_comment_made_up(ranks), f"export {_ORDER}"]
     if len(hosts) == 1:
@@ -219,7 +225,7 @@ def _list_gpus(locations: Sequence[RankLocation]) -> str:
 
 
 def _is_in_order(gpus: str) -> bool:
-    """Return whether ranks see these GPUs by default."""
+    """Return whether the ranks of a host see these GPUs by default."""
     return gpus == ",".join(map(str, range(gpus.count(",") + 1)))
 
 

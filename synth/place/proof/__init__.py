@@ -1,1 +1,1 @@
-"""Lower bounds on all rank orders: certificates, what they prove, and how they are found."""
+"""Lower bounds on all rank orders: their certificates, their proofs, and the search for them."""

@@ -1,5 +1,6 @@
-"""Find the weights of a certificate that proves a bound on all rank orders (check.py says what is
-proved, and how).
+"""Search for the weights of a certificate that proves a bound on all rank orders.
+
+check.py states the claim and its proof.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..loads import TIME
 from ..tiers import Tier, TierPart, TierParts, log_at_least, measure_part
 from .check import TIERS, Cases, PlaceBound, Proof, pay
 
-# Cases of a proof: each solves a linear program, and checking repeats them all.
+# Most cases of a proof: each solves a linear program, and checking repeats them all.
 _MAX_CASES = 64
-# Kinds of parts, those with the least capacity for their ranks first, that get a row of their own.
+# Most kinds of parts with a separate row; those with the least capacity per rank come first.
 _MAX_SLOWEST = 4
 
 
@@ -35,14 +36,15 @@ def find_bound(
     unit: Fraction,
     together: Sequence[str] = (),
 ) -> PlaceBound:
-    """Return the best bound that tiers of GPUs (numbers of the topology's ranks) prove; `unit` is
-    the seconds of some order.
+    """Return the best bound that tiers of GPUs (numbers of the topology's ranks) prove.
+
+    `unit` is the seconds of some order.
     """
     proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
     finder = _Finder(proof, unit)
     node = finder.prove({}, finder.list_questions())
-    # Checking takes as long as there are tiers, so only those of the proof are kept.
+    # The time of a check grows with the number of tiers, so only those of the proof are kept.
     used = sorted(finder.used)
     _renumber(node, {number: i for i, number in enumerate(used)})
     rows = [
@@ -56,8 +58,11 @@ def find_bound(
 def choose_parts(
     table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str
 ) -> list[TierPart]:
-    """Return the parts of a tier with the capacity to leave (direction "out") or enter ("in") them:
-    with the devices between their GPUs or without, whichever has less capacity around it.
+    """Return the parts of a tier with the capacity to leave (direction "out") or enter ("in")
+    them.
+
+    Each part is taken with the devices between its GPUs or without, whichever has less capacity
+    around it.
     """
     topology, parts = table.topology, []
     for part in tier:
@@ -71,8 +76,10 @@ def choose_parts(
 
 
 def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierParts]:
-    """Return a tier in both directions: all of its parts together and, separately, those that are
-    alike and have the least capacity.
+    """Return the rows of a tier, in both directions.
+
+    These are all parts of the tier together and, separately, the identical ones with the least
+    capacity.
     """
     rows: list[TierParts] = []
     for direction in ("out", "in"):
@@ -90,7 +97,8 @@ def _list_rows(table: RouteTable, gpus: Sequence[int], tier: Tier) -> list[TierP
 
 
 class _Finder:
-    """Divides a proof into cases as long as that may help, and finds the weights of each case;
+    """A proof search that divides into cases as long as that may help, and weighs each case.
+
     `used` are the tiers of the proof.
     """
 
@@ -100,8 +108,9 @@ class _Finder:
         self.cases = 0
 
     def list_questions(self) -> list[tuple[int, str]]:
-        """Return the tiers and dimensions for which it matters whether groups are whole, the
-        coarsest tiers first.
+        """Return the tiers and dimensions for which it matters whether groups are whole.
+
+        The coarsest tiers come first.
         """
         busy = {phase.traffic.dimension for phase in self.proof.phases}
         covering = [
@@ -117,8 +126,10 @@ class _Finder:
         ]
 
     def prove(self, cases: Cases, questions: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Return a proof for some cases: by weights or shapes if these prove enough or no question
-        is left, else by the cases of the next question.
+        """Return a proof for some cases.
+
+        It is by weights or shapes if these prove enough or no question is left, else by the cases
+        of the next question.
         """
         proof = self.proof
         weights, shapes = self._choose_weights(cases), self._choose_shapes(cases)
@@ -139,8 +150,9 @@ class _Finder:
         return node
 
     def _choose_shapes(self, cases: Cases) -> list[list[Any]]:
-        """Return tiers whose parts' shapes prove the most together, each with its dimensions across
-        and along.
+        """Return the tiers whose parts' shapes prove the most together.
+
+        Each has its dimensions across and along.
         """
         proof = self.proof
         names = [name for name, _ in proof.job.dimensions]
@@ -156,7 +168,7 @@ class _Finder:
                 for across, along in axes.get(len(free), ())
                 if tier.covers and proof.list_times(number, across, along, cases)
             ]
-        # Every row makes checking dearer, so those without effect are dropped.
+        # Every row makes the check slower, so rows without effect are dropped.
         proved = proof.weigh_shapes(rows, cases)
         for row in list(rows):
             fewer = [other for other in rows if other is not row]
@@ -180,9 +192,10 @@ class _Finder:
 
 
 class _Weights:
-    """The linear program for the least time in some cases. Its columns are the times of the phases
-    (a single time for the objective "bottleneck") and, for each tier and dimension, the shares of
-    the ranks with each f.
+    """The linear program for the least time in some cases.
+
+    Its columns are the times of the phases (a single time for the objective "bottleneck") and, for
+    each tier and dimension, the shares of the ranks with each f.
     """
 
     def __init__(self, proof: Proof, cases: Cases, unit: Fraction) -> None:
@@ -204,8 +217,9 @@ class _Weights:
         return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
 
     def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
-        """Add the inequalities of a tier; return the rows of the times, and the row of the
-        logarithms.
+        """Add the inequalities of a tier.
+
+        Return the rows of the times, and the row of the logarithms.
         """
         proof, tier = self.proof, self.proof.tiers[tier_number]
         capacity = tier.capacity_GBps

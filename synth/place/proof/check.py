@@ -1,17 +1,16 @@
-"""Check certificates that bound the time of all rank orders, by repeating their arithmetic
-independently.
+"""Checks of certificates that bound the time of all rank orders, by independent arithmetic.
 
 A certificate of kind "tiers" lists tiers: disjoint parts of the machine ("inside", device ids),
 each with as many ranks as GPUs. Messages that leave a part (direction "in": enter it) on the
-system's own routes cross the links out of those devices that such routes use. So a phase takes at
+hardware's routes cross the links out of those devices that such routes use. So a phase takes at
 least the bytes that all parts send, over the capacity of all these links. The certificate then
 proves a bound by cases: for a tier that covers all GPUs and a dimension of the job, either every
 group is *whole*, all in one part, or some group is *divided*. (Both are possible only if groups fit
-into parts; groups that must share a host are not divided above it.) In each case five things hold
+into parts; groups that must share a host are not divided above it.) In each case five facts hold
 for every order.
 
 *Floors of GPUs*: in a phase every rank sends a message. So does the GPU whose widest route to any
-other GPU is the narrowest, which takes at least the bytes of a message over that width.
+other GPU is the narrowest, and this takes at least the bytes of a message over that width.
 
 *Floors of divided groups*: some message crosses from one part to another, and takes at least its
 bytes over the widest such route.
@@ -27,8 +26,8 @@ whole, log s (Han's inequality).
 
 *Shapes*: if all dimensions but two (or one) are whole in a tier, the part that holds a certain
 rank, the one in the middle of a line, has one of the shapes that shapes.py lists. Each phase takes
-at least what that shape sends, over the capacity of the part. So all phases take at least the
-minimum over all shapes of their sum, other floors included.
+at least the bytes that the shape sends, over the capacity of the part. So all phases take at least
+the minimum over all shapes of their sum, other floors included.
 
 So with weights y of phases and theta of the logarithms, each order pays at least, over the
 dimensions, the minimum of y pay(f) + theta log f, less theta log s. The weights of a phase (for the
@@ -63,7 +62,7 @@ class PlaceBound:
     """A lower bound in `seconds` on the objective of all orders of the job's ranks.
 
     `kind` is "tiers", with a certificate for check_place_bound; "search" if all orders were tried,
-    or CP-SAT proved that none is better; or "nothing" for a job that sends nothing.
+    or CP-SAT proved that none is better; or "nothing" for a job without messages.
     """
 
     seconds: Fraction
@@ -94,13 +93,13 @@ def check_place_bound(
 ) -> None:
     """Raise VerificationError unless the certificate proves exactly the seconds of the bound.
 
-    `gpus` (by number in the topology) have a rank each; groups of the dimensions `together` share a
-    host each.
+    `gpus` (by number in the topology) have a rank each; each group of the dimensions `together`
+    shares a host.
     """
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
     try:
-        # A certificate is foreign data: whatever fails while it is read, it is malformed.
+        # A certificate is untrusted data: any failure while it is read means that it is malformed.
         proof = Proof(RouteTable(topology), gpus, job, phases, objective, together)
         proved = proof.prove(bound.certificate)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -114,12 +113,12 @@ def check_place_bound(
 
 
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
-    """Return the least number of messages of a group that leave a part, for each of the `inside`
-    members that the part has of `size`.
+    """Return the least number of messages of a group that leave a part, per member in the part.
 
-    With `covers` the parts cover the whole machine, and the result bounds the mean over all ranks.
-    Around a ring one message leaves each part; on a line 2 (p - 1) leave p parts together, and
-    (p - 1) times the bytes of a plan; of pairs, all divided ones leave.
+    The part has `inside` of the group's `size` members. With `covers` the parts cover the whole
+    machine, and the result bounds the mean over all ranks. Around a ring one message leaves each
+    part; on a line 2 (p - 1) leave p parts together, and (p - 1) times the bytes of a plan; of
+    pairs, all divided ones leave.
     """
     if inside == size:
         return Fraction(0)
@@ -135,8 +134,9 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
 
 
 class Proof:
-    """Proofs about a job with a rank on each of `gpus`, and each group of the dimensions `together`
-    on one host.
+    """The setting of a proof: a job with a rank on each of `gpus`.
+
+    Each group of the dimensions `together` is on one host.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Proof:
         self.table, self.gpus, self.job, self.phases = table, gpus, job, phases
         self.objective, self.together = objective, together
         self._sizes = dict(job.dimensions)
-        # The widest route out of the GPU that is worst off.
+        # The widest route out of the GPU with the narrowest routes.
         others = {gpu: [other for other in gpus if other != gpu] for gpu in gpus}
         self._narrowest_GBps = min(
             table.widest_GBps(table.crossed[[gpu], rest]) for gpu, rest in others.items()
@@ -164,7 +164,9 @@ class Proof:
         self.tiers: list[TierParts] = []
 
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a certificate proves. Raises VerificationError for a bad one."""
+        """Return the seconds that a certificate proves. Raise VerificationError if it is
+        invalid.
+        """
         self.tiers = [self._read_tier(row) for row in certificate["tiers"]]
         return self.prove_cases(certificate["proof"])
 
@@ -201,8 +203,8 @@ class Proof:
         )
 
     def can_be_whole(self, number: int, name: str, cases: Cases) -> bool:
-        """Return whether the groups of a dimension fit into the parts of a tier, and are not
-        divided in a coarser one.
+        """Return whether a dimension's groups fit into a tier's parts, undivided in coarser
+        tiers.
         """
         size, tier = self._sizes[name], self.tiers[number]
         return all(len(part.gpus) % size == 0 for part in tier.parts) and not any(
@@ -221,23 +223,25 @@ class Proof:
         )
 
     def list_inside(self, number: int, name: str, cases: Cases) -> list[int]:
-        """Return the numbers of members of its group that a rank's own part of a tier can have."""
+        """Return the possible numbers of members of a rank's group in the rank's part of a tier."""
         size = self._sizes[name]
         if self.must_be_whole(number, name, cases):
             return [size]
         return list(range(1, min(size, max(len(p.gpus) for p in self.tiers[number].parts)) + 1))
 
     def floor_of_gpus(self, phase: Phase) -> Fraction:
-        """Return the least seconds of a phase's message from the GPU that is worst off; 0 if
-        messages may be split.
+        """Return the least seconds of a phase's message from the GPU with the narrowest routes.
+
+        The result is 0 if messages may be split.
         """
         if phase.pattern.shape == SPREAD:
             return Fraction(0)
         return phase.pattern.bytes_each / (self._narrowest_GBps * 10**9)
 
     def floor_of_divided(self, phase: Phase, cases: Cases) -> Fraction:
-        """Return the least seconds of a phase's message from one part to another, if some message
-        must cross; else 0.
+        """Return the least seconds of a phase's message from one part to another.
+
+        The result is 0 if no message must cross.
         """
         divided = [
             max(part.widest_GBps for part in self.tiers[number].parts)
@@ -247,8 +251,9 @@ class Proof:
         return phase.pattern.bytes_each / (min(divided) * 10**9) if divided else Fraction(0)
 
     def weigh_shapes(self, rows: Sequence[Sequence[Any]], cases: Cases) -> Fraction:
-        """Return what a case pays for the shapes of parts. Rows are a tier, its dimension across,
-        and its dimension along or None.
+        """Return the seconds that a case takes at least, by the shapes of parts.
+
+        Each row is a tier, its dimension across, and its dimension along or None.
         """
         floors = tuple(
             max(self.floor_of_gpus(p), self.floor_of_divided(p, cases)) for p in self.phases
@@ -271,8 +276,9 @@ class Proof:
     def list_times(
         self, number: int, across: str | None, along: str | None, cases: Cases
     ) -> set[Costs]:
-        """Return the seconds of each phase for the possible shapes of a tier's parts; empty if
-        shapes prove nothing, or none is possible.
+        """Return the seconds of each phase for the possible shapes of a tier's parts.
+
+        The result is empty if shapes prove nothing, or none is possible.
         """
         tier, axes = self.tiers[number], (across, along)
         others = [name for name in self._sizes if name not in axes]
@@ -302,7 +308,7 @@ class Proof:
         return keep_least(times)
 
     def weigh(self, weights: Mapping[str, Any], cases: Cases) -> Fraction:
-        """Return what a case pays under a proof's weights."""
+        """Return the seconds that a case takes at least, by a proof's weights."""
         used = [Fraction(0)] * len(self.phases)
         together = total = Fraction(0)
         for name, floor_of in (

@@ -1,13 +1,13 @@
-"""Bound from below what the part that holds one certain rank sends: in a mesh of two dimensions its
-ranks have some shape, and shapes that send little along one dimension send much along the other.
+"""Lower bounds on the messages out of the part that holds one certain rank.
 
-A part with `units` members of a mesh of two dimensions has them in r groups of the first dimension
-(*across*) and in k groups of the second (*along*), so at r coordinates along and k across. For each
-r and k, each dimension's messages are counted separately. A group with f of its n members in the
-part sends out nothing if f = n; otherwise at least one message around a ring or to neighbours on a
-line, f (n - f) messages between all pairs, and half of the bytes of a message for a plan. On a line
-of coordinates 0 to n - 1 the members form stretches: one that begins with 0 or ends with n - 1
-sends out one message, any other two.
+In a mesh of two dimensions the ranks of a part have some shape, and shapes that send little along
+one dimension send much along the other. A part with `units` members has them in r groups of the
+first dimension (*across*) and in k groups of the second (*along*), so at r coordinates along and k
+across. For each r and k, each dimension's messages are counted separately. A group with f of its n
+members in the part sends out nothing if f = n; otherwise at least one message around a ring or to
+neighbours on a line, f (n - f) messages between all pairs, and half of the bytes of a message for a
+plan. On a line of coordinates 0 to n - 1 the members form stretches: one that begins with 0 or ends
+with n - 1 sends out one message, any other two.
 
 So the rank in the middle of a line is costly: either the r coordinates reach from it to an end of
 the line, or a of them are at one end, b at the other, and the rest between; then its group, and all
@@ -23,11 +23,11 @@ from operator import le
 
 from ..job import LINE, PAIRS, SPREAD
 
-# What is sent out of a part for each of several patterns: in messages, or in seconds.
+# The cost of a part for each of several patterns: messages out of it, or their seconds.
 Costs = tuple[Fraction, ...]
-# Sizes of lines and of parts up to which stretches are distinguished, which bounds the work.
+# Largest line and part for which stretches are distinguished, to bound the work.
 _MAX_LINE, _MAX_UNITS = 24, 32
-# More messages than any group sends: stands for what cannot be.
+# More messages than any group sends: marks impossible cases.
 _NEVER = 1 << 40
 
 
@@ -39,11 +39,11 @@ def list_shapes(
     patterns_across: tuple[str, ...],
     patterns_along: tuple[str, ...],
 ) -> tuple[tuple[Costs, Costs], ...]:
-    """Return lower bounds on what a part with `units` members sends, in dimensions of the sizes
-    `across` and `along`: entries with a number for each pattern of each dimension.
+    """Return lower bounds on the messages out of a part with `units` members.
 
-    The part that holds the rank in the middle sends at least one of the entries, in all its
-    numbers. No part can have so many members if the result is empty.
+    `across` and `along` are the sizes of the dimensions. Each entry has a number for each pattern
+    of each dimension. The part that holds the rank in the middle sends at least one of the entries,
+    in all its numbers. If the result is empty, no part can have this many members.
     """
     counts = {
         (
@@ -64,8 +64,9 @@ def keep_least(all_costs: set[Costs]) -> set[Costs]:
 
 
 def count_out(shape: str, size: int, inside: int) -> Fraction:
-    """Return the least number of messages that a group sends out of a part with `inside` of its
-    `size` members.
+    """Return the least number of messages that a group sends out of a part.
+
+    The part has `inside` of the group's `size` members.
     """
     if inside in (0, size):
         return Fraction(0)
@@ -75,8 +76,10 @@ def count_out(shape: str, size: int, inside: int) -> Fraction:
 
 
 def _fill_groups(units: int, groups: int, most: int, size: int, shape: str) -> Fraction:
-    """Return the least that `groups` groups send out with `units` members in a part together, 1 to
-    `most` each: as many groups as possible have the most, all others but one have one.
+    """Return the least number of messages out of a part with `units` members of `groups` groups.
+
+    Each group has 1 to `most` members in the part. The least is reached if as many groups as
+    possible have the most, and all others but one have one.
     """
     if most == 1:
         return groups * count_out(shape, size, 1)
@@ -90,13 +93,14 @@ def _fill_groups(units: int, groups: int, most: int, size: int, shape: str) -> F
 
 
 def _fill_line(units: int, groups: int, most: int, size: int, shape: str) -> Fraction:
-    """Return the same for groups whose members share `most` coordinates, one of the groups with its
-    middle member.
+    """Return the same as _fill_groups for groups on a line, one of them with its middle member.
+
+    The members of all groups share `most` coordinates.
     """
     middle = (size - 1) // 2
     if shape != LINE or most > middle or size > _MAX_LINE or units > _MAX_UNITS:
         return _fill_groups(units, groups, most, size, shape)
-    # Stretches of a and b coordinates at the ends. Neither reaches the middle: others are between.
+    # Stretches of a and b coordinates at the ends. Neither reaches the middle; others are between.
     ends = (
         (a, b) for a in range(min(most, middle)) for b in range(min(most - a, size - 1 - middle))
     )
@@ -105,9 +109,10 @@ def _fill_line(units: int, groups: int, most: int, size: int, shape: str) -> Fra
 
 @cache
 def _pack(units: int, a: int, b: int, between: int) -> list[int]:
-    """Return, for each number of groups, the least messages of `units` members at `a` coordinates
-    at one end, `b` at the other and some `between`, at which one group must have a member; _NEVER
-    if that is impossible.
+    """Return, for each number of groups, the least number of messages of `units` members.
+
+    Members are at `a` coordinates at one end, `b` at the other and some `between`, and at one of
+    these one group must have a member. _NEVER stands for impossible numbers of groups.
     """
     longer, most = max(a, b), a + b + between
     any_group = _count_messages((0, longer, max(a + b, between), longer + between, most))
@@ -128,7 +133,8 @@ def _pack(units: int, a: int, b: int, between: int) -> list[int]:
 
 
 def _count_messages(caps: Sequence[int]) -> list[int]:
-    """Return how many messages a group sends out for each number of members, at most `caps[k]` of
-    which need k messages.
+    """Return the number of messages that a group sends out, for each number of members.
+
+    At most `caps[k]` of the members need k messages.
     """
     return [next(k for k, cap in enumerate(caps) if n <= cap) for n in range(caps[-1] + 1)]
