@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,9 @@ class Plan:
 
         `size` is in bytes, or text such as "64M".
         """
-        from .describe import count_bytes, describe_plan
-
-        return describe_plan(self, count_bytes(size))
+        # By name, since descriptions are made of plans.
+        describe = import_module(".describe", __package__)
+        return str(describe.describe_plan(self, describe.count_bytes(size)))
 
     def verify(self) -> None:
         """Replay every schedule on the topology and redo the bounds' arithmetic.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from importlib import import_module
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,9 @@ class Topology:
 
     def describe(self) -> str:
         """Format the machine as the tables of topo-probe."""
-        from .pictures import table  # imports rich, which nothing else here needs
-
-        return table.write(self).rstrip("\n")
+        # By name, since pictures are made of topologies; and they import rich, which is slow.
+        table = import_module(".pictures.table", __package__)
+        return str(table.write(self)).rstrip("\n")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from importlib import import_module
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -172,9 +173,8 @@ class Schedule:
 
     def describe(self) -> str:
         """Format the schedule's figures and its first transfers as text."""
-        from ..describe import describe_schedule
-
-        return describe_schedule(self)
+        # By name, since descriptions are made of schedules.
+        return str(import_module("..describe", __package__).describe_schedule(self))
 
     def offsets(self) -> tuple[Fraction, ...]:
         """Return the offset of each chunk in its block, as a share of the buffer.
