@@ -172,8 +172,9 @@ class CallCache:
     def _add(
         self, key: Key, numel: int, target: torch.Tensor, op: ReduceOp
     ) -> PersistentCall | None:
-        """Cache an in-place call if its target is large or was seen before; else note the
-        target.
+        """Cache an in-place call if its target is large or was seen before.
+
+        Otherwise note that the target was seen.
         """
         if key not in self._calls and not _is_bound_at_once(target):
             self._calls[key] = []
@@ -188,8 +189,9 @@ class CallCache:
         return call
 
     def _count_elements(self, output: torch.Tensor, tensor: torch.Tensor) -> int:
-        """Return the elements of the whole buffer; raise InputError if input and output do not
-        fit.
+        """Return the number of elements of the whole buffer.
+
+        Raise InputError if input and output do not fit together.
         """
         name, size, at_root = self.engine.plan.collective.name, self.engine.size, self._root_is_here
         of_input, of_output = tensor.numel(), output.numel()

@@ -146,8 +146,9 @@ def _make_codec(
     pack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     unpack: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> Codec:
-    """Return a codec to `dtype`, in blocks with a scale if `largest`, the format's largest
-    value, is given.
+    """Return a codec to `dtype`.
+
+    It has blocks with a scale if `largest`, the format's largest value, is given.
     """
 
     def cast(values: torch.Tensor, payload: torch.Tensor) -> None:

@@ -158,8 +158,9 @@ class Communicator:
         return self._run("reduce-scatter", output, tensor, op)
 
     def scatter(self, output: torch.Tensor, tensor: torch.Tensor | None) -> torch.Tensor:
-        """Write this rank's part of the root's tensor to `output`; only the root passes
-        `tensor`.
+        """Write this rank's part of the root's tensor to `output`.
+
+        On ranks other than the root, `tensor` is None.
         """
         self._check_call("scatter", output, output if tensor is None else tensor)
         if self._is_root != (tensor is not None):

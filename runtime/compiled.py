@@ -52,8 +52,7 @@ FIRST_TAG = 1 << 30
 
 @dataclass(eq=False)
 class Buffers:
-    """The memory of one call: a collective on `numel` elements from flat `source` to flat
-    `target`.
+    """The memory of one call: a collective on `numel` elements from flat `source` to flat `target`.
 
     Both are the same tensor if it works in place. `residual` (flat float32, in place) is error
     feedback: it is added to the input and receives the rounding errors. With `bindings` programs
@@ -71,8 +70,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program bound to memory and ready to play: player, work buffer, room for rounding
-    errors.
+    """A program bound to memory and ready to play: player, work buffer, room for rounding errors.
 
     `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends,
     even if the arena moves meanwhile.
@@ -174,8 +172,7 @@ class Compiled:
         return len(self.program.instructions) * (1 + bound)
 
     def find_binding(self, buffers: Buffers) -> Binding:
-        """Return where to play a call: directly on its target, or on the program's own work
-        buffer.
+        """Return where to play a call: directly on its target, or on the program's own work buffer.
 
         Views on the target own nothing: they are used only during a call on the caller's tensor at
         that address.

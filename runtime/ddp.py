@@ -193,8 +193,7 @@ class _Share:
 
 
 class Residuals:
-    """The error feedback of a model: one flat float32 residual per bucket, laid out like the
-    bucket.
+    """The error feedback of a model: a flat float32 residual per bucket, in the bucket's layout.
 
     DDP moves parameters to other buckets after the first step; their residuals move with them, and
     are freed with the parameters.

@@ -1,7 +1,7 @@
-"""Runs one plan's collective: picks a schedule or the stock collective for each size.
+"""The engine that runs one plan's collective, by a schedule or the stock collective for each size.
 
-`Communicator` is what users hold; the benchmark, the calibration, the backend and the DDP hook work
-with its engine.
+Users hold a `Communicator`; the benchmark, the calibration, the backend and the DDP hook work with
+its engine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Engine:
 
     Making it is collective over the transport's ranks. `codec` encodes messages; with `rounds_once`
     only schedules are used in which each contribution is rounded once, then their sum once. Race
-    results are cached in the folder `cache`; with None, nowhere. Raises InputError where the plan
-    has no schedule that all ranks round alike, ExecutionError where a rank does not answer.
+    results are cached in the folder `cache`; with None, nowhere. Raise InputError if the plan has
+    no schedule that all ranks round identically, ExecutionError if a rank does not answer.
     """
 
     def __init__(
@@ -107,8 +107,9 @@ class Engine:
 
     @property
     def most_roundings(self) -> int:
-        """The largest number of rounded values that one contribution is part of, over all usable
-        schedules; 0 without a codec.
+        """The largest number of rounded values that one contribution is part of; 0 without a codec.
+
+        The maximum is over all usable schedules.
         """
         if self.codec is None:
             return 0
@@ -117,16 +118,14 @@ class Engine:
     # Choices
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Return the bytes that a buffer of `numel` elements has on the wire."""
+        """Return the bytes on the wire for a buffer of `numel` elements."""
         if self.codec is None:
             return numel * dtype.itemsize
         return self.codec.nbytes(self.codec.padded(numel))
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules since the engine was made, races
-        included.
-        """
+        """Bytes that this rank has sent through schedules so far, races included."""
         return self._executor.sent_bytes
 
     @property
@@ -135,8 +134,9 @@ class Engine:
         return self._chooser.variants
 
     def choice(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size on the wire; None before the first call of that size (a
-        power of two).
+        """Return the choice for a size in bytes on the wire.
+
+        None before the first call of that size, rounded to a power of two.
         """
         return self._chooser.known(size_bytes)
 
@@ -148,8 +148,7 @@ class Engine:
         return buffers.numel == 0 or self._choice_for(buffers) is not None
 
     def uses_stock(self, buffers: Buffers) -> bool:
-        """Return whether the stock collective is used for a buffer, and `start_stock` may be
-        called.
+        """Return whether a buffer uses the stock collective, so that `start_stock` may be called.
 
         Collective the first time for a dtype and reduction.
         """
@@ -170,8 +169,9 @@ class Engine:
     # Running
 
     def run(self, buffers: Buffers, number: int | None = None) -> None:
-        """Run the collective on buffers; averages come divided. `number` is the call's, if it was
-        drawn before.
+        """Run the collective on buffers; averages come divided.
+
+        `number` is the number of the call, if drawn before.
         """
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
@@ -198,7 +198,8 @@ class Engine:
             self._executor.run(schedule, buffers, number)
 
     def _find_trial(self, buffers: Buffers, number: int) -> Trial | None:
-        """Return the trial that a call of a size belongs to; None where it made the choice at once.
+        """Return the trial that a call of a size belongs to, or None if the choice is made at once.
+
         Collective.
         """
         size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
@@ -211,8 +212,9 @@ class Engine:
         return trial
 
     def _run_trial_call(self, trial: Trial, buffers: Buffers, number: int) -> None:
-        """Run a call by the candidate whose turn it is, time it on all ranks, and choose after the
-        last one.
+        """Run a call by the next candidate of a trial, and time it on all ranks.
+
+        After the last call of the trial, make the choice.
         """
         schedule, is_timed = trial.entrant, True
         if schedule is None and not self._has_stock(buffers):
@@ -245,8 +247,10 @@ class Engine:
             self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
-        """Return `run`, in place on buffers with bindings, as a function of the call's number; None
-        where the choice is not made, or may change from call to call, or takes more than playing.
+        """Return `run`, in place on buffers with bindings, as a function of the call's number.
+
+        None if the choice is not made, or may change from call to call, or if a call takes more
+        than playing a program.
         """
         choice = None if self._chooser.changes else self._choice_for(buffers)
         if choice is None:
@@ -262,8 +266,9 @@ class Engine:
         return partial(in_inference_mode, play) if play is not None and uses_torch else play
 
     def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
-        """Return how one of `variants` is run again and again on buffers as `make_scratch` returns
-        them.
+        """Return a function that runs one of `variants` repeatedly on the given buffers.
+
+        The buffers are those of `make_scratch`.
         """
         play = None if buffers.bindings is None else self._bind(schedule, buffers)
         return play or partial(self._executor.run, schedule, buffers)
@@ -271,7 +276,7 @@ class Engine:
     def start_stock(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the stock collective as `run` would run it, and call `finish` when it has ended.
+        """Start the stock collective as `run` would, and call `finish` when it has ended.
 
         Several may be in progress at once. All stock collectives and all calls that settle a size
         must be made in one order on all ranks.
@@ -289,7 +294,7 @@ class Engine:
         return StartedStock(self._faults, call, work, end)
 
     def _make_stock(self, buffers: Buffers) -> Callable[..., None]:
-        """Return the stock collective as a function of the call's number, if it was drawn."""
+        """Return the stock collective as a function of the call's number, if one was drawn."""
         what, channel = self._describe_stock_call(buffers), self.transport.mpi
         collective, source, target, op = (
             self.plan.collective,
@@ -312,7 +317,7 @@ class Engine:
         return run
 
     def _divide(self, buffers: Buffers) -> None:
-        """Divide a stock sum, where this rank has it, if it is to be an average."""
+        """Divide a stock sum for an average, if this rank has the sum."""
         if buffers.op == dist.ReduceOp.AVG and ends_with_result(self.plan.collective, self.rank):
             buffers.target.div_(self.size)
 
@@ -323,7 +328,7 @@ class Engine:
     def _has_stock(self, buffers: Buffers) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
 
-        The answer is alike on all ranks, and needs none of them.
+        The answer is the same on all ranks, and needs no communication.
         """
         dtype = buffers.target.dtype
         if self.transport.mpi is not None:
@@ -331,11 +336,10 @@ class Engine:
         return has_stock(dtype, is_nccl=self.transport.batched)
 
     def _race(self, buffers: Buffers) -> Choice:
-        """Choose by running the candidates one after the other, in the same scratch memory, each as
-        it would run again and again.
+        """Choose by running the candidates one after the other in the same scratch memory.
 
-        They run on the caller's own tensors where each of them leaves the same result there, else
-        on copies.
+        Each runs as it would run repeatedly: on the caller's own tensors if every candidate leaves
+        the same result there, else on copies.
         """
         source, target = buffers.source, buffers.target
         if not self._can_repeat(source, target):
@@ -365,8 +369,9 @@ class Engine:
         return choice
 
     def _can_repeat(self, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether the collective can be run again and again on these tensors: it reads
-        nothing that it has written.
+        """Return whether the collective can run repeatedly on these tensors.
+
+        It can if it reads nothing that it has written.
         """
         if self.plan.collective.name in IN_PLACE:
             return self.plan.collective.name == "broadcast"
@@ -383,7 +388,9 @@ class Engine:
         return Buffers(numel, source, target, bindings=make_bindings(target))
 
     def guard(self, call: str) -> AbstractContextManager[None]:
-        """Return a context for stock collectives that all ranks make over the group: a fault in
-        them is an ExecutionError on every rank. `call` describes their purpose, alike on all ranks.
+        """Return a context for stock collectives that all ranks make over the group.
+
+        A fault in them is an ExecutionError on every rank. `call` describes their purpose, the same
+        on all ranks.
         """
         return self._faults.stock(call)

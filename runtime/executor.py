@@ -1,4 +1,4 @@
-"""Runs one rank's program on tensors, with point-to-point messages over gloo, NCCL or MPI.
+"""The executor of one rank's program on tensors, with messages over gloo, NCCL or MPI.
 
 A program is compiled once for each size, dtype and device, and played by the transport's player
 (see players/), in the scratch memory that the transport's programs share (see scratch.py). Over
@@ -41,7 +41,7 @@ class Executor:
     """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
 
     `topology` names the links in errors, `codec` encodes messages. `sent_bytes` counts the bytes
-    that this rank has sent; `stamp`, where it is set, is called as messages go and come.
+    that this rank has sent; `stamp`, if set, is called when messages are sent and received.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Executor:
     def run(self, schedule: Schedule, buffers: Buffers, number: int | None = None) -> None:
         """Play `schedule` once.
 
-        With a codec the sums are float32; averages come divided. `number` is the call's, if it was
-        drawn before. Raises ExecutionError, naming the rank to blame, when a peer fails or the
-        deadline passes.
+        With a codec the sums are float32; averages come divided. `number` is the number of the
+        call, if drawn before. Raise ExecutionError, naming the rank to blame, if a peer fails or
+        the deadline passes.
         """
         compiled = self._compile(schedule, buffers)
         target, arena = buffers.target, compiled.arena
@@ -93,9 +93,10 @@ class Executor:
             target.div_(schedule.collective.ranks)
 
     def bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
-        """Return `run` for buffers with bindings as a function of the call's number: the program is
-        bound to the target once, and then only played. None where a call takes more than playing:
-        copying, encoding, or dividing at the end.
+        """Return `run` for buffers with bindings as a function of the call's number, or None.
+
+        The program is bound to the target once, and then only played. None if a call takes more
+        than playing: copying, encoding, or dividing at the end.
         """
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)
@@ -128,8 +129,9 @@ class Executor:
     def _play_on(
         self, compiled: Compiled, bound: BoundProgram, buffers: Buffers, number: int | None
     ) -> None:
-        """Play a program on a work buffer of its own, between copying to and from it, or right on
-        the target.
+        """Play a program, directly on the target or on its own work buffer.
+
+        A work buffer is copied to before and from after.
         """
         work, program, copies = bound.work, compiled.program, not bound.is_callers
         if copies and compiled.in_place:

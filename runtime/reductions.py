@@ -1,5 +1,6 @@
-"""Reductions of tensors, and checks and views of the tensors. AVG is a sum divided by the number of
-ranks.
+"""Reductions of tensors, and checks and views of the tensors.
+
+AVG is a sum divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def can_reduce(dtype: torch.dtype, op: object) -> bool:
 
 
 def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
-    """Return a reduction as its enumeration value. Raises InputError where it is not supported for
-    the dtype.
+    """Return a reduction as its enumeration value.
+
+    Raise InputError if it is not supported for the dtype.
     """
     kind = kind_of_reduction(op)
     if not isinstance(kind, ReduceOp) or kind not in IN_PLACE_REDUCTIONS:
@@ -82,7 +84,7 @@ def check_are_tensors(call: str, values: Sequence[object]) -> None:
 def check_tensors(
     call: str, tensors: tuple[torch.Tensor, ...], device_type: str, *, compressed: bool
 ) -> None:
-    """Raise InputError where a collective cannot work on a tensor, or the tensors differ in dtype.
+    """Raise InputError if a collective cannot work on a tensor, or the tensors differ in dtype.
 
     `call` names the collective; the first tensor is written to, others are only read. `compressed`
     says whether values are encoded on the wire, for which they must be floating-point.
@@ -137,9 +139,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements in one dimension: a view where the tensor is contiguous, else a
-    copy.
-    """
+    """Return a tensor's elements in one dimension: a view if it is contiguous, else a copy."""
     tensor = tensor.detach()
     return tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1).contiguous()
 
@@ -151,8 +151,9 @@ def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a flat view of a contiguous CPU tensor that owns nothing: valid only while the
-    tensor's memory is.
+    """Return a flat view of a contiguous CPU tensor that owns nothing.
+
+    It is valid only while the tensor's memory is.
     """
     with torch.inference_mode(False):
         if not tensor.numel():  # without elements there is no address to make a view of
@@ -162,8 +163,9 @@ def borrow(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function in inference mode: buffers stay from call to call, and those made there serve
-    all callers.
+    """Call a function in inference mode.
+
+    Buffers are reused from call to call, and those made in inference mode serve all callers.
     """
     with torch.inference_mode():
         function(*arguments)

@@ -1,9 +1,9 @@
-"""Registers the backend "topo" with torch: `import topoplan.runtime.register`, or nothing at all.
+"""Registration of the backend "topo" with torch: `import topoplan.runtime.register`, or no import.
 
-Where topoplan is installed, an unmodified script need only say init_process_group("topo"). From
-torch 2.15 on, torch loads this module when it meets that name for the first time (entry point in
-the group torch.distributed.backends); older ones load it with `import torch` (see
-backend/autoload.py). Nothing else is imported until a group is made.
+If topoplan is installed, an unmodified script need only call init_process_group("topo"). From torch
+2.15 on, torch loads this module when it meets that name for the first time (entry point in the
+group torch.distributed.backends); older ones load it with `import torch` (see backend/autoload.py).
+Nothing else is imported until a group is made.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ OLDEST = (2, 9)
 
 
 def is_torch_at_least(major: int, minor: int) -> bool:
-    """Return whether the imported torch is this version or a newer one; true where its version is
-    not a number.
+    """Return whether the imported torch is this version or a newer one.
+
+    True if its version is not a number.
     """
     numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return numbers is None or (int(numbers[1]), int(numbers[2])) >= (major, minor)

@@ -1,7 +1,7 @@
 """Calls that go on while the caller does: run in the order in which they were made, with Works.
 
-On CPUs a thread runs calls; one that the caller waits for anyway runs in the caller's thread, if no
-call is before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the
+On CPUs a thread runs calls; a call that the caller waits for anyway runs in the caller's thread, if
+no call is before it. On GPUs they are put on a stream, and only streams wait. The DDP hook and the
 backend both make their calls here.
 """
 
@@ -28,14 +28,14 @@ _END_S = 5.0
 
 
 class Failed:
-    """Stands in a future for the tensors of a call that failed.
+    """Takes the place of the tensors in the future of a call that failed.
 
     An exception raised while a future is chained would come out of C++ as a RuntimeError with a C++
     trace in its message, and one stored in it as an object that is no tensor. Whatever C++ does
-    with this, to find tensors in it or to put it into words, raises the error as itself.
+    with this object, to find tensors in it or to format it, raises the error itself.
 
-    Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") in the
-    error's place. It looks for tensors at the end of a backward pass, so there it gets those of the
+    Only DDP's reducer would raise a RuntimeError ("Cannot extract tensors from value") instead of
+    the error. It looks for tensors at the end of a backward pass, so there it gets those of the
     call, and the pass raises the error as its very last act.
     """
 
@@ -61,7 +61,7 @@ class Failed:
 
 
 class Progress:
-    """How far a call is. It has no reference to the work, so that C++ may hold it (see CpuWork)."""
+    """The progress of a call, which C++ may hold: it has no reference to the work (see CpuWork)."""
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "in_progress")
 
@@ -73,8 +73,9 @@ class Progress:
         self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Mark the call as ended, or as failed, and give the future its value; a call that ended
-        before stays as it is.
+        """Mark the call as ended, or as failed, and give the future its value.
+
+        A call that ended before stays unchanged.
         """
         with self._ending:
             if self.has_ended:
@@ -96,8 +97,9 @@ class Progress:
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the future has its value as well: C++ fills one that has none when a wait is
-        over.
+        """Wait until the future has its value as well.
+
+        C++ fills a future that has none when a wait is over.
         """
         self._wait_for_end(timeout)
         self.future.wait()
@@ -111,7 +113,7 @@ class Progress:
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """A call in progress, or ended. `wait` raises its error, as itself."""
+    """A call in progress, or ended. `wait` raises its error unchanged."""
 
     _tensors: list[torch.Tensor]
     progress: Progress
@@ -131,8 +133,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.finish(error)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the call has ended; on GPUs the current stream waits. Raises ExecutionError
-        after `timeout`.
+        """Wait until the call has ended; on GPUs the current stream waits.
+
+        Raise ExecutionError after `timeout`.
         """
         return self.progress.wait(timeout)
 
@@ -141,9 +144,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended or failed (on GPUs: whether all of it is on its
-        stream).
-        """
+        """Return whether the call has ended or failed; on GPUs, whether it is on its stream."""
         return not self.progress.in_progress.locked()
 
     def is_success(self) -> bool:
@@ -168,9 +169,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
 
 class _OlderWork(dist.Work):
-    """Stands in for torch's PythonCallbackWork where there is none: valid only while Python holds
-    it.
-    """
+    """Replaces torch's PythonCallbackWork if torch has none; valid only while Python holds it."""
 
     def __init__(self, wait: Callable[..., bool]) -> None:
         super().__init__()
@@ -187,9 +186,9 @@ _CallbackWork: Any = getattr(torch._C._distributed_c10d, "PythonCallbackWork", _
 class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """The work of a call on CPU tensors.
 
-    Torch hands works on to C++ (DDP those of join, functional collectives those of their tensors),
-    where Python's part of an object ends when Python releases it. So C++'s part, which has a future
-    and a function to wait with, serves alone.
+    torch passes works on to C++ (DDP those of join, functional collectives those of their tensors),
+    where the Python part of an object ends when Python releases it. So the C++ part, which has a
+    future and a function to wait with, must work without it.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -200,8 +199,9 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
 
 @cache
 def get_done_work() -> CpuWork:
-    """Return the finished work that all callers share that waited for their call. It has no
-    tensors: such callers do not read them (over NCCL they get no work at all).
+    """Return the finished work that is shared by all callers that waited for their call.
+
+    It has no tensors: such callers do not read them (over NCCL they get no work at all).
     """
     work = CpuWork([])
     work.finish()
@@ -211,7 +211,8 @@ def get_done_work() -> CpuWork:
 class GpuWork(PlannedWork, dist.Work):
     """The work of a call on a GPU's tensors, which is on a stream.
 
-    Its future has streams wait, as that of a CpuWork would not: it is valid while Python holds it.
+    Its future makes streams wait, which that of a CpuWork would not: it is valid while Python holds
+    it.
     """
 
     def __init__(
@@ -226,8 +227,9 @@ class GpuWork(PlannedWork, dist.Work):
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Work on the call's stream, after all that was on the caller's stream when the call was
-        made.
+        """Work on the call's stream inside the context, after the caller's earlier work.
+
+        That is all work on the caller's stream when the call was made.
         """
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
@@ -238,21 +240,22 @@ class GpuWork(PlannedWork, dist.Work):
         self._used = []
 
     def carry_out(self, function: Function) -> None:
-        """Run the call on its stream: its future, too, must be completed there, for other streams
-        to wait for that.
+        """Run the call on its stream.
+
+        Its future must be completed there, too, for other streams to wait for it.
         """
         with self.on_stream():
             super().carry_out(function)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Have the current stream wait."""
+        """Make the current stream wait."""
         self.progress.wait(timeout)
         self.progress.future.wait()
         return True
 
 
 def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
-    """Return a future's tensors, or raise the error that stands for them."""
+    """Return a future's tensors, or raise the error that took their place."""
     result = future.value()
     if isinstance(result, Failed):
         raise result.error
@@ -260,10 +263,10 @@ def tensors_or_raise(future: torch.futures.Future[Any]) -> Any:
 
 
 class _Line:
-    """Calls that wait for a thread: how many have not ended, and how many of these may start stock
-    collectives.
+    """The calls in a thread's queue, and how many are pending.
 
-    A part of its own, since its owner may be destroyed while the thread is in a call.
+    `pending` counts those that have not ended, `pending_stock` those of them that may start stock
+    collectives. A separate object, since its owner may be destroyed while the thread is in a call.
     """
 
     def __init__(self) -> None:
@@ -283,7 +286,7 @@ class _Line:
 class ThreadQueue:
     """Calls of one group on CPU tensors, run in order by a thread that starts with the first.
 
-    Only calls that may start a stock collective need keep an order with others that do
+    Only calls that may start a stock collective must stay in order with others that do
     (`holds_stock`): stock collectives must start in one order on all ranks, and whether a call is
     one may not be known when it is made.
     """
@@ -312,10 +315,11 @@ class ThreadQueue:
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Run a call, whose result will be in `tensors` and which also `reads` others, after those
-        before it: at once, in the caller's thread, where the caller `waits` and none is before.
+        """Run a call after those before it; its result will be in `tensors`.
 
-        torch.profiler shows the call by its `name` for as long as the caller is in it.
+        The call also `reads` other tensors. If the caller `waits` and no call is before it, it runs
+        at once, in the caller's thread. torch.profiler shows the call by its `name` for as long as
+        the caller is in it.
         """
         if not name or not torch.autograd.profiler._is_profiler_enabled:
             return self._carry_out(function, tensors, reads, waits, may_be_stock)
@@ -366,8 +370,9 @@ class ThreadQueue:
 
 
 def _serve(line: _Line) -> None:
-    """Run one call after the other. Nothing is held between them: groups must be free to be
-    destroyed.
+    """Run one call after the other.
+
+    Nothing is held between them: groups must be free to be destroyed.
     """
     while (entry := line.calls.get()) is not None:
         function, work, may_be_stock = entry
@@ -378,7 +383,7 @@ def _serve(line: _Line) -> None:
 
 
 class StreamQueue(ThreadQueue):
-    """Calls of one group on CUDA tensors. One stream for all, as they share buffers.
+    """Calls of one group on CUDA tensors, all on one stream, since they share buffers.
 
     The caller puts a call on the stream at once, unless it may have to wait for other ranks first
     (`may_be_stock`: the choice is not made), or one before it does: such calls are left to the
@@ -437,13 +442,12 @@ def start(
     first: Function = lambda: None,
     number: int | None = None,
 ) -> PlannedWork:
-    """Start a collective whose result will be in `results`, and which also `reads` others; `first`
-    comes before anything else.
+    """Start a collective whose result will be in `results`, and which also `reads` others.
 
-    On CPUs the stock collective, where it is settled that it is used, is started at once and goes
-    on by itself, several at a time, unless a call that may be a stock one waits before it. All else
-    is the queue's: nothing here waits for other ranks. `number` is the call's, if it was drawn
-    before.
+    `first` is called before anything else. On CPUs a stock collective whose use is settled starts
+    at once and runs concurrently with others, unless a call that may be a stock one waits before
+    it. All other calls go to the queue: nothing here waits for other ranks. `number` is the number
+    of the call, if drawn before.
     """
     number = number or call.engine.draw_number()
     uses_stock = call.is_settled and call.uses_stock

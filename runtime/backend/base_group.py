@@ -1,6 +1,4 @@
-"""A group of the backend "topo": its parts, and how it runs calls by a plan or by the plain
-group.
-"""
+"""A group of the backend "topo", which runs its calls by a plan or by the plain group."""
 
 from __future__ import annotations
 
@@ -269,9 +267,7 @@ class BaseGroup(PlainCalls):
         what: str,
         operator: str,
     ) -> dist.Work:
-        """Start several collectives, all by plans, as one call; `prepare` gets the index of
-        each.
-        """
+        """Start several collectives as one call, all by plans; `prepare` gets each index."""
         number = self._begin(what)
 
         def carry_out() -> None:

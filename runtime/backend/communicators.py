@@ -169,8 +169,9 @@ class Communicators:
         return "" if is_served else f"{getattr(kind, 'name', kind)} of {dtype_name(tensor.dtype)}"
 
     def _codec(self, name: str) -> str | None:
-        """Return the codec of a collective's values; without additions they are sent
-        uncompressed.
+        """Return the codec of a collective's values, or None if they are sent uncompressed.
+
+        Collectives that add nothing are sent uncompressed.
         """
         return self.options.compress if name in _COMPRESSED else None
 

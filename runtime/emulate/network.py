@@ -44,9 +44,7 @@ _PROBE = Path(__file__).with_name("reach.py")
 
 
 class EmulationError(TopoplanError):
-    """This host cannot create network namespaces; the message says what is missing, and the
-    remedy.
-    """
+    """This host cannot create network namespaces; the message gives the reason and the remedy."""
 
 
 def die_with_parent() -> None:

@@ -26,7 +26,7 @@ _MAX_RANKS = 32  # each is a process that trains on this machine's cores
 class Site:
     """One network with one number of ranks; `slowest_bps` is None on loopback.
 
-    The last `helpers` of the topology's GPUs stand for hosts without GPUs.
+    The last `helpers` of the topology's GPUs represent hosts without GPUs.
     """
 
     network: str

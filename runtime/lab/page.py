@@ -68,9 +68,7 @@ class LabReport:
         return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table's rows; a schedule of "failed" or "not run" marks one without
-        figures.
-        """
+        """Return the table's rows; the schedule "failed" or "not run" marks one without figures."""
         return [self._format_row(row) for row in self.rows]
 
     def _format_row(self, row: RunResult) -> tuple[str, ...]:
@@ -152,7 +150,7 @@ class LabReport:
         }
 
     def text(self, path: str) -> str:
-        """Return what to write to a file of that name: JSON for .json, else Markdown."""
+        """Return the report in the format of a file name: JSON for .json, else Markdown."""
         return (
             json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
         )
@@ -182,10 +180,9 @@ def _escape(text: str) -> str:
 
 
 def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> str:
-    """Draw seconds per epoch, stock in its own colour, and each system's speed relative to
-    stock.
+    """Draw the seconds per epoch of each system, and its speed relative to stock.
 
-    Runs without figures are listed with the reason in place of a bar.
+    Stock has its own colour. Runs without figures are listed with the reason in place of a bar.
     """
     sites = list(dict.fromkeys(row.site for row in rows))
     longest = max((row.epoch_s for row in rows if row.epoch_s is not None), default=1.0)

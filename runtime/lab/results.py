@@ -20,9 +20,9 @@ class RunResult:
     """One system over one network.
 
     Times are the slowest rank's, in seconds. `epoch_s` is the median without the first epoch (if
-    there are others), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is
-    what all ranks together send, with the same median. `reason` says why there are no figures;
-    `failed` is set if the run was started and failed.
+    there are others), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is the
+    total of all ranks, with the same median. `reason` says why there are no figures; `failed` is
+    set if the run was started and failed.
     """
 
     network: str

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 
 class TrainingJob(TypedDict):
-    """What the ranks of one run train, on which data, through which systems; stored as JSON."""
+    """The model, training, data and systems of one run's ranks; stored as JSON."""
 
     dataset: str
     classes: int
@@ -35,8 +35,9 @@ class Fault(TypedDict):
 
 
 class RunFolder:
-    """The files of one run, written by the starter (job) and by ranks (progress, results,
-    fault).
+    """The files of one run.
+
+    The starter writes the job; ranks write progress, results and faults.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,15 +49,15 @@ class RunFolder:
         return self.path / "topology.json"
 
     def log(self, rank: int) -> Path:
-        """Return the file with what a rank, or a library in it, printed."""
+        """Return the file with the output of a rank and its libraries."""
         return self.path / f"rank{rank}.log"
 
     def write_job(self, job: TrainingJob) -> None:
-        """Write what the ranks are to do."""
+        """Write the job of the ranks."""
         (self.path / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
     def read_job(self) -> TrainingJob:
-        """Return what the ranks are to do."""
+        """Return the job of the ranks."""
         job: TrainingJob = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
         return job
 
@@ -72,7 +73,7 @@ class RunFolder:
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
     def write_results(self, results: list[dict[str, Any]]) -> None:
-        """Write what was measured of each system."""
+        """Write the measurements of each system."""
         (self.path / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
     def read_results(self) -> list[dict[str, Any]] | None:

@@ -31,10 +31,9 @@ _FAR = 4.0
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One row of the table: median times in microseconds, None without a plan or stock
-    collective.
+    """One row of the table: median times in microseconds, None without a plan or stock collective.
 
-    `wire_bytes` is what all ranks together send in one call of the plan's schedule. `rms_error` is
+    `wire_bytes` is the total that all ranks send in one call of the plan's schedule. `rms_error` is
     the root mean square error of the elements over their root mean square. `place` is "in" if
     results replaced the input, else "out".
     """

@@ -39,9 +39,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` are counted after
-    `warmup`.
-    """
+    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` count after `warmup`."""
 
     collective: Collective
     min_bytes: int
@@ -159,8 +157,7 @@ class BenchBuffers:
         return copy_and_call
 
     def compute_expected(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Return this rank's expected result, and each element's largest error; None without
-        any.
+        """Return this rank's expected result and each element's largest error, or None without any.
 
         Without compression, the error is the rounding that any order of additions may cause; it is
         0 for collectives that only move data.

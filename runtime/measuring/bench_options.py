@@ -76,7 +76,7 @@ class BenchOptions:
         return named(self.collective, ranks) if plan is None else plan.collective
 
     def settings_for(self, collective: Collective) -> BenchSettings:
-        """Return what is measured; raise InputError if dtype and reduction do not fit."""
+        """Return the benchmark's settings; raise InputError if dtype and reduction do not fit."""
         from .bench_data import DTYPES, OPS, BenchSettings
 
         if self.dtype not in DTYPES:

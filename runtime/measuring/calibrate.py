@@ -2,7 +2,7 @@
 
 A few of a plan's schedules are run. Schedules with few and with many messages, at small and large
 sizes, separate the cost of a message from that of a byte and of a call. Bandwidths and latencies of
-links stay as they are.
+links stay unchanged.
 """
 
 from __future__ import annotations

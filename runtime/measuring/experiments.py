@@ -18,8 +18,9 @@ _MAX_GROUPS = 256
 
 
 def find_routes(topology: Topology) -> dict[Pair, Route]:
-    """Return the route of every ordered pair of ranks, without pairs that only other GPUs
-    connect.
+    """Return the route of every ordered pair of ranks that the hardware connects.
+
+    Pairs that are connected only through other GPUs are left out.
     """
     router = Router(topology)
     return {
@@ -63,8 +64,7 @@ def group_disjoint(
 
 
 def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
-    """Return, for each link that routes share, a largest set of their pairs that can send at
-    once.
+    """Return, for each shared link, a largest set of its pairs that can send at once.
 
     Each rank sends to at most one and receives from at most one (a maximum matching). Groups are
     distinct; the 256 largest are returned.

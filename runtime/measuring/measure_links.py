@@ -74,15 +74,15 @@ def measure_topology(
     budget_s: float | None = None,
     advance: Callable[[str, float, float], None] | None = None,
 ) -> Topology:
-    """Return the topology with every link's declared, measured and believed rate (see
-    `believe`).
+    """Return the topology with every link's declared, measured and believed rate (see `believe`).
 
     Collective. Rank i is the i-th GPU of `topology`. The default is the emulated machine inside
     topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); ranks on hosts
-    without GPUs stand for them at measured rates. A process group is made and ended. `timeout_s`
+    without GPUs represent them at measured rates. A process group is made and ended. `timeout_s`
     limits any single wait; `budget_s` is roughly the time for all sending (default: 60 over gloo, 5
     over NCCL), by which messages are sized, down to a few milliseconds each. On rank 0 `advance` is
-    called with what is being measured, the number of finished experiments, and of all.
+    called with the name of the current step, the number of finished experiments, and the total
+    number.
 
     Raise InputError outside a launch or if the topology's number of GPUs is not that of the ranks,
     and ExecutionError if a rank dies or does not answer.
@@ -103,8 +103,9 @@ def measure_topology(
 
 
 class _LinkMeasurement:
-    """One rank's part in measuring a machine; rank 0 plans the experiments and collects the
-    rates.
+    """One rank's part in measuring a machine.
+
+    Rank 0 plans the experiments and collects the rates.
     """
 
     def __init__(

@@ -147,10 +147,10 @@ class Endpoint:
         return time.perf_counter() - started
 
     def _time_message(self, peer: int, size: int) -> float:
-        """Return the seconds from one message's arrival to the next one's, of `size` bytes, by the
-        receiver's clock.
+        """Return the seconds from a short message's arrival to that of the next, of `size` bytes.
 
-        After the first one both sides are ready and the TCP window is open.
+        The receiver's clock counts. After the first message both sides are ready and the TCP window
+        is open.
         """
         self._send(self._number.fill_(size), peer)
         self._run([[self._out(self.outgoing[:n], peer)] for n in (_LEAD_BYTES, size)])
@@ -189,8 +189,8 @@ class Endpoint:
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
         """Take part in flows (pair, bytes of a chunk) that all ranks start at once.
 
-        Return what arrived at this rank, if anything did. Each rank sends to at most one and
-        receives from at most one.
+        Return the arrivals at this rank, None if it receives nothing. Each rank sends to at most
+        one and receives from at most one.
         """
         # Receives first; each step has one chunk of every flow of this rank.
         own = sorted((flow for flow in flows if me in flow[0]), key=lambda flow: flow[0][0] == me)
@@ -207,7 +207,7 @@ class Endpoint:
         )
 
     def _run(self, steps: list[list[dist.P2POp]]) -> list[float]:
-        """Post all steps in order; return when each step's receive had arrived, in seconds."""
+        """Post all steps in order; return when each step's receive arrived, in seconds."""
         if self.batched:
             return self._run_batched(steps)
         started = time.perf_counter()

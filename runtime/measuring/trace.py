@@ -1,9 +1,8 @@
-"""Trace when each transfer of a schedule began and ended on running ranks, beside the
-prediction.
+"""Trace when each transfer of a schedule began and ended on running ranks, next to the prediction.
 
-A traced call is played by an executor of its own that records times, which costs some microseconds
-per operation. A message begins when its sender has posted it and ends when its receiver has waited
-for it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
+A traced call is played by a separate executor that records times, which costs some microseconds per
+operation. A message begins when its sender has posted it and ends when its receiver has waited for
+it. Over NCCL, where waiting does not stop the host, a tick's messages begin and end with their
 batch, for which the host waits. Every rank's clock starts at a barrier before the call.
 """
 
@@ -100,7 +99,7 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Empty `stamps`, and let an executor record in it when messages go and come."""
+    """Empty `stamps`, and let an executor record in it when messages are sent and received."""
     stamps.clear()
     began = time.perf_counter()
 

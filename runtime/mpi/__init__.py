@@ -1,3 +1,1 @@
-"""MPI as a third transport: the library, the ranks that mpirun started, communicators,
-collectives.
-"""
+"""MPI as a third transport: library, ranks started by mpirun, communicators, collectives."""

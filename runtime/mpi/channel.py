@@ -23,8 +23,9 @@ _JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_I
 
 @dataclass(frozen=True)
 class MpiRank:
-    """A rank's number in its MPI world, the world's size and the launcher's name for it, the rank's
-    host, and the cores it may use.
+    """A rank's number in its MPI world, the world's size and name, its host, and its cores.
+
+    The launcher gives the world its name; the cores are those that the rank may use.
     """
 
     world_rank: int

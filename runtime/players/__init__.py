@@ -1,3 +1,4 @@
-"""Players of compiled programs: in order over gloo and NCCL, as messages come over MPI; and MPI's
-own collectives.
+"""Players of compiled programs: in order over gloo and NCCL, as messages come over MPI.
+
+MPI's own collectives have a player, too.
 """

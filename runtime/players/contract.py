@@ -22,8 +22,9 @@ Stamp = Callable[[Post], object]
 
 
 class PlayError(Exception):
-    """Raised by a program that cannot continue: `post` is the message that failed or did not end,
-    `posted` are those that were begun.
+    """Raised by a program that cannot continue.
+
+    `post` is the message that failed or did not end, `posted` are all messages that were begun.
     """
 
     def __init__(self, post: Post, posted: Sequence[Post], reason: str) -> None:
@@ -32,10 +33,11 @@ class PlayError(Exception):
 
 
 class Player(Protocol):
-    """A program on one set of buffers, ready to be played again and again."""
+    """A program on one set of buffers, ready to be played repeatedly."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Play the program once; on CPUs it has ended when this returns. Raises PlayError, at
-        `deadline` (time.monotonic) at the latest. With `stamp` the host waits for the device around
-        each batch.
+        """Play the program once; on CPUs it has ended when this returns.
+
+        Raise PlayError, at `deadline` (time.monotonic) at the latest. With `stamp` the host waits
+        for the device around each batch.
         """

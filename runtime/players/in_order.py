@@ -1,6 +1,4 @@
-"""Plays a program in its own order: message by message over gloo, a tick's messages in batches over
-NCCL.
-"""
+"""The player of programs in their own order: by message over gloo, by a tick's batch over NCCL."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ from .contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 
 
 class PlayerInOrder:
-    """Plays operations one after the other over `backend`: gloo's own one for CPUs, the group for
-    NCCL.
+    """Plays operations one after the other over `backend`.
+
+    That is gloo's backend for CPUs, or the group for NCCL.
     """
 
     def __init__(self, backend: Any, program: Program, operations: list[Operation]) -> None:
@@ -26,8 +25,10 @@ class PlayerInOrder:
         self._spent: list[dist.Work] = []
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Over gloo each operation is a Work of the backend, awaited exactly once
-        (twice blocks).
+        """See Player.
+
+        Over gloo each operation is a Work of the backend, awaited exactly once (a second wait
+        blocks).
         """
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
@@ -78,8 +79,9 @@ def exchange(batches: list[list[dist.P2POp]]) -> None:
 
 
 def _exchange_stamped(batches: list[list[dist.P2POp]], posted: Exchange, stamp: Stamp) -> None:
-    """Exchange batches for which the host waits: earlier launches are not part of them, and they
-    are over when the device has done all.
+    """Exchange batches while the host waits, so that each batch can be timed.
+
+    Earlier launches are not part of them, and they end when the device has done everything.
     """
     device = batches[0][0].tensor.device
     for kind in ("send", "receive"):

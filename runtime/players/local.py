@@ -1,9 +1,8 @@
-"""A program's local operations (adding, copying, packing, dividing) bound to their views: by numpy
-where it has the dtype.
+"""A program's local operations (add, copy, pack, divide), by numpy if it has the dtype.
 
-torch's dispatcher costs several times as much as numpy's for a few kilobytes, most where ranks
-share cores (measured: three sums of 1 KB on each of 4 ranks on 2 cores, 139 us by
-torch._foreach_add_, 27 us by numpy). The bits are the same.
+They are bound to their views. torch's dispatcher costs several times as much as numpy's for a few
+kilobytes, most of all if ranks share cores (measured: three sums of 1 KB on each of 4 ranks on 2
+cores, 139 us by torch._foreach_add_, 27 us by numpy). The bits are the same.
 """
 
 from __future__ import annotations
@@ -29,13 +28,15 @@ Views = Sequence[torch.Tensor]
 
 
 def is_numpys(dtype: torch.dtype) -> bool:
-    """Return whether operations on CPU tensors of a dtype are numpy's."""
+    """Return whether numpy does the operations on CPU tensors of a dtype."""
     return dtype in _DTYPES
 
 
 def make_quiet() -> Callable[..., Any]:
-    """Return a function that calls another one with numpy's floating-point warnings off, as in
-    torch: overflow is the user's business. It is for one thread at a time.
+    """Return a function that calls another one with numpy's floating-point warnings off.
+
+    torch does not warn either: overflow is the user's concern. The function is for one thread at a
+    time.
     """
     if int(np.__version__.partition(".")[0]) < 2:  # the setting is the thread's there
         return np.errstate(all="ignore")(_call)
@@ -51,34 +52,35 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class LocalOperations:
-    """Binds operations to views. On a stream (`on_stream`) all of them are torch's, which puts them
-    there.
+    """Binds operations to views.
+
+    On a stream (`on_stream`) all operations are torch's, which puts them on the stream.
     """
 
     on_stream: bool
 
     def combine(self, op: ReduceOp, into: Views, others: Views) -> Local:
-        """Return the reduction of each of `others` into one of `into`."""
+        """Return a function that reduces each of `others` into one of `into`."""
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
         pairs = [(a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
         return _together([partial(REDUCTIONS_BY_NUMPY[op], a, b, a) for a, b in pairs])
 
     def copy(self, into: Views, others: Views) -> Local:
-        """Return the copying of each of `others` to one of `into`."""
+        """Return a function that copies each of `others` to one of `into`."""
         if not self._suits_numpy(into):
             return partial(torch._foreach_copy_, list(into), list(others))
         pairs = zip(into, others, strict=True)
         return _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in pairs])
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
-        """Return the laying of `parts` side by side."""
+        """Return a function that packs `parts` one after the other."""
         if not self._suits_numpy([into]):
             return partial(torch.cat, list(parts), out=into)
         return partial(np.concatenate, [part.numpy() for part in parts], out=into.numpy())
 
     def divide(self, views: Views, by: int) -> Local:
-        """Return the division of floating-point views by a number."""
+        """Return a function that divides floating-point views by a number."""
         if not self._suits_numpy(views):
             return partial(torch._foreach_div_, list(views), by)
         return _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])

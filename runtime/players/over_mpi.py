@@ -1,12 +1,12 @@
-"""Plays a program over MPI: small ones in waves, others as their messages come.
+"""The players of programs over MPI: small programs in waves, others as their messages come.
 
 In waves (program/dependencies.py) all messages of a tick start at once and are awaited at once,
-with one wait a wave, which another thread ends at the deadline: that takes the host less than going
-on with each message as it comes.
+with one wait per wave, which another thread ends at the deadline: that takes the host less time
+than handling each message as it comes.
 
 Otherwise every instruction runs as soon as those that it depends on have ended, in no fixed order.
-Those that touch the same elements keep their order (program/dependencies.py), so the result has the
-same bits as in the program's own order.
+Instructions that touch the same elements keep their order (program/dependencies.py), so the result
+has the same bits as in the program's own order.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ _LATE = "it did not complete"
 
 
 class Requests:
-    """A program's messages as MPI's persistent requests, and its other operations, made once for
-    one set of buffers.
+    """A program's messages as MPI's persistent requests, and its other operations.
 
-    Its nodes are the operations without the waits, renumbered: a message, with a post and a
-    request, or an action of this rank alone. `node_of` has their numbers by those of the
-    operations, `sizes` the bytes that actions work on. `device` is the GPU whose memory is sent, if
-    it is one.
+    They are made once for one set of buffers. The nodes are the operations without the waits,
+    renumbered: a message, with a post and a request, or an action of this rank alone. `node_of`
+    maps the numbers of operations to those of nodes, `sizes` has the bytes that actions work on.
+    `device` is the GPU whose memory is sent, if it is one.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Requests:
         return post is not None and post.kind == kind
 
     def put_receives_first(self, nodes: Iterable[int]) -> list[int]:
-        """Return messages in the order in which they are best started."""
+        """Return messages in the best order to start them."""
         return sorted(nodes, key=lambda node: self.is_post(node, "send"))
 
     def cancel(self, nodes: Iterable[int]) -> None:
@@ -115,7 +114,7 @@ def _make_request(channel: MpiChannel, code: int, view: torch.Tensor, peer: int,
 def _renew_wake_up(channel: MpiChannel, active: list[Any], deadline: float) -> None:
     """Re-post the wake-up request (`active[0]`), which has ended.
 
-    Raises RuntimeError if it was sent for this call, and not late for an earlier one.
+    Raise RuntimeError if the wake-up was sent for this call, rather than late for an earlier one.
     """
     channel.post_wake_up()
     active[0] = channel.wake_up_request
@@ -143,9 +142,7 @@ class PlayerAsTheyCome:
         self._first_local = [node for node in first if requests.actions[node] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the earliest message of the program that did not
-        end.
-        """
+        """See Player. Raises PlayError with the program's earliest message that did not end."""
         active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
         needs = self._needs.copy()
@@ -230,7 +227,7 @@ class PlayerAsTheyCome:
                 active[:], whose[:] = [active[x] for x in left], [whose[x] for x in left]
 
     def _poll(self, active: list[Any], deadline: float) -> list[int]:
-        """Test for messages until one has ended, where no other thread may send a wake-up."""
+        """Test for messages until one has ended, if no other thread may send a wake-up."""
         while not (ended := self.channel.mpi.Prequest.Testsome(active)):
             if time.monotonic() > deadline:
                 raise RuntimeError(_LATE)
@@ -251,14 +248,12 @@ _BoundWave = tuple[list[Any], list[Any], list[Any], list[Any], list[Any], list[i
 
 
 def can_play_in_waves(requests: Requests) -> bool:
-    """Return whether waits can be ended by another thread, and nothing has to wait for a GPU's
-    stream.
-    """
+    """Return whether another thread can end waits, and nothing has to wait for a GPU's stream."""
     return requests.channel.can_wait and requests.device is None
 
 
 class PlayerInWaves:
-    """Plays the waves of a program; a call whose messages are to be stamped is left to `other`."""
+    """Plays the waves of a program; `other` plays calls whose messages are stamped."""
 
     def __init__(self, requests: Requests, waves: Sequence[Wave], other: Player) -> None:
         self._requests, self._other = requests, other
@@ -317,8 +312,9 @@ class PlayerInWaves:
             alarm.stop(deadline)
 
     def _interrupt(self) -> None:
-        """From another thread, end the call's waits: receives by cancelling them, sends by the
-        wake-up request.
+        """End the call's waits from another thread.
+
+        Receives are cancelled; the wake-up request ends the wait for sends.
         """
         self._requests.channel.wake_up()
         cancelled: _BoundWave | None = None
@@ -334,8 +330,9 @@ class PlayerInWaves:
     def _await_sends(
         self, sends: list[Any], nodes: list[int], stuck: list[int], deadline: float
     ) -> None:
-        """Wait for sends, which MPI does not cancel: the wake-up request ends the wait, and `stuck`
-        has those that did not end.
+        """Wait for sends, which MPI does not cancel, until the wake-up request ends the wait.
+
+        `stuck` receives the sends that did not end.
         """
         channel = self._requests.channel
         active = [channel.wake_up_request, *sends]

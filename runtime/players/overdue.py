@@ -1,4 +1,4 @@
-"""Runs MPI's own collectives, which cannot be interrupted: an overdue one would wait for ever."""
+"""The player of MPI's own collectives, which cannot be interrupted and may wait for ever."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class CollectivePlayer:
         finish: Callable[[], object] | None = None,
         number: int | None = None,
     ) -> None:
-        """Call `collective`, then `finish`; `what` names it, `number` is the call's, if it was
-        drawn.
+        """Call `collective`, then `finish`; `what` describes the call.
 
-        Raises ExecutionError where it fails; where it is overdue, this process prints which rank is
-        to blame, and ends with exit code 1.
+        `number` is the number of the call, if drawn before. Raise ExecutionError if it fails; if it
+        is overdue, print which rank is to blame, and end this process with exit code 1.
         """
         alarm = self._alarm
         number, deadline = self._faults.admit(number)

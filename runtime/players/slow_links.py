@@ -1,4 +1,4 @@
-"""Warns of a link that has become slow: it fails no call, but all ranks wait for it.
+"""Warnings of a link that has become slow: it fails no call, but all ranks wait for it.
 
 A call of a program that takes several times as long as its fastest, which is the race's time, is
 suspicious. If that happens a few times in a row, the messages of the next calls are stamped, and
@@ -56,9 +56,7 @@ Describe = Callable[[int, int], str]
 
 @dataclass
 class _Pace:
-    """The pace of one program's calls: the fastest in seconds, and the number of slow ones in a
-    row.
-    """
+    """The pace of one program's calls: the fastest, in seconds, and the slow ones in a row."""
 
     best_s: float = float("inf")
     slow: int = 0
@@ -81,7 +79,7 @@ class Record:
         self._waits_since = time.time()
 
     def __call__(self, post: Post) -> None:
-        """Note a message that is about to be sent, or has come; see Stamp."""
+        """Note a message that is about to be sent, or has arrived; see Stamp."""
         now = time.time()
         if post.kind == "send":
             self.sent[f"{post.peer} {post.number}"] = now
@@ -99,7 +97,7 @@ class Record:
 
 
 class SlowLinks:
-    """The watch over the calls of one group's executor. `store` is shared by the group's ranks."""
+    """Watches the calls of one group's executor; the group's ranks share `store`."""
 
     def __init__(self, rank: int, ranks: int, store: Store, describe: Describe) -> None:
         self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
@@ -135,7 +133,7 @@ class SlowLinks:
             pace.best_s = min(pace.best_s, seconds)
 
     def _compare(self, what: str, best_s: float, seconds: float) -> None:
-        """Have the records compared with those of other ranks, in the background."""
+        """Compare the records with those of other ranks, in the background."""
         records, self._records, self._stamps = self._records, {}, None
         self._pause_until = time.monotonic() + _PAUSE_S
         warn = partial(self._warn, what, best_s, seconds, records)
@@ -144,9 +142,7 @@ class SlowLinks:
     def _warn(
         self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]
     ) -> None:
-        """Compare this rank's records with the others', and warn of links on which it was blocked
-        for long.
-        """
+        """Warn of links on which this rank was blocked for long, by its and the others' records."""
         try:
             sent = {str(number): record.sent for number, record in records.items()}
             self._store.set(f"sent/{self._rank}", json.dumps(sent))
@@ -185,8 +181,9 @@ class SlowLinks:
     def _find_blocked(
         self, peers: Sequence[int], records: Mapping[int, Record]
     ) -> list[tuple[int, float]]:
-        """Return the peers, and for how long a call was blocked on them, by the calls that both
-        stamped.
+        """Return the peers on which calls were blocked, and for how many seconds on average.
+
+        Only calls that both ranks stamped count.
         """
 
         def read(peer: int, sent: dict[str, dict[str, float]]) -> float | None:
@@ -202,8 +199,10 @@ class SlowLinks:
     def _await_posts(
         self, key: str, ranks: Sequence[int], read: Callable[[int, Any], float | None]
     ) -> dict[int, float]:
-        """Return, by rank, the value that `read` takes from each rank's post under a key; None
-        stands for a post of an earlier comparison. Ranks that do not post in time are left out.
+        """Return, by rank, the value that `read` takes from each rank's post under a key.
+
+        `read` returns None for a post of an earlier comparison. Ranks that do not post in time are
+        left out.
         """
         values: dict[int, float] = {}
         ends = time.monotonic() + _COMPARE_S

@@ -1,9 +1,9 @@
-"""Dependencies between a program's instructions (those that touch the same elements), and small
-programs as waves.
+"""Dependencies between a program's instructions, and small programs as waves.
 
-A program has one order, which is right for all; a player that runs instructions as messages come
-keeps only these dependencies. A receive counts from where it is awaited: it may be posted before
-what it overwrites is sent, since the sender waits for that.
+Instructions that touch the same elements depend on each other. A program has one order, which is
+right for all; a player that runs instructions as messages come keeps only these dependencies. A
+receive counts from where it is awaited: it may be posted before the rank has sent the elements that
+it overwrites, since the sender waits for them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _Region = tuple[str, int, int]
 
 
 class _Buffer:
-    """The last writer of each part of a buffer, and its readers since. `ends` are all places where
-    regions begin or end: between two of them, all elements are touched together.
+    """The last writer of each part of a buffer, and its readers since then.
+
+    `ends` are all positions at which regions begin or end: the elements between two of them are
+    always touched together.
     """
 
     def __init__(self, ends: Iterable[int]) -> None:
@@ -51,8 +53,9 @@ class _Buffer:
         self._readers: list[list[int]] = [[] for _ in self._parts]
 
     def touch(self, lo: int, hi: int, number: int, before: set[int], *, writes: bool) -> None:
-        """Add to `before` the instructions that the one with a `number` must wait for, which reads
-        or writes elements from `lo` to `hi`.
+        """Add to `before` the instructions that must end before instruction `number` begins.
+
+        That instruction reads or writes the elements from `lo` to `hi`.
         """
         for part in range(self._parts[lo], self._parts[hi]):
             writer = self._writers[part]
@@ -69,11 +72,11 @@ class _Buffer:
 
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
-    """Return, for each instruction of a program that is not batched, the numbers of those that must
-    end before it begins: a message when it has been sent or received.
+    """Return, for each instruction, the numbers of those that must end before it begins.
 
-    Awaits have none, and nothing depends on them. A send also waits for the one WINDOW before it to
-    the same rank. Those that others of them wait for themselves are left out.
+    The program must not be batched. A message ends when it has been sent or received. Awaits have
+    no dependencies, and nothing depends on them. A send also waits for the one WINDOW before it to
+    the same rank. Dependencies that follow from others are left out.
     """
     touched = {
         number: [
@@ -154,10 +157,10 @@ def _list_writes(x: Instruction) -> Iterator[_Region]:
 
 @dataclass
 class Wave:
-    """Numbers of instructions: messages that go together, and local operations, in order, once all
-    of these are through.
+    """Messages that start together, and the local operations that follow them, by their numbers.
 
-    Where messages are small, the host's work for each counts, and waiting for all costs little.
+    The operations are in order. If messages are small, the host's work for each counts, and waiting
+    for all costs little.
     """
 
     posts: list[int] = field(default_factory=list)
@@ -165,11 +168,11 @@ class Wave:
 
 
 def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[Wave] | None:
-    """Return the waves of a program that is not batched, the first without messages; None where it
-    is not small, or where an instruction would have to wait for another of its own wave.
+    """Return the waves of a program that is not batched, the first without messages, or None.
 
-    Ticks have one order on all ranks, and the sends of one depend on earlier ones alone: no rank
-    waits for a message that waits for it.
+    None if the program is not small, or if an instruction would have to wait for another of its own
+    wave. Ticks have one order on all ranks, and the sends of a tick depend on earlier ticks alone:
+    no rank waits for a message that waits for it.
     """
     ticks = sorted({post.tick for post in program.posts})
     if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:

@@ -1,8 +1,7 @@
-"""The encoding of messages in a rank's program: which pieces are encoded where, and which values of
-the rank their rounding changes.
+"""The encoding of messages in a rank's program: where pieces are encoded, and which values change.
 
-The rules are those of synth/ir/lossy.py. A message's pieces are encoded side by side, each in whole
-blocks of the codec.
+Rounding changes values of the rank itself. The rules are those of synth/ir/lossy.py. A message's
+pieces are encoded one after the other, each in whole blocks of the codec.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ class Blocks(Protocol):
     """The sizes of a codec, which lowering needs: see codecs.Codec."""
 
     def padded(self, numel: int) -> int:
-        """Return the values that are encoded for `numel` of them."""
+        """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
 
     def nbytes(self, padded: int) -> int:
-        """Return the bytes of `padded` values on the wire."""
+        """Return the bytes on the wire for `padded` values."""
 
     def room(self, padded: int) -> int:
-        """Return the bytes to keep for them in a buffer."""
+        """Return the bytes to reserve in a buffer for `padded` values."""
 
 
 class MessageEncoder:
     """Writes the Encode instructions of one rank.
 
-    `reads` and `writes` list all uses of pieces; `slots` is room in the wire buffer.
+    `reads` and `writes` list all uses of pieces; `slots` allocates room in the wire buffer.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class MessageEncoder:
         return message.offset_of(None, self.codec.padded)
 
     def take_room(self, message: Message) -> Span:
-        """Take room for a message's bytes, and return where it is."""
+        """Reserve room for a message's bytes, and return its place."""
         padded = self.padded(message)
         room = self.codec.room(padded)
         message.slot = self.slots, self.slots.take(room), room
@@ -73,10 +72,9 @@ class MessageEncoder:
         return self._encode(message, keeps, errors)
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
-        """Return the instruction that rounds, in the end, the sums that were completed here and not
-        sent since.
+        """Return the instruction that finally rounds the sums completed here and not sent since.
 
-        That is the second rule of synth/ir/lossy.py. None where there are no such sums.
+        That is the second rule of synth/ir/lossy.py. None if there are no such sums.
         """
         schedule, unsent, errors = self.layout.schedule, [], []
         for c in sorted(self._rounded.copied):
@@ -109,8 +107,9 @@ class MessageEncoder:
         )
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
-        """Return whether a rank that sends a piece in a step adds to it later or ends with it, and
-        has not rounded it yet.
+        """Return whether a rank still needs a piece that it sends, and has not rounded it yet.
+
+        It needs the piece if it adds to it after the step, or ends with it.
         """
         before = [group for group in self.writes[key] if group.step < step]
         since = before[-1].step if before else -1

@@ -1,16 +1,15 @@
-"""One rank's program: its posts, waits, additions and copies, in one fixed order. `lowering.py`
-makes it from a schedule.
+"""The program of one rank: its posts, waits, additions and copies, in one fixed order.
 
-All chunks that a rank holds lie in its work buffer. For allreduce, broadcast and reduce that is the
-tensor itself; for allgather, gather, reduce-scatter and scatter it has a block for every rank; for
-alltoall it holds just the chunks that the rank ever has, relayed ones too. Element boundaries are
-floor(exact share * elements), the same on every rank, so any length works: a piece without elements
-is skipped on both sides.
+`lowering.py` makes it from a schedule. All chunks that a rank holds are in its work buffer. For
+allreduce, broadcast and reduce that is the tensor itself; for allgather, gather, reduce-scatter and
+scatter it has a block for every rank; for alltoall it has just the chunks that the rank ever holds,
+relayed ones too. Element boundaries are floor(exact share * elements), the same on every rank, so
+any length works: a piece without elements is skipped on both sides.
 
-A piece is a segment of a chunk. All that one rank sends another in one tick is one message, its
-pieces packed side by side where they do not lie so already. There are two orders:
+A piece is a segment of a chunk. All pieces that one rank sends another in one tick are one message,
+packed one after the other unless they are contiguous already. There are two orders:
 
-- flow: a message goes as soon as its own pieces are there. Receives are posted some ticks ahead,
+- flow: a message is sent as soon as its own pieces are there. Receives are posted some ticks ahead,
   and a send waits for just those that bring or change its pieces (over gloo).
 - batched: a tick's messages are posted as one batch, and all of them are awaited before the next
   tick (over NCCL).
@@ -35,8 +34,9 @@ Buffer = Literal["work", "staging", "wire"]
 
 @dataclass(frozen=True)
 class Span:
-    """`length` elements of the work or the staging buffer (bytes of the wire buffer), from `start`
-    on.
+    """`length` elements of a buffer from `start` on.
+
+    The buffer is the work or the staging buffer, or the wire buffer, counted in bytes.
     """
 
     buffer: Buffer
@@ -46,8 +46,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Post:
-    """Send `span` to rank `peer`, or receive from it into `span`. `number` counts the messages of
-    that direction.
+    """Send `span` to rank `peer`, or receive from it into `span`.
+
+    `number` counts the messages of that direction.
     """
 
     kind: Literal["send", "receive"]
@@ -67,7 +68,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Pack:
-    """Lay `parts` side by side at `into`."""
+    """Pack `parts` one after the other at `into`."""
 
     parts: tuple[Span, ...]
     into: Span
@@ -77,8 +78,8 @@ class Pack:
 class Encode:
     """Write `parts` of the work buffer, encoded, to `into`.
 
-    Each part is laid at its offset among `padded` values; the rest is zero. `keeps` are the parts
-    that get their rounded values themselves, `errors` those whose rounding errors go to error
+    Each part is placed at its offset among `padded` values; the rest is zero. `keeps` are the parts
+    that receive their rounded values themselves, `errors` those whose rounding errors go to error
     feedback.
     """
 
@@ -99,8 +100,9 @@ class Decode:
 
 @dataclass(frozen=True)
 class Combine:
-    """Add each `other` to its `into` (or combine them by another reduction); none of them overlap,
-    in any order.
+    """Reduce each `other` into its `into`, by addition or another reduction.
+
+    None of them overlap, so any order is right.
     """
 
     pairs: tuple[tuple[Span, Span], ...]
@@ -115,9 +117,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Divide:
-    """Divide each span, in which the sum of all ranks has just been completed, by the number of
-    ranks.
-    """
+    """Divide each span, which has just received the sum of all ranks, by the number of ranks."""
 
     spans: tuple[Span, ...]
 
@@ -134,8 +134,10 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 
 @dataclass(frozen=True)
 class Program:
-    """The instructions of one rank. `fills` copy input to the work buffer before them, `drains`
-    copy from it to the output after them.
+    """The instructions of one rank.
+
+    `fills` copy input to the work buffer before them, `drains` copy from it to the output after
+    them.
     """
 
     rank: int

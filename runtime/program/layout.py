@@ -1,4 +1,4 @@
-"""Where chunks lie: element ranges in each rank's work buffer, and the copies in and out of it."""
+"""The places of chunks: element ranges in each rank's work buffer, and copies in and out of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ IN_PLACE = ("allreduce", "broadcast", "reduce")
 
 
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
-    """Return the elements of the input and of the output of `rank` for a buffer of `numel`
-    elements; 0 where it has none.
+    """Return the elements of the input and of the output of `rank` for a buffer of `numel`.
+
+    0 for an input or output that the rank does not have.
     """
     part, name = numel // collective.ranks, collective.name
     at_root = numel if rank == collective.root else 0
@@ -25,7 +26,7 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
 
 
 def ends_with_result(collective: Collective, rank: int) -> bool:
-    """Return whether `rank` ends with a result: all ranks do, where there is no root."""
+    """Return whether `rank` ends with a result; without a root, all ranks do."""
     return collective.root is None or collective.root == rank
 
 
@@ -39,7 +40,7 @@ class Move:
 
 
 class Layout:
-    """Where chunks lie: in elements, in the work buffer of each rank."""
+    """The places of chunks in the work buffer of each rank, in elements."""
 
     def __init__(self, schedule: Schedule, numel: int) -> None:
         self.schedule, self.numel = schedule, numel

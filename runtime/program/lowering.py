@@ -54,12 +54,11 @@ def lower(
     codec: Blocks | None = None,
     averages: bool = False,
 ) -> Program:
-    """Return the program of `rank` for a buffer of `numel` elements (see synth/ir/collective.py for
-    which buffer).
+    """Return the program of `rank` for a buffer of `numel` elements.
 
-    Where each rank has a part of its own, `numel` must be a multiple of the number of ranks. With
-    `averages` (of an allreduce) sums are divided where they are completed, before they are handed
-    on: so each is divided once, by few ranks.
+    See synth/ir/collective.py for which buffer that is. If each rank has its own part, `numel` must
+    be a multiple of the number of ranks. With `averages` (of an allreduce) sums are divided as soon
+    as they are completed, before they are forwarded: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
     sends, receives = list_messages(layout, rank)
@@ -203,7 +202,7 @@ class _Writer:
         return Post(kind, message.peer, message.number, message.tick, message.step, span)
 
     def _pack(self, message: Message) -> Span:
-        """Return where a message to send lies: in place, or where it is packed or encoded first."""
+        """Return the place of a message to send, after packing or encoding it if necessary."""
         if self.encoder is not None:
             encode = self.encoder.encode(message)
             self.out.append(encode)
@@ -241,13 +240,13 @@ class _Writer:
             self._free(message)
 
     def _lands_in_place(self, message: Message, batched: bool) -> bool:
-        """Return whether a message may be received where it belongs, overwriting nothing that is
-        still to be read or added.
+        """Return whether a message may be received directly into its final place.
 
-        In batches nothing is in flight from one tick to the next. In a flow, a message must arrive
-        after all uses of the pieces' old values. That is sure where there were none, and where the
-        rank gave its value away in one send, after all additions, and the copy has the final sum: a
-        sum that includes the value that was sent cannot come earlier.
+        It must not overwrite anything that is still to be read or added. In batches nothing is in
+        flight from one tick to the next. In a flow, a message must arrive after all uses of the
+        pieces' old values. That is certain if there were none, and if the rank gave its value away
+        in one send, after all additions, and the copy has the final sum: a sum that includes the
+        value that was sent cannot come earlier.
         """
         ranges = join_ranges([(p.lo, p.hi) for p in message.pieces])
         if any(p.adds for p in message.pieces) or len(ranges) > 1:
@@ -288,8 +287,9 @@ class _Writer:
         self._operate(message)
 
     def _operate(self, message: Message) -> None:
-        """Add up and copy the pieces that a message completes, in waves: within one, no two
-        operations touch the same elements.
+        """Add up and copy the pieces that a message completes, in waves.
+
+        Within a wave no two operations touch the same elements.
         """
         keys = [p.key for p in message.pieces]
         whole: list[Span] = []
@@ -304,8 +304,9 @@ class _Writer:
             )
 
     def _next(self, key: tuple[int, int], whole: list[Span]) -> Iterator[tuple[type, Span, Span]]:
-        """Yield the next operation on a piece, if its messages have arrived; add to `whole` where
-        it completes a sum.
+        """Yield the next operation on a piece, if its messages have arrived.
+
+        Add the piece to `whole` if the operation completes a sum.
         """
         groups = self.writes[key]
         while self.first[key] < len(groups):
@@ -342,9 +343,10 @@ class _Writer:
     def _operation(
         self, group: Group
     ) -> tuple[list[_Arrival], type, tuple[_Arrival, _Arrival]] | None:
-        """Return the next operation that turns a group's messages and the rank's own value into the
-        piece's new value: the arrivals that it needs, the kind of instruction, and its two
-        operands. None when all is done.
+        """Return the next operation that makes a piece's new value, or None when all is done.
+
+        The operation turns a group's messages and the rank's own value into the new value. It is a
+        tuple of the arrivals that it needs, the kind of instruction, and the two operands.
         """
         message, piece = group.messages[0]
         own: _Arrival = None, piece
@@ -380,8 +382,9 @@ class _Writer:
 
 
 def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
-    """Return, for each chunk whose sum `rank` completes itself, by additions, the step in which it
-    does.
+    """Return the step in which `rank` completes each chunk's sum itself, by additions.
+
+    Chunks that it does not complete are left out.
     """
     t, ranks = schedule.transfers, schedule.collective.ranks
     all_ranks = (1 << ranks) - 1  # sets of ranks as bits
@@ -400,7 +403,7 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
 
 
 def _find_last_sums(schedule: Schedule) -> dict[int, int]:
-    """Return the last step in which each chunk is added to anywhere; -1 where it never is."""
+    """Return the last step in which each chunk is added to on any rank; -1 if it never is."""
     t = schedule.transfers
     adds = t.op == REDUCE
     last = dict.fromkeys(range(len(schedule.chunks)), -1)

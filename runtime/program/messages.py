@@ -12,10 +12,10 @@ from .layout import Layout, Range
 
 
 class Slots:
-    """Room in one staging buffer, given out and taken back in program order: first fit, else at the
-    end.
+    """Room in one staging buffer, taken and given back in program order.
 
-    `size` is the number of elements that the buffer must have.
+    The first gap that fits is taken, else room at the end. `size` is the number of elements that
+    the buffer must have.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,9 @@ class Slots:
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment `part` of chunk `chunk` in a message: whether it `adds` to the rank's own, and where
-    it lies in this rank's work buffer.
+    """Segment `part` of chunk `chunk` in a message, and its place in this rank's work buffer.
+
+    `adds` says whether it is added to the rank's own value.
     """
 
     step: int
@@ -63,8 +64,8 @@ class Piece:
 class Message:
     """A message to or from `peer`.
 
-    `slot` says where it is staged: the Slots, the start and the length; None while it is not
-    staged, or lies in the work buffer.
+    `slot` is its staging place: the Slots, the start and the length; None while it is not staged,
+    or is in the work buffer.
     """
 
     sent: bool
@@ -79,7 +80,7 @@ class Message:
 
     @property
     def length(self) -> int:
-        """Elements in all."""
+        """Number of elements in all pieces."""
         return sum(p.hi - p.lo for p in self.pieces)
 
     @property
@@ -89,8 +90,9 @@ class Message:
         return self.slot[1]
 
     def offset_of(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
-        """Return the elements laid before a piece (None: the elements of all), each piece taking
-        `padded` of its length.
+        """Return the number of elements before a piece (None: of all pieces).
+
+        Each piece takes `padded` of its length.
         """
         before = takewhile(lambda other: other is not piece, self.pieces)
         lengths = (other.hi - other.lo for other in before)
@@ -104,8 +106,9 @@ class Message:
 
 @dataclass
 class Group:
-    """The messages that arrive for a piece in one step, by source, and how many operations of their
-    sum are done.
+    """The messages that arrive for a piece in one step, by source.
+
+    It also counts how many operations of their sum are done.
     """
 
     step: int
@@ -122,8 +125,8 @@ Writes = dict[tuple[int, int], list[Group]]
 def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
     """Return the messages that a rank sends and those that it receives, by tick.
 
-    Both ends compose and number them alike: tick, order of pieces and count come from the schedule
-    alone.
+    Both ends compose and number them identically: tick, order of pieces and count come from the
+    schedule alone.
     """
     schedule = layout.schedule
     t = schedule.transfers
@@ -149,7 +152,7 @@ def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Messag
 
 
 def join_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the ranges with those that follow each other in the buffer made one."""
+    """Return the ranges, with consecutive ones joined."""
     out: list[Range] = []
     for lo, hi in ranges:
         if out and out[-1][1] == lo:
@@ -160,7 +163,7 @@ def join_ranges(ranges: list[Range]) -> list[Range]:
 
 
 def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
-    """Return the pairs of spans with those that follow each other in both buffers made one."""
+    """Return the pairs of spans, joined if they are consecutive in both buffers."""
     out: list[tuple[Span, Span]] = []
     for into, other in pairs:
         if out:

@@ -1,3 +1,1 @@
-"""The participating processes: starting them, their hosts and groups, the store, stock
-collectives, faults.
-"""
+"""The participating processes: launch, hosts, groups, the store, stock collectives, faults."""

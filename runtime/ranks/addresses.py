@@ -37,8 +37,9 @@ _REACHED_WITHIN_S = 0.2
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank's process listens; `nonce` is known only to processes that can read the
-    store.
+    """The address at which a rank's process listens.
+
+    `nonce` is known only to processes that can read the store.
     """
 
     host: str
@@ -61,7 +62,7 @@ Addresses = Mapping[int, Address | None]
 
 
 class _Published:
-    """What this process has published and read in the current default group's store.
+    """The addresses that this process has published and read in the current default group's store.
 
     It holds no reference to the store: rank 0 hosts it, and may make another at the same port
     later.
@@ -76,7 +77,7 @@ class _Published:
         return self._store is not None and self._store() is store
 
     def begin(self, store: Store, own: Address | None) -> None:
-        """Start anew with a store in which this process has just published its own address."""
+        """Start again with a store in which this process has just published its own address."""
         self._store, self.addresses = weakref.ref(store), {dist.get_rank(): own}
 
 
@@ -117,7 +118,7 @@ def _make_address() -> Address | None:
 
 
 def publish_address() -> None:
-    """Publish where this process listens, once per store of the default group; does not wait."""
+    """Publish where this process listens, once per store of the default group, without waiting."""
     store = dist.distributed_c10d._get_default_store()
     if _published.is_in(store):
         return
@@ -143,8 +144,9 @@ def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
 
 
 def publish_in(store: Store, rank: int) -> None:
-    """Publish where this process, the group's `rank`, listens in the group's store; does not
-    wait.
+    """Publish where this process, the group's `rank`, listens, in the group's store.
+
+    Does not wait.
     """
     address = _make_address()
     store.set(f"address/{rank}", "null" if address is None else address.to_json())
@@ -180,16 +182,15 @@ def find_known_addresses(ranks: Sequence[int]) -> Addresses:
 
 
 def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses this process has already read, by global rank, in case the store is
-    gone.
+    """Return the addresses this process has already read, by global rank.
+
+    They are needed if the store is gone.
     """
     return {rank: _published.addresses[rank] for rank in ranks if rank in _published.addresses}
 
 
 def _find_place() -> Store:
-    """Return the part of the store with addresses, a new one per attempt of a launch
-    (attempts.py).
-    """
+    """Return the part of the store with addresses, a new one per attempt (attempts.py)."""
     attempt, store = (
         getattr(dist.group.WORLD, "attempt", ""),
         dist.distributed_c10d._get_default_store(),

@@ -23,11 +23,10 @@ _PAUSE_S = 0.02  # between polls of the store
 
 
 def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) -> str:
-    """Return a name that all `ranks` get and no earlier attempt got, "" if the store cannot
-    outlive ranks.
+    """Return a name that all `ranks` get and no earlier attempt got.
 
-    Collective over the ranks that share `store`. Raise ExecutionError if one of them does not come
-    in time.
+    The name is "" if the store cannot outlive ranks. Collective over the ranks that share `store`.
+    Raise ExecutionError if one of them does not come in time.
     """
     if os.environ.get(KEPT_STORE) != "True":
         return ""

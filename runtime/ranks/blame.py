@@ -209,8 +209,9 @@ def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
 
 
 def _explain_cut(reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute) -> str:
-    """Name the cut link, from pairs of reporting ranks that do not reach each other; "" if all
-    do.
+    """Name the cut link, from pairs of reporting ranks that do not reach each other.
+
+    Return "" if all pairs reach each other.
     """
     unreached = sorted(
         {

@@ -1,4 +1,4 @@
-"""ReportExchange reports after a failure: report, listen, and stop once the culprit is known."""
+"""The exchange of reports after a failure: report, listen, and stop once the culprit is known."""
 
 from __future__ import annotations
 

@@ -119,9 +119,7 @@ class Faults:
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call with a drawn `number` or the next; raise ExecutionError after an earlier
-        failure.
-        """
+        """Begin a call with a drawn `number` or the next; raise ExecutionError after a failure."""
         number, deadline = self.admit(number)
         return Call(what, number, deadline, topology or self.topology)
 

@@ -1,4 +1,4 @@
-"""Exclude what has been imported from garbage collection, in a process that is about to fork.
+"""Exclude everything imported so far from garbage collection, in a process that is about to fork.
 
 A collection in a forked process writes to each object's page, and so copies nearly all memory it
 shares.

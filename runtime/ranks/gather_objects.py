@@ -10,8 +10,9 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 
 def gather_objects(group: Any, size: int, device: torch.device, value: object) -> list[Any]:
-    """Return the values of all ranks, by rank. Collective; RuntimeError if a rank does not
-    answer.
+    """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
+
+    Collective.
     """
     data = pickle.dumps(value)
     lengths = _gather(group, torch.tensor([len(data)], device=device), size).tolist()

@@ -124,8 +124,7 @@ def _enter(
 
 
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
-    """Return the arguments with which torch makes a backend, for ranks with a store but no
-    default group.
+    """Return torch's arguments for a backend of ranks with a store but no default group.
 
     torchft's groups are made like this: `TopoGroup(describe_place(store, rank, size, timeout,
     name), None)`. The ranks of such a group are numbered from 0, whatever their numbers in a
@@ -138,9 +137,7 @@ def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name:
 
 
 def list_members(place: Any) -> tuple[list[int], bool]:
-    """Return the global ranks of a described group, and whether they are all ranks of the
-    launch.
-    """
+    """Return the global ranks of a described group, and whether they are all of the launch."""
     ranks = list(place.global_ranks_in_group)
     if not ranks:  # the default group, or one without any
         return list(range(place.group_size)), True
@@ -154,8 +151,7 @@ def find_store(group: dist.ProcessGroup) -> Store:
 
 
 def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
-    """Return a function that makes a plain group over the ranks of `group`, called by these
-    alone.
+    """Return a function that makes a plain group, called by the ranks of `group` alone.
 
     All must call it in the same order, so that subgroups can make theirs concurrently. Raise
     InputError if this rank is not in the group.
@@ -187,8 +183,9 @@ def destroy_group(group: dist.ProcessGroup) -> None:
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
-    """Return the backend for a plain group beside `group`: gloo, nccl, or the NCCL engine the
-    user named.
+    """Return the backend for a plain group next to `group`.
+
+    It is gloo, nccl, or the NCCL engine that the user named.
     """
     named = dist.get_backend(group)
     if named == "nccl-lazy":

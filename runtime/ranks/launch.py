@@ -45,8 +45,9 @@ Child: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 def is_rank() -> bool:
-    """Return whether a launcher (`launch`, torchrun, ...) has set RANK and WORLD_SIZE for this
-    process.
+    """Return whether a launcher has set RANK and WORLD_SIZE for this process.
+
+    Launchers are `launch`, torchrun and others.
     """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
@@ -221,8 +222,9 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most `timeout` seconds and return the exit code; raise
-        subprocess.TimeoutExpired.
+        """Wait at most `timeout` seconds and return the exit code.
+
+        Raise subprocess.TimeoutExpired if it still runs.
         """
         self._process.join(timeout)
         if self._process.exitcode is None:

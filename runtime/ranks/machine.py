@@ -95,8 +95,9 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 
 
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
-    """Return the hosts of ranks with the cores they may use: launchers bind ranks to different
-    ones.
+    """Return the hosts of ranks with the cores that the ranks may use.
+
+    Launchers bind ranks to different cores.
     """
     of_hosts: dict[str, set[int]] = {}
     for host, cores in ranks:

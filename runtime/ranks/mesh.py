@@ -12,13 +12,13 @@ from ...topo.errors import InputError
 
 
 def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceMesh:
-    """Return the DeviceMesh that puts each position of a placed job (`topoplan.place(...)`) on
-    its GPU.
+    """Return the DeviceMesh that puts each position of a placed job on its GPU.
 
-    Collective. Rank i of the default process group must run on the GPU that the placement's given
-    order has for it (without `order`, the i-th listed). `device_type` is "cuda" or "cpu" (default:
-    cuda if the process group has NCCL). Raise InputError for another number of ranks,
-    InfeasibleError if a DeviceMesh cannot express the order.
+    `placement` is the result of `topoplan.place(...)`. Collective. Rank i of the default process
+    group must run on the GPU that the placement's given order has for it (without `order`, the i-th
+    listed). `device_type` is "cuda" or "cpu" (default: cuda if the process group has NCCL). Raise
+    InputError for another number of ranks, InfeasibleError if a DeviceMesh cannot express the
+    order.
     """
     if not dist.is_initialized():
         raise InputError("torch.distributed is not initialised; call init_process_group first")

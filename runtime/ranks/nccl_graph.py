@@ -35,11 +35,10 @@ def nccl_graph(
     nccl_version: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
 ) -> Iterator[Path]:
-    """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a new
-    communicator.
+    """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a communicator.
 
-    Takes a plan (its topology and collective), a topology, what `load` takes (a preset, a file,
-    `local`), or the path of a graph file, which is checked and used as it is. PyTorch makes a
+    Takes a plan (its topology and collective), a topology, an argument of `load` (a preset, a file,
+    `local`), or the path of a graph file, which is checked and used unchanged. PyTorch makes a
     communicator at its group's first collective, so call one inside. Yields the file's path; a file
     made for this is removed, and the variable restored. Raise InputError or InfeasibleError, and
     leave the variable alone, if there is no such file for the machine.

@@ -74,11 +74,11 @@ class Meeting:
 
 @contextmanager
 def meeting(timeout_s: float) -> Iterator[Meeting]:
-    """Hold the ranks that torchrun (or topo-emulate) started in a process group inside the
-    context.
+    """Keep the launch's ranks in a process group inside the context.
 
-    Raise InputError outside a launch, or if a process group already exists, and ExecutionError if a
-    rank does not come, dies, or does not answer within `timeout_s`.
+    torchrun or topo-emulate started them. Raise InputError outside a launch, or if a process group
+    already exists, and ExecutionError if a rank does not come, dies, or does not answer within
+    `timeout_s`.
     """
     if not is_rank():
         raise InputError(
@@ -117,8 +117,7 @@ def meeting(timeout_s: float) -> Iterator[Meeting]:
 
 
 def join_ranks(timeout_s: float = 60.0) -> Topology:
-    """Return the machine of a launch's ranks: each host probed once, several joined by a
-    network.
+    """Return the machine of a launch's ranks: hosts are probed once, several joined by a network.
 
     Collective; every rank gets the same. There must be no process group yet, and none is left.
     Raises like `meeting`, and InputError if a rank has no GPU of its own while others do.
@@ -135,8 +134,7 @@ def find_machine(
     timeout: timedelta,
     stop: threading.Event | None = None,
 ) -> Topology | None:
-    """Return the machine of the group of global `ranks`, in their order, on its rank 0, else
-    None.
+    """Return the machine of the group of global `ranks`, in their order, on its rank 0, else None.
 
     Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None if
     data is in host memory. Raise InputError if ranks cannot be told apart, RuntimeError if one does
@@ -188,7 +186,7 @@ def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
 def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
     """Return the machine of ranks at `places`, and whether it has GPUs.
 
-    Without GPUs ranks are stand-ins at undeclared rates. `texts` has the topology of each host as
+    Without GPUs ranks represent GPUs at undeclared rates. `texts` has the topology of each host as
     JSON, at the index of one of its ranks; none without GPUs.
     """
     names = list(dict.fromkeys(place.host for place in places))
@@ -216,8 +214,9 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
 
 
 def _take_own_place() -> Place:
-    """Select the GPU of this rank's number on its host, if there is one, and return the rank's
-    place.
+    """Select this rank's GPU on its host, if there is one, and return the rank's place.
+
+    The GPU is the one with the rank's number on the host.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -242,9 +241,7 @@ def place_of(device: int | None) -> Place:
 
 
 def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
-    """Return the rank's GPU in its host's topology: by UUID, PCI address, or else number on the
-    host.
-    """
+    """Return the rank's GPU in its host's topology: by UUID, PCI address, or number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     if place.uuid is not None:
         for gpu in gpus:

@@ -1,5 +1,4 @@
-"""Make torch's own backends, gloo and NCCL, for groups of topoplan's own, and name their
-engines.
+"""Make torch's own backends, gloo and NCCL, for topoplan's groups, and name their engines.
 
 torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST_USE_NCCL2=0;
 "nccl-legacy" is the only engine of older torch; "nccl-lazy" is nccl2 with a communicator for each
@@ -40,11 +39,10 @@ def make_gloo(place: Any, store: Store) -> Any:
 def make_nccl(
     place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None
 ) -> Any:
-    """Make NCCL for the group that `place` describes, with `engine` named as torch names
-    backends.
+    """Make NCCL for the group that `place` describes.
 
-    "nccl" is torch's own choice. An engine that is bound to one GPU (nccl2) takes `device`, else
-    the group's, else the one of this rank's number.
+    `engine` is named as torch names backends; "nccl" is torch's own choice. An engine that is bound
+    to one GPU (nccl2) takes `device`, else the group's, else the one of this rank's number.
     """
     if is_torch_at_least(2, 15):
         return _ask_torch_for_nccl(place, store, engine, device)
@@ -58,8 +56,9 @@ def make_nccl(
 
 
 def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.device | None) -> Any:
-    """Return what torch's own creator makes; that of "nccl" depends on the environment at first
-    use.
+    """Return the backend that torch's own creator makes.
+
+    For "nccl" it depends on the environment at first use.
     """
     own = type(place)()
     for name in _PLACE:
@@ -77,17 +76,18 @@ def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.dev
 
 
 def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the engine of a group's stock collectives on a device type: gloo, nccl, nccl2,
-    nccl-lazy.
+    """Return the engine of a group's stock collectives on a device type.
 
-    "nccl" is the engine of torch before 2.15, which later versions call nccl-legacy.
+    It is gloo, nccl, nccl2 or nccl-lazy. "nccl" is the engine of torch before 2.15, which later
+    versions call nccl-legacy.
     """
     return str(group._get_backend(device).name())
 
 
 def _number_calls(backend: Any) -> None:
-    """Make a backend count its calls from 0; torch 2.15 does so by itself, and warns if asked
-    to.
+    """Make a backend count its calls from 0.
+
+    torch 2.15 does so by itself, and warns if asked to.
     """
     if not is_torch_at_least(2, 15):
         backend._set_sequence_number_for_group()

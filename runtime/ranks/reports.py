@@ -172,8 +172,9 @@ class Relay:
                     self._connections = [one for one in self._connections if not one.is_over]
 
     def _draw_to_dial(self) -> list[tuple[str, int]] | None:
-        """Return the groups and ranks to dial; None to end the thread, which then has no
-        connections.
+        """Return the groups and ranks to dial, or None to end the thread.
+
+        When the thread ends, it has no connections left.
         """
         with self._lock:
             if time.monotonic() > self._until:
@@ -262,8 +263,7 @@ class Relay:
         return True
 
     def _flush(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
-        """Send what the other end may not know yet; close the connection if it is of no more
-        use.
+        """Send the reports that the other end may not know; close a connection of no more use.
 
         Never waits, since the lock is held.
         """

@@ -134,9 +134,7 @@ def _await_callbacks() -> None:
 
 
 class StartedStock:
-    """A started stock collective: `work`, the `call` that `faults` knows it by, and `finish` for
-    its end.
-    """
+    """A started stock collective: `work`, its `call` in `faults`, and `finish` for its end."""
 
     def __init__(
         self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]

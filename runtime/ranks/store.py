@@ -75,8 +75,9 @@ def wait_for(
 
 
 class StoreClient:
-    """This process's own connection to a store, shared by its groups; for requests that do not
-    wait.
+    """This process's own connection to a store, shared by its groups.
+
+    For requests that do not wait.
     """
 
     def __init__(self, original: Store) -> None:

@@ -28,9 +28,7 @@ TRANSPORTS = ("auto", "mpi")
 
 
 def check_transport(name: str | None) -> str:
-    """Return what carries messages: `name`, else TOPOPLAN_TRANSPORT; raise InputError if
-    unknown.
-    """
+    """Return the transport: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
     chosen = name or os.environ.get(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
         where = "transport" if name else TRANSPORT
@@ -82,6 +80,7 @@ class Transport:
 
     def _open_channel(self, name: str) -> MpiChannel:
         """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
+
         Collective.
         """
         mine: Any
@@ -113,8 +112,9 @@ class Transport:
 
     @property
     def shares_clock(self) -> bool:
-        """Whether all ranks share one time.monotonic, being on one host. Collective the first
-        time.
+        """Whether all ranks share one time.monotonic, being on one host.
+
+        Collective the first time.
         """
         return len({host for host, _ in self._find_places()}) == 1
 
@@ -127,20 +127,19 @@ class Transport:
 
     @property
     def name(self) -> str:
-        """What carries the messages: "gloo", "nccl" or "mpi"."""
+        """The backend that carries the messages: "gloo", "nccl" or "mpi"."""
         return "mpi" if self.mpi is not None else "nccl" if self.batched else "gloo"
 
     def exchange(self, value: object) -> list[Any]:
-        """Return the values of all ranks, by rank. Collective; RuntimeError if a rank does not
-        answer.
+        """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
+
+        Collective.
         """
         return gather_objects(self.group, self.size, self.device, value)
 
     @property
     def stock_engine(self) -> str:
-        """The engine of stock collectives: "gloo", "mpi", or torch's name of it ("nccl",
-        "nccl2").
-        """
+        """The engine of stock collectives: "gloo", "mpi", or torch's name ("nccl", "nccl2")."""
         return "mpi" if self.mpi is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
@@ -150,11 +149,11 @@ class Transport:
         return find_slowest_s(seconds, self.group, self.device)
 
     def find_span_s(self, began: float, ended: float) -> float:
-        """Return the seconds from the last rank's begin of a call to the last one's end, on all
-        ranks.
+        """Return the seconds from the last rank's begin of a call to the last one's end.
 
-        `began` and `ended` are this rank's (time.monotonic). If ranks have different clocks it is
-        the shortest time of any rank, since the last one to come does not wait.
+        The result is the same on all ranks. `began` and `ended` are this rank's (time.monotonic).
+        If ranks have different clocks it is the shortest time of any rank, since the last one to
+        come does not wait.
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         return last_ended - last_began if self.shares_clock else -shortest
@@ -178,12 +177,12 @@ class Transport:
 
 
 class SharedTransport(Transport):
-    """A transport over existing connections of a backend's plain gloo group; no other rank takes
-    part.
+    """A transport over the existing connections of a backend's plain gloo group.
 
-    Messages of plans have tags from FIRST_TAG on, which users must not use. `store` is a client of
-    its own, so that no thread of the user's blocks it; `addresses` are where reports of trouble
-    arrive; `name` is the group's. With `over` mpi, `open` must be called on all ranks.
+    No other rank takes part. Messages of plans have tags from FIRST_TAG on, which users must not
+    use. `store` is a separate client, so that no user thread blocks it; `addresses` are where
+    reports of trouble arrive; `name` is the group's. With `over` mpi, `open` must be called on all
+    ranks.
     """
 
     def __init__(
@@ -201,8 +200,9 @@ class SharedTransport(Transport):
         self._begin(plain, torch.device("cpu"), timeout, faults)
 
     def open(self, over: str) -> None:
-        """Join MPI if it is to carry messages and has not been joined. Collective the first
-        time.
+        """Join MPI if it is to carry messages and has not been joined.
+
+        Collective the first time.
         """
         if check_transport(over) == "mpi" and self.mpi is None:
             self.mpi = self._open_channel(self._name)

@@ -64,8 +64,9 @@ class Trial:
             self._end_round()
 
     def best_s(self) -> dict[Entrant, float]:
-        """Return each candidate's best time: disturbances only add time, and few calls are
-        timed.
+        """Return each candidate's best time in seconds.
+
+        Disturbances only add time, and few calls are timed.
         """
         return {entrant: min(times) for entrant, times in self._times_s.items() if times}
 

@@ -1,6 +1,4 @@
-"""Time several calls against each other on all ranks, in more turns while the fastest is
-uncertain.
-"""
+"""Time several calls against each other on all ranks, until the fastest is certain enough."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""What a rank of a run does: train the model through each system, timing epochs and counting
-bytes.
-"""
+"""Training by one rank: the model through each system, with timed epochs and counted bytes."""

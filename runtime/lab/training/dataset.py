@@ -34,9 +34,7 @@ _PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples as rows of centred and scaled float32 features; labels are class numbers from 0
-    on.
-    """
+    """Samples as rows of centred and scaled float32 features; labels are class numbers from 0."""
 
     name: str
     classes: int
@@ -64,10 +62,10 @@ class Dataset:
 
 
 def load(argument: str, seed: int) -> Dataset:
-    """Return `digits`, or the dataset in a file; a quarter of the samples, by `seed`, is held
-    out.
+    """Return `digits`, or the dataset in a file.
 
-    Raise InputError if the file cannot be read or is not a dataset.
+    A quarter of the samples, chosen by `seed`, is held out. Raise InputError if the file cannot be
+    read or is not a dataset.
     """
     if argument == DIGITS:
         return prepare(DIGITS, *_load_digits(), seed)

@@ -1,8 +1,7 @@
 """Run one rank: `python -m topoplan.runtime.lab.training.rank FOLDER`, started by lab/runs.py.
 
-All systems of a run are trained in the same processes, taking turns by epoch, so that whatever else
-the machine does affects all of them equally. Rank 0 writes progress and results into the run's
-folder.
+All systems of a run are trained in the same processes, taking turns by epoch, so that other load on
+the machine affects all of them equally. Rank 0 writes progress and results into the run's folder.
 """
 
 from __future__ import annotations

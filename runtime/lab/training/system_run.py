@@ -61,9 +61,7 @@ class SystemRun:
             model.register_comm_hook(None, self._make_hook(plan, host))
 
     def _make_hook(self, plan: str, host: HostCosts | None) -> Any:
-        """Return the DDP hook of a plan, which also counts the sizes of the buckets that go through
-        it.
-        """
+        """Return the DDP hook of a plan, which also counts the sizes of its buckets."""
         hook: Any = ddp_hook(
             plan,
             timeout=_TIMEOUT,
@@ -91,9 +89,7 @@ class SystemRun:
         return count_and_average
 
     def train_epoch(self, number: int) -> None:
-        """Train for one epoch; record the slowest worker's time, all workers' bytes, and the
-        loss.
-        """
+        """Train for one epoch; record the slowest worker's time, all workers' bytes, and loss."""
         self.workers.barrier()
         before = received_bytes()
         self.workers.barrier()  # no worker sends before all have read their counters

@@ -19,8 +19,8 @@ def make_falling_sgd(
 ) -> torch.optim.SGD:
     """Create SGD with momentum whose rate falls to zero over `steps` of its own updates.
 
-    An optimizer that makes `updates_a_step` updates where others make one starts from a rate that
-    many times smaller.
+    An optimizer that makes `updates_a_step` updates while others make one starts from a rate lower
+    by that factor.
     """
     optimizer = torch.optim.SGD(
         parameters, lr=settings.learning_rate / updates_a_step, momentum=_MOMENTUM
