@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
 
-# Fractions of longer numbers make exact arithmetic slow; no rate or size needs 31 digits.
+# Digits: longer numbers make exact arithmetic slow, and no rate or size needs 31.
 _TOO_LARGE = 10**31
 # Nesting depth of JSON values: plans need 5 levels, facts of machines fewer than 10.
 MAX_DEPTH = 64
@@ -115,8 +115,9 @@ def _check_depth(data: Any) -> None:
 
 
 def fraction_gcd(values: list[Fraction]) -> Fraction:
-    """Return the greatest common divisor: the largest fraction that divides all `values`
-    exactly.
+    """Return the greatest common divisor of positive fractions.
+
+    All `values` are integer multiples of it.
     """
     denominator = lcm(*(v.denominator for v in values))
     return Fraction(gcd(*(int(v * denominator) for v in values)), denominator)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-_NEW_FILE_MODE = 0o666  # before the umask, as open() does it
+_NEW_FILE_MODE = 0o666  # permissions before the umask, as in open()
 
 
 def write_whole(
@@ -41,11 +41,11 @@ def write_whole(
 
 
 def _refuse_links(path: Path) -> None:
-    """Raise InputError if `path` exists and is no regular file; parent folders may be links."""
+    """Raise InputError if `path` exists and is not a regular file; parent folders may be links."""
     try:
         mode = path.lstat().st_mode
     except OSError:
-        return  # there is nothing, or writing will say what is wrong
+        return  # `path` does not exist, or writing will report the error
     if not stat.S_ISREG(mode):
         what = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
         raise InputError(f"{path}: is {what}, so nothing is written there; remove it")

@@ -45,10 +45,10 @@ from .topology_file import (
     to_text,
 )
 
-_MAX_DIGITS = 100  # of a common denominator: more makes every sum of rates slow
+_MAX_DIGITS = 100  # digits of a common denominator: more make every sum of rates slow
 # Twice the values in 16 MiB of a real topology; 16 MiB of brackets would take gigabytes of memory.
 _MAX_VALUES = 2_500_000
-# Fields that plans leave out: where rates are known from, not what they are.
+# Fields that plans leave out: the sources of rates, not the rates.
 _EVIDENCE = ("facts", "measured")
 
 __all__ = [
@@ -108,7 +108,10 @@ class Topology:
 
     @cached_property
     def capacity_GBps(self) -> Mapping[tuple[str, str], Fraction]:
-        """Bandwidth from one device to another over all parallel links, keyed (src, dst)."""
+        """Bandwidth in GB/s from one device to another, keyed (src, dst).
+
+        It is the sum over all parallel links.
+        """
         total: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
             key = link.src, link.dst
@@ -118,7 +121,10 @@ class Topology:
 
     @cached_property
     def latency_us(self) -> Mapping[tuple[str, str], Fraction]:
-        """Latency from one device to the next (the highest of parallel links), keyed (src, dst)."""
+        """Latency in microseconds from one device to the next, keyed (src, dst).
+
+        It is the highest of parallel links.
+        """
         worst: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
             key = link.src, link.dst
@@ -142,7 +148,7 @@ class Topology:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is unknown or unusual, as noted by the reader or probe."""
+        """Notes of the reader or probe on anything unknown or unusual."""
         return list_notes(self.extra)
 
     def reversed(self) -> Topology:
@@ -170,10 +176,10 @@ class Topology:
     def fingerprint(self) -> str:
         """32 hex digits that depend neither on names nor on the order of devices and links.
 
-        Computed by colour refinement over device kinds, bandwidths and latencies (fingerprint.py).
-        Equal machines have equal fingerprints, and different ones differ in practice: only strongly
-        regular graphs can collide. It ignores the rank order, so a plan is also replayed on the
-        topology it is used with.
+        They are computed by colour refinement over device kinds, bandwidths and latencies
+        (fingerprint.py). Equal machines have equal fingerprints, and different ones differ in
+        practice: only strongly regular graphs can collide. The fingerprint ignores the rank order,
+        so a plan is also replayed on the topology it is used with.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
         nodes: list[tuple[object, ...]] = [
@@ -197,7 +203,7 @@ class Topology:
         return {**to_plain(self.extra), **out}
 
     def dumps(self) -> str:
-        """Return `to_json` as text with a line for each device, link and fact."""
+        """Return `to_json` as text with one line per device, link and fact."""
         return to_text(self.to_json())
 
     @classmethod

@@ -1,9 +1,9 @@
 """Rates and latencies of links, each constant with its source.
 
-Datasheet rates are what the vendor prints; presets use them. Counted rates are those of NCCL's and
-RCCL's own models, about four fifths of the datasheet; files in their XML dialect are read with
-these, since that is what the file means to the library. All rates are GB/s (1e9 bytes a second) in
-one direction.
+Datasheet rates are those that the vendor prints; presets use them. Counted rates are those of
+NCCL's and RCCL's own models, about four fifths of the datasheet; files in their XML dialect are
+read with these, since the library itself interprets the file that way. All rates are GB/s (1e9
+bytes per second) in one direction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .devices import InNetwork
 
 # GB/s of one NVLink in one direction, by NVLink generation.
 NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
-    1: Fraction(20),  # Tesla P100 whitepaper: 40 GB/s a link, both directions together
+    1: Fraction(20),  # Tesla P100 whitepaper: 40 GB/s per link, both directions together
     2: Fraction(25),  # Tesla V100 whitepaper: 6 links, 300 GB/s both directions together
     3: Fraction(25),  # A100 whitepaper: 12 links, 600 GB/s both directions together
     4: Fraction(25),  # H100 whitepaper: 18 links, 900 GB/s both directions together
@@ -27,7 +27,7 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
 # NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources).
 NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 
-# From the compute capability (times ten) on; the whitepapers above.
+# Lowest compute capability (times ten) of each generation; the whitepapers above.
 _NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
 # NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100).
 NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
@@ -36,7 +36,7 @@ _FIRST_GENERATION_THAT_ADDS = 4  # NVLink 4: see nvswitch_adding
 
 
 def nvlink_generation(sm: int) -> int:
-    """Return the NVLink generation of a GPU, by its compute capability times ten."""
+    """Return the NVLink generation of a GPU from its compute capability times ten."""
     return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
 
 
@@ -84,7 +84,7 @@ _NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 def nvlink_counted_GBps(sm: int | None) -> Fraction:
     """Return GB/s of one NVLink in one direction in NCCL's model (NCCL 2.30, graph/topo.h).
 
-    `sm` is the compute capability times ten; unknown and older ones count as sm 80, as there.
+    `sm` is the compute capability times ten; unknown and older ones count as sm 80, as in NCCL.
     """
     if sm is None:
         return _NVLINK_COUNTED_UNKNOWN_GBps
@@ -100,8 +100,8 @@ def c2c_GBps(bw: int, count: int) -> Fraction:
     return Fraction(bw * count, 1000)
 
 
-# GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s a link, both
-# directions).
+# GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s per link,
+# both directions).
 XGMI_DATASHEET_MI250_GBps = Fraction(50)
 
 # GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both
@@ -134,7 +134,7 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
 def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
     """Return the datasheet's GB/s of one NVLink or xGMI link in one direction.
 
-    `extra` has the GPU's fields (sm, gcn); the result is None if they do not tell.
+    `gpu` is the GPU's fields (sm, gcn); the result is None if they do not determine the model.
     """
     sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
     if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
@@ -156,7 +156,7 @@ PCIE_GTps: Mapping[int, Fraction] = {
     6: Fraction(64),
 }
 
-# What NCCL takes for a PCIe link without speed or width (graph/topo.cc): the generation, and the
+# NCCL's defaults for a PCIe link without speed or width (graph/topo.cc): the generation, and the
 # number of PCIe lanes.
 PCIE_DEFAULT_GENERATION, PCIE_DEFAULT_WIDTH = 3, 16
 
@@ -167,8 +167,8 @@ _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
 def pcie_GBps(generation: int, width: int) -> Fraction:
     """Return GB/s of a PCIe link in one direction in NCCL's model (NCCL 2.30, graph/topo.cc).
 
-    That is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, what is left after
-    packet headers of the datasheet's 15.75.
+    The rate is width x {15, 30, 60, 120, 240, 480} / 80: 12 GB/s for Gen3 x16, which is the
+    datasheet's 15.75 less packet headers.
     """
     return Fraction(width * _PCIE_LANE_HUNDRED_Mbps[generation], 80)
 
@@ -184,7 +184,10 @@ def pcie_generation(speed: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCIe link as NCCL counts it; `assumed` lists in words what its source does not give."""
+    """A PCIe link as NCCL counts it.
+
+    `assumed` describes the values that its source does not give.
+    """
 
     generation: int
     width: int
@@ -213,7 +216,7 @@ def pcie_link(speed: str | None, width: int | None) -> PcieLink:
     return PcieLink(generation, width, tuple(assumed))
 
 
-# Rate that NCCL counts for a connection that limits nothing (LOC_BW in graph/topo.h).
+# Rate in NCCL's model of a connection that limits nothing (LOC_BW in graph/topo.h).
 LOCAL_GBps = Fraction(5000)
 
 # GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet).
@@ -240,9 +243,9 @@ def inter_cpu_GBps(
 ) -> Fraction:
     """Return GB/s between two CPUs of a machine in NCCL's model (graph/topo.h and topo.cc).
 
-    Chosen by architecture (x86_64, arm64, ppc64), CPUID vendor string, family and model. AMD counts
-    16 whatever its family, as in NCCL 2.30; later versions count 24 for Zen 3 and 4, and 32 for Zen
-    5. An unknown CPU limits nothing.
+    The rate is chosen by architecture (x86_64, arm64, ppc64), CPUID vendor string, family and
+    model. AMD counts 16 whatever its family, as in NCCL 2.30; later versions count 24 for Zen 3 and
+    4, and 32 for Zen 5. An unknown CPU limits nothing.
     """
     if arch is not None and arch in _INTER_CPU_ARCH_GBps:
         return _INTER_CPU_ARCH_GBps[arch]
@@ -271,16 +274,15 @@ def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
     return inter_cpu_GBps(arch, vendor, family, model)
 
 
-# Fields of a NIC whose rate its file does not give: GB/s that are assumed for it where hosts are
-# joined, and why.
+# Fields of a NIC whose rate its file does not give: the GB/s assumed when hosts are joined, and the
+# reason.
 ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
 
 # Microseconds that one link takes, by kind.
 #
 # From NCCL's tuning model (graph/tuning.cc, hwLat, low-latency protocol, ring): 0.6 from GPU to GPU
 # over NVLink, 1.0 over PCI, 2.7 over a network. These are of whole paths, so a link to a switch
-# (nvswitch, pcie, network) has half. xGMI and C2C are taken as NVLink, a link between sockets as
-# one of PCI.
+# (nvswitch, pcie, network) has half. xGMI and C2C count as NVLink, a link between sockets as PCI.
 LATENCY_us: Mapping[str, Fraction] = {
     "nvlink": Fraction(3, 5),
     "xgmi": Fraction(3, 5),

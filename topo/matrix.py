@@ -1,7 +1,7 @@
 """Label the connection between two GPUs as `nvidia-smi topo -m` does, with its bandwidth.
 
-A label names the kind of path, not its speed. The bandwidth is that of the narrowest link of the
-route when nothing else uses it. PHB and NODE differ only if devices name their root complex in
+A label names the kind of path, not its speed. The bandwidth is that of the route's narrowest link
+when no other traffic uses it. PHB and NODE differ only if devices name their root complex in
 `extra["root"]`.
 """
 
@@ -14,7 +14,7 @@ from fractions import Fraction
 from .graph import Topology
 from .routes import Route, Router, route_links
 
-# What each label means; # stands for a number of links.
+# Meaning of each label; # is the number of links.
 LABELS: Mapping[str, str] = {
     "X": "itself",
     "NV#": "# bonded NVLinks, directly or through NVSwitches",
@@ -36,7 +36,10 @@ LinkCounts = Mapping[tuple[tuple[str, str], str], int]
 
 @dataclass(frozen=True)
 class Connection:
-    """A label, and a bandwidth in GB/s: None for a GPU and itself, and where no route exists."""
+    """A label, and a bandwidth in GB/s.
+
+    The bandwidth is None from a GPU to itself, and if no route exists.
+    """
 
     label: str
     GBps: Fraction | None
@@ -46,7 +49,7 @@ _UNCONNECTED = Connection("DIS", None)
 
 
 class ConnectionFinder:
-    """Find the connections between devices of one topology."""
+    """Finds the connections between devices of one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -73,7 +76,7 @@ class ConnectionFinder:
 
 
 def find_connections(topology: Topology, max_steps: int | None = None) -> list[list[Connection]]:
-    """Return the connection from rank i to rank j in row i, column j.
+    """Return a matrix with the connection from rank i to rank j in row i, column j.
 
     `max_steps` bounds the work: rows end once routing has visited this many links, after at least
     one row.

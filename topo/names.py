@@ -14,7 +14,7 @@ def pick_unused_name(wanted: str, *taken: Container[str]) -> str:
 
 
 def join_first(names: Iterable[str], most: int, separator: str = ", ") -> str:
-    """Join the first names and count the rest: "gpu0, gpu1 and 6 more"."""
+    """Join the first `most` names and count the rest: "gpu0, gpu1 and 6 more"."""
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return separator.join(every[:most]) + more

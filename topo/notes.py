@@ -58,8 +58,9 @@ _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 
 class Note(str):
-    """One line about what is unknown or unusual, with its kind; the module's table has the
-    fields.
+    """One line about something unknown or unusual, with its kind.
+
+    The module's docstring has a table of the fields.
     """
 
     kind: NoteKind
@@ -75,12 +76,15 @@ class Note(str):
         return note
 
     def with_text(self, text: str) -> Note:
-        """Return a note of this kind, with these fields, that reads otherwise."""
+        """Return a note with this kind and these fields, but another text."""
         return Note(text, self.kind, self.about, self.detail)
 
 
 class Source(str):
-    """Where a value is from, with its kind; `by` is the library that counts it, else empty."""
+    """The source of a value, with its kind.
+
+    `by` is the library whose model counts the value, else empty.
+    """
 
     kind: SourceKind
     by: str
@@ -98,7 +102,7 @@ def assumed(reason: str = "") -> Source:
 
 
 def counted(what: str, by: str) -> Source:
-    """Return the source of a rate as the library `by` counts it in its own model."""
+    """Return the source of a rate that is taken from the model of the library `by`."""
     return Source(f"{what}, as {by} counts it", "counted", by)
 
 
@@ -112,8 +116,9 @@ def read_source(text: str) -> Source:
 
 
 def list_notes(extra: Mapping[str, Any]) -> tuple[Note, ...]:
-    """Return the notes among a topology's fields; plain strings are of kind `text`, and whatever
-    else a file has there is not a note.
+    """Return the notes among a topology's fields.
+
+    Plain strings become notes of kind `text`; other values are ignored.
     """
     notes = extra.get("notes")
     return (
@@ -128,7 +133,7 @@ def list_notes(extra: Mapping[str, Any]) -> tuple[Note, ...]:
 
 
 def explain_no_gpus(notes: Iterable[Note]) -> Note | None:
-    """Return the first note that says why a machine has no GPU, None where there is none."""
+    """Return the first note that says why a machine has no GPU, or None if there is none."""
     return next((note for note in notes if note.kind in _WITHOUT_GPUS), None)
 
 
@@ -150,8 +155,9 @@ def note_kinds_to_json(notes: Iterable[Note]) -> dict[str, dict[str, Any]]:
 
 
 def restore_notes(notes: Any, kinds: Mapping[str, NoteFields]) -> Any:
-    """Return a file's `notes` with the kinds of its `note_kinds`. Whatever is no list of strings,
-    and kinds of later versions, are left as they are.
+    """Return a file's `notes` with the kinds of its `note_kinds`.
+
+    Notes that are not a list of strings, and notes with kinds of later versions, are unchanged.
     """
     if not isinstance(notes, list):
         return notes

@@ -1,4 +1,4 @@
-"""Escape characters of files that a terminal would obey, reorder or hide."""
+"""Escape characters in file contents that a terminal would obey, reorder or hide."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Route = tuple[str, ...]
 # How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest),
 # the device before it.
 Settled = tuple[int, int, int, str]
-# With more GPUs, routes of all pairs take too long to search only to print a number of rounds.
+# With more GPUs, searching the routes of all pairs takes too long just to print a number of rounds.
 _ROUTED_RANKS = 64
 
 
@@ -46,8 +46,8 @@ class Router:
         self.steps = 0
         self._previous_of: dict[str, dict[str, str]] = {}
         self._gpus = frozenset(topology.ranks)
-        # Whole numbers compare several times as fast as fractions: latencies over their common
-        # denominator, and the rank of each width.
+        # Integers compare several times as fast as fractions: latencies are scaled by their common
+        # denominator, and widths are replaced by their rank.
         scale = lcm(*(x.denominator for x in topology.latency_us.values()))
         width = {c: -i for i, c in enumerate(sorted(set(topology.capacity_GBps.values())))}
         hops = {
@@ -61,8 +61,9 @@ class Router:
         self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
-        """Return the route from rank `src` to rank `dst`, or None if only other GPUs could
-        forward.
+        """Return the route from rank `src` to rank `dst`.
+
+        Return None if only other GPUs could forward.
         """
         return self.find_route(self.topology.ranks[src], self.topology.ranks[dst])
 

@@ -1,6 +1,6 @@
 """Read values as declared types (msgspec), with one-line errors.
 
-A file format is declared once, as msgspec Structs or dataclasses, beside the code that reads it.
+A file format is declared once, as msgspec Structs or dataclasses, next to the code that reads it.
 Readers, error messages and the JSON Schemas in docs/schemas/ all follow from that declaration.
 Numbers stay exact: a field declared as Fraction takes integers, decimals and strings such as "64/3"
 (see exact.parse_fraction).
@@ -24,7 +24,7 @@ from .exact import parse_fraction
 
 T = TypeVar("T")
 
-# The greatest whole number that a file may hold.
+# The greatest integer that a file may hold.
 MOST = 10**9
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*(?![\s\S])"
@@ -34,9 +34,9 @@ _FRACTION = r"^[+-]?([0-9]+(/[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+\.)$"
 Label = Annotated[str, Meta(pattern=_PRINTABLE)]
 # A Label that is not empty.
 Identifier = Annotated[str, Meta(pattern=_PRINTABLE, min_length=1)]
-# A whole number from 0.
+# An integer of at least 0.
 Index = Annotated[int, Meta(ge=0, le=MOST)]
-# A whole number from 1.
+# An integer of at least 1.
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 
 # Held while msgspec converts: it looks into a type at its first use, running Python in between, and
@@ -71,14 +71,17 @@ def is_label(text: str) -> bool:
 
 
 def expected(declared: Any) -> str:
-    """Return in words what a declared type takes: "a whole number from 1 to 16"."""
+    """Return a description of the values that a declared type takes.
+
+    An example is "a whole number from 1 to 16".
+    """
     return _describe(inspect.type_info(declared))
 
 
 def json_schema(declared: Any, title: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a declared type."""
     schema = msgspec.json.schema(declared, schema_hook=_custom_schema)
-    for definition in schema["$defs"].values():  # docstrings, in one line
+    for definition in schema["$defs"].values():  # docstrings as one line
         definition["description"] = " ".join(definition["description"].split())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
@@ -135,7 +138,10 @@ def _value_at(value: Any, part: str | int) -> Any:
 
 
 def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
-    """Return the type of a field or item of `info`; of a union, the first member's that has it."""
+    """Return the type of a field or item of `info`.
+
+    For a union, it is that of the first member that has it.
+    """
     for member in _members(info):
         if isinstance(member, (inspect.StructType, inspect.DataclassType)):
             for field in member.fields:
@@ -158,7 +164,7 @@ def _members(info: inspect.Type) -> Sequence[inspect.Type]:
 
 
 def _describe(info: inspect.Type, value: object = _MISSING) -> str:
-    """Describe what a type takes, with the constraints that `value`, if given, breaks."""
+    """Describe the values of a type, with the constraints that `value`, if given, breaks."""
     return " or ".join(_describe_one(member, value) for member in _members(info))
 
 

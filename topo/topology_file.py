@@ -1,4 +1,4 @@
-"""Declare the JSON of a topology, and convert it to devices and links and back.
+"""Declare the JSON format of a topology, and convert it to and from devices and links.
 
 Unknown fields are stored in `extra` and written back. A null field takes its default.
 """
@@ -33,8 +33,8 @@ FORMAT = "topoplan-topology"
 _PLAN_FORMAT = "topoplan-plan"
 # Version of the format; increment it for changes that older versions of topoplan cannot read.
 VERSION = 1
-# Most devices and directed links in a file: enough for clusters of 16,384 GPUs, or for direct links
-# between all pairs of 500 GPUs.
+# Maximum number of devices and directed links in a file: enough for clusters of 16,384 GPUs, or for
+# direct links between all pairs of 500 GPUs.
 MAX_DEVICES = 50_000
 MAX_LINKS = 300_000
 
@@ -129,7 +129,7 @@ _FIELDS = frozenset(TopologyFile.__struct_fields__) - {"host"} | _DERIVED
 def read_topology_file(data: object, where: str) -> TopologyFile:
     """Return a topology's declared fields from its parsed JSON.
 
-    Raises InputError, with `where` in its message, if `data` is not a topology or is too large.
+    Raise InputError, with `where` in its message, if `data` is not a topology or is too large.
     """
     if isinstance(data, dict):
         _check_format(data, where)

@@ -136,7 +136,7 @@ def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str
             else f"{text}: {topology.name} has no links",
             parameter=parameter,
         )
-    # Ids may contain colons: of several splits of the text, the one that names a link counts.
+    # Ids may contain colons: if there are several ways to split, the one that names a link counts.
     for a, b in candidates:
         if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:
             return a, b

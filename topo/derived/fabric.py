@@ -16,7 +16,7 @@ from ..facts.keys import gpu_subject
 from ..facts.view import MachineView
 from ..graph import Topology
 
-# Fields of a GPU that say the same as the facts, for machines without these.
+# Fields of a GPU that correspond to the facts, for machines without facts.
 CLUSTER, CLIQUE = str(keys.GPU_FABRIC_CLUSTER), str(keys.GPU_FABRIC_CLIQUE)
 SOURCE = "NVML: equal cluster and clique of the GPUs' fabric"
 
@@ -67,7 +67,7 @@ def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -
     answers = {switch.in_network for switch in replaced}
     adding = (
         answers.pop() if len(answers) == 1 else None
-    )  # where they differ, nothing is known of all together
+    )  # if they differ, the shared switch's value is unknown
     extra = {CLUSTER: fabric.cluster, CLIQUE: fabric.clique}
     return Device(ident, "switch", "nvswitch", source=SOURCE, extra=extra, in_network=adding)
 

@@ -10,8 +10,8 @@ import networkx as nx
 from ..graph import Topology
 from ..routes import Route
 
-# Of paths with the same number of hops the widest counts: a hop costs 1, and at most this share
-# more the narrower its link is, so that no sum of shares makes up a hop.
+# Among paths with the same number of hops, the widest is chosen: a hop costs 1, plus this share
+# times (widest bandwidth / its own), so little that a path's shares do not add up to a hop.
 _WIDTH_SHARE = 1e-6
 
 
@@ -30,8 +30,9 @@ class Forwarding:
             self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * _WIDTH_SHARE)
 
     def routes_from(self, start: str) -> dict[str, Route]:
-        """Return the route from `start` to every reachable device; together the routes form a
-        tree.
+        """Return the route from `start` to every device that it reaches.
+
+        Together the routes form a tree.
         """
         paths = nx.single_source_dijkstra_path(self._graph, start)
         return {end: tuple(path) for end, path in paths.items()}

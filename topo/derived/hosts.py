@@ -24,7 +24,7 @@ NETWORK = "network0"
 ASSUMED_GBps = Fraction(5, 4)
 # Assumed rate between processes of one host: one core's copy through a socket, in round numbers.
 ASSUMED_MEMORY_GBps = Fraction(2)
-# Facts of a joined machine, some 10 MB of JSON: an NVL72 has that many, or 30 hosts of 8 GPUs.
+# Facts of a joined machine, about 10 MB of JSON: an NVL72 has this many, or 30 hosts of 8 GPUs.
 MAX_FACTS = 60_000
 # A NIC slower by this factor than its host's fastest is a management port.
 _SLOW_PORT = 10
@@ -304,7 +304,7 @@ class _Host:
         ]
         up = [d for d in nics if "down" not in str(d.extra.get("state", "")).lower()]
         speeds = {d.id: speed for d in up if (speed := _read_speed_GBps(d)) is not None}
-        # A management port of 1 Gbit/s beside one of 200 Gbit/s carries no training data.
+        # A management port of 1 Gbit/s carries no training data if there is a port of 200 Gbit/s.
         usable = {
             ident: speed
             for ident, speed in speeds.items()
@@ -341,7 +341,7 @@ class _Host:
 
 
 def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | None:
-    # Files may hold anything here: what is no number above 0 counts as unknown.
+    # Files may hold anything here: any value that is not a number above 0 counts as unknown.
     try:
         rate = parse_fraction(nic.extra.get(key))
     except ValueError:

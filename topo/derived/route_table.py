@@ -26,9 +26,9 @@ class RouteTable:
 
     `number` maps each GPU's id to its number, and `links` lists the directed links. `crossed[u, v]`
     holds the indices in `links` of the route from GPU u to GPU v, padded with `len(links)`.
-    `forwarded[u, v]` is true if other GPUs forward what u sends to v.
+    `forwarded[u, v]` is true if other GPUs forward the data from u to v.
 
-    Raises InfeasibleError if a GPU cannot reach another.
+    Raise InfeasibleError if a GPU cannot reach another.
     """
 
     def __init__(self, topology: Topology) -> None:

@@ -58,7 +58,7 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
             said = {topology.by_id[member].in_network for member in members} - {None}
             adding = (
                 said.pop() if len(said) == 1 else None
-            )  # where they differ, nothing is known of all together
+            )  # if they differ, the merged switch's value is unknown
             devices.append(
                 replace(device, in_network=adding, extra={**device.extra, "members": list(members)})
             )

@@ -35,7 +35,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 _MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
-# Columns of a report whose reader does not say how wide the terminal is.
+# Columns of a report if the caller does not give the terminal's width.
 _WIDTH = 120
 
 
@@ -83,7 +83,7 @@ def examine(topology: Topology) -> Examination:
     if len(parts) == 1:
         return _examine_host(topology)
     hosts = [(part, _examine_host(part.topology)) for part in parts]
-    # the machine as a whole has no facts: what only they tell, each host was asked
+    # the machine as a whole has no facts: checks that need them were made on each host
     whole = _examine_host(
         replace(
             topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")}

@@ -23,11 +23,10 @@ _NOT_YET = ("not started", "in progress")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
-    """Report a driver whose library does not answer, by the fact `nvml library` or a probe's
-    note.
+    """Report a driver whose library does not answer.
 
-    It is an error if the versions of library and kernel module differ or NVIDIA GPUs are on PCI,
-    else a note.
+    The source is the fact `nvml library` or a probe's note. It is an error if the versions of
+    library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
     """
     reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
     notes = [f"{note} (the topology's notes)" for note in view.list_notes("no-driver")]
@@ -271,8 +270,7 @@ def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
-    """Report a GPU's NVLinks that are inactive, although most GPUs of its model have them
-    active.
+    """Report a GPU's inactive NVLinks that most GPUs of its model have active.
 
     "Most" is more than half of at least three GPUs. It is a warning, unless the topology lacks the
     links, too (reported as `fewer-links`).

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 
-# From worst to least. An error breaks communication, or what the topology says cannot be true; a
-# warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
+# From worst to least. An error breaks communication, or the topology contradicts itself or the
+# hardware; a warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-# Devices that a message names: the GPUs of one box.
+# Maximum number of devices in a message: the GPUs of one box.
 _NAMED = 8
 
 

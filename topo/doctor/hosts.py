@@ -12,7 +12,7 @@ from ..facts import load_facts
 from ..facts.keys import qualify
 from .finding import Finding, join_names
 
-# Hosts that a message names.
+# Maximum number of hosts in a message.
 _MAX_HOSTS = 4
 
 
@@ -77,7 +77,7 @@ def check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
                 part.topology, load_facts(part.topology.extra, part.topology.name)
             )
         except InputError:
-            continue  # which is a finding of that host
+            continue  # reported as a finding of that host
         for gpu, fabric in fabrics.items():
             gpus_in[fabric].append((part.id, gpu))
     for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):

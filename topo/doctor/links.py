@@ -14,7 +14,7 @@ from .finding import Case, Finding, Severity, format_GBps, join_names
 from .view import Check, DoctorView, has_two_gpus
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
-# What a reader's notes on NVLinks that it did not see lead to: severity, problem and advice.
+# Severity, problem and advice for each kind of note about NVLinks that the reader did not see.
 _WITHOUT_NVLINKS: Mapping[NoteKind | None, tuple[Severity, str, str]] = {
     "nvlinks-left-out": (
         "warning",
@@ -28,7 +28,7 @@ _WITHOUT_NVLINKS: Mapping[NoteKind | None, tuple[Severity, str, str]] = {
         "counted",
     ),
 }
-# GPUs of one model that are compared: of two that differ, neither is the odd one.
+# Minimum number of GPUs to compare: if two differ, neither is the odd one.
 MIN_PEERS = 3
 
 
@@ -129,7 +129,7 @@ def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, 
         for peer in [at.get(view.facts.get_text(subject, keys.NVLINK_REMOTE_BUS_ID) or "")]
         if peer in view.nvlink_subjects and peer is not None and peer != index
     )
-    # Both directions, since a direction without an active link has to be compared, too.
+    # Both directions: one without an active link has to be compared, too.
     return {
         (view.gpu_of[x], view.gpu_of[y]): (counts[x, y], f"active links of gpu/{x}")
         for a, b in counts
@@ -175,10 +175,10 @@ def _find_reachable(near: Mapping[str, Sequence[str]], start: str) -> set[str]:
 
 
 def check_forwarding(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that are linked to other GPUs only, if most are linked to CPUs or PCIe
-    switches.
+    """Report GPUs that are linked to other GPUs only: a note.
 
-    It is a note. A mesh without CPUs is not reported, since it does not claim another path.
+    They are reported if most GPUs are linked to CPUs or PCIe switches. A mesh without CPUs is not
+    reported, since it does not claim another path.
     """
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
@@ -203,12 +203,12 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_bridges(view: DoctorView) -> Iterator[Finding]:
-    """Report missing NVLink bridges, if GPUs of one model are bridged in closed groups of one
-    size.
+    """Report missing NVLink bridges, if GPUs of one model are bridged in equal closed groups.
 
     In a closed group (pairs, fours), each GPU is linked to all others of the group and to no other
-    GPU. The check reports GPUs without links that would fill a group, and groups whose members all
-    have fewer links than those of other groups: one of several bridges is missing.
+    GPU. All groups have the same size. The check reports GPUs without links that would fill a
+    group, and groups whose members all have fewer links than those of other groups: one of several
+    bridges is missing.
     """
     for group in view.like_gpus:
         yield from _find_thin_bridges(view, group)
@@ -274,9 +274,10 @@ def _group_by_links(view: DoctorView, group: Sequence[Device]) -> dict[int, tupl
 
 
 def _find_bridge_size(view: DoctorView, group: Sequence[Device]) -> tuple[int, tuple[str, ...]]:
-    """Return the size of the closed groups in which some of these GPUs are bridged, and the others.
+    """Return the size of the closed groups that bridges form, and the GPUs without links.
 
-    The size is 0 if none are bridged in such groups.
+    Only the GPUs in `group` are considered. Return (0, ()) if they form no such groups, or groups
+    of several sizes.
     """
     closed = Counter(
         frozenset({gpu.id, *view.wired[gpu.id]}) for gpu in group if view.wired[gpu.id]

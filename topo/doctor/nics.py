@@ -1,6 +1,4 @@
-"""Checks of NICs: inactive ports, unequal or impossible speeds, and PCIe slots that are too
-slow.
-"""
+"""Checks of NICs: inactive ports, unequal or impossible speeds, and slow PCIe slots."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _NOT_AT_WORK = re.compile(
     r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|"
     r"disabled|polling|inactive)"
 )
-# Ports below 25 Gb/s are for management where there are faster ones.
+# Ports below 25 Gb/s are for management if there are faster ones.
 MIN_DATA_GBps = Fraction(25, 8)
 _STEM = re.compile(r"[a-z]+\d*_|[a-z]+", re.IGNORECASE)
 
@@ -127,11 +125,10 @@ def check_possible_speeds(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
-    """Report NICs whose port is faster than their PCIe link even before packet headers: a
-    warning.
+    """Report NICs whose port is faster than their PCIe link: a warning.
 
-    200 Gb/s on Gen3 x8 is reported, 100 Gb/s on Gen3 x16 is not. Links declared as placeholders are
-    reported as such.
+    The link's rate is taken before packet headers: 200 Gb/s on Gen3 x8 is reported, 100 Gb/s on
+    Gen3 x16 is not. Links declared as placeholders are reported as such.
     """
     cases: list[Case] = []
     for nic in view.nics:

@@ -11,7 +11,7 @@ from ..facts.view import WIRES
 from .finding import Finding, join_names
 from .view import Check, DoctorView
 
-# The terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.
+# Terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
 
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)

@@ -48,11 +48,10 @@ class PcieState:
 
     @property
     def raw_GBps(self) -> Fraction | None:
-        """GB/s in one direction on the PCIe lanes in use, before packet headers; None if
-        unknown.
+        """GB/s in one direction on the PCIe lanes in use, before packet headers.
 
         It is the transfer rate of the link's maximum generation, after 8b/10b coding (Gen1 and 2)
-        or 128b/130b coding (later), by the PCI Express base specifications.
+        or 128b/130b coding (later), by the PCI Express base specifications. None if unknown.
         """
         if self.generation is None or self.lanes is None:
             return None
@@ -155,8 +154,9 @@ def list_pcie_states(view: DoctorView) -> Iterator[tuple[Device, PcieState]]:
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
-    """Return the rate of a NIC's port in GB/s in one direction, or None if unknown or
-    impossible.
+    """Return the rate of a NIC's port in GB/s in one direction.
+
+    Return None if it is unknown or impossible.
     """
     speed = parse_whole(device.extra.get("speed"))
     return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
@@ -226,12 +226,11 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
 
 
 def check_uplinks(view: DoctorView) -> Iterator[Finding]:
-    """Report PCIe switches with an uplink older or narrower than that of any real switch: a
-    warning.
+    """Report PCIe switches with an implausibly old or narrow uplink: a warning.
 
     Such an uplink is Gen1 or Gen2 above GPUs or NICs of Gen3 or later, or has one PCIe lane above
-    GPUs or NICs with more. The switch is a virtual bridge, or the link trained wrongly (2.5 GT/s x1
-    is reported as a placeholder).
+    GPUs or NICs with more; no real switch has one. The switch is a virtual bridge, or the link
+    trained wrongly (2.5 GT/s x1 is reported as a placeholder).
     """
     known = {device.id: state for device, state in list_pcie_states(view)}
     cases: list[Case] = []
@@ -274,7 +273,7 @@ def _list_cards_below(
         near = view.topology.out_neighbours[ident]
         return [x for x in near if view.topology.by_id[x].kind in kinds]
 
-    # A switch with a CPU is not below this one, but above it or beside it.
+    # A switch with a CPU is not below this one, but above it or on the same level.
     below = (x for x in list_near(switch, "switch") if not list_near(x, "cpu"))
     cards = [x for ident in (switch, *below) for x in list_near(ident, "gpu", "nic")]
     return [known[ident] for ident in cards if ident in known]

@@ -21,13 +21,13 @@ from .finding import Case, Finding, join_names
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView
 
-# The places of each device: CPUs or sockets, PCIe switches, devices that it is linked to directly.
+# The places of each device: CPUs or sockets, PCIe switches, directly linked devices.
 Places = Mapping[str, frozenset[str]]
-# GPUs of one model that are compared: of two that differ, neither is the odd one.
+# Minimum number of GPUs to compare: if two differ, neither is the odd one.
 _MIN_PEERS = 3
-# Sockets that the NUMA nodes are divided among if no file names their sockets.
+# Number of sockets assumed if no file assigns the NUMA nodes to sockets.
 _MAX_SOCKETS = 2
-# CPUs: an island of switches below more is near none of them.
+# CPUs: an island of switches below more of them is near none of them.
 _MAX_CPUS_ABOVE = 64
 
 
@@ -146,9 +146,9 @@ def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
 
 
 def _guess_sockets(view: DoctorView) -> dict[str, str]:
-    """Assign each CPU to a socket, if there are four, six or more NUMA nodes without a known
-    one.
+    """Assign each CPU to a socket by halving the list of NUMA nodes.
 
+    This applies if no socket is known and the number of NUMA nodes is even and at least four.
     Return an empty dict for other machines.
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))

@@ -20,22 +20,22 @@ from ..hardware import (
 from .finding import Case, Finding, format_GBps, join_names
 from .view import Check, DisjointSets, DoctorView, parse_whole
 
-# Measured over declared: below SLOW a warning, below BROKEN an error, above FAST the declaration is
-# doubtful.
+# Ratios of measured to declared rate: below SLOW is a warning, below BROKEN an error; above FAST
+# the declaration is doubtful.
 SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
 
-# GB/s of one MI350 Infinity Fabric link in one direction (datasheet: 153.6 GB/s a link, both
-# directions).
+# GB/s of one MI350 Infinity Fabric link in one direction (datasheet: 153.6 GB/s per link,
+# both directions).
 _XGMI_FASTEST_GBps = Fraction(384, 5)
 
-# Links that a link of count 1 may stand for, if a file has all xGMI of a GPU as one link.
+# Links that a link of count 1 may represent, if a file has all xGMI of a GPU as one link.
 _XGMI_LINKS_PER_GPU = 8
 # GB/s of Gen6 x16 in one direction, without any coding or headers.
 _PCIE_MAX_GBps = max(PCIE_GTps.values()) * 16 / 8
 
 _NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
 _NVLINK_MAX_LINKS = max(NVLINK_LINKS_PER_GPU.values())
-# Share of a link's rate below which NVLink or xGMI is rather PCIe by another name.
+# Share of a link's usual rate below which a declared NVLink or xGMI link is probably PCIe.
 _PLAUSIBLE = Fraction(6, 10)
 
 
@@ -246,7 +246,7 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
     ids_at: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for gpu in view.gpus:
         if gpu.bus_id:
-            # A GPU that nothing is linked to is its own root, and may be of the same machine.
+            # A GPU without links is its own root, and may be in the same machine.
             root = machines.find_root(gpu.id)
             machine = (
                 str(gpu.extra.get("box")),
@@ -282,7 +282,7 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
 
 
 def _is_locality_part(gpu: Device) -> bool:
-    # MPS divides a GPU by its memory into parts (MLOPart), which the file or the name shows.
+    # MPS divides a GPU by its memory into parts (MLOPart), as the file or the name shows.
     return str(gpu.extra.get("mlopart", -1)) != "-1" or "MLOPart" in str(gpu.extra.get("name"))
 
 

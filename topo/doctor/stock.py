@@ -20,9 +20,9 @@ from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
 
 _GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
 _MIN_RING_GBps = Fraction(18)
-# Compute capability, times 10, of the first GPUs that NCCL asks more of (Blackwell).
+# Compute capability, times 10, of the first GPUs with stricter limits in NCCL (Blackwell).
 _MIN_SM = 100
-# GPUs above which rings over PCIe are not judged, since each pair is routed for that.
+# With more GPUs, rings over PCIe are not judged, since that needs the route of each pair.
 _MAX_ROUTED = 32
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 

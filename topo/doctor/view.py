@@ -99,8 +99,9 @@ class DoctorView(MachineView):
         return bool(self.islands.get(a, frozenset()) & self.islands.get(b, frozenset()))
 
     def list_notes(self, *kinds: NoteKind) -> list[Note]:
-        """Return the topology's notes of these kinds: observations of its reader that are no
-        facts.
+        """Return the topology's notes of these kinds.
+
+        They hold observations of the topology's reader that are not among the facts.
         """
         return [note for note in self.topology.notes if note.kind in kinds]
 

@@ -22,8 +22,7 @@ Value = int | str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Fact:
-    """The answer to one question about one subject: a `value`, or the reason why it is
-    `missing`.
+    """The answer to one question about one subject: a `value`, or why it is `missing`.
 
     Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`,
     `rdma/mlx5_0`. `source` is the NVML function or the file that was queried. Facts read from JSON

@@ -1,9 +1,9 @@
-"""List the PCI Express tree as traffic sees it: a bridge with a single child is part of the
-link.
+"""List the PCI Express tree as traffic sees it.
 
-A chain of bridges without a branch (a root port, the ports of a switch) is as fast as its narrowest
-part; a bridge with several children is a switch. Link speeds are the maximum ones, since idle
-devices clock down; widths are the ones currently in use.
+A bridge with a single child is part of the link: a chain of bridges without a branch (a root port,
+the ports of a switch) is as fast as its narrowest part. A bridge with several children is a switch.
+Link speeds are the maximum ones, since idle devices clock down; widths are the ones currently in
+use.
 """
 
 from __future__ import annotations

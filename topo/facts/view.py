@@ -128,8 +128,9 @@ class MachineView:
         return tuple(dead) if len(dead) > 1 else ()
 
     def find_gpu_index(self, gpu: str) -> str:
-        """Return a GPU's index in the facts: that at its PCI address, or else the number in its
-        id.
+        """Return a GPU's index in the facts, by its PCI address.
+
+        If no fact has the address, it is the number in the GPU's id.
         """
         bus_id = self.topology.by_id[gpu].bus_id
         index = self._index_at.get(bus_id) if bus_id is not None else None

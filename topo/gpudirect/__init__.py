@@ -22,7 +22,7 @@ from .view import PairView
 
 __all__ = ["MAX_PAIRS", "LineGroup", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
 
-# Pairs of devices judged at once; only topologies of many hosts have more.
+# Maximum number of pairs judged at once; only topologies of many hosts have more.
 MAX_PAIRS = 20_000
 
 

@@ -12,13 +12,13 @@ from typing import TypeVar
 from ..facts.keys import qualify, split_host
 from .verdict import Verdict
 
-# Names that become a run ("gpu0-gpu2"): a list of two is as short.
+# Minimum number of names in a run ("gpu0-gpu2"): a list of two is as short.
 _RUN = 3
-# Sets of GPUs that are listed; of more, the first and the last are shown.
+# Maximum number of sets of GPUs listed; if there are more, only the first and the last are shown.
 _MANY_SETS = 3
-# Columns: narrower lines would break rules into single words.
+# Minimum columns: narrower lines would break rules into single words.
 _NARROWEST = 60
-# What the command in a verdict's advice follows.
+# Text before the command in a verdict's advice.
 _COMMAND = "; do "
 _T = TypeVar("_T")
 

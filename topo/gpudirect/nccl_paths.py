@@ -1,5 +1,6 @@
-"""Kinds of paths between two devices of one host, by the rules of NCCL and RCCL (graph/paths.cc),
-best first.
+"""Kinds of paths between two devices of one host, by the rules of NCCL and RCCL, best first.
+
+The rules are those of graph/paths.cc.
 
 NVL  NVLink or xGMI, directly or through switches      P2C  C2C to the CPU, then PCIe to the NIC
 NVB  two NVLinks through one other GPU                 PHB  through one CPU

@@ -26,10 +26,10 @@ from .pcie import HERE, judge_pcie
 from .verdict import Answer, Verdict, decide
 from .view import AMD, NVIDIA, PairView
 
-# NCCL takes P2P through an AMD CPU where a host has at most this many GPUs.
+# NCCL uses P2P through an AMD CPU if a host has at most this many GPUs.
 _MANY_GPUS = 2
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
-# Compute capabilities, times ten, of which there are GPUs with NVLink.
+# Compute capabilities, times ten, of GPU generations with NVLink.
 _WITH_NVLINK = (60, 70, 80, 90, 100, 103)
 _FAR = {"PHB": "through a CPU", "SYS": "through the link between CPUs"}
 _WIRED = {

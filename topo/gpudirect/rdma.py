@@ -21,8 +21,8 @@ from .view import AMD, NVIDIA, PairView
 
 # Compute capability (times ten) from which NCCL also reads GPU memory through the NIC.
 _READS_FROM = 80
-# Families, and the least model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as Linux
-# writes them.
+# Families, with the lowest model, of CPUs that RCCL counts as Rome: as CPUID packs them, and as
+# Linux prints them.
 _ROME = ((143, 49), (23, 49), (175, 0), (25, 0))
 
 _NO_RDMA = {
@@ -70,7 +70,7 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
 def _judge(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
-    # what cannot do it at all comes before how far it is: no variable of NCCL's helps there
+    # missing capability before distance: no NCCL variable helps if a device lacks GPUDirect
     yield from _judge_nic(view, nic)
     yield from _judge_gpu(view, gpu, maker)
     yield from _judge_driver(view, nic, maker)

@@ -1,6 +1,4 @@
-"""Verdicts on whether two devices can use GPUDirect, and the answers of single rules behind
-them.
-"""
+"""Verdicts on whether two devices can use GPUDirect, combined from the answers of single rules."""
 
 from __future__ import annotations
 

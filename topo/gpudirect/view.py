@@ -141,9 +141,7 @@ class PairView(MachineView):
 
     @cached_property
     def redirecting(self) -> tuple[str, ...]:
-        """All bridges that redirect traffic between two devices up to the root complex, by
-        address.
-        """
+        """The bridges that redirect traffic of a pair up to the root complex, by address."""
         ports = {port for _, a, b in self.pairs for port in self.list_ports_between(a, b) or ()}
         return tuple(sorted(port for port in ports if "redirect" in self.get_acs(port)))
 

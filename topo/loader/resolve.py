@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..formats.clusters import Box
 
 LOCAL = "local"
-MAX_FILE_BYTES = 16 * 2**20  # MAX_LINKS links take less
+MAX_FILE_BYTES = 16 * 2**20  # bytes: MAX_LINKS links take less
 
 
 def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = None) -> Topology:
@@ -76,16 +76,16 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     """
     path, is_local, is_preset = Path(argument), argument == LOCAL, _names_a_preset(argument)
     try:
-        # A folder that has the name of a preset is not meant.
+        # If a folder has the name of a preset, the preset is meant.
         exists = bool(argument) and path.exists() and not (path.is_dir() and is_preset)
-    except (OSError, ValueError):  # no rights to look there; a name that no file can have
+    except (OSError, ValueError):  # no permission to look there, or not a valid file name
         exists = False
     if is_local or (exists and (path.is_dir() or (path.is_file() and is_archive(path)))):
         if box is not None:
             raise _unused_box(argument)
         return probe("/" if is_local else path)
     if exists:
-        if not path.is_file():  # reading a FIFO would wait for ever
+        if not path.is_file():  # reading a FIFO would block forever
             raise InputError(
                 f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
                 "first"

@@ -1,1 +1,1 @@
-"""Measurements between GPUs, brought back to the links they crossed."""
+"""Measurements between GPUs, attributed to the links on their routes."""

@@ -2,21 +2,21 @@
 
 Measurements are of flows between GPUs; plans need rates of links. The rules, in order:
 
-1. Data takes the declared route (routes.py). A link carries at least the sum of the flows that
+1. Data takes the declared route (routes.py). A link can carry at least the sum of the flows that
    crossed it in any one experiment. The highest such sum is its measured value.
-2. Something limits every flow. It can only be a link that carried, in that experiment, its highest
-   load up to a tenth (NEAR). Such links are the flow's suspects; no fairness between flows is
-   assumed. A sole suspect is proved: its load is its rate (the median over such experiments). All
-   other measured values are lower bounds.
+2. Something limits every flow. It can only be a link whose load in that experiment was within a
+   tenth (NEAR) of its highest load. Such links are the flow's suspects; no fairness between flows
+   is assumed. A sole suspect is proved: its load is its rate (the median over such experiments).
+   All other measured values are lower bounds.
 3. A link measured above 1.15 of its declared rate (FAR_ABOVE) is flagged and the declared value
    stays: links do not carry more than they can, so the measurement is in doubt, or the data took
    another route. Above twice the declared rate (PLACEHOLDER) the declared value is wrong, such as
    those that virtual machines make up, and the measured one is believed.
 4. A proved link that never carried NEAR of its declared rate is believed as measured, and flagged
    below 0.7 (FAR_BELOW). Within a tenth the declared value stays: headers and acknowledgements take
-   some percent of every link alike, so no plan would change, while links that differ by noise would
-   lose the symmetry that synthesis depends on. What the protocol takes is in the host costs of a
-   calibrated topology.
+   the same few percent of every link, so no plan would change, while links that differ by noise
+   would lose the symmetry that synthesis depends on. The protocol's overhead is part of the host
+   costs of a calibrated topology.
 5. A flow that no believed link explains is blamed on the suspects nearest to their declared rates:
    for the planner it must be slow somewhere. If several are equally near, all are believed slow; no
    traffic can tell them apart.
@@ -26,10 +26,10 @@ Measurements are of flows between GPUs; plans need rates of links. The rules, in
 7. Latencies stay as declared. Half a round trip is mostly software, and routes minimize latency:
    measured latencies on some links and declared ones on others would move routes. They are reported
    by pair, and on links that are a pair's whole route.
-8. Nothing is believed of a link that the data did not cross (`Measurements.trusted`): between
-   processes of one host gloo moves data through host memory, whatever links the GPUs.
+8. No measurement is believed for a link that the data did not cross (`Measurements.trusted`): between
+   processes of one host gloo moves data through host memory, whatever links connect the GPUs.
 
-Where nothing was declared (`declared=False`: the topology's rates are placeholders), every measured
+If no rates were declared (`declared=False`: the topology's rates are placeholders), every measured
 link is believed, by its load in experiments with simultaneous flows if there were any, since plans
 send simultaneously. Rates of one kind within a factor of 1.5 take the lowest (processes of one host
 differ by noise only), and the latency of a pair is divided among the links of its route.
@@ -49,12 +49,12 @@ from ..graph import Topology
 from ..routes import Router, route_links
 from .flows import NEAR, Evidence, Hop, HopEvidence, Measurements, find_evidence, get_declared_GBps
 
-# Ratios of measured to declared rates; rules 3 and 4 say what each decides.
+# Ratios of measured to declared rates, used by rules 3 and 4.
 FAR_ABOVE, PLACEHOLDER = Fraction(115, 100), Fraction(2)
 FAR_BELOW = Fraction(7, 10)
 # Ratios within which measured rates are levelled (rule 6), with and without declared rates.
 _EQUAL, _EQUAL_UNDECLARED = Fraction(21, 20), Fraction(3, 2)
-_MAX_NOTES = 8  # of one sort: a slow fabric would otherwise bury the other notes
+_MAX_NOTES = 8  # of one kind: a slow fabric would otherwise bury the other notes
 
 
 def believe(topology: Topology, measurements: Measurements, declared: bool = True) -> Topology:
@@ -78,7 +78,7 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         hop = link.src, link.dst
         share = get_declared_GBps(link) / parallel[hop]
         verdicts.append(_decide(link, evidence.hops.get(hop), share, measurements, declared))
-    # Rule 6 levels rates over all links together, so only after every link has its verdict.
+    # Rule 6 levels rates over all links together, so it runs only after every link has its verdict.
     latency = _find_hop_latencies(topology, measurements)
     assumed = {} if declared else _share_latencies(topology, measurements)
     links = tuple(
@@ -197,7 +197,7 @@ def _choose(
 def _apply_verdict(
     verdict: _Verdict, rate: Fraction, latency_us: Fraction | None, medium: str
 ) -> Link:
-    """Return the link with the believed rate, and in `extra` the rates it was chosen from."""
+    """Return the link with the believed rate, and in `extra` the rates that it was chosen from."""
     link, source = verdict.link, f"measured over {medium}"
     extra = {k: v for k, v in link.extra.items() if k not in ("declared", "measured")}
     declared: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def _apply_verdict(
             "us": fraction_to_json(link.latency_us),
             "source": link.source or "the topology",
         }
-        # Rates believed once before still have what was declared at first.
+        # Rates believed in an earlier run still have the original declared rate.
         if isinstance(earlier, Mapping):
             declared = dict(earlier)
         elif earlier is not None:

@@ -1,4 +1,4 @@
-"""Infer from measured flows what each link carried and which link limited which flow.
+"""Infer from measured flows the load of each link, and the link that limited each flow.
 
 The rules are in believe.py.
 """
@@ -29,7 +29,7 @@ Hop = tuple[str, str]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Simultaneous flows, with the GB/s of each by (sending rank, receiving rank).
+    """Simultaneous flows, with the GB/s of each, keyed (sending rank, receiving rank).
 
     `how` is `alone`, `both` (two ranks, both directions) or `together`.
     """
@@ -42,9 +42,9 @@ class Experiment:
 class Measurements:
     """Experiments, and half the round trip of a small message (`latency_us`) by pair.
 
-    `medium` names the transport. `trusted` is which links the data really crossed: `all`, `network`
-    (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs` goes into
-    the topology's JSON unchanged, `notes` among its notes.
+    `medium` names the transport. `trusted` states which links the data really crossed: `all`,
+    `network` (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs`
+    is copied into the topology's JSON unchanged, `notes` is added to its notes.
     """
 
     experiments: tuple[Experiment, ...]
@@ -58,11 +58,11 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """The highest load of one hop (`max_GBps`), and the kind of experiment in which it occurred.
+    """The highest load of one hop in GB/s, and the kind of experiment in which it occurred.
 
-    `proofs` are its loads in experiments in which it alone can have limited `proved_by`: its rate,
-    up to measurement noise. `blamed` explains, for a hop believed slow without proof, which flow it
-    limited and which other hops might have.
+    `proofs` are its loads in experiments in which only this hop can have limited `proved_by`: they
+    equal its rate, up to measurement noise. `blamed` explains, for a hop believed slow without
+    proof, which flow it limited and which other hops might have.
     """
 
     max_GBps: Fraction
@@ -73,7 +73,10 @@ class HopEvidence:
 
     @property
     def GBps(self) -> Fraction:
-        """The measured value: the median of the proofs, else the highest load, a lower bound."""
+        """The measured rate in GB/s.
+
+        It is the median of the proofs, else the highest load, which is a lower bound.
+        """
         return median_low(self.proofs) if self.proofs else self.max_GBps
 
 
@@ -86,7 +89,7 @@ class Evidence:
 
 
 def get_declared_GBps(link: Link) -> Fraction:
-    """Return the declared rate of a link, even if its measured rate is believed."""
+    """Return the declared rate of a link in GB/s, even if its measured rate is believed."""
     declared = link.extra.get("declared")
     return (
         parse_fraction(declared["GBps"])
@@ -180,7 +183,7 @@ class _EvidenceSearch:
     def _describe_worst(
         self, experiment: Experiment, loads: Mapping[Hop, Fraction], unexplained: list[Pair]
     ) -> list[str]:
-        """Describe the flow that its links explain least, if it is clear of the noise."""
+        """Describe the flow that its links explain least, if it differs by more than the noise."""
         share = {
             pair: max(loads[h] / self.hops[h].max_GBps for h in self.routes[pair])
             for pair in unexplained

@@ -1,1 +1,1 @@
-"""A topology as people look at it: tables, trees, SVG and Graphviz dot."""
+"""Presentations of a topology for people: tables, trees, SVG and Graphviz dot."""

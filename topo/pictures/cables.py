@@ -11,7 +11,7 @@ from fractions import Fraction
 from ..graph import Device, Topology
 from ..hardware import find_datasheet_GBps
 
-# Names of link kinds in tables and pictures; other kinds are shown as they are.
+# Names of link kinds in tables and pictures; other kinds are shown unchanged.
 KIND_NAMES = {
     "nvlink": "NVLink",
     "xgmi": "xGMI",
@@ -26,15 +26,16 @@ KIND_NAMES = {
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 
 
-# PCIe's widths, in the text of a source.
+# A PCIe link's width in the text of a source.
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
 
 
 @dataclass(frozen=True)
 class Cable:
-    """All links of one kind from device `a` to `b` and, unless `directed`, the same back.
+    """All links of one kind between devices `a` and `b`.
 
-    `GBps` is the bandwidth in one direction, `count` the number of PCIe lanes or bonded links.
+    If `directed`, only those from `a` to `b`. `GBps` is the bandwidth in one direction, `count` the
+    number of PCIe lanes or bonded links.
     """
 
     a: str
@@ -77,7 +78,7 @@ def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
 
 
 def find_widths(topology: Topology) -> dict[tuple[str, str, str], str]:
-    """Return the widths of PCIe links, such as "x16", where their sources state them.
+    """Return the widths of PCIe links, such as "x16", if their sources state them.
 
     Keys are (source device, destination device, kind).
     """
@@ -120,7 +121,10 @@ def get_kind_name(kind: str) -> str:
 
 
 def format_rate(GBps: Fraction) -> str:
-    """Format a bandwidth: "50", "19.2", "0.125"; three decimals, or three digits below 1."""
+    """Format a bandwidth in GB/s with three decimals at most, or three digits below 1.
+
+    Examples are "50", "19.2" and "0.125".
+    """
     if GBps < 1:
         return f"{float(GBps):.3g}"
     return f"{round(float(GBps), 3):.3f}".rstrip("0").rstrip(".")
@@ -135,7 +139,7 @@ def group_switches(switches: Iterable[str], cables: Iterable[Cable]) -> list[tup
                 neighbours[one].add(other)
     groups: dict[frozenset[str], list[str]] = defaultdict(list)
     for ident, others in neighbours.items():
-        # Links among the switches do not tell them apart, unless they have no others.
+        # Links among the switches do not distinguish them, unless they have no others.
         groups[frozenset(others - neighbours.keys() or others or {ident})].append(ident)
     return [tuple(group) for group in groups.values()]
 

@@ -1,7 +1,8 @@
-"""Reduce a large machine to a part that can be shown, and say what is left out.
+"""Reduce a large machine to a part that can be shown, and describe the rest.
 
-Of identical hosts one is shown: a rack of 18 trays becomes one tray and its count. For pictures,
-one box of each kind stays; of a large graph without boxes, the GPUs nearest to the first.
+Only one of several identical hosts is shown: a rack of 18 trays becomes one tray and its count. In
+pictures, one box of each kind is shown, or, for a large graph without boxes, the GPUs nearest to
+the first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..facts.keys import split_host
 from ..graph import Device, Topology
 from .cables import find_cables, find_components
 
-# Cables: a picture of more is a tangle, and takes seconds to lay out.
+# Cables: a picture with more is a tangle, and takes seconds to lay out.
 MAX_CABLES = 400
 # Boxes of several GPUs: with more, one box of each kind is drawn.
 _MAX_BOXES = 4
@@ -117,7 +118,7 @@ def _describe_end(
 def collapse(
     topology: Topology, max_cables: int = MAX_CABLES, max_boxes: int = _MAX_BOXES
 ) -> ShownPart:
-    """Return the whole machine if it is small enough, else a part that stands for the rest.
+    """Return the whole machine if it is small enough, else a part that represents the rest.
 
     `max_boxes` counts boxes of several GPUs.
     """
@@ -129,7 +130,7 @@ def collapse(
     for box in boxes:
         kinds[_describe_box(topology, box)].append(box)
     kept = [of[0] for of in kinds.values()]
-    # Where all boxes differ, or one of each kind is still too much, only a neighbourhood is left.
+    # If all boxes differ, or one of each kind is still too many, only a neighbourhood is shown.
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MAX_CABLES:
         return _keep_nearest(topology)
     listed = ", ".join(f"{len(of):,} like that of {_name_first(of[0])}" for of in kinds.values())
@@ -145,7 +146,7 @@ def list_hubs(topology: Topology) -> list[Device]:
 
 
 def list_boxes(topology: Topology) -> list[list[Device]]:
-    """Return the devices of each box: what is connected without network switches."""
+    """Return the devices of each box, that is, devices connected without network switches."""
     return find_components(topology, find_cables(topology), {d.id for d in list_hubs(topology)})
 
 

@@ -1,6 +1,6 @@
 """Fit tables and lines to a terminal by dropping whole columns and wrapping between words.
 
-Apart from `console`, which imports rich at once: commands that print no table start faster.
+Separate from `console`, which imports rich at once: commands that print no table start faster.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def print_table(
 
 
 def wrap_line(line: str, width: int | None, indent: str = "    ") -> list[str]:
-    """Wrap a line between words at `width` characters, if given; later lines are indented more."""
+    """Wrap a line between words at `width` characters.
+
+    Continuation lines are indented by `indent` more than the first. If `width` is None, the line is
+    not wrapped.
+    """
     if width is None or len(line) <= width:
         return [line]
     begin = line[: len(line) - len(line.lstrip())]

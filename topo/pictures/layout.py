@@ -1,9 +1,9 @@
 """Lay out the picture of a machine: positions of shapes, and the wires between them.
 
-Directly connected GPUs are arranged by structure (`structures`). Otherwise, a box is what is
-connected without the network. In a box, sockets are above PCIe switches, these above GPUs and NICs
-(`socket_tree`), and NVSwitches are bars beside the GPUs. Boxes are above and below the network's
-bar.
+Directly connected GPUs are arranged by structure (`structures`). On other machines, a box is a
+group of devices connected without the network. In a box, sockets are above PCIe switches, these
+above GPUs and NICs (`socket_tree`), and NVSwitches are bars next to the GPUs. Boxes are above and
+below the network's bar.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GAP, _FRAME_PAD, _FRAME_HEAD, _NEAR_PAD = 40, 18, 24, 5
 _BAR_GAP = 70
 # GPUs of a graph in which wires bend around shapes: the search is cubic in the GPUs.
 _MAX_BENT = 32
-# Wider rows no longer fit a page: GPUs of a switch, boxes of several devices, and of a single one.
+# Wider rows do not fit a page: GPUs of a switch, boxes of several devices, boxes of a single one.
 _MAX_GPUS_IN_ROW, _MAX_BOXES_IN_ROW, _MAX_SINGLES_IN_ROW = 8, 2, 8
 
 
@@ -283,7 +283,7 @@ def _place_boxes(
 def _add_network_bars(
     boxes: Picture, hubs: Sequence[Device], machine_cables: tuple[Cable, ...]
 ) -> Picture:
-    """Add the network's bars, side by side, between the rows of boxes or beside the only row."""
+    """Add the network's bars, side by side, between the rows of boxes or next to the only row."""
     if not hubs:
         return boxes
     idents = {d.id: d.family or "switch" for d in hubs}
@@ -297,7 +297,7 @@ def _add_network_bars(
 
 
 def _find_bar_y(boxes: Picture) -> float:
-    """Return the middle of the widest gap between rows, or of the room beside the only row."""
+    """Return the middle of the widest gap between rows, or of the room next to the only row."""
     edges = [(f.top, f.top + f.height) for f in boxes.frames] or [
         (s.top, s.bottom) for s in boxes.shapes
     ]

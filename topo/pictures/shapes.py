@@ -1,4 +1,7 @@
-"""Define the shapes, wires and frames of a picture, which `layout` places. Sizes are in pixels."""
+"""Shapes, wires and frames of a picture, which `layout` places.
+
+All sizes are in pixels.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ _BENDS = tuple(i / 10 for i in range(1, 16))
 _POINTS = 48
 # Width of a letter as a fraction of the font size: an upper bound for the fonts in `svg`.
 LETTER = 0.6
-# Font sizes, the room beside a text, and the widest rectangle that a long id may ask for.
+# Font sizes, the room next to a text, and the maximum width of a rectangle for a long id.
 _TEXT, _SMALL_TEXT, _BESIDE_TEXT, _WIDEST = 13, 10, 8, 240.0
 TIMES = "\u00d7"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A rectangle around (x, y) that stands for one device or several identical ones.
+    """A rectangle around (x, y) that represents one device or several identical ones.
 
     `look` is gpu, cpu, pcie, nvswitch, network or nic.
     """
@@ -69,7 +72,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Wire:
-    """A line, or with `bend` a curve, that stands for `cables` identical cables.
+    """A line, or with `bend` a curve, that represents `cables` identical cables.
 
     Its ends are hidden behind the shapes.
     """
@@ -149,7 +152,7 @@ class Picture:
 
 
 def get_gpu_size(topology: Topology) -> tuple[float, float]:
-    """Return width and height of a GPU: small if there are many, else wide enough for the ids."""
+    """Return the width and height of a GPU: small if there are many, else to fit the ids."""
     if len(topology.ranks) > MANY_GPUS:
         return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
     return fit_width(map(_name_in_host, topology.ranks), _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
@@ -172,7 +175,10 @@ def _name_in_host(ident: str) -> str:
 
 
 def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """Return the shape of a GPU: its rank, and its id without the host if that is not GPU<rank>."""
+    """Return the shape of a GPU, with its rank.
+
+    Its id, without the host, is added if it is not GPU<rank>.
+    """
     width, height = get_gpu_size(topology)
     name = _name_in_host(ident)
     return Shape(
@@ -197,9 +203,9 @@ def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
 def make_bars(
     names: Mapping[tuple[str, ...], str], look: str, left: float, y: float, width: float, gap: float
 ) -> dict[str, Shape]:
-    """Return bars side by side that share `width`, by the ids of the switches they stand for.
+    """Return bars side by side that share `width`, keyed by the ids of their switches.
 
-    `names` are what the switches of each group are called, `gap` is the room between bars.
+    `names` maps each group of switches to its name, `gap` is the room between bars.
     """
     bars: dict[str, Shape] = {}
     for i, (ids, name) in enumerate(names.items()):
@@ -220,7 +226,10 @@ def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None
 
 
 def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
-    """Return where a line to `other` meets `shape`: its middle, or in line with the other's."""
+    """Return the point at which a line to `other` meets `shape`.
+
+    It is the middle of `shape`, or, on a wide shape, in line with the middle of `other`.
+    """
     # Ends are hidden behind the shapes, so a line to a wide one has to be inside its edges.
     if other.bottom < shape.top or other.top > shape.bottom:
         aim = other.x if other.width <= shape.width else shape.x
@@ -230,7 +239,7 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
 
 
 def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> list[tuple[Cable, Wire]]:
-    """Return one wire for all identical cables between the same shapes, with the first of them."""
+    """Return one wire for all identical cables between the same shapes, with the first cable."""
     bundles: dict[tuple[object, ...], list[Cable]] = {}
     for c in cables:
         key = (shapes[c.a].ids, shapes[c.b].ids, c.kind, c.GBps, c.count, c.directed)

@@ -1,6 +1,6 @@
-"""Arrange directly connected GPUs so that a reader recognises rings, grids, cubes and more.
+"""Arrange directly connected GPUs so that a reader recognizes rings, grids, cubes and more.
 
-Structures are recognised by their links alone. Coordinates are in units of the distance between
+Structures are recognized by their links alone. Coordinates are in units of the distance between
 neighbours; y grows downwards.
 """
 
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 Pair = tuple[int, int]
 
 _LONGEST_ROW = 10  # GPUs; a longer row is wider than a page
-_MAX_KAMADA_KAWAI = 64  # GPUs; it is cubic and takes seconds from here on
+_MAX_KAMADA_KAWAI = 64  # GPUs; the layout is cubic and takes seconds from here on
 # Where each bit of a rank moves its GPU: a cube in perspective, then cubes side by side.
 _BIT_VECTORS: tuple[Point, ...] = (
     (1.7, 0),
@@ -149,7 +149,7 @@ def _arrange_hypercube(count: int, pairs: frozenset[Pair]) -> Arrangement | None
     bends: dict[Pair, Point] = {}
     for a, b in cube:
         (x, y), (dx, dy) = points[a], _BIT_VECTORS[(b - a).bit_length() - 1]
-        if dx > 3 or dy > 3:  # links between cubes pass beside the GPUs in between
+        if dx > 3 or dy > 3:  # links between cubes pass next to the GPUs in between
             bends[a, b] = (x + dx / 2, y + dy / 2 - 0.75) if dx else (x - 0.75, y + dy / 2)
     return Arrangement(points, bends)
 
@@ -168,7 +168,7 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
         around_column = {(i, i + count - columns) for i in range(columns)} if rows > 2 else set()
         if not across | down <= pairs <= across | down | around_row | around_column:
             continue
-        # Wrap-around links are curves beside their row or column, so that they hide no other link.
+        # Wrap-around links are curves next to their row or column, so that they hide no other link.
         points = tuple((float(i % columns), float(i // columns)) for i in range(count))
         bends = {(a, b): ((columns - 1) / 2, points[a][1] - 0.95) for a, b in around_row & pairs}
         bends |= {(a, b): (points[a][0] - 0.95, (rows - 1) / 2) for a, b in around_column & pairs}

@@ -1,7 +1,7 @@
 """Draw a topology as SVG, without any dependency.
 
-A wire's colour is its link kind, its width the bandwidth. The legend explains both, so that wires
-need no labels.
+A wire's colour shows its link kind, its width the bandwidth. The legend explains both, so that
+wires need no labels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .shapes import LETTER, TIMES, Frame, Picture, Shape, Wire
 # Pixels: around the picture, for title and summary, and of a legend entry.
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
 _MIN_WIDTH = 420  # pixels: room for the summary of the smallest machine
-_MAX_LEGEND_ROWS = 12  # more classes of links are summed up by kind
+_MAX_LEGEND_ROWS = 12  # classes of links; more are combined by kind
 _KIND_COLOURS = {
     "nvlink": "#5a9e00",
     "c2c": "#2f6b1f",
@@ -32,8 +32,8 @@ _KIND_COLOURS = {
     "network": "#0d8f92",
     "link": "#55606e",
 }
-_OTHER_COLOURS = ("#b5852b", "#b03a78", "#7a6a58", "#3b7f5c")  # of kinds that files make up
-_LOOKS = {  # fill and outline of each sort of device
+_OTHER_COLOURS = ("#b5852b", "#b03a78", "#7a6a58", "#3b7f5c")  # kinds that only files define
+_LOOKS = {  # fill and outline of each kind of device
     "gpu": ("#eef7dd", "#6aa61c"),
     "cpu": ("#efe9f8", "#8057b0"),
     "pcie": ("#e6eefa", "#4475b5"),
@@ -165,7 +165,7 @@ def _draw_frame(frame: Frame) -> str:
 
 
 def _draw_frame_label(frame: Frame) -> str:
-    """Draw a frame's label with an outline that keeps it legible where a wire crosses it."""
+    """Draw a frame's label with an outline that keeps it legible if a wire crosses it."""
     text = _draw_text(
         frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
     )

@@ -34,16 +34,16 @@ from .console import SafeConsole, safe_text
 
 # GPUs: a larger matrix does not fit a terminal, so pairs are counted instead.
 MAX_GPUS = 16
-_MAX_DEVICES = 64  # more are counted by kind
+_MAX_DEVICES = 64  # devices; more are counted by kind
 _MAX_NOTES = 200
-# Sources of rates that a row of links names.
+# Maximum number of sources of rates in a row of links.
 _MAX_SOURCES = 3
 # Links visited to find all routes, so that a table never takes minutes: a cluster of 1,024 GPUs
 # needs 3.1 million.
 MAX_STEPS = 3_200_000
 _PLAIN_ID = re.compile(r"gpu\d{1,3}")
-_COLUMNS = 100  # where there is no terminal
-_WIDEST = 400  # columns where lines are not wrapped
+_COLUMNS = 100  # if there is no terminal
+_WIDEST = 400  # columns if lines are not wrapped
 
 
 def write(topology: Topology, colour: bool = False) -> str:
@@ -111,7 +111,7 @@ def _make_table(title: str | None, *columns: str, right: Iterable[str] = ()) -> 
 
 
 def _list_devices(topology: Topology) -> Table:
-    """List devices, or how many there are of each kind if they are many."""
+    """List the devices, or their number by kind if there are many."""
     if len(topology.devices) > _MAX_DEVICES:
         table = _make_table("Devices", "kind", "count", right=("count",))
         for kind, count in Counter(_describe_kind(d) for d in topology.devices).items():
@@ -137,7 +137,7 @@ def _list_devices(topology: Topology) -> Table:
 
 
 def list_adding(topology: Topology) -> list[str]:
-    """Return a line for each answer to whether switches add data, with its source."""
+    """Return a line, with its source, for each answer to whether switches can add data."""
     by_answer: dict[tuple[str, str], list[str]] = {}
     for device in topology.devices:
         if device.in_network is not None:

@@ -18,17 +18,17 @@ from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
 
-_WIDTH = 400  # columns where there is no terminal, so that pipes get whole lines
-_MAX_PEERS = 16  # peers of one kind of link that a line names
-_MAX_KINDS = 16  # kinds and rates of links that a line names
+_WIDTH = 400  # columns if there is no terminal, so that pipes get whole lines
+_MAX_PEERS = 16  # maximum number of peers per kind of link in a line
+_MAX_KINDS = 16  # maximum number of kinds and rates of links in a line
 _MAX_DEPTH = 100  # devices; rich draws a tree recursively
 
 
 def write(topology: Topology, colour: bool = False) -> str:
     """Format the tree, with terminal colours if `colour`; rates are GB/s in each direction.
 
-    GPUs and NICs are leaves. Identical hosts are shown once, which the last line says.
-    Raise InputError if switches are chained more than 100 deep.
+    GPUs and NICs are leaves. Identical hosts are shown once, as the last line states. Raise
+    InputError if switches are chained more than 100 deep.
     """
     shown = show_hosts_once(topology)
     topology = shown.topology
@@ -87,7 +87,7 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
                     above[name] = upper.id
                     below[upper.id].append(name)
                     queue += [device] if device.kind == "switch" else []
-    # Of parallel cables to the parent, the first is the tree's; the others cross it.
+    # The first of several parallel cables to the parent is the tree's; the others cross it.
     tree_cables: TreeCables = {}
     crossing: dict[str, list[Cable]] = defaultdict(list)
     for cable in find_cables(topology):
@@ -102,7 +102,7 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
 
 
 def _sort_key(device: Device) -> int:
-    """Sort devices so that those that have others below them become roots first."""
+    """Sort devices so that those with others below them become roots first."""
     order = {"cpu": 0, "switch": 3, "gpu": 4, "nic": 4}
     return (
         1 if device.family == "pcie" else 2 if device.family == "nvswitch" else order[device.kind]
@@ -118,7 +118,7 @@ def _may_hang(device: Device, upper: Device) -> bool:
 def _format_line(
     device: Device, rank: int | None, cable: Cable | None, crossing: Iterable[Cable]
 ) -> Text:
-    """Format a device's line: what it is, the cable to its parent, and links across the tree."""
+    """Format a device's line: its name, the cable to its parent, and links across the tree."""
     text = safe_text(device.id, style="bold" if device.kind == "gpu" else "")
     name = device.extra.get("name")
     facts = [] if rank is None else [f"rank {rank}"]

@@ -86,7 +86,7 @@ def dgx1(boxes: int = 1) -> Topology:
 
 
 def dgx2(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-2: two boards of 8 V100, 150 GB/s a GPU, 48 NVLinks between boards.
+    """Return an NVIDIA DGX-2: two boards of 8 V100, 150 GB/s per GPU, 48 NVLinks between boards.
 
     The six NVSwitches of a board are one switch.
     """
@@ -145,8 +145,9 @@ def _put_on_nvswitches(
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX A100 boxes: 300 GB/s a GPU inside, 25 GB/s a GPU between (HDR
-    InfiniBand).
+    """Return NVIDIA DGX A100 boxes.
+
+    Rates are 300 GB/s per GPU inside a box and 25 GB/s per GPU between boxes (HDR InfiniBand).
     """
     # The user guide prints these NUMA nodes for GPU pairs 0-1, 2-3, 4-5, 6-7.
     return _build_dgx_boxes(
@@ -155,8 +156,9 @@ def dgx_a100(boxes: int = 1) -> Topology:
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX H100 boxes: 450 GB/s a GPU inside, 50 GB/s a GPU between (NDR
-    InfiniBand).
+    """Return NVIDIA DGX H100 boxes.
+
+    Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand).
     """
     return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
 
@@ -164,10 +166,10 @@ def dgx_h100(boxes: int = 1) -> Topology:
 def gb200_nvl72(racks: int = 1) -> Topology:
     """Return NVIDIA GB200 NVL72 racks: 72 GPUs on shared NVSwitches, 900 GB/s each.
 
-    From the datasheet: 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s a
-    GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s a GPU (50
-    GB/s), all on one network that is nowhere oversubscribed. Grace CPUs, NVLink-C2C and PCIe are
-    left out, like the hosts of the DGX presets.
+    From the datasheet: 18 compute trays of two Grace CPUs and four GPUs, NVLink 5 with 1.8 TB/s per
+    GPU, both directions together. Assumed: between racks one ConnectX-7 NIC of 400 Gb/s per GPU (50
+    GB/s), all on one network without oversubscription. Grace CPUs, NVLink-C2C and PCIe are left
+    out, like the hosts of the DGX presets.
     """
     gpus = [
         Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"})
@@ -185,8 +187,9 @@ def gb200_nvl72(racks: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Return boxes of 8 AMD MI250 of two dies, each a GPU; a 25 GB/s NIC per package between
-    boxes.
+    """Return boxes of 8 AMD MI250 packages with two dies, each die a GPU.
+
+    Between boxes, each package has a NIC of 25 GB/s.
     """
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
     gpus = [d for _ in range(boxes) for d in _make_gpus(16, (0, 1, 2, 3))]

@@ -38,7 +38,7 @@ Pairs = list[tuple[int, int]]
 class Preset:
     """A named machine, which has `machine`, or a named graph, which has `pairs`.
 
-    `size` is what the size counts: "GPUs", "dimensions", "dimension", "boxes", "racks", or "" if
+    `size` names the unit of the size: "GPUs", "dimensions", "dimension", "boxes", "racks", or "" if
     the preset takes none. `gpus` returns the number of GPUs, `pairs` the linked pairs of them,
     `machine` the topology of a number of boxes. Links of a `via_switch` graph lead to one switch
     instead.
@@ -159,7 +159,7 @@ def _count_hypercube(sizes: Sizes) -> int:
 
 _list_torus_pairs = partial(_list_grid_pairs, wrap=True)
 
-# Name, example, description, what its size counts, number of GPUs, linked pairs.
+# Name, example, description, unit of its size, number of GPUs, linked pairs.
 _GRAPHS = (
     Preset("ring", "ring:8", "GPUs in a circle", "GPUs", prod, _list_torus_pairs),
     Preset("path", "path:8", "GPUs in a row", "GPUs", prod, _list_grid_pairs),
@@ -207,7 +207,7 @@ _GRAPHS = (
         _list_hypercube_pairs,
     ),
 )
-# Name, example, description, what its size counts, GPUs of one box, builder.
+# Name, example, description, unit of its size, GPUs per box, builder.
 _MACHINES = (
     ("dgx1", "dgx1", "8 V100, NVLink hybrid cube mesh", "", 8, dgx1),
     ("dgx2", "dgx2", "16 V100 on two groups of NVSwitches", "", 16, dgx2),
