@@ -1,9 +1,9 @@
-"""Read what AMD's tools print about a machine: `rocm-smi --showtopo` and `amd-smi topology`.
+"""Read the tables that AMD's tools print: `rocm-smi --showtopo` and `amd-smi topology`.
 
-Both print tables over all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and
-more. A pair with XGMI and one hop has links of its own. Rates are only in a table of bandwidths, if
-there is one (`rocm-smi --shownodesbw`, amd-smi's NUMA BW): minimum and maximum MB/s of a pair, as
-one link and all of them carry. Otherwise they are assumed, and their source says so.
+The tables cover all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and more. A
+pair with XGMI and one hop has links of its own. Rates are only in a table of bandwidths, if there
+is one (`rocm-smi --shownodesbw`, amd-smi's NUMA BW): the minimum and maximum in MB/s of each pair,
+the rates of one link and of all its links. Otherwise they are assumed, and their source says so.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 @dataclass
 class AmdOutput:
-    """Tables of a text by subject, row and column; the GPUs' names in order; NUMA nodes."""
+    """The tables in a text by subject, row and column; the names and NUMA nodes of the GPUs."""
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
 
     def get_cell(self, table: str, a: str, b: str) -> str:
-        """Return a table's text for a pair in either direction, empty if there is none."""
+        """Return a table's text for a pair in either direction, an empty one if there is none."""
         cells = self.tables.get(table, {})
         return cells.get((a, b)) or cells.get((b, a)) or ""
 
@@ -186,7 +186,7 @@ def _read_bus_id(name: str) -> str | None:
 
 
 def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
-    """Return whether xGMI joins two GPUs without another between."""
+    """Return whether xGMI joins two GPUs without another GPU in between."""
     hops = output.get_number(HOPS, a, b)
     if hops is None:
         weight = output.get_number(WEIGHT, a, b)
@@ -228,7 +228,10 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
 
 
 def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
-    """Return the GPUs' NUMA nodes: printed, else inferred from PCIe hops, else none."""
+    """Return the NUMA nodes of the GPUs, by name.
+
+    They are as printed, else inferred from PCIe hops; empty if neither gives them.
+    """
     if output.nodes:
         return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
     by_pcie = [

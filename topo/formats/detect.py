@@ -1,7 +1,7 @@
-"""Detect the format of a text from the text itself, and read it.
+"""Detect the format of a text from its content, and read it.
 
-What other tools print without saying how GPUs are connected is refused by name, with what to give
-instead.
+Output of other tools that does not describe connections between GPUs is refused by name; the
+message says what to give instead.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ _REFUSED_ANYWHERE = (
 def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
     """Read a topology from `text`, whatever its format; `where` names the file in errors.
 
-    `box` is what each host consists of, for formats that only say where hosts are. Raises
-    InputError for a text in no known format, and where the format's reader does.
+    `box` describes each host, for formats that only locate hosts (see `read_box`). Raise InputError
+    for a text in no known format, and for a text that the format's reader refuses.
     """
     from .clusters import CLUSTER_FORMATS, read_cluster  # slow to import; only files need it
 

@@ -1,4 +1,4 @@
-"""Collect a reader's doubts about a file and write them in a few lines."""
+"""Notes of a reader's doubts about a file, written in a few lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Notes:
             self.add(" and ".join(ports), doubt)
 
     def format_lines(self) -> list[Note]:
-        """Return one note for each doubt, whose line has the first few things that it is about."""
+        """Return one note for each doubt; its line names the first few things it is about."""
         return [
             Note(f"{join_first(about, _MAX_NAMED)}: {doubt}", kind, about, detail)
             for (doubt, kind, detail), about in self._subjects.items()

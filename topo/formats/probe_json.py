@@ -1,6 +1,6 @@
-"""Write a topology's JSON with what follows from it: fingerprint, GPUDirect verdicts, findings.
+"""Write a topology's JSON with derived results: fingerprint, GPUDirect verdicts, findings.
 
-These are computed anew each time and not read back: they are for readers of the JSON without
+These are computed again each time and not read back: they are for readers of the JSON without
 topoplan.
 """
 
@@ -16,10 +16,10 @@ from ..graph import Topology
 
 
 def write(topology: Topology) -> str:
-    """Write JSON text that `Topology.loads` reads back equal.
+    """Write JSON text from which `Topology.loads` restores an equal topology.
 
-    `gpudirect_missing` says why GPUDirect cannot be judged: unreadable facts, or a cluster of many
-    thousand pairs.
+    `gpudirect_missing` gives the reason if GPUDirect cannot be judged: unreadable facts, or a
+    cluster with too many pairs.
     """
     derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:

@@ -63,7 +63,7 @@ class Element:
     def get_integer(
         self, key: str, default: int | None = None, minimum: int = 0, maximum: int = 10**9
     ) -> int | None:
-        """Return a whole number, `default` if the attribute is absent or empty.
+        """Return an attribute as an integer, `default` if it is absent or empty.
 
         Raise InputError for any other text, and for a number out of range.
         """
@@ -86,7 +86,10 @@ class Element:
 
 
 class _Builder:
-    """Builds elements from the parser's events; raises InputError when a limit is exceeded."""
+    """Builder of elements from the parser's events.
+
+    Raises InputError if a limit is exceeded.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -137,7 +140,7 @@ class _Builder:
 def _refuse_subset(
     name: str, sysid: str | None, pubid: str | None, has_internal_subset: int
 ) -> None:
-    """Refuse declarations inside a document type; the address of one is only a text."""
+    """Refuse declarations inside a document type; its address alone is allowed, and not fetched."""
     if has_internal_subset:
         raise DTDForbidden(name, sysid, pubid)
 
@@ -147,7 +150,7 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
 
     With `doctype` the text may name a document type (`<!DOCTYPE topology SYSTEM "hwloc2.dtd">`),
     which is not fetched. Raise InputError for text that is cut off or malformed (with line and
-    column), for declarations of entities or document types, and where a limit is exceeded.
+    column), for declarations of entities or document types, and if a limit is exceeded.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")

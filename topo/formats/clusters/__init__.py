@@ -1,6 +1,6 @@
-"""Read where a cluster's hosts are, behind which switches, from files of schedulers and clouds.
+"""Read clusters from the files of schedulers and clouds: hosts and the switches above them.
 
-What each host consists of, a box, must be given as well.
+These files do not describe a host itself; the caller must give its topology, a box.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _SNIFF_CHARACTERS = 64 * 2**10
 
 @dataclass(frozen=True)
 class ClusterFormat:
-    """A format: its `name` in messages, a test of a text's start (or `whole`), and its reader."""
+    """A format: its `name` in messages, a test of a text, and its reader.
+
+    The test reads the start of the text, or all of it if `whole`.
+    """
 
     name: str
     starts: Callable[[str], bool]
@@ -52,9 +55,10 @@ CLUSTER_FORMATS = (
 
 
 def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
-    """Read the topology of a cluster whose hosts are each a `box`; None for other formats.
+    """Read the topology of a cluster whose hosts are each a `box`.
 
-    Raise InputError for a malformed file, for a missing box, and for a box with another format.
+    Return None for a text in another format. Raise InputError for a malformed file, for a missing
+    box, and for a box given with another format.
     """
     start = text[:_SNIFF_CHARACTERS].lstrip("\ufeff \t\r\n")
     format = next(

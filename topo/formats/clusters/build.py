@@ -1,5 +1,7 @@
-"""Build a topology from a cluster and a box: every host is the same box behind network switches,
-and links between switches get assumed rates, since no file gives any.
+"""Build a topology from a cluster and a box, the topology of one host.
+
+Every host is the same box behind network switches. Links between switches get assumed rates, since
+no file gives any.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ class Box:
 
     @property
     def rate_GBps(self) -> Fraction:
-        """GB/s that the host sends into the network over all its links."""
+        """The rate at which the host can send into the network over all its links, in GB/s."""
         return sum((link.bandwidth_GBps for link in self.uplinks), Fraction(0))
 
 
 def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
     """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
 
-    Presets of several boxes say how each is joined to the network. For a file, its NICs of known
-    speed do; without any, the rate is assumed as when hosts are joined. Raise InputError if the
-    argument names anything but one host with GPUs.
+    Presets of several boxes define how each is joined to the network. A box from a file is joined
+    by its NICs of known speed; if there are none, the rate is assumed as when hosts are joined.
+    Raise InputError if the argument names anything but one host with GPUs.
     """
     entry = PRESETS.get(argument)
     if entry is not None and entry.size == "boxes":
@@ -88,12 +90,13 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
 
 
 def build(cluster: Cluster, box: Box) -> Topology:
-    """Build the topology of a cluster whose hosts are all like `box`.
+    """Build the topology of a cluster in which each host is a `box`.
 
     Ranks follow the file's order, host by host. Device `gpu3` of host node7 is `node7/gpu3`, and
-    its field `host` names the host. Hosts hang on their switch by the box's links into the network.
-    A link from a switch to one above it is assumed to carry half of what the hosts below send, and
-    at least what one host does. Raise InputError if the result is larger than a topology may be.
+    its field `host` names the host. Hosts are connected to their switch by the box's links into the
+    network. A link from a switch to one above it is assumed to carry half of the rate at which the
+    hosts below can send, and at least the rate of one host. Raise InputError if the result is
+    larger than a topology may be.
     """
     links_of_host = len(box.links) + 2 * len(box.uplinks)
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)

@@ -1,4 +1,4 @@
-"""Hosts behind switches, as a scheduler's or cloud's file names them, with checks of such files."""
+"""The hosts and switches that a scheduler's or cloud's file names, with checks of such files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Host:
-    """A host: its switch, and the place in the file that says so."""
+    """A host: the switch above it, and the place in the file that names it."""
 
     switch: str
     place: str
@@ -28,10 +28,10 @@ class Host:
 
 @dataclass
 class Cluster:
-    """Collects hosts and switches from a file; `what` names the format, `where` the file.
+    """Hosts and switches collected from a file; `what` names the format, `where` the file.
 
     `hosts` are in the file's order, which is that of ranks. `above` maps a switch to the switches
-    right above it, each with the place in the file that says so.
+    right above it, each with the place in the file that names it.
     """
 
     what: str
@@ -42,7 +42,10 @@ class Cluster:
     _places: dict[str, str] = field(default_factory=dict)
 
     def add_switch(self, name: str, place: str, *, once: bool = False) -> None:
-        """Add a switch. Raise InputError for a bad name, and, if `once`, for one in use."""
+        """Add a switch.
+
+        Raise InputError for a bad name and, if `once`, for a name in use.
+        """
         self._check_name(name, "switch", place)
         if once and name in self._places:
             raise InputError(
@@ -53,7 +56,10 @@ class Cluster:
         self.above.setdefault(name, {})
 
     def add_host(self, name: str, switch: str, place: str) -> None:
-        """Add a host below a switch. Raise InputError for a bad name or one in use."""
+        """Add a host below a switch.
+
+        Raise InputError for a bad name or one in use.
+        """
         self._check_name(name, "host", place)
         if name in self.hosts:
             raise InputError(
@@ -82,7 +88,7 @@ class Cluster:
             )
 
     def join_tops(self) -> None:
-        """Put one network above the switches without any above them, if there are several."""
+        """Put one network above the switches that have none above them, if there are several."""
         tops = [name for name, parents in self.above.items() if not parents]
         if len(tops) > 1:
             network = "network0"
@@ -115,7 +121,7 @@ class Cluster:
         return self
 
     def find_above(self, switches: set[str]) -> set[str]:
-        """Return some switches and all above them."""
+        """Return the given switches and all switches above them."""
         reached, fresh = set(switches), switches
         while fresh:
             fresh = {parent for name in fresh for parent in self.above[name]} - reached
@@ -144,7 +150,10 @@ class Cluster:
                     stack += [(name, True), *((parent, False) for parent in self.above[name])]
 
     def _merge_planes(self) -> None:
-        """Merge switches above the same switches (the spines of a fat tree): they share traffic."""
+        """Merge switches above the same switches, since they share traffic.
+
+        The spines of a fat tree are such switches.
+        """
         hosting = {host.switch for host in self.hosts.values()}
         while True:
             alike: dict[tuple[str, ...], list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Read Kubernetes nodes with labels that say where they are: `kubectl get nodes -o json`."""
+"""Read Kubernetes nodes and the labels that locate them (`kubectl get nodes -o json`)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def looks_like(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Cluster:
-    """Read a list of nodes: only those with GPUs if any node reports GPUs.
+    """Read a list of nodes; if any node reports GPUs, only nodes with GPUs.
 
     Raise InputError that names file and node, for example for a missing label.
     """
@@ -98,7 +98,7 @@ def read(text: str, where: str) -> Cluster:
 
 
 def _list_rows(nodes: list[tuple[int, Metadata]], where: str) -> list[Row]:
-    """Return the nodes with the values of the labels of the tiers above them."""
+    """Return the nodes, each with the values of its labels for the tiers above it."""
     keys = _choose_labels(list(dict.fromkeys(key for _, node in nodes for key in node.labels)))
     if not keys and nodes:
         raise InputError(

@@ -1,5 +1,6 @@
-"""Read formats that list each host with the switches above it, the closest first: NVIDIA
-topograph's JSON, and lists of hosts by hand (lines `host rack spine`).
+"""Read formats that list each host with the switches above it, the closest first.
+
+These are NVIDIA topograph's JSON, and lists of hosts written by hand (lines `host rack spine`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Row = tuple[str, tuple[str, ...], str]
 
 
 class Instance(Struct):
-    """A host, and the switches above it from the closest on; labels are ignored."""
+    """A host, and the switches above it, the closest first; labels are ignored."""
 
     id: Identifier
     network_layers: Annotated[list[Identifier], Meta(min_length=1, max_length=16)]
@@ -50,7 +51,10 @@ def looks_like_topograph(text: str) -> bool:
 
 
 def read_topograph(text: str, where: str) -> Cluster:
-    """Read topograph's JSON. Raise InputError that names the file and the instance."""
+    """Read topograph's JSON.
+
+    Raise InputError that names the file and the instance.
+    """
     instances = read_as(parse_json(text, where), Graph, where).instances
     rows = [
         (x.id, tuple(x.network_layers), f"{where}: instances[{i}]") for i, x in enumerate(instances)
@@ -70,7 +74,7 @@ def looks_like_list(text: str) -> bool:
     """Return whether a text is a list of hosts.
 
     Either its first line begins with the word host, or all lines have the same number of names, at
-    least two, of which some share the last.
+    least two, and some lines share their last name.
     """
     rows = [words for _, words in _list_lines(text)] if len(text) <= _MAX_LIST_CHARACTERS else []
     if not rows:
@@ -87,7 +91,10 @@ def looks_like_list(text: str) -> bool:
 
 
 def read_list(text: str, where: str) -> Cluster:
-    """Read a list of hosts. Raise InputError that names file and line."""
+    """Read a list of hosts.
+
+    Raise InputError that names file and line.
+    """
     lines = _list_lines(text)
     columns = [_HEADING, *(f"tier {number}" for number in range(1, len(lines[0][1])))]
     if lines[0][1][0].lower() == _HEADING:
@@ -105,7 +112,7 @@ def read_list(text: str, where: str) -> Cluster:
 
 
 def _list_lines(text: str) -> list[tuple[int, list[str]]]:
-    """Return number and words of each line that has any; # begins a comment."""
+    """Return the number and words of each line that has any; # begins a comment."""
     lines = enumerate(text.splitlines(), 1)
     return [(i, words) for i, line in lines if (words := line.partition("#")[0].split())]
 
@@ -113,8 +120,8 @@ def _list_lines(text: str) -> list[tuple[int, list[str]]]:
 def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluster:
     """Add the rows' hosts, with a network above all if needed, and finish the cluster.
 
-    With `qualify`, switches of one name below different ones are different (labels name domains
-    within domains). Without it that is refused, like a host that occurs twice.
+    With `qualify`, switches of one name below different switches are different (labels name domains
+    within domains). Without it such a name is refused, like a host that occurs twice.
     """
     seen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
     ids = _name_paths([path for _, path, _ in rows]) if qualify else {}
@@ -145,14 +152,17 @@ def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluste
 
 
 def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Name each switch, given with those above it: by its own name if that is unique."""
+    """Return a name for each switch, which is given together with the switches above it.
+
+    It is the switch's own name if that is unique.
+    """
     switches = dict.fromkeys(path[depth:] for path in paths for depth in range(len(path)))
     count = Counter(path[0] for path in switches)
     return {path: path[0] if count[path[0]] == 1 else ".".join(reversed(path)) for path in switches}
 
 
 def drop_single_tiers(rows: list[Row]) -> list[Row]:
-    """Drop tiers in which every host is alone, or that divide hosts as the tier before does."""
+    """Drop tiers in which every host is alone, or which group hosts as the tier before does."""
     depths = range(min((len(path) for _, path, _ in rows), default=0))
     used: list[int] = []
     before = len(rows)

@@ -1,4 +1,4 @@
-"""Read Slurm's topology.conf: trees of switches (topology/tree), or blocks (topology/block)."""
+"""Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def looks_like_yaml(text: str) -> bool:
 
 
 def read_conf(text: str, where: str) -> Cluster:
-    """Read a topology.conf. Raise InputError that names file and line."""
+    """Read a topology.conf.
+
+    Raise InputError that names file and line.
+    """
     cluster = Cluster(CONF, where)
     children: list[tuple[str, list[str], str]] = []
     blocks: list[str] = []
@@ -71,9 +74,10 @@ def read_conf(text: str, where: str) -> Cluster:
 
 
 def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -> None:
-    """Put switches below those that name them; `children` are (switch, names below it, place).
+    """Put each switch below the switch that lists it.
 
-    Raise InputError for a name that no line describes.
+    The items of `children` are (switch, names below it, place). Raise InputError for a name that no
+    line describes.
     """
     for parent, names, place in children:
         for name in names:
@@ -100,7 +104,7 @@ def read_block_sizes(texts: list[str], place: str) -> list[int]:
 
 
 def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
-    """Put a switch above each group of successive blocks of a size, and one above all."""
+    """Put a switch above each group of successive blocks of one size, and one above all."""
     cluster.notes.append(
         "blocks are taken as hosts behind one network switch each; the file does not say what "
         "joins their GPUs"
@@ -120,8 +124,9 @@ def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
 
 
 def _read_lines(text: str, where: str) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield the place, first field and fields (names in lower case) of each line, continued ones
-    joined.
+    """Yield the place, first field and fields of each line, continued lines joined.
+
+    The names of fields are in lower case.
     """
     begun, whole = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):

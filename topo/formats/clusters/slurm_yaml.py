@@ -1,4 +1,4 @@
-"""Read Slurm's topology.yaml: the topology that is the cluster's default, a tree or blocks."""
+"""Read the default topology in Slurm's topology.yaml, a tree or blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 
 
 def read(text: str, where: str) -> Cluster:
-    """Read a topology.yaml. Raise InputError that names file and line."""
+    """Read a topology.yaml.
+
+    Raise InputError that names file and line.
+    """
     if len(text) > _MAX_CHARACTERS:
         raise InputError(
             f"{where}: larger than {_MAX_CHARACTERS >> 10} KiB; write hosts as lists such as "
@@ -58,7 +61,10 @@ def read(text: str, where: str) -> Cluster:
 
 
 def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
-    """Return type and description of the default topology; a single one is the default."""
+    """Return the type and description of the default topology.
+
+    If there is only one topology, it is the default.
+    """
     defaults = [
         e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")
     ]
@@ -116,7 +122,7 @@ def _read_blocks(cluster: Cluster, block: _Map) -> None:
 
 
 class _Map:
-    """A mapping with its place: values are read as the texts that stand in the file."""
+    """A mapping with its place in the file; values are read as the text in the file."""
 
     def __init__(self, node: yaml.Node, where: str) -> None:
         self.where, self.place = where, f"{where}: line {node.start_mark.line + 1}"

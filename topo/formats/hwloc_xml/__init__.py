@@ -1,8 +1,8 @@
 """Read hwloc's XML (`lstopo --of xml`), versions 1 to 3: CPUs, PCI, GPUs, NICs, NVLink and xGMI.
 
-PCI links and those between CPUs have the rates that NCCL counts; NVLink and xGMI links have the
-rates in the file. Doubts about a file are in the topology's `extra["notes"]`, a line each; what it
-says beside the topology is in `extra["facts"]`.
+PCI links and links between CPUs have the rates that NCCL counts; NVLink and xGMI links have the
+rates in the file. Doubts about a file are in the topology's `extra["notes"]`, a line each; its
+other information is in `extra["facts"]`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def read(text: str, where: str) -> Topology:
     """Read the machine in hwloc's XML.
 
     `where` names the file, in errors and as the topology's name. Ranks are the GPUs in the order of
-    NVML, ROCm SMI or CUDA, else of their addresses; a machine without GPUs is read as well. Raises
-    InputError if the text is no such XML, is cut off, or has a malformed number.
+    NVML, ROCm SMI or CUDA, else of their addresses; a machine without GPUs is read as well. Raise
+    InputError if the text is not hwloc's XML, is cut off, or has a malformed number.
     """
     root = parse_xml(text, where, doctype=True)
     if root.tag != "topology":
@@ -101,7 +101,7 @@ def _read_version(root: Element, notes: Notes) -> tuple[str, int]:
 
 
 class _Reader:
-    """Reads the devices and links of one machine."""
+    """Reader of the devices and links of one machine."""
 
     def __init__(self, root: Element, machine: HwlocMachine, whole: bool) -> None:
         self.machine, self.notes = machine, machine.notes
@@ -129,7 +129,7 @@ class _Reader:
         yield from self.nvswitches
 
     def collect_facts(self) -> list[dict[str, Any]]:
-        """Return what the file says about the machine, as facts in JSON."""
+        """Return the file's information about the machine, as facts in JSON."""
         functions = [gpu.function for gpu in self.gpus] + [
             nic.function for nic in self.nics.values()
         ]
@@ -150,7 +150,7 @@ class _Reader:
         return near[0].number if len(near) == 1 else None
 
     def _choose_cpu(self, function: PciFunction, name: str) -> Device:
-        """Return the CPU that a function hangs on; note it if the file leaves that open."""
+        """Return the CPU above a function; note the choice if the file allows several."""
         near = self.cpus.find_near(function.near)
         if len(near) > 1:
             several = "" if len(near) == len(self.cpus.nodes) else f" than one of {len(near)}"
@@ -229,7 +229,7 @@ class _Reader:
         )
 
     def _name_nics(self, nics: list[HwlocNic]) -> dict[str, HwlocNic]:
-        """Return the NICs by their device ids; later ones of equal names get a number."""
+        """Return the NICs by their device ids; if names are equal, later ones get a number."""
         taken = {device.id for device in self.cpus.devices} | {gpu.id for gpu in self.gpus}
         by_id: dict[str, HwlocNic] = {}
         for nic in nics:
@@ -289,7 +289,7 @@ class _Reader:
 
 
 def _select_pci_ids(ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the ids that a PCI function's device carries, by the keys of NCCL's XML."""
+    """Return the PCI ids that a function's device gets, by the keys of NCCL's XML."""
     return {key: ids[key] for key in ("class", "vendor", "device") if key in ids}
 
 

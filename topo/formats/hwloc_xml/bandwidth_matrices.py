@@ -1,7 +1,7 @@
 """Read hwloc's bandwidth matrices: NVLink and xGMI links of GPUs, NVSwitches and CPUs.
 
-A matrix holds MB/s (1e6 bytes a second) in one direction, row to column. Its diagonal is
-meaningless, and it contains only what GPUs know: links between NVSwitches are missing.
+A matrix holds MB/s (1e6 bytes per second) in one direction, row to column. Its diagonal is
+meaningless, and it contains only the links that GPUs report: links between NVSwitches are missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True)
 class BandwidthMatrix:
-    """Objects by gp_index, and values off the diagonal other than 0, keyed (row, column)."""
+    """Objects by gp_index, and nonzero MB/s off the diagonal, keyed (row, column)."""
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
@@ -100,7 +100,7 @@ def _read_words(element: Element, tag: str) -> list[str]:
 
 @dataclass(eq=False)
 class MatrixLinkReader:
-    """Reads the links in one machine's matrices; `switches` are NVSwitches by gp_index."""
+    """Reader of the links in one machine's matrices; `switches` are NVSwitches by gp_index."""
 
     machine: HwlocMachine
     cpus: Cpus
@@ -169,7 +169,10 @@ class MatrixLinkReader:
         self.links += self._build_links(rates, name, kind)
 
     def _find_ends(self, row: int, column: int) -> tuple[str, str] | None:
-        """Return the devices that two objects are, None if neither is a GPU or NVSwitch."""
+        """Return the ids of two objects' devices, None if no link can join them.
+
+        One of them must be a GPU or NVSwitch; the other may be a CPU.
+        """
         first, second = (self._find_device(number) for number in (row, column))
         if first is None and second is None:
             return None
@@ -187,7 +190,7 @@ class MatrixLinkReader:
         return switch.id if switch is not None else None
 
     def _find_cpu(self, number: int, other: str | None) -> str | None:
-        """Return the CPU that an object is; of several the one near the GPU at the other end."""
+        """Return the CPU of an object; if several, the one near the GPU at the other end."""
         element = self.machine.by_gp[number]
         if element.get("type") in ("Bridge", "PCIDev", "OSDev", "Misc"):
             self.machine.notes.add(
@@ -209,7 +212,7 @@ class MatrixLinkReader:
     def _build_links(
         self, rates: Mapping[tuple[str, str], int], name: str, kind: str
     ) -> Iterator[Link]:
-        """Yield a link for each rate, equal directions together; note unequal ones."""
+        """Yield a link for each rate, for both directions if they are equal; note unequal ones."""
         uneven: list[str] = []
         done: set[tuple[str, str]] = set()
         for (src, dst), value in rates.items():
@@ -235,9 +238,10 @@ class MatrixLinkReader:
         return Link(src, dst, Fraction(value, 1000), latency, kind, count, f"hwloc XML, {name}")
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
-        """Return how many NVLinks a rate stands for, by the GPU's model.
+        """Return the number of NVLinks that a rate represents, by the GPU's model.
 
-        Without a known model, 25 GB/s each, or 20 if only that divides the rate.
+        For an unknown model a link is taken to carry 25 GB/s, or 20 GB/s if only that divides the
+        rate.
         """
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
         model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
@@ -256,9 +260,9 @@ def join_switch_groups(
 ) -> list[Link]:
     """Return assumed links between two equal, unconnected groups of NVSwitches (DGX-2).
 
-    Each switch is joined to its counterpart, in the order of addresses, with the bandwidth that its
-    GPUs bring: the fabric then limits nothing, which is how NCCL counts it. Other groups are only
-    noted.
+    Each switch is joined to its counterpart, in the order of addresses, with the total rate of its
+    GPUs: the links between the groups then limit nothing, which is how NCCL counts them. Other
+    groups are only noted.
     """
     groups = _group_switches(switches, links)
     if len(groups) < 2:
@@ -291,7 +295,7 @@ def join_switch_groups(
 
 
 def _group_switches(switches: list[Device], links: list[Link]) -> list[list[str]]:
-    """Group switches that NVLinks connect, in the order of `switches`."""
+    """Return the groups of switches that NVLinks connect, in the order of `switches`."""
     neighbours: dict[str, set[str]] = {}
     for link in links:
         if link.kind == "nvlink":

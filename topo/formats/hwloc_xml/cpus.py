@@ -101,11 +101,11 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
 
 
 def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
-    """Return NUMA nodes and their CPUs by number, without those that are memory only.
+    """Return each NUMA node with CPUs, and the bit mask of its CPUs, by number.
 
     hwloc gives memory without CPUs (of a GPU, high-bandwidth, CXL) the cpuset of the CPUs near it.
-    A CPU belongs to one node only: of several that list it to ordinary memory rather than to one
-    with a subtype, then to the smaller set, then to the lower number.
+    A CPU belongs to one node only. If several list it, ordinary memory is preferred to memory with
+    a subtype, then the smaller set, then the lower number.
     """
     numbered: dict[int, Element] = {}
     for element in machine.numa:
@@ -130,14 +130,14 @@ def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
 
 
 def _find_package_below(element: Element) -> Element | None:
-    """Return the package inside a NUMA node, where version 1 has it."""
+    """Return the package inside a NUMA node, as in version 1 of the format; None in later ones."""
     return next(
         (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None
     )
 
 
 def _read_model(machine: HwlocMachine) -> dict[str, str]:
-    """Return the model of the CPUs, equal in one machine, by the keys of NCCL's XML."""
+    """Return the model of a machine's CPUs, all of one model, by the keys of NCCL's XML."""
     cpu_infos = next(
         (read_infos(package) for package in machine.packages if read_infos(package)), {}
     )

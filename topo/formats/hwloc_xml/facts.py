@@ -1,4 +1,4 @@
-"""Turn what an hwloc file says beside the topology into facts (docs/facts.md)."""
+"""Collect facts from an hwloc file that a topology has no field for (docs/facts.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_facts(
     nics: list[HwlocNic],
     node_of: Mapping[str, int],
 ) -> Facts:
-    """Return one machine's facts; `node_of` has known NUMA nodes of functions by address."""
+    """Return one machine's facts; `node_of` maps the address of a function to its NUMA node."""
     facts = [
         *_build_facts(HOST, {key: machine.infos.get(name) for key, name in _HOST.items()}),
         *_build_facts(
@@ -90,12 +90,15 @@ def read_facts(
 
 
 def find_uuid(gpu: HwlocGpu) -> str | None:
-    """Return the UUID that a GPU's tool gives, None if it gives none."""
+    """Return the UUID that a GPU's tool reports, None if it reports none."""
     return gpu.infos.get("NVIDIAUUID") or gpu.infos.get("AMDUUID")
 
 
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Return the state of the first active port, else of the first, and the number of ports."""
+    """Return the state of the first active port, else of the first, and the number of ports.
+
+    Both are None if no ports are listed.
+    """
     ports = sorted(
         (int(match.group(1)), value)
         for name, value in infos.items()
@@ -145,7 +148,7 @@ def _read_nic_facts(nic: HwlocNic) -> Iterator[Fact]:
 
 
 def _find_gpu_memory(machine: HwlocMachine) -> dict[str, int]:
-    """Return the NUMA nodes that are memory of GPUs, by the GPU's address."""
+    """Return the numbers of the NUMA nodes that are memory of GPUs, by the GPU's address."""
     node_of_gpu: dict[str, int] = {}
     for element in machine.numa:
         address, number = read_infos(element).get("PCIBusID", "").lower(), read_os_index(element)

@@ -1,8 +1,8 @@
-"""Read hwloc's objects from its XML, versions 1 to 3 alike: tree, positions, sets, addresses.
+"""Read hwloc's objects from its XML, versions 1 to 3: tree, positions, sets, addresses.
 
-Version 1 has NUMA nodes in the tree of the CPUs, later ones beside it; version 3 writes the type of
-a device of the operating system as a sum of bits, and facts about the whole machine beside the
-objects.
+Version 1 has NUMA nodes in the tree of the CPUs, later versions next to it. Version 3 writes the
+type of a device of the operating system as a sum of bits, and puts information about the whole
+machine outside the objects.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def iterate_objects(element: Element) -> Iterator[Element]:
 
 
 def read_infos(element: Element) -> dict[str, str]:
-    """Return the names and values of an object's infos; of equal names the first."""
+    """Return the names and values of an object's infos; if names are equal, the first counts."""
     pairs: dict[str, str] = {}
     for child in element:
         if child.tag == "info":
@@ -55,7 +55,10 @@ def read_infos(element: Element) -> dict[str, str]:
 
 
 def read_gp_index(element: Element) -> int | None:
-    """Return the number by which matrices name an object; version 3 also has it in the id."""
+    """Return the number by which matrices name an object, None if there is none.
+
+    Version 3 also has it in the id.
+    """
     number = element.get_integer("gp_index", maximum=2**63)
     if (
         number is None
@@ -73,9 +76,9 @@ def read_os_index(element: Element) -> int | None:
 
 
 def parse_bits(element: Element, key: str) -> int:
-    """Parse a cpuset or nodeset ("0x00000003,,0x0") into a number with these bits, 0 if absent.
+    """Parse a cpuset or nodeset ("0x00000003,,0x0") into an integer with these bits.
 
-    Raise InputError if it is malformed.
+    It is 0 if the set is absent. Raise InputError if it is malformed.
     """
     text = element.get(key) or ""
     words = text.removeprefix("0xf...f").strip(",")
@@ -98,9 +101,9 @@ def format_cpu_list(number: int) -> str:
 
 
 def read_bus_id(element: Element) -> str:
-    """Return an object's PCI address as Linux writes it, 0000:3b:00.0.
+    """Return an object's PCI address as Linux writes it, such as 0000:3b:00.0.
 
-    Raise InputError without one.
+    Raise InputError if it has none.
     """
     match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
     if match is None:
@@ -117,7 +120,10 @@ def read_root_name(element: Element) -> str | None:
 
 
 def read_link_GBps(element: Element) -> Fraction:
-    """Return `pci_link_speed`: raw GB/s, 0 if unknown. Raise InputError for other texts."""
+    """Return `pci_link_speed`: raw GB/s, 0 if unknown.
+
+    Raise InputError for other texts.
+    """
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
         raise element.make_error(
@@ -157,8 +163,8 @@ def is_osdev(element: Element, version: int, *kinds: str) -> bool:
 class PciFunction:
     """A PCI function: address, ids, the bridges above it from the top, and its root complex.
 
-    `near` is the closest object with CPUs. `bus_id` is None for a GPU that the file puts on no PCI
-    function.
+    `near` is the closest object with CPUs. `bus_id` is None for a GPU for which the file gives no
+    PCI function.
     """
 
     element: Element
@@ -176,7 +182,7 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """A Machine object: NUMA nodes, PCI functions, and OS devices on none of them (`loose`).
+    """A Machine object: NUMA nodes, PCI functions, and the OS devices on none of them (`loose`).
 
     `package_of` maps a NUMA node's identity to its package; `by_gp` maps a gp_index to its object.
     """
@@ -243,7 +249,7 @@ class HwlocMachine:
         root: str | None,
         package: Element | None,
     ) -> None:
-        """Read a bridge, PCI function or OS device with all below it."""
+        """Read a bridge, PCI function or OS device and all objects below it."""
         kind = element.get("type")
         if kind == "Bridge":
             if element.get("pci_busid") is None:
@@ -265,7 +271,10 @@ class HwlocMachine:
 
 
 def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
-    """Return every machine of a file; the parts of several are named host0/, host1/ ..."""
+    """Return every machine in a file.
+
+    If there are several, the ids of their devices begin with host0/, host1/ ...
+    """
     top_objects = list(iterate_objects(root))
     if not top_objects:
         raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")

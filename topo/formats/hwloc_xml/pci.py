@@ -1,7 +1,7 @@
-"""Find the relevant PCI devices of an hwloc file: GPUs, NICs, NVSwitches, and bridges above them.
+"""Find the PCI devices that matter in an hwloc file: GPUs, NICs, NVSwitches, and their bridges.
 
-hwloc writes the raw rate of a link at that moment. A rate stands for several pairs of generation
-and width; they count alike, so the widest of the nearest is taken.
+hwloc writes the raw rate of a link at the time of writing. Several pairs of generation and width
+have nearly the same rate. They count the same, so the widest of the nearest is taken.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class HwlocGpu:
 
     @property
     def key(self) -> str:
-        """The key in the tree: the address, or the id if there is none."""
+        """The key in the tree: the address, or the id if there is no address."""
         return self.function.bus_id or self.id
 
 
 @dataclass(frozen=True)
 class HwlocNic:
-    """A network device: name, PCI function, interfaces of an RDMA device, and infos."""
+    """A network device: name, PCI function, the interfaces of an RDMA device, and infos."""
 
     name: str
     is_rdma: bool
@@ -75,7 +75,7 @@ class HwlocNic:
 def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     """Return the GPUs in the order of their tools (NVML, ROCm SMI, CUDA), else by address.
 
-    A display adapter that no tool lists counts as a GPU if NVIDIA or AMD made it, unless its
+    A display adapter that no tool lists counts as a GPU if its vendor is NVIDIA or AMD, unless the
     vendor's tool lists others.
     """
     # a vendor's tool that lists any GPU lists all: other display adapters of that vendor are none
@@ -163,8 +163,8 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
     """Return whether a function has no PCI Express link.
 
-    A device that is not number 0 of a bus below a bridge is no endpoint of PCI Express. A file read
-    without privileges has no speeds at all.
+    A device below a bridge whose number on the bus is not 0 is no PCI Express endpoint. A file
+    written without privileges has no speeds at all.
     """
     if function.ids.get("device") in _OLD_ATI or (
         function.bridges and ":00." not in (function.bus_id or ":00.")[4:]
@@ -176,7 +176,7 @@ def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
 
 
 def _rank_tool(name: str | None) -> tuple[int, int]:
-    """Return the order of a tool's device: NVML, ROCm SMI, CUDA, Level Zero, then its number."""
+    """Return the sort key of a tool's device: NVML, ROCm SMI, CUDA, Level Zero, then its number."""
     match = _match_compute_name(name)
     if match is None or match.group(1) == "opencl":
         return 9, _UNLISTED
@@ -233,7 +233,7 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
 
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
-    """Return NVSwitches by address: those that hwloc names, and other bridges of NVIDIA."""
+    """Return NVSwitches by address: functions that hwloc calls so, and other bridges of NVIDIA."""
     functions = [
         f
         for f in machine.functions
@@ -247,7 +247,10 @@ def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
 
 
 def _raw_lane_GBps(generation: int) -> Fraction:
-    """Return hwloc's GB/s of a lane in one direction: after encoding, before packets."""
+    """Return hwloc's rate of a lane in one direction, in GB/s.
+
+    It takes off the encoding, but not the overhead of packets.
+    """
     encoding = (
         Fraction(8, 10)
         if generation <= 2
@@ -263,7 +266,7 @@ _RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in
 
 @lru_cache(maxsize=1024)
 def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Return generation and width of the nearest raw rate within 2 %, else None."""
+    """Return the generation and width with the nearest raw rate, None if none is within 2 %."""
     near = {
         pair: abs(raw_GBps - rate)
         for pair, rate in _RAW_GBps.items()
@@ -273,7 +276,7 @@ def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
 
 
 def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
-    """Return the PCI tree's switches, GPUs and NICs, parents first, with narrowest links."""
+    """Return the PCI tree's switches, GPUs and NICs, parents first, with their narrowest links."""
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }
@@ -304,7 +307,7 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
 
 
 def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
-    """Raise InputError if two GPUs, NICs or bridges above them have one PCI address."""
+    """Raise InputError if two GPUs, NICs or bridges above them have the same PCI address."""
     element_at: dict[str, Element] = {}
     for function in functions:
         itself = [function.element] if function.bus_id is not None else []
@@ -352,9 +355,9 @@ def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
 def _read_bridge_speed(
     machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int
 ) -> Iterator[Fact]:
-    """Yield the facts of a bridge's link; note an idle one.
+    """Yield the facts of a bridge's link; note an idle link.
 
-    GPUs declare their best speed, bridges the current one.
+    GPUs report their best speed, bridges the current one.
     """
     pair = find_lanes(raw_GBps)
     if pair is not None and 1 == pair[0] < below and pair[1] > 1:
@@ -367,7 +370,7 @@ def _read_bridge_speed(
 
 
 def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
-    """Yield a raw rate's generation and width as facts, none if PCIe has no such rate."""
+    """Yield the generation and width of a raw rate as facts, nothing if PCIe has no such rate."""
     pair = find_lanes(raw_GBps)
     if pair is None:
         if raw_GBps:

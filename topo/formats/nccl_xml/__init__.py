@@ -1,18 +1,18 @@
-"""Read and write the XML in which NCCL and RCCL dump a machine (NCCL_TOPO_DUMP_FILE) and load one
-(NCCL_TOPO_FILE).
+"""Read and write the XML files of NCCL and RCCL that describe a machine.
 
-Two dialects: NCCL's, version 1, with `nvlink` elements; RCCL's, version 2, with `xgmi` elements and
+The libraries dump such a file (NCCL_TOPO_DUMP_FILE) and load one (NCCL_TOPO_FILE). There are two
+dialects: NCCL's, version 1, with `nvlink` elements; RCCL's, version 2, with `xgmi` elements and
 `gcn` attributes. Links get the rates that the library itself counts. Doubts about a file are in the
 topology's `extra["notes"]`, a line each.
 
-`write` adds `topoplan_*` attributes and elements for what the format cannot say (other rates, other
-switches, names). NCCL skips elements and ignores attributes that it does not know, and `read` uses
-them: `read(write(t))` has the devices, ranks and links of `t`. A topology that the library would
-not load is refused.
+`write` adds `topoplan_*` attributes and elements for properties that the format cannot express
+(other rates, other switches, names). NCCL skips elements and ignores attributes that it does not
+know, and `read` uses them: `read(write(t))` has the devices, ranks and links of `t`. A topology
+that the library would not load is refused.
 
-`write(t, for_vm=True)` is for NCCL_TOPO_FILE on a virtual machine: the PCI tree alone, with
-plausible speeds instead of placeholders (`list_vm_notes` lists them). `fill_skeleton` reads such
-files on the machine they are for.
+`write(t, for_vm=True)` is for NCCL_TOPO_FILE on a virtual machine: it writes the PCI tree alone,
+with plausible speeds instead of placeholders (`list_vm_notes` lists them). `fill_skeleton` reads
+such files on the machine they are for.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["fill_skeleton", "is_skeleton", "list_vm_notes", "read", "write"]
 def write(topology: Topology, for_vm: bool = False) -> str:
     """Write the topology as XML text, for NCCL on a virtual machine if `for_vm`.
 
-    Otherwise `read` gives all of it back. Raise InputError if there are no GPUs, if the library
-    would not load the text (too large, values too long), and, `for_vm`, if a GPU has no PCI
-    address.
+    Unless `for_vm`, `read` restores all of the topology. Raise InputError if there are no GPUs, if
+    the library would not load the text (too large, values too long), and, with `for_vm`, if a GPU
+    has no PCI address.
     """
     return write_for_vm(topology) if for_vm else write_all(topology)

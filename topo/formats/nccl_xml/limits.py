@@ -1,8 +1,8 @@
 """Check files against the limits of NCCL's and RCCL's own parsers before they are written.
 
 The limits, and the attributes that the libraries add, are those of NCCL 2.30 and RCCL (graph/xml.h,
-graph/xml.cc, graph/topo.cc, graph/topo.h). Elements with unknown names are skipped with all below
-them and count for nothing; attributes with unknown names count like others.
+graph/xml.cc, graph/topo.cc, graph/topo.h). Elements with unknown names are skipped with all
+elements below them and do not count; attributes with unknown names count like others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ATTRIBUTES = 16
 
 @dataclass(frozen=True)
 class Dialect:
-    """Limits of a library: elements in a file, below one element, and of one tag."""
+    """Limits of a library: elements per file, children per element, and elements per tag."""
 
     name: str
     elements: int
@@ -117,8 +117,8 @@ def check_limits(
 ) -> None:
     """Raise InputError if the library would not load the file.
 
-    Checked are its size, its values and the PCI addresses of GPUs: `gpu_addresses` are (GPU,
-    address).
+    The check covers its size, its values and the PCI addresses of GPUs: `gpu_addresses` are pairs
+    (GPU, address).
     """
     elements = [node for node in root.walk() if not node.tag.startswith(TOPOPLAN_PREFIX)]
     keep = f"{dialect.name} would not load the file; keep the topology as JSON"

@@ -1,6 +1,7 @@
-"""Read what joins devices beside the PCI tree in NCCL's and RCCL's XML: NVLink, xGMI, C2C and
-pcilink elements, at the rates that the libraries count, and the elements that topoplan adds for
-what the format itself cannot say.
+"""Read the links outside the PCI tree in NCCL's and RCCL's XML.
+
+These are NVLink, xGMI, C2C and pcilink elements, at the rates that the libraries count, and the
+elements that topoplan adds for properties that the format itself cannot express.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _MAX_NUMBER = 10**18
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
-    """Return the links of GPUs beside PCI, in rank order; add the NVSwitch if any GPU has one."""
+    """Return the links of GPUs other than PCI, in rank order.
+
+    Add the NVSwitch to the devices if any GPU is linked to one.
+    """
     links: list[Link] = []
     peers = {gpu.id for gpu in gpus}
     targets: set[str] = set()
@@ -74,7 +78,10 @@ def _add_nvswitch(
     links: list[Link],
     targets: set[str],
 ) -> None:
-    """Add the one device for all NVSwitches; the oldest GPU's generation says if they can add."""
+    """Add the one device that represents all NVSwitches.
+
+    The generation of the oldest GPU decides whether the switches can add data.
+    """
     counts = {link.src: link.count for link in links if link.dst == nvswitch}
     capabilities = [
         gpu.element.get_integer("sm", None, maximum=_MAX_SM) for gpu in gpus if gpu.id in counts
@@ -93,7 +100,7 @@ def _add_nvswitch(
 def _count_links(
     partial: PartialTopology, gpu: GpuElement, nvswitch: str
 ) -> dict[tuple[str, str], Counter[str]]:
-    """Count a GPU's links by (device, kind) and then by the address that the file names."""
+    """Count a GPU's links by (device, kind), then by the address that the file names."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for element in gpu.element.select("nvlink", "xgmi"):
         count = element.get_integer("count", 1, maximum=_MAX_LINKS) or 0
@@ -133,7 +140,7 @@ def _find_end(
 
 
 def _get_rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, end: str) -> Fraction:
-    """Return the rate of one NVLink or xGMI link of a GPU; note an unknown architecture."""
+    """Return the rate of one NVLink or xGMI link of a GPU in GB/s; note an unknown architecture."""
     if kind == "xgmi":
         gcn = gpu.element.get("gcn")
         rate, is_known = xgmi_counted_GBps(gcn or ""), gcn is not None
@@ -161,7 +168,9 @@ def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
 
 
 def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[GpuElement]) -> None:
-    """Note links that only one end lists or that differ by direction, and GPUs with fewer links
+    """Note odd numbers of links.
+
+    These are links that only one end lists or that differ by direction, and GPUs with fewer links
     than others.
     """
     counts = {
@@ -190,7 +199,7 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
 
 
 def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
-    """Yield links between PCI bridges beside the tree, one direction for each pcilink element."""
+    """Yield links between PCI bridges outside the tree, one direction per pcilink element."""
     source = "pcilink, which NCCL counts as limiting nothing"
     extra = {"element": "pcilink"}
     for host, bridge, element in partial.pcilinks:

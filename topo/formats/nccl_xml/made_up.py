@@ -1,8 +1,8 @@
 """Make up attributes of CPUs and GPUs that NCCL's XML must have and the topology does not.
 
-NCCL asks its host for what a file leaves out, and stops if the host has no answer. Made-up
-attributes fit the rates of the topology as well as NCCL's own table allows, and are marked: reading
-the file again does not take them for facts.
+NCCL queries its host for attributes that a file leaves out, and stops if the host has no answer.
+Made-up attributes fit the rates of the topology as well as NCCL's own table allows. They are
+marked, so that reading the file again does not take them for facts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SM_OF_FAST_NVLINKS = 100  # B200
 
 
 def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes to make up for a CPU, given those `listed`; none if these suffice."""
+    """Return the attributes to make up for a CPU, given those `listed`; empty if these suffice."""
     arch, vendor = listed.get("arch"), listed.get("vendor")
     if arch in ("arm64", "ppc64") or (arch and vendor):
         return {}
@@ -71,7 +71,7 @@ class Capabilities:
         self._nvlinks = [link for link in topology.links if link.kind == "nvlink"]
 
     def find_attributes(self, gpu: str) -> dict[str, str]:
-        """Return a GPU's `sm`: as a fact gives it, else made up from its NVLinks, with the mark."""
+        """Return a GPU's `sm` from its facts, else one made up from its NVLinks, with the mark."""
         subject = gpu_subject(self._view.find_gpu_index(gpu))
         known = self._view.facts.get_number(subject, keys.GPU_SM)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Collect what the readers of NCCL's XML have read, before it becomes a Topology."""
+"""The devices and links read so far from NCCL's XML, before they become a Topology."""
 
 from __future__ import annotations
 

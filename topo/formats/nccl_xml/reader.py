@@ -1,9 +1,8 @@
-"""Read NCCL's and RCCL's XML: the tree of CPUs, bridges, GPUs and NICs; `link_elements` reads the
-links between GPUs.
+"""Read NCCL's and RCCL's XML: the tree of CPUs, bridges, GPUs and NICs.
 
-The rules are those of NCCL's graph/topo.cc: a PCI link has the speed and width of the element below
-it, unknown ones count as Gen3 x16; the two levels of a Broadcom Gen4 or Gen5 switch are one switch;
-CPUs are joined all to all.
+`link_elements` reads the links between GPUs. The rules are those of NCCL's graph/topo.cc: a PCI
+link has the speed and width of the element below it, unknown ones count as Gen3 x16; the two levels
+of a Broadcom Gen4 or Gen5 switch are one switch; every CPU is joined to every other.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def read(text: str, where: str) -> Topology:
     """Read the machine in NCCL's or RCCL's XML.
 
     `where` names the file, in errors and as the topology's name. Raise InputError if the text is
-    no such XML, is cut off, or is a skeleton that lists no GPUs.
+    not such XML, is cut off, or is a skeleton that lists no GPUs.
     """
     root = parse_system(text, where)
     if has_no_gpus(root):
@@ -60,7 +59,10 @@ def read(text: str, where: str) -> Topology:
 
 
 def parse_system(text: str, where: str) -> Element:
-    """Return the <system> element of a text. Raise InputError if there is none."""
+    """Return the <system> element of a text.
+
+    Raise InputError if there is none.
+    """
     root = parse_xml(text, where)
     if root.tag != "system":
         raise root.make_error(
@@ -75,7 +77,7 @@ def has_no_gpus(root: Element) -> bool:
 
 
 def make_skeleton_error(root: Element) -> InputError:
-    """Return the error for a skeleton that no machine fills in."""
+    """Return the error for a skeleton that is read without the machine that fills it in."""
     slots = sum(element.tag == "pci" and has_class(element, GPU_CLASSES) for element in root.walk())
     return InputError(
         f"{root.where}: a skeleton: it lists {slots} PCI slots of GPU class but no <gpu> element, "
@@ -85,7 +87,10 @@ def make_skeleton_error(root: Element) -> InputError:
 
 
 def read_system(root: Element) -> Topology:
-    """Build the topology that a <system> element describes. Raise InputError as `read` does."""
+    """Build the topology that a <system> element describes.
+
+    Raise InputError as `read` does.
+    """
     where = root.where
     written_links = root.select(TOPOPLAN_PREFIX + "link")
     pairs = frozenset((x.get("src") or "", x.get("dst") or "") for x in written_links)
@@ -130,9 +135,10 @@ def read_system(root: Element) -> Topology:
 
 
 def _read_tree(partial: PartialTopology, root: Element) -> None:
-    """Read everything below the CPUs.
+    """Read all elements below the CPUs.
 
-    Several host hashes make several hosts, whose names begin with host0/, host1/ ...
+    If there are several host hashes, there are several hosts, whose names begin with host0/, host1/
+    ...
     """
     elements = root.select("cpu")
     hashes = list(dict.fromkeys(element.get("host_hash") for element in elements))
@@ -182,7 +188,7 @@ def _join_cpus(partial: PartialTopology) -> Iterator[Link]:
 
 
 def _read_pci(partial: PartialTopology, element: Element, position: TreePosition) -> None:
-    """Read a pci element and all below it: its GPUs and NICs if there are any, else a bridge."""
+    """Read a pci element and all below it, as GPUs and NICs if it has any, else as a bridge."""
     bus = (element.get("busid") or "").lower()
     if not bus:
         raise element.make_error("has no busid; expected one such as 0000:3b:00.0")
@@ -204,7 +210,7 @@ def _read_pci(partial: PartialTopology, element: Element, position: TreePosition
 def _read_bridge(
     partial: PartialTopology, element: Element, bus: str, position: TreePosition
 ) -> None:
-    """Add a PCIe switch with its link upwards, and read what is below it."""
+    """Add a PCIe switch with its link upwards, and read the elements below it."""
     children, merged = _flatten_bridge(element)
     if earlier := get_topoplan_attribute(element, "flattened"):
         merged = earlier.split()
@@ -231,9 +237,10 @@ def _read_bridge(
 
 
 def _get_broadcom_generation(element: Element, level: int) -> int:
-    """Return 4 or 5 for a Broadcom switch that shows up as two levels, as in graph/topo.cc, else 0.
+    """Return the generation, 4 or 5, of a two-level Broadcom switch, 0 for other bridges.
 
-    Only `level` 1 of a Gen5 switch differs from level 0 by its ids.
+    Such a switch shows up as two levels of bridges, as in graph/topo.cc. Only `level` 1 of a Gen5
+    switch differs from level 0 by its ids.
     """
     keys = ("vendor", "device", "subsystem_vendor", "subsystem_device")
     try:
@@ -248,7 +255,10 @@ def _get_broadcom_generation(element: Element, level: int) -> int:
 
 
 def _flatten_bridge(element: Element) -> tuple[list[Element], list[str]]:
-    """Return a bridge's children, with those of its second level, and that level's addresses."""
+    """Return a bridge's children, and the addresses of its second-level bridges.
+
+    The children of the second level replace the bridges of that level.
+    """
     generation = _get_broadcom_generation(element, 0)
     children: list[Element] = []
     merged: list[str] = []
@@ -346,7 +356,7 @@ def _read_nic(
 
 
 def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> None:
-    """Note GPUs of a kind that comes with NVLink but has no nvlink elements."""
+    """Note GPUs without nvlink elements whose model comes with NVLink."""
     if len(gpus) < _MIN_BOARD_GPUS or any(gpu.element.select("nvlink", "xgmi") for gpu in gpus):
         return
     first = gpus[0].element

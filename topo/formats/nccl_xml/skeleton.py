@@ -1,8 +1,8 @@
-"""Fill in skeletons, files that list PCI slots but no GPUs, from the probed machine as NCCL does.
+"""Fill in skeletons from the probed machine as NCCL does.
 
-Cloud providers distribute such files, since the PCI tree inside a virtual machine is not the real
-one. The tree, CPUs, NUMA nodes and PCI speeds come from the file; the devices in the slots and the
-NVLinks come from the machine.
+A skeleton is a file that lists PCI slots but no GPUs. Cloud providers distribute such files, since
+the PCI tree inside a virtual machine is not the real one. The tree, CPUs, NUMA nodes and PCI speeds
+come from the file; the devices in the slots and the NVLinks come from the machine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def _find_slots(root: Element) -> dict[str, Element]:
 
 
 def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
-    """Put a gpu element into the slot of each GPU. Raise InputError if no GPU has a slot."""
+    """Put a gpu element into the slot of each GPU.
+
+    Raise InputError if no GPU has a slot.
+    """
     slots = _find_slots(root)
     count = 0
     for rank, name in enumerate(live.ranks):
@@ -111,7 +114,9 @@ def _note_spelling(slot: Element, notes: Notes) -> None:
 
 
 def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
-    """Put NICs where the file names them, as NCCL does, else into the slot at their address."""
+    """Put each NIC into the slot that the file names, as NCCL does, else into that at its
+    address.
+    """
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()
     for nic in [element for element in root.walk() if element.tag == "nic"]:
@@ -221,7 +226,7 @@ class _FilledTree:
         )
 
     def _merge_device(self, from_file: Device) -> Device:
-        """Combine a device of the file with what the machine knows about it."""
+        """Combine a device of the file with the machine's information about it."""
         probed = self.live.by_id.get(from_file.id)
         if from_file.kind not in ("gpu", "nic") or probed is None:
             return from_file
@@ -303,7 +308,7 @@ class _FilledTree:
         return link.kind == "link" and True in ends
 
     def _rename_end(self, name: str, other: str) -> str:
-        """Return the file's name of a link's end; for a CPU, the CPU above the end `other`."""
+        """Return the file's name for a link's end; a CPU becomes the CPU above the end `other`."""
         device = self.live.by_id[name]
         if device.kind != "cpu":
             return name

@@ -1,4 +1,4 @@
-"""Estimate the PCI Express link that a device is made for, if the machine does not report it."""
+"""Estimate the PCI Express link that a device is made for if the machine does not report it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PcieSpeed:
 
     @property
     def GBps(self) -> Fraction:
-        """GB/s in one direction as NCCL counts it."""
+        """The rate in one direction in GB/s, as NCCL counts it."""
         return pcie_GBps(self.generation, self.width)
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieS
 
 
 def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:
-    """Estimate the link that a NIC of its speed is made for."""
+    """Estimate the link that a NIC of this speed is made for."""
     Gbps = read_nic_Gbps(nic, facts)
     if Gbps is None:
         return PcieSpeed(3, why="as NCCL takes it, since the speed of the NIC is not known")

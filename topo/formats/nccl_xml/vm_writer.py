@@ -2,8 +2,8 @@
 
 NCCL takes the tree and the speeds from the file, and puts each device into the slot with its PCI
 address (graph/xml.cc). Inside a virtual machine NCCL would find placeholder speeds, and one of them
-above a GPU limits its rings to 0.12 GB/s; each is replaced by the speed that the device is made
-for, and noted.
+above a GPU limits its rings to 0.12 GB/s. Each placeholder is replaced by the speed that the device
+is made for, and noted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLACEHOLDER_GENERATION = 2
 
 
 def write_for_vm(topology: Topology) -> str:
-    """Write a machine's PCI tree for NCCL_TOPO_FILE on it; comments say what was replaced.
+    """Write a machine's PCI tree for NCCL_TOPO_FILE on that machine; comments list replacements.
 
     Raise InputError if there are no GPUs, a GPU has no PCI address, or NCCL would not load the
     file.
@@ -45,7 +45,10 @@ def write_for_vm(topology: Topology) -> str:
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
-    """List what `write_for_vm` replaces or leaves out. Raise InputError as it does."""
+    """List the values that `write_for_vm` replaces or leaves out.
+
+    Raise InputError as it does.
+    """
     return _VmFile(topology).notes
 
 
@@ -55,7 +58,7 @@ def _escape_comment(line: str) -> str:
 
 
 class _VmFile:
-    """The elements of the file, and notes on what was replaced."""
+    """The elements of the file, and notes on replaced values."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -76,7 +79,7 @@ class _VmFile:
 
     @property
     def notes(self) -> list[str]:
-        """What was replaced or left out, one line for all devices alike."""
+        """The replaced and omitted values, one line for all devices with the same note."""
         return [
             " ".join(f"{', '.join(names)}: {what}".split())
             for what, names in self._devices_by_note.items()
@@ -86,7 +89,10 @@ class _VmFile:
         self._devices_by_note.setdefault(what, []).append(device.id)
 
     def _build_system(self) -> XmlNode:
-        """Build the <system> element. Raise InputError if NCCL would not load it."""
+        """Build the <system> element.
+
+        Raise InputError if NCCL would not load it.
+        """
         amd = is_amd(self.topology)
         root = XmlNode("system", {"version": "2" if amd else "1"})
         cpus = [d for d in self.topology.devices if d.kind == "cpu"]
@@ -119,7 +125,7 @@ class _VmFile:
     # -- CPUs
 
     def _group_by_numa(self, cpu: Device, number: int, cpu_count: int) -> dict[int, list[Device]]:
-        """Group what hangs on a CPU by its NUMA node, else by those of the devices."""
+        """Group the devices below a CPU by its NUMA node, or by their own if that is unknown."""
         below = self.tree.children[cpu.id]
         if cpu.numa_node is not None:
             return {number: below}
@@ -140,7 +146,10 @@ class _VmFile:
         return groups
 
     def _find_numa(self, device: Device) -> int | None:
-        """Return the NUMA node of a device, for a switch the first known one below."""
+        """Return the NUMA node of a device, for a switch the first known one below.
+
+        None if it is unknown.
+        """
         if device.kind == "switch":
             return next(
                 (n for d in self.tree.children[device.id] if (n := self._find_numa(d)) is not None),
@@ -173,7 +182,11 @@ class _VmFile:
     # -- PCI
 
     def _build_element(self, device: Device, parent: Device | None) -> XmlNode | None:
-        """Build a device's pci element, None without an address or after another port."""
+        """Build a device's pci element, None if it needs none.
+
+        Left out are switches without devices, devices without a PCI address or with that of a
+        switch, and further ports of an adapter.
+        """
         if device.kind == "switch":
             below = [
                 node
@@ -244,7 +257,7 @@ class _VmFile:
 
 
 def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
-    """Return a link for what the fastest device below a switch can take."""
+    """Return a link that matches the fastest device below a switch."""
     fastest = max(
         pcie_link(n.attributes["link_speed"], int(n.attributes["link_width"])).generation
         for n in below
@@ -255,7 +268,7 @@ def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
 def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
     """Return the declared link, None if it was assumed.
 
-    If only a rate is known, that is PCIe's nearest.
+    If only its rate is known, return the PCIe link with the nearest rate.
     """
     if link.is_assumed:
         return None
@@ -275,7 +288,7 @@ def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
 
 
 def _find_nearest(rate: Fraction) -> PcieSpeed:
-    """Return the PCIe link with the nearest rate; among equals a plausible, wide one."""
+    """Return the PCIe link with the nearest rate; if several are equal, a plausible, wide one."""
     links = [PcieSpeed(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps]
     return min(links, key=lambda x: (abs(x.GBps - rate), x.generation <= _PLACEHOLDER_GENERATION))
 

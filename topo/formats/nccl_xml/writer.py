@@ -1,8 +1,8 @@
 """Write NCCL's XML (or RCCL's, if there are xGMI links or gcn attributes).
 
-What NCCL understands becomes NCCL's own elements: the PCI tree, GPUs, NICs, NVLinks. That text is
-read back, and wherever it differs from the topology, topoplan's elements are added (see
-`nccl_xml`).
+The parts of a topology that NCCL understands become NCCL's own elements: the PCI tree, GPUs, NICs,
+NVLinks. That text is read back, and wherever it differs from the topology, topoplan's elements are
+added (see `nccl_xml`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_Mbps = 10**9
 
 
 def write_all(topology: Topology) -> str:
-    """Write the topology as XML text; `read` gives back its devices, links and ranks.
+    """Write the topology as XML text from which `read` restores its devices, links and ranks.
 
     Raise InputError if there are no GPUs, and if NCCL would not load the text (too large, values
     too long).
@@ -74,13 +74,13 @@ def format_speed(generation: int) -> str:
 
 
 def get_pci_fields(device: Device) -> Mapping[str, object]:
-    """Return the PCI fields that a device's file gives, empty if it gives none."""
+    """Return the PCI fields of a device from its file, empty if the file has none."""
     fields = device.extra.get("pci")
     return fields if isinstance(fields, Mapping) else {}
 
 
 class _XmlWriter:
-    """Lays one topology out as NCCL's tree."""
+    """Writer that lays one topology out as NCCL's tree."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -123,7 +123,7 @@ class _XmlWriter:
         return node
 
     def _build_below(self, devices: list[Device], parent: Device | None) -> list[XmlNode]:
-        """Build what hangs on one CPU or switch; the ports of one NIC share an element."""
+        """Build the elements below one CPU or switch; the ports of one NIC share an element."""
         nodes: list[XmlNode] = []
         adapters: dict[str, XmlNode] = {}
         for device in devices:
@@ -142,7 +142,7 @@ class _XmlWriter:
         return nodes
 
     def _build_slot(self, device: Device, parent: Device | None, *children: XmlNode) -> XmlNode:
-        """Build a device's pci element with the file's PCIe link, else the one with its rate."""
+        """Build a device's pci element with the PCIe link from its file, else one with its rate."""
         facts = select_attributes("pci", get_pci_fields(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
         fits_rate = ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate)
@@ -157,7 +157,10 @@ class _XmlWriter:
         return XmlNode("pci", attributes, list(children))
 
     def _choose_class(self, device: Device, listed: str) -> str:
-        """Return the listed class if NCCL reads it as the device's kind, else one that it does."""
+        """Return the device's listed PCI class if NCCL reads it as the device's kind.
+
+        Otherwise return a class that NCCL reads so.
+        """
         if device.kind == "gpu":
             classes = GPU_CLASSES if self.amd else GPU_CLASSES[:1]
             return listed if listed.startswith(classes) else self.gpu_class
@@ -192,7 +195,7 @@ class _XmlWriter:
         return node
 
     def _estimate_net_GBps(self, nic: Device) -> Fraction:
-        """Return a NIC's rate: its own, or else that of its links to networks."""
+        """Return a NIC's rate in GB/s: its own, else that of its links to networks."""
         listed = nic.extra.get("net_speed_GBps")
         if isinstance(listed, (int, float)) and 0 < listed < _MAX_Mbps:
             return Fraction(listed)
@@ -212,7 +215,7 @@ class _XmlWriter:
         return node
 
     def _build_direct_links(self, link: Link) -> Iterator[XmlNode]:
-        """Yield the elements of a GPU's link beside PCI, none if NCCL has no such links."""
+        """Yield the elements of a GPU's link other than PCI, nothing if NCCL has no such links."""
         peer = self.topology.by_id[link.dst]
         tag = "xgmi" if link.kind == "xgmi" else "nvlink"
         if peer.kind == "cpu" and link.kind == "c2c":
@@ -232,7 +235,7 @@ class _XmlWriter:
 
 
 def _count_targets(link: Link) -> Mapping[str, int]:
-    """Return how many links into an NVSwitch lead to each address that the file lists."""
+    """Return the number of links into an NVSwitch for each address that the file lists."""
     listed = link.extra.get("targets")
     counts = listed if isinstance(listed, Mapping) else {}
     if counts and all(isinstance(n, int) and 0 < n <= _MAX_LINKS for n in counts.values()):
@@ -244,7 +247,7 @@ def _count_targets(link: Link) -> Mapping[str, int]:
 
 
 def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode]:
-    """Yield the elements that correct the text's meaning (`as_read`) to `topology`."""
+    """Yield the elements that correct the text, read back as `as_read`, to `topology`."""
     for device in topology.devices:
         other = as_read.by_id.get(device.id)
         fields = _get_written_fields(device)
@@ -278,7 +281,10 @@ def _get_written_fields(device: Device) -> dict[str, str]:
 def _group_links(
     topology: Topology,
 ) -> dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]]:
-    """Return the links from each device to each other one, as comparable rows."""
+    """Return the links from each device to each other device, as comparable rows.
+
+    A row is (GB/s, microseconds of latency, kind, count).
+    """
     links: dict[tuple[str, str], list[tuple[Fraction, Fraction, str, int]]] = defaultdict(list)
     for x in topology.links:
         links[x.src, x.dst].append((x.bandwidth_GBps, x.latency_us, x.kind, x.count))

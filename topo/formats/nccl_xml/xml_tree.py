@@ -25,9 +25,9 @@ _MAX_SWITCH_DEPTH = MAX_DEPTH - 6
 
 
 def quote(value: str) -> str:
-    """Put a value between double quotes: RCCL's parser accepts no others.
+    """Put a value between double quotes, since RCCL's parser accepts no others.
 
-    Characters that a terminal would obey or hide become references by number.
+    Characters that a terminal would interpret or hide become numeric character references.
     """
     text = escape(value, {'"': "&quot;"})
     if printable(text) != text:
@@ -73,10 +73,10 @@ class XmlNode:
 
 
 def normalize_address(text: str | None) -> str | None:
-    """Write a PCI address as NCCL compares it, letter by letter: `0000:3b:00.0` for
-    `00000000:3B:00.0`.
+    """Write a PCI address as NCCL compares it, letter by letter.
 
-    Return None if the text is no address, or its domain is too large for NCCL.
+    For `00000000:3B:00.0` that is `0000:3b:00.0`. Return None if the text is no address, or its
+    domain is too large for NCCL.
     """
     match = _ADDRESS.fullmatch((text or "").strip().lower())
     domain = int(match[1] or "0", 16) if match else _MAX_DOMAINS
@@ -89,8 +89,9 @@ def normalize_address(text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class PcieTree:
-    """The devices below each CPU and PCIe switch, the nearest to a CPU first; `orphans` are below
-    none.
+    """The devices below each CPU and PCIe switch, those nearest to a CPU first.
+
+    `orphans` are devices below none.
     """
 
     children: Mapping[str, list[Device]]
@@ -98,9 +99,9 @@ class PcieTree:
 
 
 def build_tree(topology: Topology) -> PcieTree:
-    """Build the tree of a topology's PCIe links; of several routes to a device the shortest counts.
+    """Build the tree of a topology's PCIe links, with the shortest route to each device.
 
-    Raise InputError if switches are nested deeper than XML is read.
+    Raise InputError if switches are nested more deeply than the XML reader allows.
     """
     joined: dict[str, dict[str, None]] = defaultdict(dict)
     for link in topology.links:
@@ -165,8 +166,10 @@ def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
 
 
 def number_nodes(cpus: list[Device]) -> dict[str, int]:
-    """Assign a different `numaid` to each CPU: its own, -1 if that is unknown, else the first free
-    one.
+    """Assign a different `numaid` to each CPU.
+
+    It is the CPU's NUMA node, or -1 if that is unknown; if another CPU has that number, the first
+    free one.
     """
     owners: dict[int, str] = {}
     for cpu in cpus:

@@ -1,8 +1,7 @@
-"""Read and write what nvidia-smi prints about a machine: `topo -m`, `topo -p2p`, `nvlink -s` and
-`nvlink -R`.
+"""Read and write the output of nvidia-smi that describes a machine.
 
-A label is not a bandwidth: every rate of a topology read from such a text is assumed, and its
-source says so.
+That is `topo -m`, `topo -p2p`, `nvlink -s` and `nvlink -R`. A label is not a bandwidth: every rate
+of a topology read from such a text is assumed, and its source says so.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ def read(text: str, where: str) -> Topology:
 
     `where` names the file in errors. A matrix of `topo -m` gives devices and links (pcie_tree.py
     and other_links.py infer them), `-p2p` matrices of the same GPUs give facts, `nvlink -R` the
-    ends of NVLinks, `nvlink -s` their rate; `extra["notes"]` lists what is odd or assumed. Without
-    such a matrix, `nvlink -R` alone gives GPUs and their NVLinks. If the same matrix occurs several
-    times, each stands for a host of its own, unless the prompts before them name one host.
+    ends of NVLinks, `nvlink -s` their rate; `extra["notes"]` lists odd and assumed values. Without
+    a matrix of `topo -m`, `nvlink -R` alone gives GPUs and their NVLinks. If the same matrix occurs
+    several times, each represents a host of its own, unless the prompts before them name one host.
 
     Raise InputError if there is neither: a run that failed, `-p2p` matrices or `nvlink -s` alone
-    (they do not say what is connected to what), matrices of different machines, a matrix without a
-    GPU's row or with too many devices, and rows with more or fewer cells than columns.
+    (they do not contain connections), matrices of different machines, a matrix without a GPU's row
+    or with too many devices, and rows with more or fewer cells than columns.
     """
     output = parse_output(text, where)
     tables = [table for table in output.tables if table.rows]
@@ -114,7 +113,10 @@ def _read_hosts(text: str, matrices: list[LabelMatrix], where: str) -> Topology:
 
 
 def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) -> Topology:
-    """Read NVLinks alone. Raise InputError that says what is missing if there are none."""
+    """Read NVLinks alone.
+
+    Raise InputError that names the missing output if there are none.
+    """
     if output.failed is not None:
         raise InputError(
             f"{where}: line {output.failed}: nvidia-smi failed to run its matrix, so nothing is "
@@ -143,7 +145,7 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
 def _read_matrix(
     table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], where: str
 ) -> Topology:
-    """Read a matrix of `topo -m`, with what the other parts of the output add to it."""
+    """Read a matrix of `topo -m`, completed from the other parts of the output."""
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
     inferred = InferredTopology(
@@ -187,9 +189,9 @@ def _build(
     facts: Sequence[Fact] = (),
     sources: Sequence[str] = (),
 ) -> Topology:
-    """Build the topology, with facts and sources of the listings of `nvlink` added to the others'.
+    """Build the topology, with the facts and sources of the `nvlink` listings added.
 
-    A last note says which rates are assumed.
+    A last note lists the assumed rates.
     """
     has_rates = any(any(listing.speed.values()) for listing in listings.values())
     assumed = "all rates but those of NVLinks" if has_rates else "all rates"
@@ -211,7 +213,7 @@ def _build(
 
 
 def _find_mismatches(topology: Topology, inferred: InferredTopology) -> list[str]:
-    """Return a note on pairs whose label in the topology is not the printed one.
+    """Return a note on pairs whose label in the topology differs from the printed one.
 
     That happens if no tree of switches and CPUs gives the printed labels.
     """

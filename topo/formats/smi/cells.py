@@ -1,4 +1,4 @@
-"""Read what the cells of a `topo -m` matrix say about each pair of devices, and note oddities."""
+"""Read the cells of a `topo -m` matrix, the labels of each pair of devices, and note oddities."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers distinguished NODE from
 class Cells:
     """A matrix in the order of its columns. Sets of devices are bit masks: bit i is column i.
 
-    `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, from j to
-    i if only that is known, None if neither is. `with_label[label][i]` is the set of devices that
-    have that label with i in either direction; of two PCI Express labels the nearer counts.
+    `ids` are device ids, `gpus` the set of GPUs. `labels[i][j]` is the label from i to j, or from j
+    to i if only that is known, or None if neither is. `with_label[label][i]` is the set of devices
+    that have that label with i in either direction; if a pair has two PCI Express labels, the
+    nearer counts.
     """
 
     ids: tuple[str, ...]
@@ -34,7 +35,7 @@ class Cells:
     with_label: Mapping[str, list[int]]
 
     def find_near(self, i: int, label: str) -> int:
-        """Return the set of devices that i reaches over PCI Express as `label` says, or nearer."""
+        """Return the set of devices that i reaches over PCI Express by `label` or a nearer one."""
         return self.find_with(i, *PCIE_LABELS[: PCIE_LABELS.index(label) + 1])
 
     def find_with(self, i: int, *labels: str) -> int:
@@ -56,7 +57,7 @@ def unite(sets: Iterable[int]) -> int:
 
 
 def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
-    """Return the connected sets of `among`, ordered by their first devices.
+    """Return the connected sets in `among`, ordered by their first devices.
 
     `neighbours` returns the set of devices next to a device.
     """
@@ -72,7 +73,7 @@ def find_components(among: int, neighbours: Callable[[int], int]) -> list[int]:
 
 
 def list_some(names: Iterable[str], limit: int = 6) -> str:
-    """Join names for a note: all if they are few, else the first."""
+    """Join names for a note: all if they are few, else the first ones."""
     return join_first(names, limit)
 
 
@@ -96,7 +97,7 @@ def count_nvlinks(label: str | None) -> int:
 def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
     """Read the cells of a matrix; `nics` are the names that the legend gives its NIC columns.
 
-    What is missing or odd is added to `notes`.
+    Notes on missing and odd cells are added to `notes`.
     """
     ids = _name_devices(table, nics, notes)
     labels = _read_labels(table, ids, notes)

@@ -114,9 +114,9 @@ def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
 def build_p2p_facts(
     tables: Iterable[LabelMatrix], gpus: frozenset[str], notes: list[str]
 ) -> Iterator[Fact]:
-    """Yield what `-p2p` matrices say about `gpus`, the columns of the matrix of `-m`.
+    """Yield the facts in `-p2p` matrices about `gpus`, the columns of the matrix of `-m`.
 
-    Matrices with other GPUs, of another machine, are noted and left out.
+    Matrices with other GPUs are those of another machine; they are noted and left out.
     """
     for table in tables:
         if not set(table.names) <= gpus or len(table.names) > MAX_PAIRED:

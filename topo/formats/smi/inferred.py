@@ -3,8 +3,8 @@
 A matrix gives no rates; the number of NVLinks reveals the generation of the GPUs. V100 have 6
 NVLinks and PCIe Gen3, A100 12 and Gen4, H100 and B200 18 and Gen5 (NVIDIA's datasheets). Machines
 are built with NICs that match their GPUs: HDR InfiniBand (200 Gb/s) in DGX A100, NDR (400 Gb/s) in
-DGX H100 and B200. H100 PCIe and NVL cards with bridges have 12 NVLinks, too; they are taken for
-A100, which a stated rate of PCIe (48 GB/s) corrects.
+DGX H100 and B200. H100 PCIe and NVL cards with bridges also have 12 NVLinks; they are taken for
+A100, which a PCIe rate given by the user (48 GB/s) corrects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BY_NVLINKS = (
 
 @dataclass(frozen=True)
 class AssumedRates:
-    """The assumed PCIe link and GB/s of a NIC (None: unknown), each with its source."""
+    """The assumed PCIe link and GB/s per NIC (None if unknown), each with its source."""
 
     pcie: PcieLink
     pcie_source: str
@@ -59,7 +59,10 @@ def assume_rates(cells: Cells) -> AssumedRates:
 
 
 def _count_gpu_nvlinks(row: list[str | None]) -> int:
-    """Add up a GPU's NVLinks; more than a GPU has lead to NVSwitches: then the largest counts."""
+    """Return the number of a GPU's NVLinks: the sum over its labels.
+
+    A sum that exceeds the links of any GPU means NVSwitches; then the largest label counts.
+    """
     counts = [count_nvlinks(label) for label in row]
     return sum(counts) if sum(counts) <= MAX_NVLINKS else max(counts)
 
@@ -99,7 +102,7 @@ class InferredTopology:
     unplaced: int = 0
 
     def pick_id(self, stem: str, number: int | None = None) -> str:
-        """Return `stem` with the number, or with the first free one if that is taken or None."""
+        """Return `stem` with `number`, or with the first free number if that is taken or None."""
         used = {*self.cells.ids, *(device.id for device in self.devices)}
         if number is not None and f"{stem}{number}" not in used:
             return f"{stem}{number}"

@@ -1,10 +1,9 @@
-"""Read `nvidia-smi nvlink -R` and `-s`: the bus address at the end of each NVLink, and which links
-are up at which rate.
+"""Read `nvidia-smi nvlink -R` and `-s`: the remote address, state and rate of each NVLink.
 
 Neither prints a GPU's own address. nvidia-smi numbers GPUs in the order of their addresses, so the
-remote addresses, sorted, belong to the GPUs that have links, provided that there are as many and
-that all links then have an end on both sides. Otherwise they are taken for NVSwitches, as NCCL
-takes what it does not know.
+remote addresses, sorted, belong to the GPUs that have links, provided that there are equally many
+and that all links then have an end on both sides. Otherwise they are taken for NVSwitches, as NCCL
+takes addresses that it does not know.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _RAW_EXCESS = Fraction(7, 100)
 
 
 def match_peers(listings: Mapping[int, NvlinkListing]) -> dict[str, int] | None:
-    """Return the GPU at each remote address; None if the addresses are those of NVSwitches."""
+    """Return the GPU at each remote address, None if the addresses are those of NVSwitches."""
     linked = sorted(gpu for gpu, listing in listings.items() if listing.remote)
     addresses = sorted({bus for listing in listings.values() for bus in listing.remote.values()})
     if len(linked) != len(addresses):
@@ -40,9 +39,9 @@ def match_peers(listings: Mapping[int, NvlinkListing]) -> dict[str, int] | None:
 
 
 def choose_nvlink_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction, str]:
-    """Return GB/s of one NVLink in one direction and their source.
+    """Return the rate of one NVLink in GB/s in one direction, and its source.
 
-    That is the slowest rate that -s reports, or the datasheet's where that explains it.
+    It is the slowest rate that -s reports, or the datasheet's rate if they differ by at most 7 %.
     """
     speeds = {speed for listing in listings.values() for speed in listing.speed.values()}
     reported = [speed for speed in speeds if speed and float(speed) > 0]

@@ -1,11 +1,11 @@
-"""Infer the links beside PCI Express: NVLinks, direct or through NVSwitches, and those of
-topoplan's own labels.
+"""Infer the links other than PCI Express: NVLinks, and those of topoplan's own labels.
 
-nvidia-smi prints the same NV# for # links to a peer and for # links into NVSwitches. No GPU has
-more than 18 NVLinks, so labels of a row that add up to more cannot all be direct: GPUs that all
-have NV# with each other are then joined through one `nvswitch`, each with as many links as its best
-label says. (Eight GPUs with NV12 are on NVSwitches; four with NV6 are joined pairwise, 18 links
-each.) All other NV# are direct links. Two GPUs alone leave it open, and nothing depends on it.
+NVLinks are direct or lead to NVSwitches; nvidia-smi prints the same NV# for # links to a peer and
+for # links into NVSwitches. No GPU has more than 18 NVLinks, so labels of a row that add up to more
+cannot all be direct: GPUs that all have NV# with each other are then joined through one `nvswitch`,
+each with the number of links in its largest label. (Eight GPUs with NV12 are on NVSwitches; four
+with NV6 are joined pairwise, 18 links each.) All other NV# are direct links. With only two GPUs
+both are possible, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def join_other_links(
 ) -> None:
     """Add every link that is not PCI Express.
 
-    `nvlink` is the rate of one NVLink and its source. `switched` says whether NVLinks end at
+    `nvlink` is the rate of one NVLink in GB/s and its source. `switched` is whether NVLinks end at
     NVSwitches, None if that is unknown.
     """
     switched_groups = [] if switched is False else _add_nvswitches(inferred, nvlink, bool(switched))
@@ -158,7 +158,7 @@ def _add_direct_links(
 
 
 def _add_switches(inferred: InferredTopology) -> None:
-    """Add switches for the pairs labelled SW, each for a clique of such pairs, few and large."""
+    """Add switches for the pairs labelled SW, one per clique of such pairs, few and large ones."""
     cells = inferred.cells
     unjoined = list(cells.with_label["SW"])
     joined = [cells.find_with(i, "SW", "NV", "XGMI", "C2C", "LNK") for i in range(len(cells.ids))]
@@ -188,7 +188,10 @@ def _add_switches(inferred: InferredTopology) -> None:
 
 
 def _add_networks(inferred: InferredTopology) -> None:
-    """Add a network for each set that NET connects, joined to its NICs and to GPUs without one."""
+    """Add a network for each set of devices that NET connects.
+
+    It is joined to the NICs of the set and to GPUs without one.
+    """
     cells = inferred.cells
     direct_labels = [label for label in cells.with_label if label not in ("NET", "DIS")]
     for group in _find_groups(inferred, "NET"):

@@ -1,8 +1,8 @@
-"""Split what nvidia-smi printed into matrices of `topo`, sections of `nvlink` and legends.
+"""Split nvidia-smi's output into matrices of `topo`, sections of `nvlink` and legends.
 
-Every vintage is read: tabs, spaces or both, device columns under any name, affinity columns or
-none, underlined headings. Prompts and prose around it are skipped. The other modules interpret the
-words.
+The output of every version is read: tabs, spaces or both, device columns under any name, affinity
+columns or none, underlined headings. Prompts and prose around it are skipped. The other modules
+interpret the words.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _SNIFF = re.compile(
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A row of a matrix: cells of the device columns (None: not printed) and named affinities."""
+    """A row of a matrix: cells of the device columns (None if not printed) and named affinities."""
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
@@ -88,10 +88,11 @@ class MatrixRow:
 
 @dataclass
 class LabelMatrix:
-    """A matrix: its devices in the order of columns, its rows by device, and the flag of `-p2p`.
+    """A matrix: its devices in the order of columns, its rows by device, and its `-p2p` flag.
 
-    `start` is the line of the command that printed the matrix, else of its heading; `host` is the
-    host in that line's prompt; `has_nvlinks` is False for a matrix of `-mp`.
+    `flag` is None for a matrix of `-m`. `start` is the line of the command that printed the matrix,
+    else of its heading; `host` is the host in that line's prompt; `has_nvlinks` is False for a
+    matrix of `-mp`.
     """
 
     line: int
@@ -112,8 +113,10 @@ class LabelMatrix:
 
 @dataclass
 class NvlinkListing:
-    """A GPU in `nvidia-smi nvlink`: by link, remote bus addresses (-R) and GB/s or None if inactive
-    (-s).
+    """A GPU in the output of `nvidia-smi nvlink`.
+
+    `remote` maps a link's number to the bus address at its other end (-R), `speed` to its GB/s,
+    None if the link is inactive (-s).
     """
 
     name: str = ""
@@ -123,14 +126,14 @@ class NvlinkListing:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The GPU's name and UUID, as far as they are printed, by the keys of facts and devices."""
+        """The GPU's name and UUID, if printed, by the keys of facts and devices."""
         named = {"name": self.name, "uuid": self.uuid}
         return {key: text for key, text in named.items() if text}
 
 
 @dataclass
 class SmiOutput:
-    """All parts of a text: `nics` maps a column to its name in the legend.
+    """All parts of a text; `nics` maps a column to its name in the legend.
 
     `failed` is the line in which nvidia-smi gave up on the matrix, `stray` the first row of a
     matrix without a heading.
@@ -232,7 +235,7 @@ def _remove_codes(text: str) -> str:
 
 
 def _remove_markup(line: str) -> str:
-    """Remove the mark with which a document begins a line; in a table, replace bars by tabs."""
+    """Remove the mark at the beginning of a document's line; in a table, replace bars by tabs."""
     mark = _MARK_UP.match(line)
     if mark is None:
         return line
@@ -280,9 +283,9 @@ def _parse_row(
 ) -> tuple[str, MatrixRow] | None:
     """Parse a row of the matrix and return its device and cells; None for any other line.
 
-    Labels that lost the tab between them are split. Raise InputError unless there are as many
-    cells as columns, since it is then unknown which cell belongs to which column; only the first
-    cells of a row in which the text breaks off (`is_cut_off`) are known to be in place.
+    Labels that lost the tab between them are split. Raise InputError unless there are as many cells
+    as columns, since it is then unknown which cell belongs to which column; only the first cells of
+    a row in which the text breaks off (`is_cut_off`) are known to be in place.
     """
     words = line.split(maxsplit=2)
     if len(words) < 2 or words[0] not in matrix.known or not _LABEL.match(words[1]):
@@ -322,7 +325,7 @@ def _is_one_label(cell: str) -> bool:
 def _split_glued(word: str) -> list[str]:
     """Split a word that lost its tabs: `NODEPXB` into NODE and PXB, `SYS0-15` into SYS and 0-15.
 
-    `NV18` followed by a number stays whole: nothing says where one ends and the other begins.
+    `NV18` followed by a number stays whole, since the boundary between them is unknown.
     """
     if _KNOWN_LABEL.fullmatch(word):
         return [word]

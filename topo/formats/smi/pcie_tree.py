@@ -1,12 +1,12 @@
-"""Infer the PCI Express tree behind the labels of a matrix: switches, host bridges, NUMA nodes and
-sockets.
+"""Infer the PCI Express tree from the labels of a matrix.
 
-PIX (one switch), PXB (several switches), PHB (one CPU), NODE (two host bridges of one NUMA node)
-and SYS (between NUMA nodes) are read as nested classes. Devices that are PIX of each other share a
-switch; PIX classes that are PXB of each other share a switch above; PHB and NODE share a CPU, and
-if both occur below one CPU, `extra["root"]` names each device's root complex. If the labels form no
-such hierarchy, classes grow together and the nearest label wins. NV# hides the PCI Express route of
-a pair; such GPUs are placed by their other labels and by their affinities.
+The tree consists of switches, host bridges, NUMA nodes and sockets. PIX (one switch), PXB (several
+switches), PHB (one CPU), NODE (two host bridges of one NUMA node) and SYS (between NUMA nodes) are
+read as nested classes. Devices that are PIX of each other share a switch; PIX classes that are PXB
+of each other share a switch above; PHB and NODE share a CPU, and if both occur below one CPU,
+`extra["root"]` names each device's root complex. If the labels form no such hierarchy, classes are
+merged and the nearest label counts. NV# hides the PCI Express route of a pair; such GPUs are placed
+by their other labels and by their affinities.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
 def _find_pcie_devices(inferred: InferredTopology) -> int:
     """Return the set of devices that PCI Express reaches.
 
-    A label says so, or else an affinity of a device that has only labels of nvidia-smi.
+    These are devices with a PCI Express label, and devices with an affinity that have only labels
+    of nvidia-smi.
     """
     cells, on_pcie = inferred.cells, 0
     for i in range(len(cells.ids)):
@@ -79,12 +80,12 @@ def _find_pcie_devices(inferred: InferredTopology) -> int:
 
 
 def _find_classes(among: int, cells: Cells, label: str) -> list[int]:
-    """Return the sets that `label` and nearer ones join, ordered by their first devices."""
+    """Return the sets of devices that `label` or nearer ones join, by their first devices."""
     return find_components(among, lambda i: cells.find_near(i, label))
 
 
 def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
-    """Return the devices of each NUMA node.
+    """Return the set of devices of each NUMA node.
 
     Devices share a node if NODE or a nearer label joins them, or if their affinities agree or are
     unknown and no label sets them apart.
@@ -163,7 +164,10 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
 
 
 def _get_key(affinity: Affinity) -> int | str | None:
-    """Return what identifies the NUMA node of an affinity: its number, else its CPUs."""
+    """Return the identity of an affinity's NUMA node: its number, else its CPUs.
+
+    None if neither is known.
+    """
     return affinity.cpus if affinity.numa_node is None else affinity.numa_node
 
 
@@ -217,7 +221,7 @@ def _find_common(values: list[_Value]) -> _Value | None:
 
 
 def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None:
-    """Name root complexes below a CPU if NODE sets groups of devices apart; others get no name."""
+    """Name root complexes below a CPU if NODE sets groups of devices apart; else name none."""
     cells = inferred.cells
     on_cpu = unite(groups)
     apart = [
@@ -238,7 +242,7 @@ def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None
 
 
 def _add_branch(inferred: InferredTopology, cpu: Device, group: int, parts: list[int]) -> None:
-    """Add what hangs on one port of a CPU: a device, a switch, or a switch above switches."""
+    """Add the devices at one port of a CPU: a device, a switch, or a switch above switches."""
     if group.bit_count() == 1:
         _add_pcie_link(inferred, inferred.get_names(group)[0], cpu.id)
         return
@@ -304,7 +308,10 @@ def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -
 
 
 def list_matrix_devices(inferred: InferredTopology) -> Iterator[Device]:
-    """Yield the columns' devices with inferred NUMA nodes and roots, and NICs' assumed rates."""
+    """Yield the devices of the columns, with inferred NUMA nodes and root complexes.
+
+    NICs also have their assumed rates.
+    """
     for i, ident in enumerate(inferred.cells.ids):
         node = inferred.affinities.get(i, UNKNOWN).numa_node
         kind = "gpu" if inferred.cells.gpus >> i & 1 else "nic"

@@ -1,4 +1,4 @@
-"""Write the matrix that `nvidia-smi topo -m` prints, for any topology."""
+"""Write a matrix as `nvidia-smi topo -m` prints it, for any topology."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def write(topology: Topology) -> str:
 
     GPUs have the numbers in their ids if all are `gpuN`, else their ranks. For routes without a
     label of nvidia-smi, topo/matrix.py has labels (XGMI#, LNK, SW, NET, DIS), which the legend
-    explains. `read` restores as much as the format has room for: writing what it reads gives the
-    same text.
+    explains. `read` restores the properties for which the format has room: writing the topology
+    that it reads gives the same text.
     """
     connections, facts = ConnectionFinder(topology), load_facts(topology.extra, topology.name)
     names = {ident: f"GPU{rank}" for rank, ident in enumerate(topology.ranks)}
@@ -58,8 +58,9 @@ def write(topology: Topology) -> str:
 def _write_affinities(
     topology: Topology, connections: ConnectionFinder, facts: Facts, gpu: Device
 ) -> tuple[str, ...]:
-    """Return a GPU's CPU and NUMA affinity, the empty field by which nvidia-smi aligns, and the
-    NUMA node of its memory.
+    """Return a GPU's CPU affinity, NUMA affinity, an empty field, and its memory's NUMA node.
+
+    nvidia-smi aligns the columns with the empty field.
     """
     match = _GPU_ID.fullmatch(gpu.id)
     subject = gpu_subject(match.group(1)) if match else ""
@@ -79,7 +80,7 @@ def _write_affinities(
 
 
 def _choose_first(values: tuple[object, ...]) -> str:
-    """Return the first value that is a number or a list of ranges of numbers, else N/A."""
+    """Return the first value that is a number or a list of ranges, N/A if there is none."""
     texts = ("".join(str(value).split()) for value in values if value is not None)
     return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
 
@@ -87,7 +88,10 @@ def _choose_first(values: tuple[object, ...]) -> str:
 def _find_nearest_cpu(
     topology: Topology, connections: ConnectionFinder, gpu: Device
 ) -> Device | None:
-    """Return the CPU that a GPU reaches over the fewest links, else the one of its NUMA node."""
+    """Return the CPU that a GPU reaches over the fewest links, else the one of its NUMA node.
+
+    None if there is neither.
+    """
     cpus = [device for device in topology.devices if device.kind == "cpu"]
     lengths = {
         cpu.id: len(route)
