@@ -139,7 +139,7 @@ def predict_us(
     *,
     batched: bool = False,
 ) -> float | None:
-    """Return the predicted microseconds of a schedule at a size; None if there are too many
+    """Return the predicted microseconds of a schedule at a size; None if it has too many
     messages.
 
     `batched`: all messages of a tick are posted at once and awaited before the next tick, as over

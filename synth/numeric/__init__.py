@@ -1,3 +1,4 @@
-"""Numerical methods that know nothing of GPUs: linear programs, exact rates, arborescences, matroid
-union.
+"""Numerical methods that know nothing of GPUs.
+
+They are linear programs, exact rates, arborescences, circuits and matroid union.
 """

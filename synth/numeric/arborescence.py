@@ -1,8 +1,8 @@
-"""Minimum spanning arborescences of dense directed graphs: cheapest out-trees (Chu, Liu 1965;
-Edmonds 1967).
+"""Minimum spanning arborescences of dense directed graphs: cheapest out-trees.
 
-Invariant: contracting a cycle of cheapest edges changes the price of every out-tree by the same
-amount, so the optimum of the smaller graph extends to one of the whole.
+The algorithm is that of Chu and Liu (1965) and Edmonds (1967). Invariant: contracting a cycle of
+cheapest edges changes the price of every out-tree by the same amount, so the optimum of the smaller
+graph extends to one of the whole.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 
 def cheapest_out_tree(price: NDArray[Any], root: int) -> list[int]:
-    """Return the parent of every node (-1 at `root`) in an out-tree of least total price, `price[u,
-    v]` being that of u -> v.
+    """Return the parent of every node (-1 at `root`) in an out-tree of least total price.
 
-    Prices are floats, or exact integers in an array of objects. Where there is no edge between
-    two nodes, give it a price above the sum of all others.
+    `price[u, v]` is the price of the edge u -> v. Prices are floats, or exact integers in an array
+    of objects. If there is no edge between two nodes, its price must exceed the sum of all others.
     """
     return _contract(price.copy(), root)
 
 
 def _contract(cost: NDArray[Any], root: int) -> list[int]:
-    """Return what cheapest_out_tree does; `cost` is changed."""
+    """Return the same as `cheapest_out_tree`; `cost` is changed."""
     n = len(cost)
     if n == 1:
         return [-1]

@@ -1,10 +1,12 @@
-"""Circuits through all nodes of a dense directed graph: the cheapest, by dynamic programming over
-subsets for few nodes (Bellman 1962; Held, Karp 1962) and by CP-SAT's circuit constraint for more;
-and cheap ones without proof, by cheapest insertion (Rosenkrantz, Stearns, Lewis 1977), improved by
-reversing or moving nodes in a row (2-opt and Or-opt) until no move helps.
+"""Circuits through all nodes of a dense directed graph: the cheapest, or cheap ones.
 
-A circuit is the order of nodes 1, 2, ... in which it visits them from node 0 and back. Where there
-is no edge, a price is infinite.
+The cheapest is found by dynamic programming over subsets for few nodes (Bellman 1962; Held, Karp
+1962) and by CP-SAT's circuit constraint for more. Cheap ones without proof come from cheapest
+insertion (Rosenkrantz, Stearns, Lewis 1977), improved by reversing or moving consecutive nodes
+(2-opt and Or-opt) until no move helps.
+
+A circuit is the order of nodes 1, 2, ... in which it visits them from node 0 and back. A missing
+edge has an infinite price.
 """
 
 from __future__ import annotations
@@ -22,31 +24,33 @@ from .linear import Floats
 
 Ints = NDArray[np.int64]
 Circuit = tuple[int, ...]
-# Nodes of graphs for which the dynamic program serves.
+# Largest graphs, in nodes, for the dynamic program.
 MAX_NODES = 17
 # CP-SAT takes integers: prices are rounded to a billionth of the highest.
 _PRICE_SCALE = 10**9
 # Seconds of an idle core to extend one path by one node.
 _STATE_S = 4e-9
-# Nodes in a row that are moved together, at most.
+# Most consecutive nodes that are moved together.
 _LONGEST = 24
 # Seconds of an idle core for each move that is judged, and for each round of moves.
 _ENTRY_S, _CALL_S = 2e-8, 1e-3
-# Gain, as a part of the price, from which a move counts: more than rounding errors.
+# Gain, as a fraction of the price, from which a move counts: above rounding errors.
 _BETTER = 1e-9
 
 
 @lru_cache(maxsize=4)
 def _list_subsets(others: int) -> list[Ints]:
-    """Return the subsets of `others` nodes, as bits, by how many nodes they have."""
+    """Return the subsets of `others` nodes, as bits, grouped by their number of nodes."""
     every = np.arange(1 << others, dtype=np.int64)
     sizes = sum((every >> i) & 1 for i in range(others)) + np.zeros_like(every)
     return [every[sizes == k] for k in range(others + 1)]
 
 
 def _extend_paths(price: Floats, count: int) -> Floats:
-    """Return the prices of the cheapest paths from node 0 through each subset of at most `count`
-    other nodes (a row) to each of its nodes; infinite elsewhere.
+    """Return the prices of the cheapest paths from node 0 through small subsets of other nodes.
+
+    Row s, column v is for the path through subset s (of at most `count` nodes) that ends at its
+    node v; other entries are infinite.
     """
     others = len(price) - 1
     within = np.ascontiguousarray(price[1:, 1:])
@@ -60,8 +64,9 @@ def _extend_paths(price: Floats, count: int) -> Floats:
 
 
 def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]:
-    """Return the nodes, from `last` back to node 0 (left out), of the cheapest path through a
-    subset.
+    """Return the nodes of the cheapest path through a subset, from `last` back to node 0.
+
+    Node 0 itself is not included.
     """
     path = [last]
     while subset := subset ^ (1 << last):
@@ -71,11 +76,11 @@ def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]
 
 
 def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[float, Circuit]]:
-    """Return up to `count` different cheap circuits with their prices, the cheapest of all first;
-    none where there is none.
+    """Return up to `count` different cheap circuits with their prices, the cheapest of all
+    first.
 
-    Each is the cheapest of those that visit some half of the nodes first. For at most MAX_NODES
-    nodes.
+    The list is empty if there are none. Each is the cheapest of those that visit a certain half of
+    the nodes first. The graph may have at most MAX_NODES nodes.
     """
     others = len(price) - 1
     effort.spend(_STATE_S * others**2 * 2**others + 2e-4)
@@ -86,7 +91,7 @@ def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[f
     rest = others - first + 1
     there = _extend_paths(price, max(first, rest))
     back = there if np.array_equal(price, price.T) else _extend_paths(price.T, rest)
-    # The two halves of a circuit have the node in common at which they meet.
+    # The two halves of a circuit share the node at which they meet.
     halves = _list_subsets(others)[first]
     bits = 1 << np.arange(others, dtype=np.int64)
     remaining = ((1 << others) - 1) ^ halves
@@ -105,8 +110,9 @@ def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[f
 
 
 def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit | None, bool]:
-    """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest; None where
-    none was found with that effort, or (proved) where there is none.
+    """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest.
+
+    The circuit is None if none was found with that effort, or, if that is proved, none exists.
     """
     edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
     if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
@@ -131,9 +137,10 @@ def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit 
 def near_circuits(
     price: Floats, begun: Iterable[Circuit], starts: int, effort: Effort
 ) -> list[tuple[float, Circuit]]:
-    """Return different cheap circuits with their prices, cheapest first: those `begun`, and
-    insertions from `starts` nodes, each improved until no move helps. None has a missing edge;
-    where exchanges find none without, there is none here.
+    """Return different cheap circuits with their prices, cheapest first.
+
+    They are those `begun`, and insertions from `starts` nodes, each improved until no move helps.
+    None of them has a missing edge, so the list may be empty even if circuits exist.
     """
     n = len(price)
     finite = np.isfinite(price)
@@ -156,9 +163,7 @@ def _price_of(price: Floats, tour: list[int]) -> float:
 
 
 def _insert_nodes(price: Floats, start: int) -> list[int]:
-    """Return a tour that grows from a node by inserting, each time, the node and place that cost
-    least more.
-    """
+    """Return a tour that grows from a node by always inserting at the least additional cost."""
     n = len(price)
     tour, left = [start], [node for node in range(n) if node != start]
     while left:
@@ -172,9 +177,7 @@ def _insert_nodes(price: Floats, start: int) -> list[int]:
 
 
 def _improve(price: Floats, tour: list[int], effort: Effort) -> list[int]:
-    """Return the tour, beginning at node 0, after the best of all moves was made again and again,
-    until none helps.
-    """
+    """Return the tour, beginning at node 0, after making the best of all moves until none helps."""
     n = len(price)
     while n > 2:
         effort.spend(_CALL_S + _ENTRY_S * n**2 * min(n, _LONGEST))
@@ -194,8 +197,10 @@ def _improve(price: Floats, tour: list[int], effort: Effort) -> list[int]:
 
 
 def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
-    """Return how much dearer the tour gets, at least, when its nodes i .. j (not the first) are
-    visited backwards.
+    """Return the least price change from visiting nodes i .. j of the tour backwards, and (i,
+    j).
+
+    Node 0 stays first. A negative change is a gain.
     """
     there = price[tour, np.roll(tour, -1)]
     back = price[np.roll(tour, -1), tour]
@@ -217,8 +222,10 @@ def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
 
 
 def _best_move(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int, int]]:
-    """Return how much dearer the tour gets, at least, when its nodes a .. b - 1 and b .. c - 1 (not
-    the first) swap.
+    """Return the least price change from swapping two adjacent runs of nodes, and (a, b, c).
+
+    The runs are nodes a .. b - 1 and b .. c - 1 of the tour; node 0 stays first. A negative change
+    is a gain.
     """
     n = len(tour)
     ends = np.array([*tour, tour[0]])

@@ -1,5 +1,6 @@
-"""CP-SAT for all searches: one worker, a fixed seed and a limit of deterministic time, so that
-equal models end equally.
+"""CP-SAT settings for all searches, so that equal models give equal results.
+
+These are one worker, a fixed seed and a limit of deterministic time.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from ..effort import Effort
 
 # Seconds that a unit of CP-SAT's deterministic time takes on an idle core, roughly.
 _WORK_S = 3.5
-# Seconds of an idle core to build and presolve a constraint, of which deterministic time says
-# little.
+# Seconds of an idle core to build and presolve a constraint, which deterministic time hardly
+# includes.
 _CONSTRAINT_S = 1e-5
-# Least work and time for a model, where its allowance is used up.
+# Least work and time for a model if its allowance is used up.
 _MIN_S = 0.01
 
 
 def solve(
     model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
 ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the work that is allowed; return the solver and its status.
+    """Solve a model within the allowed work; return the solver and its status.
 
-    `varied`: take turns at CP-SAT's strategies, for models of which different ones suit each.
+    `varied`: alternate between CP-SAT's strategies, for models that each need a different one.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -1,5 +1,6 @@
-"""Round the floats of a linear program to exact rates that overload nothing and have a small common
-denominator.
+"""Round the floats of a linear program to exact rates.
+
+The rates overload nothing and have a small common denominator.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .linear import Floats
 
 # Largest denominator of a rate in units of the least capacity, and of all rates together.
 _SMALL_DENOMINATORS, _FINE = 1000, 1 << 40
-# Whole rates are multiples of the capacities' common unit, divided by one of these.
+# Integer rates are multiples of the capacities' common unit, divided by one of these.
 _PARTS = (1, 2, 3, 4)
 # With more units on a link, CP-SAT has too many counts to choose from.
 _MAX_UNITS = 64
@@ -29,13 +30,13 @@ _WHOLE_WORK_S = 0.5
 def exact_rates(
     weights: Floats, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction]:
-    """Return rates near `weights`, where column j uses row i `uses[j][i]` times and row i can carry
-    `capacity[i]`.
+    """Return exact rates near `weights` that overload no row.
 
-    Whole multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT. Failing
-    that: a basic solution is a vector of fractions with a common denominator, and where that is
-    small the rates are these fractions exactly. Otherwise rates are rounded down to multiples of
-    the least capacity / 2^40.
+    Column j uses row i `uses[j][i]` times, and row i can carry `capacity[i]`. Integer multiples of
+    a coarse unit are tried first (few columns, even shares), by CP-SAT. If that fails: a basic
+    solution is a vector of fractions with a common denominator, and if that is small the rates are
+    these fractions exactly. Otherwise rates are rounded down to multiples of the least capacity /
+    2^40.
     """
     unit = min(capacity)
     whole = _whole_rates(float(sum(weights)), uses, capacity, effort)
@@ -60,10 +61,10 @@ def exact_rates(
 def _whole_rates(
     total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
 ) -> list[Fraction] | None:
-    """Return whole multiples of the capacities' common unit, or a half, third or quarter of it,
-    that sum up to `total`.
+    """Return rates that sum up to `total` and are multiples of one coarse unit.
 
-    Of those with the fewest columns; None where there are none, or they are not found in time.
+    The unit is the capacities' common unit, or a half, third or quarter of it. The rates with the
+    fewest columns are preferred. None if there are none, or they are not found in time.
     """
     unit = fraction_gcd(list(set(capacity)))
     for parts in _PARTS:

@@ -1,6 +1,7 @@
-"""Linear programs by HiGHS (through SciPy; its serial simplex), with their duals, in floats:
-callers round and check exactly. Column generation prices columns between the duals and the best
-known prices.
+"""Linear programs by HiGHS, with their duals, in floats.
+
+HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly. Column
+generation prices columns between the duals and the best known prices.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from scipy.sparse import csr_matrix
 
 from ..effort import Effort
 
-# Seconds of an idle core: to bring an entry of the matrix to HiGHS, and for each entry in a simplex
+# Seconds of an idle core: to pass an entry of the matrix to HiGHS, and per entry in a simplex
 # iteration.
 _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
-# Weight of the best known prices beside the duals, and the weight at which backing off ends.
+# Weight of the best known prices relative to the duals, and the weight at which backing off ends.
 _SMOOTH, _MIN_SMOOTH = 0.5, 0.05
-# SciPy's status where the iterations or the time ran out.
+# SciPy's status if the iterations or the time ran out.
 _STOPPED = 1
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,7 +29,7 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Rows:
-    """Constraints as they are collected: the rows of a sparse matrix, each with its right side."""
+    """Constraints being collected: the rows of a sparse matrix, each with its right side."""
 
     rows: list[int] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
@@ -36,8 +37,9 @@ class Rows:
     right: list[float] = field(default_factory=list)
 
     def add(self, terms: Iterable[tuple[int, float]], right: float) -> int:
-        """Append a row, the sum of value * x[column] over (column, value), with its right side;
-        return its number.
+        """Append a row with its right side; return its number.
+
+        The row is the sum of value * x[column] over the pairs (column, value) of `terms`.
         """
         for column, value in terms:
             self.rows.append(len(self.right))
@@ -47,8 +49,10 @@ class Rows:
         return len(self.right) - 1
 
     def extend(self, rows: Ints, columns: Ints, values: Floats, right: Floats) -> None:
-        """Append as many rows as `right` has; `rows` counts from the first of them, an entry a
-        place in the three arrays.
+        """Append as many rows as `right` has.
+
+        Entry k of the matrix is `values[k]` in row `rows[k]`, counted from the first new row, and
+        column `columns[k]`.
         """
         self.rows.extend((rows + len(self.right)).tolist())
         self.columns.extend(columns.tolist())
@@ -58,8 +62,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Optimum:
-    """`x`, the optimal `value`, and the duals: how much the value changes for each unit of a row's
-    right side.
+    """The solution `x`, the optimal `value`, and the duals of a linear program.
+
+    A dual is the change of the value per unit of a row's right side.
     """
 
     x: Floats
@@ -75,10 +80,10 @@ def minimise(
     effort: Effort | None = None,
     search: str | None = None,
 ) -> Optimum | None:
-    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0; None where HiGHS
-    finds no optimum.
+    """Minimise objective x subject to at_most x <= right, equal x = right, x >= 0.
 
-    The work is counted in `effort`, and limited by it only where the `search` is named.
+    Return None if HiGHS finds no optimum. The work is counted in `effort`, and limited by it only
+    if the `search` is named.
     """
     width = len(objective)
     entries = len(at_most.values) + (len(equal.values) if equal is not None else 0)
@@ -123,11 +128,10 @@ def minimise(
 def pack(
     columns: Sequence[Mapping[int, int]], capacity: Floats, effort: Effort | None = None
 ) -> tuple[Floats, Floats] | None:
-    """Maximise the sum of the columns' weights, no row being used beyond its capacity; return
-    weights and the rows' prices.
+    """Maximise the sum of the columns' weights without exceeding any row's capacity.
 
-    A column uses row i `column[i]` times. The prices are the dual solution. The work is counted in
-    `effort`. None where HiGHS finds no optimum.
+    Return the weights and the rows' prices, which are the dual solution; None if HiGHS finds no
+    optimum. A column uses row i `column[i]` times. The work is counted in `effort`.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):
@@ -143,9 +147,9 @@ def pack(
 class SmoothedPrices:
     """Prices between a program's duals and the best known ones (Wentges 1997).
 
-    Duals jump from one program to the next, smoothed prices settle sooner. Where they lead to no
-    column that improves the program, `back_off` moves nearer to the duals; where the duals
-    themselves lead to none either, the program is optimal.
+    Duals jump from one program to the next, smoothed prices settle sooner. If they give no column
+    that improves the program, `back_off` moves nearer to the duals; if the duals themselves give
+    none either, the program is optimal.
     """
 
     def __init__(self, best: Floats) -> None:
@@ -156,7 +160,7 @@ class SmoothedPrices:
         return self.weight * self.best + (1 - self.weight) * dual
 
     def reset(self) -> None:
-        """Smooth fully again, after a new program was solved."""
+        """Restore full smoothing, after a new program was solved."""
         self.weight = _SMOOTH
 
     def back_off(self) -> bool:

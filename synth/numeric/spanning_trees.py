@@ -1,10 +1,10 @@
 """Spanning trees that use no edge more often than it has copies: k of them, and shallow ones.
 
 By matroid union (Edmonds 1965; Nash-Williams, Tutte 1961) as Roskind and Tarjan do it (1985):
-forests grow greedily, shallow and balanced; a spare edge that fits nowhere is brought in by a chain
-of exchanges, each pushing an edge on into the next forest. Where k trees exist, they are found.
-Trees get shallower by moving subtrees nearer to the root, over spare copies of edges or edges
-exchanged with other trees, which keeps the invariant.
+forests grow greedily, shallow and balanced; a spare edge that fits nowhere is inserted by a chain
+of exchanges, each pushing an edge on into the next forest. If k trees exist, they are found. Trees
+get shallower by moving subtrees nearer to the root, over spare copies of edges or edges exchanged
+with other trees, which preserves the invariant.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from scipy.sparse.csgraph import shortest_path
 from ..effort import Effort
 
 Edge = tuple[int, int]
-# Weight of a hop of depth beside the part of an edge's copies that is in use, in greedy trees.
+# Weight of a hop of depth relative to the fraction of an edge's copies in use, in greedy trees.
 _DEPTH_WEIGHT = 0.25
 # Seconds of an idle core: to push an edge on in a chain, and to consider one for a tree.
 _PUSH_S, _EDGE_S = 2e-6, 3e-6
-# Seconds of an idle core: to try an edge, or a tree that may give one, and for each node of a tree
-# to hang it anew.
+# Seconds of an idle core: to try an edge, or a tree that may give one up, and per node of a tree to
+# update it.
 _OFFER_S, _EXCHANGE_NODE_S = 1.5e-6, 1e-6
 
 
 class _Forest:
-    """A forest: its edges, by number (`ends` are their nodes), and how it hangs from a root in each
-    component.
-    """
+    """A forest: its edges, by number (`ends` are their nodes), and a rooted tree per component."""
 
     def __init__(self, nodes: int, ends: Sequence[Edge], edges: Collection[int] = ()) -> None:
         self.ends, self.edges, self.nodes = ends, set(edges), nodes
@@ -49,7 +47,7 @@ class _Forest:
         return b if a == node else a
 
     def exchange(self, drop: int | None, add: int) -> None:
-        """Put edge `add` in, for edge `drop` where one is given."""
+        """Insert edge `add`, in place of edge `drop` if one is given."""
         for change, edge in ((set.discard, drop), (set.add, add)):
             if edge is not None:
                 change(self.edges, edge)
@@ -58,8 +56,10 @@ class _Forest:
         self.hang()
 
     def hang(self) -> None:
-        """Recompute for every node `parent` (the edge towards it, -1 at a root), `depth` and `top`
-        (the root); and `last`, a deepest node of the last component.
+        """Recompute `parent`, `depth` and `top` of every node, and `last`.
+
+        `parent` is the edge towards it (-1 at a root), `top` the root, and `last` a deepest node of
+        the last component.
         """
         parent, depth, top = ([-1] * self.nodes for _ in range(3))
         for start in self.roots:
@@ -69,7 +69,7 @@ class _Forest:
             order = [start]
             for node in order:
                 for edge in self.around[node]:
-                    # No calls in here: forests are hung anew in every exchange.
+                    # No function calls here: this runs for a forest in every exchange.
                     a, b = self.ends[edge]
                     child = b if a == node else a
                     if depth[child] < 0:
@@ -79,7 +79,7 @@ class _Forest:
         self.parent, self.depth, self.top = parent, depth, top
 
     def joins(self, edge: int) -> bool:
-        """Return whether the edge's ends are joined already."""
+        """Return whether the forest already connects the edge's ends."""
         a, b = self.ends[edge]
         return self.top[a] == self.top[b]
 
@@ -87,8 +87,9 @@ class _Forest:
 def spanning_trees(
     nodes: int, ends: Sequence[Edge], copies: Sequence[int], count: int, effort: Effort
 ) -> list[set[int]] | None:
-    """Return `count` spanning trees, as sets of edge numbers; None where there are not as many, or
-    the work that is allowed is done.
+    """Return `count` spanning trees, as sets of edge numbers.
+
+    None if there are not that many, or the allowed work is used up.
     """
     if sum(min(c, count) for c in copies) < count * (nodes - 1):
         return None
@@ -102,7 +103,7 @@ def spanning_trees(
         for edge in edges:
             left[edge] -= 1
         forests.append(_Forest(nodes, ends, edges))
-    # Then one edge more at a time, by exchanges, until all forests are trees or no edge helps.
+    # Then add one more edge at a time, by exchanges, until all forests are trees or no edge helps.
     missing = sum(nodes - 1 - len(forest.edges) for forest in forests)
     spare = [edge for edge in range(len(ends)) if left[edge]]
     effort.spend(_EDGE_S * count * len(ends))
@@ -115,7 +116,8 @@ def spanning_trees(
             if not left[spare[-1]]:
                 spare.pop()
         else:
-            # Every forest spans these nodes already, and will: no edge between them can ever help.
+            # Every forest spans these nodes already and continues to: no edge between them can ever
+            # help.
             spare = [e for e in spare if _find(clump, ends[e][0]) != _find(clump, ends[e][1])]
     return [forest.edges for forest in forests]
 
@@ -123,18 +125,18 @@ def spanning_trees(
 def _augment(
     forests: list[_Forest], left: list[int], spare: int, effort: Effort
 ) -> list[int] | None:
-    """Bring one more copy of edge `spare` in by a chain of exchanges; return None.
+    """Insert one more copy of edge `spare` by a chain of exchanges; return None.
 
-    Where there is no such chain, return the clumps instead, as a union-find array over the nodes:
-    sets of nodes that every forest spans.
+    If there is no such chain, return the clumps instead, as a union-find array over the nodes: sets
+    of nodes that every forest spans.
 
-    The search is by breadth. An edge pushed out of forest i is tried in the next one; if its ends
-    are joined there, any edge on the path between them that was not reached before may be pushed
-    out for it. `above[i][node]` jumps over edges of forest i that were reached.
+    The search is breadth-first. An edge pushed out of forest i is tried in the next one; if its
+    ends are joined there, any edge on the path between them that was not reached before may be
+    pushed out for it. `above[i][node]` jumps over edges of forest i that were reached.
     """
     nodes = forests[0].nodes
     above: dict[int, list[int]] = {}
-    # (edge, forest that it is pushed out of, -1: the spare one): the state whose edge takes its
+    # (edge, forest that it is pushed out of; -1: the spare one): the state whose edge takes its
     # place
     reached_from: dict[tuple[int, int], tuple[int, int]] = {}
     queue = deque([(spare, -1)])
@@ -178,8 +180,8 @@ def _exchange_along(
     state: tuple[int, int],
     target: int,
 ) -> None:
-    """Put the last edge of a chain into forest `target`, and each edge before it where its
-    successor was.
+    """Put a chain's last edge into forest `target`, and each earlier one in its successor's
+    place.
     """
     edge, origin = state
     forests[target].exchange(None, edge)
@@ -191,7 +193,7 @@ def _exchange_along(
 
 
 def _central_nodes(nodes: int, ends: Sequence[Edge]) -> list[int]:
-    """Return the nodes from which the farthest node is nearest."""
+    """Return the nodes with the least distance to their farthest node."""
     a, b = np.array(ends, dtype=np.int64).reshape(-1, 2).T
     graph = csr_matrix((np.ones(len(a)), (a, b)), shape=(nodes, nodes))
     hops = shortest_path(graph, directed=False, unweighted=True)
@@ -206,10 +208,10 @@ def _shallow_tree(
     copies: Sequence[int],
     root: int,
 ) -> list[int]:
-    """Return the edges of a shallow spanning tree of the copies that are left (a forest where they
-    do not join all nodes).
+    """Return the edges of a shallow spanning tree of the remaining copies.
 
-    Edges of which most copies are left are preferred (Prim-Dijkstra: depth and use are weighed).
+    It is a forest if they do not connect all nodes. Edges with most copies left are preferred
+    (Prim-Dijkstra: depth and use are weighed).
     """
     done = [False] * len(around)
     out = []
@@ -246,7 +248,7 @@ def _list_around(nodes: int, ends: Sequence[Edge]) -> list[list[int]]:
 class _CentredTree(_Forest):
     def __init__(self, nodes: int, ends: Sequence[Edge], edges: set[int]) -> None:
         super().__init__(nodes, ends, edges)
-        # The middle of a longest path: from a farthest node to the node farthest from that, and
+        # The middle of a longest path: go from a farthest node to the node farthest from that, and
         # half of the path back.
         self.roots = [self.last]
         self.hang()
@@ -268,8 +270,9 @@ class _CentredTree(_Forest):
         return node == top
 
     def allows(self, drop: int, add: int) -> bool:
-        """Return whether the tree is still one if `add` replaces `drop`: `add` joins the two parts
-        that `drop` leaves.
+        """Return whether the edges are still a tree if `add` replaces `drop`.
+
+        They are if `add` connects the two parts that `drop` leaves.
         """
         if drop not in self.edges or add in self.edges:
             return False
@@ -286,10 +289,9 @@ def make_shallower(
     trees: Sequence[set[int]],
     effort: Effort,
 ) -> list[set[int]]:
-    """Return as many spanning trees, mostly much shallower, none deeper than the deepest of
-    `trees`.
+    """Return as many spanning trees, usually much shallower, none deeper than the deepest given.
 
-    Trees are sets of edge numbers. None of the edges is in more of them than it has copies.
+    `trees` are sets of edge numbers. No edge is in more of them than it has copies.
     """
     hung = [_CentredTree(nodes, ends, edges) for edges in trees]
     spare = list(copies)
@@ -297,8 +299,8 @@ def make_shallower(
         for edge in tree.edges:
             spare[edge] -= 1
     around = _list_around(nodes, ends)
-    # Always the deepest tree next, as the depth of the whole is what counts. An exchange changes
-    # two trees, so it may help those that nothing helped before.
+    # The deepest tree is always next, as the greatest depth counts. An exchange changes two trees,
+    # so it may help those that nothing helped before.
     stuck: set[int] = set()
     while len(stuck) < len(hung) and not effort.is_over("lower trees"):
         number = max((i for i in range(len(hung)) if i not in stuck), key=lambda i: hung[i].height)
@@ -312,8 +314,9 @@ def make_shallower(
 def _lift_deepest(
     hung: list[_CentredTree], number: int, spare: list[int], around: list[list[int]], effort: Effort
 ) -> bool:
-    """Move the deepest node of a tree, or one above it, nearer to the root; return whether that was
-    possible.
+    """Move the deepest node of a tree, or one above it, nearer to the root.
+
+    Return whether that was possible.
     """
     tree = hung[number]
     node = tree.last
@@ -335,8 +338,8 @@ def _lift_deepest(
                 spare[old] += 1
                 tree.exchange(old, edge)
                 return True
-            # Another tree may give its copy up for the one that becomes free, if it does not become
-            # as deep itself.
+            # Another tree may give up its copy for the edge that becomes free, if it does not
+            # become as deep itself.
             for second, giver in enumerate(hung):
                 if second != number and giver.allows(edge, old):
                     giver.exchange(edge, old)

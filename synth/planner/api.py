@@ -1,5 +1,6 @@
-"""The functions of planning at the top level, which take names as well as objects:
-`topoplan.synthesize("allreduce", "dgx1")`.
+"""The top-level planning functions, which take names as well as objects.
+
+An example is `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
 from __future__ import annotations
@@ -39,21 +40,22 @@ def synthesize(
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Return the verified plan for a collective on a machine: for each size the schedule predicted
-    to be the fastest.
+    """Return the verified plan for a collective on a machine.
 
-    `collective` and `topology` are names, as for topo-synth (the topology may be whatever `load`
-    takes), or objects. `strategy` is "auto", one of topoplan's or one of your own (see `strategy`).
+    For each size it has the schedule predicted to be the fastest. `collective` and `topology` are
+    names, as for topo-synth (the topology may be anything that `load` takes), or objects.
+    `strategy` is "auto", a built-in strategy or one of your own (see `strategy`).
 
-    `size`, in bytes or as text ("64M"), asks for the schedule that is the fastest at this size
-    alone: the plan has that one for all sizes. `root` is the root of broadcast, reduce, gather and
+    `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size
+    alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and
     scatter (default: rank 0). `limits` restrict trees. `reproducible`: an element's bits depend
     neither on the size of the buffer nor on its place in it. `thorough`: auto also tries strategies
-    that it expects to lose. `time_limit_s` stops the search, and a warning is logged where it did;
-    with more than a minute, searches go further. `progress` is called with a line now and then.
+    that it expects to lose. `time_limit_s` stops the search, and a warning is logged if it did;
+    with more than a minute, searches do more work. `progress` is called with a line of text from
+    time to time.
 
-    Raise InputError where names or options are wrong, InfeasibleError where there is no such
-    schedule (with the reason), TimeLimitError where none was found in time.
+    Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
+    (with the reason), TimeLimitError if none was found in time.
     """
     if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
         raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
@@ -83,12 +85,11 @@ def synthesize(
 
 
 def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None:
-    """Replay a schedule and raise VerificationError unless it is right: every receiver ends with
-    every contribution exactly once, routes exist, and no link carries more in a step than its
-    bandwidth allows.
+    """Replay a schedule and raise VerificationError unless it is correct.
 
-    The replay does not depend on how the schedule was made. `Plan.verify` does this for all
-    schedules of a plan, and checks its bounds.
+    It is correct if every receiver ends with every contribution exactly once, routes exist, and no
+    link carries more in a step than its bandwidth allows. The replay does not depend on how the
+    schedule was made. `Plan.verify` does this for all schedules of a plan, and checks its bounds.
     """
     if not isinstance(schedule, Schedule):
         raise InputError(
@@ -102,9 +103,7 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
 def _find_collective(
     collective: str | Collective, topology: Topology, root: int | None
 ) -> Collective:
-    """Return the collective over a topology's ranks. InputError where the given one does not
-    fit.
-    """
+    """Return the collective over a topology's ranks; raise InputError if it does not fit."""
     if not isinstance(collective, Collective):
         return collective_on(collective, topology, root)
     if root is not None and root != collective.root:

@@ -1,5 +1,6 @@
-"""List all strategies by name: built-in ones, and those that users add by a decorator or an entry
-point.
+"""List all strategies by name: built-in ones and those of users.
+
+Users add a strategy by a decorator or an entry point:
 
     @topoplan.strategy("mine")
     def build(request: topoplan.Request) -> list[topoplan.Schedule]: ...
@@ -9,8 +10,9 @@ or, in the pyproject.toml of an installed package,
     [project.entry-points."topoplan.strategies"]
     mine = "package.module:build"
 
-A user's strategy is used as built-in ones are: by its name, and by auto, after those. Its schedules
-are verified and costed alike. Whatever goes wrong in it is an error of one line that names it.
+A user's strategy is used like a built-in one: by its name, and by auto, after the built-in ones.
+Its schedules are verified and costed in the same way. Any failure in it becomes a one-line error
+that names it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 # The strategies that `strategy` has registered in this process.
 DECORATED: dict[str, Strategy] = {}
 
-# What a user writes: from a request to schedules; InfeasibleError where it has none.
+# A user's function, from a request to schedules; it raises InfeasibleError if it has none.
 UserFunction = Callable[[Request], Iterable[Schedule]]
 F = TypeVar("F", bound=UserFunction)
 
@@ -55,12 +57,12 @@ def strategy(name: str) -> Callable[[F], F]:
     """Return a decorator that registers a function as the strategy `name`, in this process.
 
     The function takes a Request and returns schedules for its collective on its topology
-    (`build_schedule` makes them of sends); it raises InfeasibleError where it has none. It is
-    called where a plan is synthesized with `strategy=name`, and by "auto" after the built-in
-    strategies. Its schedules are verified and costed like theirs. A later function of the same name
-    replaces an earlier one. For all processes, topo-synth too, name the function in the entry point
-    group `topoplan.strategies` of a package. Raise InputError where a built-in strategy has the
-    name, or it is not a name.
+    (`build_schedule` makes them of sends); it raises InfeasibleError if it has none. It is called
+    if a plan is synthesized with `strategy=name`, and by "auto" after the built-in strategies. Its
+    schedules are verified and costed like theirs. A later function of the same name replaces an
+    earlier one. To register it for all processes, including topo-synth, name the function in the
+    entry point group `topoplan.strategies` of a package. Raise InputError if a built-in strategy
+    has the name, or it is not a valid name.
     """
     if not isinstance(name, str):
         raise InputError(
@@ -85,8 +87,8 @@ def list_strategies() -> dict[str, Strategy]:
 
 
 def find_strategy(name: str) -> Strategy:
-    """Return the strategy of that name. InputError where there is none."""
-    # Built-in ones come first, since listing what is installed takes time.
+    """Return the strategy of that name; raise InputError if there is none."""
+    # Built-in ones come first, since listing installed packages takes time.
     strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if strategy is None:
         names = list(list_strategies())
@@ -101,7 +103,7 @@ def find_strategy(name: str) -> Strategy:
 def list_installed() -> Mapping[str, Strategy]:
     """Return the strategies of installed packages by name; each is imported at its first use."""
     by_name: dict[str, EntryPoint] = {}
-    # A fault of another package must not prevent planning, so its entry points are left out.
+    # A fault of another package must not prevent planning, so its entry points are omitted.
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         other = by_name.get(point.name, point)
         try:
@@ -119,7 +121,7 @@ def list_installed() -> Mapping[str, Strategy]:
 
 
 def _check_name(name: str, where: str) -> None:
-    """Raise InputError unless a user's strategy may have that name."""
+    """Raise InputError unless `name` is allowed for a user's strategy."""
     if name in STRATEGIES or name == AUTO:
         raise InputError(
             f"strategy {name!r} of {where}: topoplan has one of that name; choose another"
@@ -132,8 +134,10 @@ def _check_name(name: str, where: str) -> None:
 
 
 def _guard(name: str, load: Callable[[], UserFunction]) -> Strategy:
-    """Return a user's strategy whose schedules have its name and are verified, and whose errors are
-    one line each with its name.
+    """Return a user's strategy with checks around it.
+
+    Its schedules get its name and are verified, and each of its errors becomes one line with its
+    name.
     """
 
     def build(request: Request) -> list[Schedule]:
@@ -160,8 +164,9 @@ def _guard(name: str, load: Callable[[], UserFunction]) -> Strategy:
 
 
 def _check_schedule(name: str, number: int, schedule: object, request: Request) -> Schedule:
-    """Return a schedule of a user's strategy under its name. Raise StrategyError where it is none,
-    and VerificationError where it is wrong.
+    """Return a schedule of a user's strategy under its name.
+
+    Raise StrategyError if it is not a schedule, VerificationError if it is wrong.
     """
     if not isinstance(schedule, Schedule):
         raise StrategyError(
@@ -189,7 +194,7 @@ def _check_schedule(name: str, number: int, schedule: object, request: Request) 
 
 
 def _describe_failure(error: Exception) -> str:
-    """Return an error's type, its first line and where it was raised, in one line."""
+    """Return one line with an error's type, its first line and where it was raised."""
     lines = str(error).splitlines()
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,5 +1,6 @@
-"""From a collective and a topology to a verified plan: build candidates, cost them, select the best
-for each size.
+"""Synthesis of a verified plan from a collective and a topology.
+
+It builds candidates, costs them, and selects the best for each size.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _BOUND_WORK_S, _BOUND_CLOCK = 24.0, 0.3
 _STRATEGY_CLOCK = 0.7
 # Limit on the alternatives of a plan: the runtime chooses among all of them.
 _MAX_ALTERNATIVES = 16
-# Schedules with more transfers are neither simulated nor offered as alternatives: one of 20,000
-# takes .6 MB of the plan's file.
+# Schedules with more transfers are neither simulated nor offered as alternatives: a schedule of
+# 20,000 takes 0.6 MB of the plan's file.
 _MAX_LISTED_TRANSFERS = 20_000
 # Bytes at which schedules are simulated for a calibrated machine: 1 KiB to 1 GiB.
 _SIMULATED_SIZES = tuple(4**i for i in range(5, 16))
@@ -57,7 +58,7 @@ Costed = list[tuple[Schedule, Cost]]
 
 @dataclass(frozen=True)
 class Synthesis:
-    """A plan, and how it came about.
+    """A plan, and how the search for it went.
 
     `declined` is the reason of each strategy that gave no schedule, `table` the forests that
     packing tried (see request.Request.table), `cut_short` the searches that the time limit stopped.
@@ -72,10 +73,12 @@ class Synthesis:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective over a topology's ranks. InputError where there are fewer than two."""
+    """Return the collective over a topology's ranks; raise InputError if there are fewer than
+    two.
+    """
     n = len(topology.ranks)
     if n < 2:
-        # A machine without GPUs that was probed says why none was found.
+        # The topology of a probed machine without GPUs includes the reason why none was found.
         why = None if n else explain_no_gpus(topology.notes)
         raise InputError(
             f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs "
@@ -102,8 +105,8 @@ def synthesize(
     best placements. `reproducible`: all schedules of the plan add every element up in one
     bracketing (see synth/reproducible). `router` gives the routes on which data is sent. The plan
     depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then
-    names. A limit above a minute allows more work, in proportion. Raise InfeasibleError where
-    there is no plan, TimeLimitError where the time ended before there was one.
+    names. A limit above a minute allows more work, in proportion. Raise InfeasibleError if there is
+    no plan, TimeLimitError if the time ended before one was found.
     """
     started = time.monotonic()
     effort = Effort(time_limit_s)
@@ -118,11 +121,12 @@ def synthesize(
     if reproducible and auto:
         strategies = [Strategy(BRACKETED, build_reproducible, work_s=MAIN_WORK_S)]
     check_connected(collective, topology)
-    # Searches must not go on from an earlier request's: the same request shall give the same plan.
+    # Searches must not continue from those of an earlier request: the same request must always give
+    # the same plan.
     survey.cache_clear()
-    # The bound comes first: strategies stop where they reach it, and auto leaves out those that
-    # cannot win then. Data is sent on the hardware's routes alone, so schedules are measured
-    # against the single-path bound.
+    # The bound comes first: strategies stop when they reach it, and auto then omits those that
+    # cannot win. Data is sent on the hardware's routes alone, so schedules are measured against the
+    # single-path bound.
     router = router.on(topology)
     bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
     request = Request(
@@ -143,7 +147,9 @@ def synthesize(
 
 
 class _Search:
-    """Runs strategies one after the other, and collects their verified schedules with costs."""
+    """A run of strategies, one after the other, that collects verified schedules with their
+    costs.
+    """
 
     def __init__(self, request: Request, *, auto: bool) -> None:
         self.request, self.auto = request, auto
@@ -153,7 +159,7 @@ class _Search:
         self._at_bound: bool | None = None
 
     def run(self, strategy: Strategy) -> None:
-        """Add a strategy's schedules, or why it has none, unless auto need not try it."""
+        """Add a strategy's schedules, or the reason why it has none, unless auto can skip it."""
         name, effort, collective = strategy.name, self.request.effort, self.request.collective
         if self.auto and collective.name not in strategy.collectives:
             return
@@ -168,7 +174,7 @@ class _Search:
             effort.record_cut("strategies not tried")
             return
         self.request.say(f"{name} ...")
-        # A strategy that is asked for by name may use all of the time.
+        # A strategy requested by name may use all of the time.
         if self.auto:
             quick_s = strategy.quick_work_s if self.request.quick else None
             effort = effort.grant(quick_s or strategy.work_s, _STRATEGY_CLOCK)
@@ -184,13 +190,14 @@ class _Search:
                 raise
             self.declined[name] = str(error)
             log.warning("%s; auto goes on without it", error)
-        # Only the first strategy settles this: later ones are left out if it reached the bound.
+        # Only the first strategy decides this: later ones are omitted if it reached the bound.
         if self._at_bound is None:
             self._at_bound = self._reaches_bound()
 
     def finish(self) -> Costed:
-        """Return all schedules with their costs. Raise InfeasibleError or TimeLimitError where
-        there are none.
+        """Return all schedules with their costs.
+
+        Raise InfeasibleError or TimeLimitError if there are none.
         """
         if not self.costed:
             reasons = "; ".join(self.declined.values())
@@ -206,8 +213,7 @@ class _Search:
 
 
 def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
-    """Verify all candidates and return them, on the routes on which they are sent, with their
-    costs.
+    """Verify all candidates and return them, moved to the router's routes, with their costs.
 
     Schedules that differ only in their segments are verified and costed together, as their steps
     are the same.
@@ -231,12 +237,13 @@ def plan_of(
     costed: Iterable[tuple[Schedule, Cost]],
     bracketing: str | None = None,
 ) -> Plan:
-    """Return the plan that takes, at each size, the candidate with the least predicted time.
+    """Return the plan that uses, at each size, the candidate with the least predicted time.
 
     Schedules under which ranks would end with different bits (see synth/ir/addition_order.py) are
-    left out if there are others. The plan promises a `bracketing` that all candidates have.
+    omitted if there are others. If a `bracketing` is given, all candidates must have it, and the
+    plan promises it.
     """
-    # In this order, of schedules that cost the same the one with fewest transfers is taken.
+    # In this order, the schedule with the fewest transfers wins among those of equal cost.
     pool = sorted(_prefer_uniform(list(costed)), key=lambda item: len(item[0].transfers))
     # On a calibrated machine schedules are simulated with its host costs; elsewhere times are lines
     # in the size.
@@ -262,8 +269,10 @@ def plan_of(
 
 
 def _prefer_uniform(costed: Costed) -> Costed:
-    """Return the schedules under which all ranks end with the same bits (see
-    synth/ir/addition_order.py), or all where there are none.
+    """Return the schedules under which all ranks end with the same bits, or all if there are
+    none.
+
+    See synth/ir/addition_order.py.
     """
     uniform = {base: is_uniform(base) for base in {replace(s, segments=1) for s, _ in costed}}
     return [item for item in costed if uniform[replace(item[0], segments=1)]] or costed
@@ -272,15 +281,16 @@ def _prefer_uniform(costed: Costed) -> Costed:
 def _choose_by_simulation(
     pool: Costed, router: Router, host: HostCosts
 ) -> list[tuple[Schedule, int]]:
-    """Return, for a calibrated machine, the schedules that are fastest when simulated, each with
-    the first size in bytes at which it is.
+    """Return the schedules that are fastest when simulated, for a calibrated machine.
+
+    Each comes with the first size in bytes at which it is the fastest.
     """
     listed = families((s for s, _ in pool if len(s.transfers) <= _MAX_LISTED_TRANSFERS), router)
     out: list[tuple[Schedule, int]] = []
     for size in _SIMULATED_SIZES if listed else ():
         best = fastest(listed, router.topology, host, size)[0][1]
         if not out or best != out[-1][0]:
-            # The ranges meet halfway, in the logarithm, between two sizes that were simulated.
+            # Between two simulated sizes the ranges meet halfway on a logarithmic scale.
             out.append((best, size // 2 if out else 0))
     return out
 
@@ -288,8 +298,10 @@ def _choose_by_simulation(
 def _list_alternatives(
     collective: Collective, pool: Costed, entries: list[Entry], router: Router
 ) -> tuple[Schedule, ...]:
-    """Return, of each strategy, the schedules on the Pareto front of steps, transfers and bandwidth
-    (as sent), without those that the plan has already.
+    """Return the schedules of each strategy that are on its Pareto front, except those of the
+    plan.
+
+    The front is over steps, transfers and bandwidth on the hardware's routes.
     """
     if collective.ranks > LISTED_RANKS:
         return ()
@@ -297,8 +309,8 @@ def _list_alternatives(
     for base in dict.fromkeys(schedule.uncut for schedule, _ in pool):
         if len(base.transfers) <= _MAX_LISTED_TRANSFERS:
             sent = as_sent(base, router)
-            # Pipelined, the busiest link counts over all steps; as one segment, the busiest link of
-            # each step.
+            # In a pipeline, the busiest link counts over all steps; in one segment, the busiest
+            # link of each step counts.
             piped = bandwidth_s_per_GB(replace(sent, segments=2), router.topology)
             alone = bandwidth_s_per_GB(sent, router.topology)
             figures[base] = (base.steps, len(base.transfers), float(piped), float(alone))
@@ -316,8 +328,9 @@ def _list_alternatives(
 
 
 def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
-    """Return (number of the cheapest cost, first size in bytes at which it is cheapest), by size
-    from 0 up; exact.
+    """Return (index of the cheapest cost, first size in bytes at which it is cheapest), by size.
+
+    Sizes begin at 0, and the result is exact.
     """
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]
@@ -338,7 +351,7 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
             return out
         ratio, _, current = min(crossings)
         size = ceil(ratio * _BYTES_PER_US_OVER_S_PER_GB)
-        # Crossings that fall on one whole byte leave no size at which the earlier line is cheapest.
+        # If several crossings round to the same byte, the earlier line is cheapest at no size.
         if size <= out[-1][1]:
             out.pop()
             size = out[-1][1] if out else 0

@@ -24,17 +24,16 @@ from . import (
 
 _ALLREDUCE = ("allreduce",)
 _GATHERING = ("allreduce", "allgather", "reduce-scatter")
-# Up to so many ranks a plan lists alternatives, so strategies that add some are worth their time.
+# Up to this many ranks a plan lists alternatives, so strategies that add some are worth their time.
 LISTED_RANKS = 16
-# Work of the strategy that comes first, in seconds of an idle core: the others mostly have less to
-# search.
+# Work of the first strategy, in seconds of an idle core: the others usually have less to search.
 MAIN_WORK_S = 21.0
-# With more ranks the exact search, and chains beside a schedule at the bound, are left out: they
-# take long and win little there.
+# With more ranks the exact search, and chains if a schedule is at the bound, are omitted: they take
+# long and win little.
 _SEARCHED_RANKS = 8
 
-# In the order in which auto tries them. Packing is first and may work longest: it mostly reaches
-# the bound, after which the others win at most by fewer steps.
+# In the order in which auto tries them. Packing is first and may work longest: it usually reaches
+# the bound, after which the others can win only by fewer steps.
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
@@ -46,7 +45,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         ),
         Strategy("exact", exact.build, quick_work_s=3.0, max_ranks_beside=_SEARCHED_RANKS),
         Strategy("hierarchical", hierarchical.build, _ALLREDUCE),
-        # All its schedules are for bandwidth, where one at the bound cannot be beaten.
+        # All its schedules are for bandwidth, in which a schedule at the bound cannot be beaten.
         Strategy("greedy", greedy.build, _GATHERING, max_ranks_at_bound=0),
         Strategy("ring", ring.build, _GATHERING, max_ranks_at_bound=LISTED_RANKS),
         Strategy("double-tree", double_tree.build, _ALLREDUCE, max_ranks_at_bound=LISTED_RANKS),

@@ -1,11 +1,10 @@
-"""Chains through all GPUs, up and down, for allreduce, as NCCL's trees are inside a node; rings for
-allgather and reduce-scatter.
+"""Chains through all GPUs, up and down, for allreduce; rings for allgather and reduce-scatter.
 
-An allreduce adds each share up along its chain, from both ends to the middle, and sends the sum
-back; the shares are those at which the links carry most. Offered are these chains, pipelined, with
-fewer chains of equal shares beside them. Where chains alone are not proved to be the best, rings
-are tried too, and chains and rings side by side, whichever carries most. Which orders, and with
-what shares: synth/channels.
+NCCL's trees have this shape inside a node. An allreduce adds each share up along its chain, from
+both ends to the middle, and sends the sum back; the shares are those at which the links carry most.
+The strategy offers these chains, pipelined, and fewer chains of equal shares. If chains alone are
+not proved to be the best, rings are tried too, and chains and rings side by side; the fastest
+combination is used. The orders and shares come from synth/channels.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from ..ir.schedule import Schedule
 from ..ir.transfers import Transfers
 from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 
-# Numbers of chains of equal shares that are offered beside the best shares: fewer chains take fewer
-# messages.
+# Numbers of chains of equal shares that are offered besides the best shares: fewer chains take
+# fewer messages.
 _MAX_EQUAL = 8
-# Fraction of the rate of the best number of chains that fewer of them must have.
+# Fewer chains must reach this fraction of the rate of the best number of chains.
 _MIN_RATE = Fraction(98, 100)
 # Relative difference of rates, which are floats, that counts as one.
 _BETTER = 1e-6
@@ -41,8 +40,7 @@ _EQUAL_WORK_S = 1.0
 def build(request: Request) -> list[Schedule]:
     """Return schedules of different numbers of chains and segments, or one of rings.
 
-    Raise InfeasibleError where no chain, or ring, visits all GPUs, or none was found with that
-    effort.
+    Raise InfeasibleError if no chain (or ring) visits all GPUs, or none was found with that effort.
     """
     n = request.collective.ranks
     check_size("chains", n, 2 * n * (n - 1))
@@ -61,8 +59,9 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _pack_best(request: Request, orders: Orders) -> Packed:
-    """Return chains, or where these are not proved to be the best, rings or both if they carry
-    more.
+    """Return the packed chains, or rings or a mix of both if that carries more.
+
+    Rings are only tried if the chains are not proved to be the best.
     """
     best: Packed | None = None
     declined: list[InfeasibleError] = []
@@ -86,8 +85,9 @@ def _pack_best(request: Request, orders: Orders) -> Packed:
 def _build_equal(
     request: Request, orders: Orders, packed: Packed, less_than: int
 ) -> list[Schedule]:
-    """Return schedules of fewer chains than `less_than`, of equal shares: the best one, and the
-    fewest that lose little beside the best few.
+    """Return schedules of fewer than `less_than` chains, of equal shares.
+
+    These are the best single chain, and the fewest chains whose rate is close to the best.
     """
     rounding = Rounding(orders, packed, request.effort.grant(_EQUAL_WORK_S))
     counts = range(1, min(_MAX_EQUAL + 1, less_than))
@@ -105,8 +105,9 @@ def _build_equal(
 def _schedule_shares(
     request: Request, rates: Mapping[Column, Fraction], max_orders: int
 ) -> Schedule:
-    """Return the schedule of chains and rings with shares in proportion to their rates: of the
-    heaviest, at most `max_orders`.
+    """Return the schedule of chains and rings with shares in proportion to their rates.
+
+    Only the heaviest `max_orders` are used.
     """
     heaviest = dict(sorted(rates.items(), key=lambda item: -item[1])[:max_orders])
     total = sum(heaviest.values(), Fraction(0))
@@ -126,7 +127,7 @@ def _schedule_chains(request: Request, chains: Sequence[tuple[Order, Fraction]])
 
 
 def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
-    """Return the schedule in which two that have shares of the same buffer begin together."""
+    """Return the schedule in which two schedules for shares of the same buffer begin together."""
     step, src, dst, chunk, op, route = other.transfers.columns
     moved = Transfers(step, src, dst, chunk + len(one.chunks), op, route, other.transfers.routes)
     transfers = Transfers.joined([one.transfers, moved]).sorted()
@@ -135,7 +136,7 @@ def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
 
 
 def _hang_chain(request: Request, order: Order) -> RootedTree:
-    """Return a chain as a tree whose root is its middle, on the hardware's routes."""
+    """Return a chain as a tree rooted at its middle, on the hardware's routes."""
     middle = len(order) // 2
     parent = {
         rank: order[i + (1 if i < middle else -1)] for i, rank in enumerate(order) if i != middle

@@ -1,5 +1,7 @@
-"""Direct exchange: all pairs of ranks send to each other. Collectives that copy or reduce take one
-step, allreduce two; or one, where every rank sends its whole vector to every other (one-shot).
+"""Direct exchange: all pairs of ranks send to each other.
+
+Collectives that copy or reduce take one step, allreduce two; or one, if every rank sends its whole
+vector to every other (one-shot).
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from ..request import Request, Send, build_schedule, check_size, whole
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the direct schedule. InfeasibleError where two ranks have no route that avoids other
-    GPUs.
+    """Return the direct schedule.
+
+    Raise InfeasibleError if two ranks have no route that avoids other GPUs.
     """
     collective = request.collective
     n = collective.ranks
@@ -40,8 +43,10 @@ def build(request: Request) -> list[Schedule]:
 
 
 def build_one_shot(request: Request) -> list[Schedule]:
-    """Return the schedule of allreduce in which every rank sends its whole vector to every other.
-    InfeasibleError where two ranks have no route that avoids other GPUs.
+    """Return the schedule of allreduce in which every rank sends its whole vector to every
+    other.
+
+    Raise InfeasibleError if two ranks have no route that avoids other GPUs.
     """
     n = request.collective.ranks
     check_size("one-shot", n, n * n)

@@ -1,6 +1,7 @@
-"""Double binary trees, pipelined: each half of the buffer is reduced and broadcast along one of two
-binary trees; the leaves of one are inner nodes of the other (Sanders, Speck, Traeff 2009; NCCL
-2.4).
+"""Double binary trees, pipelined: each half of the buffer uses one of two binary trees.
+
+It is reduced up and broadcast down its tree. The leaves of one tree are inner nodes of the other
+(Sanders, Speck, Traeff 2009; NCCL 2.4).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _COMPARED_SEGMENTS = 16
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule at several numbers of segments, with the ranks placed for a large
+    """Return the schedule for several numbers of segments, with ranks placed for a large
     message.
     """
     n = request.collective.ranks
@@ -41,8 +42,9 @@ def build(request: Request) -> list[Schedule]:
 
 
 def tree_sends(parents: Parents, chunk: int) -> list[Send]:
-    """Return the sends that reduce `chunk` up a tree, each node once all its children are done,
-    then broadcast it down.
+    """Return the sends that reduce `chunk` up a tree, then broadcast it down.
+
+    Each node sends upwards once all its children are done.
     """
     depth, height = levels(parents)
     top = max(height)

@@ -1,10 +1,10 @@
 """Recursive doubling and halving: partners 2^k apart exchange, log2 n steps in all.
 
-Recursive doubling exchanges all that each rank has: allreduce whole vectors, which are added
-(Thakur, Rabenseifner, Gropp 2005), allgather what was gathered, for a power of two. Recursive
-halving, then doubling, is an allreduce by a reduce-scatter and an allgather of log2 n steps each
-(Rabenseifner 2004). In allreduce, ranks beyond the greatest power of two first give their vector to
-a partner, and get the result at the end.
+In recursive doubling, partners exchange all data that they have: whole vectors, which are added, in
+allreduce (Thakur, Rabenseifner, Gropp 2005); the parts gathered so far in allgather, for a power of
+two. Recursive halving, then doubling, is an allreduce by a reduce-scatter and an allgather of log2
+n steps each (Rabenseifner 2004). In allreduce, ranks beyond the greatest power of two first send
+their vector to a partner, and get the result at the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _double_vectors(order: Sequence[int]) -> list[Send]:
     n = len(order)
     levels = n.bit_length() - 1
     power = 1 << levels
-    # One step more at each end where n is no power of two.
+    # One more step at each end if n is not a power of two.
     first = int(n > power)
     sends: list[Send] = [(0, order[i], order[i - power], 0, "reduce") for i in range(power, n)]
     sends += [
@@ -95,8 +95,8 @@ def _halve_and_double(order: Sequence[int]) -> list[Send]:
         for i in range(power):
             partner = i ^ (1 << level)
             for c in range(power):
-                # Halving goes from far partners to near ones: chunk c agrees with its keeper in the
-                # bits done so far.
+                # Halving goes from far partners to near ones: the rank that holds chunk c agrees
+                # with c in the bits done so far.
                 high = level + 1
                 if c >> high == i >> high and (c >> level) & 1 == (partner >> level) & 1:
                     step = first + levels - 1 - level

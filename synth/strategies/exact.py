@@ -1,5 +1,6 @@
-"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C (see
-synth/ksync).
+"""SCCL's exact synthesis: the schedules of the Pareto front over steps and R/C.
+
+The search is in synth/ksync.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front. Raise TimeLimitError where the effort was too
-    small to find any.
+    """Return the schedules of the Pareto front.
+
+    Raise TimeLimitError if the effort was too small to find any.
     """
     collective = request.collective
     edges = len(fabric_of(request.router).edges)

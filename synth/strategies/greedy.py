@@ -1,9 +1,8 @@
-"""Time-expanded greedy matching for large direct networks (TACOS, MICRO 2024), best of several
-trials.
+"""Time-expanded greedy matching for large direct networks, best of several trials.
 
-In every step each link takes as many chunks as its bandwidth has units; a chunk goes where it is
-missing, and of several the one that fewest ranks have goes first. Links choose in random order, in
-batches in which no two lead to one rank.
+The method is that of TACOS (MICRO 2024). In every step each link takes as many chunks as its
+bandwidth has units. A chunk is only sent to ranks that lack it, and a link prefers the chunk that
+the fewest ranks have. Links choose in random order, in batches in which no two lead to one rank.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ..ir.transfers import COPY, Transfers
 from ..ir.transform import compose, reverse
 from ..request import Request, whole
 
-# Trials differ in the random order of links alone.
+# Trials differ only in the random order of links.
 _TRIALS = 8
-# Transfers of a trial: with more, one takes over 40 s of an idle core.
+# Transfers of a trial: with more, a trial takes over 40 s of an idle core.
 _MAX_TRANSFERS = 4_000_000
 # Units of bandwidth of the widest link: a trial treats each as a link of its own.
 _MAX_UNITS = 32
@@ -34,10 +33,10 @@ Ints = NDArray[np.int64]
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule with fewest steps.
+    """Return the schedule with the fewest steps.
 
-    Raise InfeasibleError where switches are between GPUs or there are too many, TimeLimitError
-    where a trial takes too long.
+    Raise InfeasibleError if there are switches between GPUs or too many transfers, TimeLimitError
+    if a trial takes too long.
     """
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
@@ -64,7 +63,7 @@ def build(request: Request) -> list[Schedule]:
             "greedy: the bandwidths have no common unit of which the widest link has at most "
             f"{_MAX_UNITS}"
         )
-    # A trial cannot be stopped halfway, so it is only begun where there is time for all of it.
+    # A trial cannot be stopped halfway, so it only begins if there is time for all of it.
     trial_s = n * n * _TRANSFER_S
     if trial_s > min(request.effort.left_s, request.effort.clock_s):
         if trial_s <= request.effort.left_s:
@@ -96,8 +95,9 @@ def build(request: Request) -> list[Schedule]:
 def _run_trial(
     request: Request, units: dict[tuple[str, str], int], seed: int, best: list[Ints] | None
 ) -> list[Ints] | None:
-    """Return a (src, dst, chunk) array for each step, or None where the trial takes no fewer steps
-    than the best one.
+    """Return a (src, dst, chunk) array for each step.
+
+    None if the trial takes no fewer steps than the best one.
     """
     n = request.collective.ranks
     number = {gpu: r for r, gpu in enumerate(request.topology.ranks)}
@@ -134,9 +134,7 @@ def _run_trial(
 def _deal_links(
     links: list[tuple[int, int]], random: np.random.Generator
 ) -> list[tuple[Ints, Ints]]:
-    """Return the links in random order, dealt out so that those of a batch lead to different
-    ranks.
-    """
+    """Return the links in random order, in batches whose links lead to different ranks."""
     batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
     leading_to: dict[int, int] = defaultdict(int)
     for i in random.permutation(len(links)).tolist():

@@ -1,9 +1,8 @@
-"""Hierarchical allreduce on equal boxes: reduce inside each box to its rails, across boxes rail by
-rail, and back.
+"""Hierarchical allreduce on equal boxes: inside each box, across boxes, and back.
 
-The boxes are found by their links and solved once; across them every rail has trees of boxes: a
-pair of binary trees, a chain, chains or stars from every box (synth/forest/machine/boxes.py,
-shapes.py).
+Each box reduces to its rails, and the boxes exchange rail by rail. The boxes are found by their
+links and solved once; across them every rail has trees of boxes: a pair of binary trees, a chain,
+chains or stars from every box (synth/forest/machine/boxes.py, shapes.py).
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from ..request import Request, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return a schedule for each shape of trees that no other dominates. InfeasibleError where the
-    machine is one box.
+    """Return a schedule for each shape of trees that no other dominates.
+
+    Raise InfeasibleError if the machine is one box.
     """
     machine = survey(request.topology)
     if machine.boxes is None:

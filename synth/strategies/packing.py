@@ -38,28 +38,28 @@ from ..request import Request, segment_counts
 
 # Collectives that are planned as their opposite on the reversed machine.
 _REVERSED = ("reduce", "reduce-scatter", "gather")
-# Work for the bound where the request has none, in seconds of an idle core; its share of the time.
+# Work for the bound if the request has none, in seconds of an idle core; its share of the time.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 # With more GPUs, column generation takes too long for trees of all roots (in every turn it prices
-# one a root), and for those of a broadcast.
+# one tree per root), and for those of a broadcast.
 _EXACT_RANKS, _EXACT_BROADCAST = 128, 300
-# With more GPUs, a broadcast also tries trees that are built from boxes or in integers.
+# With more GPUs, a broadcast also tries trees built from boxes or in integer counts.
 _BUILT_BROADCAST = 48
-# With more GPUs, out-trees of all ranks are evened out before column generation; work for those of
-# the mended machine, and for evening them out, in seconds of an idle core.
+# With more GPUs, out-trees of all ranks are balanced before column generation; work for those of
+# the mended machine, and for balancing them, in seconds of an idle core.
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
-# With more GPUs, trees of all roots have too many branches to be evened out.
+# With more GPUs, trees of all roots have too many branches to be balanced.
 _MAX_LEVEL_RANKS = 1536
-# Fraction of the bound from which evened trees are taken without column generation.
+# Fraction of the bound from which balanced trees are used without column generation.
 _NEAR = Fraction(998, 1000)
-# Fraction of the bound from which simple trees are offered beside the optimal ones.
+# Fraction of the bound from which simple trees are offered besides the optimal ones.
 _WORTH_OFFERING = Fraction(9, 10)
 
 
 def build(request: Request) -> list[Schedule]:
     """Return schedules of different numbers of trees, depths and segments.
 
-    Raise InfeasibleError where there is none within the limits.
+    Raise InfeasibleError if there is none within the limits.
     """
     if request.bound is None:
         granted = request.effort.grant(_BOUND_WORK_S, _BOUND_CLOCK)
@@ -74,28 +74,29 @@ def build(request: Request) -> list[Schedule]:
 
 
 class _Packer:
-    """Packs paths, or trees, into the links of one request's machine."""
+    """The packing of paths, or trees, into the links of one request's machine."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.collective, self.topology = request, request.collective, request.topology
         self.effort, self.limits, self.say = request.effort, request.limits, request.progress
         self.bound_GBps = request.bound_GBps
         self.machine = survey(self.topology)
-        # Every rank is a root, or the source of paths, where the collective has no root.
+        # Every rank is a root, or the source of paths, if the collective has no root.
         root, ranks = self.collective.root, range(self.collective.ranks)
         self.roots = list(ranks) if root is None else [root]
         self.both = self.collective.name == "allreduce"
 
     @cached_property
     def routes(self) -> OwnRoutes | None:
-        """The routes that schedules must keep to; None where these restrict nothing, or are too
-        many: then schedules are planned with any routes.
+        """The hardware's routes that schedules must keep to.
+
+        None if they restrict nothing, or are too many: schedules are then planned with any routes.
         """
         return OwnRoutes(self.request.router) if has_single_paths(self.topology) else None
 
     @cached_property
     def turns(self) -> list[NDArray[np.int64]]:
-        """The machine's shifts that take routes to routes."""
+        """The machine's shifts that map routes to routes."""
         routes = self.routes
         return [turn for turn in self.machine.turns if routes is None or routes.keeps(turn[1])]
 
@@ -119,8 +120,9 @@ class _Packer:
         return schedule
 
     def plan_trees(self) -> list[Schedule]:
-        """Return the schedules of the best forests within the limits, and add all forests to the
-        request's table.
+        """Return the schedules of the best forests within the limits.
+
+        All forests considered are added to the request's table.
         """
         symmetric, in_network = self.topology.is_symmetric, computes_in_network(self.topology)
         if self.both and in_network:
@@ -160,7 +162,7 @@ class _Packer:
         return schedule_of(forest, self.collective, self.topology, "packing")
 
     def _compute_rate(self, forest: Forest) -> Fraction:
-        """Return the algbw in GB/s of a forest's schedule as it is sent, pipelined."""
+        """Return the algbw in GB/s of a forest's schedule on the hardware's routes, pipelined."""
         schedule = on_own_routes(self._draw(forest), self.request.router)
         return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
 
@@ -177,11 +179,10 @@ class _Packer:
         )  # fmt: skip
 
     def _send_as_routed(self, candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
-        """Return forests with the rates that they have as sent, and those whose edges are the
-        system's hardware routes.
+        """Return forests with the rates they reach on the hardware's routes.
 
-        Trees whose edges are divided over several routes promise more than point-to-point sends
-        carry.
+        Forests whose edges are the hardware's routes are added. Trees whose edges are divided over
+        several routes promise more than point-to-point sends carry.
         """
         out = [self._rate(p.forest, p.how) for p in candidates]
         uneven = self.routes is not None and not self.routes.is_mirrored
@@ -211,8 +212,8 @@ class _Packer:
             if level.rate_GBps >= self.bound_GBps * _NEAR or n > _EXACT_RANKS:
                 return out
             seeds = [_send_on(self.routes, tree) for tree in level.forest.trees]
-        # Column generation prices an out-tree for each root in every turn, which large machines
-        # without shifts cannot afford.
+        # Column generation prices an out-tree for each root in every turn, which takes too long on
+        # large machines without shifts.
         if len(packing.roots) > _EXACT_RANKS:
             raise InfeasibleError(
                 f"packing: out-trees from {len(packing.roots)} ranks are more than are searched "
@@ -225,8 +226,10 @@ class _Packer:
         return out + [self._rate(forest, how) for forest, how in forests]
 
     def _pack_simple(self, parts: int) -> tuple[list[CandidateForest], bool]:
-        """Return forests of one direction that need no column generation, and whether no others
-        need be sought.
+        """Return forests of one direction that need no column generation, and whether they
+        suffice.
+
+        If they suffice, no other forests need be sought.
         """
         out: list[CandidateForest] = []
         balanced = balanced_trees(self.topology, self.roots, self.machine.turns)
@@ -244,8 +247,10 @@ class _Packer:
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
     def _plan_level_trees(self, simple: Forest | None) -> CandidateForest:
-        """Return trees for every root, evened out; they start from `simple` ones or from those that
-        are best where all links of a role are alike.
+        """Return balanced trees for every root.
+
+        They start from `simple` trees, or from the trees that are best if all links of a role are
+        identical.
         """
         seeds, mended = simple, self.machine.mended
         if mended is not None:
@@ -254,8 +259,8 @@ class _Packer:
                 branches = packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
                 seeds = self._list_forests(packing, branches, None)[0][0]
         trees = LevelTrees(self.topology, seeds, self.effort)
-        # Evening out is cheap and gets within .3 % of the bound at 1,024 GPUs, so it may go beyond
-        # what was granted.
+        # Balancing is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed the
+        # work that was granted.
         enough = float(1 / self.bound_GBps) * self.collective.ranks
         trees.even_out(enough, self.effort.extend(_EVENING_WORK_S))
         listed, shares = trees.list_forest()
@@ -265,16 +270,18 @@ class _Packer:
     def _list_forests(
         self, packing: RootedPacking, branches: PackedShares[RootedTree], max_trees: int | None
     ) -> list[tuple[Forest, str]]:
-        """Return the forest of packed branches with rounded shares, and one of at most `max_trees`,
-        each with its name.
+        """Return the forest of packed branches, and one of at most `max_trees`, each with its
+        name.
+
+        The shares of both are rounded.
         """
         uses = [packing.uses[tree] for tree in branches.columns]
         root_of = [0 if packing.both else tree.root for tree in branches.columns]
         shares = round_shares(branches.shares, uses, packing.exact_capacity(), root_of)
         carrying = [(j, share) for j, share in enumerate(shares) if share]
         out = [(self._build_forest(branches, carrying), "column generation")]
-        # The optimum may take more trees than the user allows: then the heaviest of each root carry
-        # its whole part, in proportion to their shares.
+        # The optimum may take more trees than the user allows. If so, the heaviest trees of each
+        # root carry its whole part, in proportion to their shares.
         if max_trees is not None and out[0][0].count > max_trees:
             images = 1 if branches.images is None else len(branches.images)
             each = max(1, max_trees // (images * len(set(root_of))))
@@ -295,8 +302,9 @@ class _Packer:
 
 
 def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
-    """Return an out-tree with the same parents whose edges are the hardware's routes, where
-    schedules must keep to those.
+    """Return an out-tree with the same parents whose edges are the hardware's routes.
+
+    If schedules need not keep to those routes, the tree is returned unchanged.
     """
     if routes is None:
         return tree
@@ -306,8 +314,9 @@ def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:
 
 
 def _explain_no_forest(candidates: Sequence[CandidateForest], request: Request) -> str:
-    """Return the message that no forest is within the limits, with the fastest, lowest and smallest
-    that there are.
+    """Return the message that no forest is within the limits.
+
+    It names the fastest, the lowest and the smallest forest that exist.
     """
     limits = request.limits
     conditions = [

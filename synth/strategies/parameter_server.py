@@ -1,8 +1,7 @@
-"""Parameter servers: every rank sends its vector to servers, which add up and send the sum back
-(BytePS, OSDI 2020).
+"""Parameter servers: every rank sends its vector to servers, which return the sum.
 
-There is one server, or every rank serves a share of the vector; the shares follow from a linear
-program over the links.
+This is the scheme of BytePS (OSDI 2020). There is one server, or every rank serves a share of the
+vector; the shares follow from a linear program over the links.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from ..request import Request, check_size
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return schedules with the best single server and with all. InfeasibleError where no rank has
-    routes to all others.
+    """Return schedules with the best single server and with all ranks as servers.
+
+    Raise InfeasibleError if no rank has routes to all others.
     """
     n = request.collective.ranks
     check_size("parameter-server", n, 2 * n * n)
@@ -49,7 +49,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def _star(request: Request, server: int) -> RootedTree | None:
-    """Return the star around a server, or None where it lacks a route to or from some rank."""
+    """Return the star around a server, None if it has no route to or from some rank."""
     n, router = request.collective.ranks, request.router
     up = [None if r == server else router.route(r, server) for r in range(n)]
     down = [None if r == server else router.route(server, r) for r in range(n)]

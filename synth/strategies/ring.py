@@ -1,8 +1,7 @@
-"""Rings over the best Hamiltonian cycles that the topology has, in both directions, weighted; not
-rank order.
+"""Rings over the best Hamiltonian cycles of the topology, in both directions, weighted.
 
-A cycle of weight w carries w's share of the buffer (Baidu's and Horovod's ring). Which cycles, and
-with what weights: synth/channels/columns.py.
+The cycles do not follow rank order. A cycle of weight w carries w's share of the buffer (Baidu's
+and Horovod's ring). synth/channels/columns.py finds the cycles and their weights.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from ..request import MAX_TRANSFERS, Request, check_size
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return one schedule. Raise InfeasibleError where there is no Hamiltonian cycle, or none was
-    found with that effort.
+    """Return one schedule of rings.
+
+    Raise InfeasibleError if there is no Hamiltonian cycle, or none was found with that effort.
     """
     n = request.collective.ranks
     check_size("ring", n, 2 * n * (n - 1))
     rates = find_exact_rates(pack_orders(request, [RING]), request.effort)
-    # Of more rings than can be planned, the heaviest carry the whole buffer.
+    # If there are more rings than can be planned, the heaviest carry the whole buffer.
     max_rings = MAX_TRANSFERS // (2 * n * (n - 1))
     heaviest = sorted(rates.items(), key=lambda item: -item[1])[:max_rings]
     total = sum((rate for _, rate in heaviest), Fraction(0))
