@@ -1,9 +1,9 @@
 """Notes on a topology and sources of its values: text for people that also has a kind for programs.
 
 Both are the text itself (subclasses of str), so they print, compare and become JSON as such. Code
-asks for the kind and the fields; it never searches the text.
+reads the kind and the fields; it never searches the text.
 
-Kinds of notes, with what `about` and `detail` hold. The last column names the code that acts on the
+Kinds of notes, with the contents of `about` and `detail`. The last column names the code that acts on the
 kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or given and assumed rates
 (of the network, of topo-place, of boxes of clusters).
 
@@ -16,7 +16,7 @@ kind: the doctor, GPUDirect's rules, errors about a machine without GPUs, or giv
 | gpu-hidden | CUDA_VISIBLE_DEVICES hides GPUs | their ids | | errors |
 | no-gpus | the file lists no GPU | | | errors |
 | link-without-peer | links lead to no known GPU | GPUs | nvlink or xgmi | doctor |
-| nvlinks-left-out | the text shows PCIe routes where NVLinks are | | | doctor, GPUDirect |
+| nvlinks-left-out | the text shows PCIe routes instead of NVLinks | | | doctor, GPUDirect |
 | no-nvlink-elements | the file has no NVLinks of GPUs whose boards have them | | | doctor |
 | network-rate-assumed | a rate into the network is assumed | ports | the host's own words | rates |
 
@@ -24,7 +24,7 @@ Kinds of sources, of the bandwidths of links; given rates replace assumed ones o
 
 | kind | meaning | written, also in files |
 | --- | --- | --- |
-| stated | a file, a driver or a user states the value | who does |
+| stated | a file, a driver or a user states the value | the name of that source |
 | assumed | no source states it | assumed: the reason |
 | counted | a library's effective rate, not the datasheet's | ..., as NCCL (or RCCL) counts it |
 """

@@ -253,9 +253,10 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
 
 
 def _group_by_links(view: DoctorView, group: Sequence[Device]) -> dict[int, tuple[str, ...]]:
-    """Return the GPUs by number of links, if they are bridged in several closed groups.
+    """Return the ids of the GPUs with links, keyed by their number of links.
 
-    Return an empty dict if the members of a group differ in their number of links.
+    Return an empty dict if the GPUs are not bridged in several closed groups of one size, or if the
+    members of a group differ in their number of links.
     """
     size, _ = _find_bridge_size(view, group)
     links = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}

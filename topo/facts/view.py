@@ -100,8 +100,8 @@ class MachineView:
     def without_nvlink(self) -> tuple[str, ...]:
         """The GPUs with no active NVLink in the facts, although their boards come with NVLink.
 
-        Such boards are SXM modules and the like. Empty if any of these GPUs has an active NVLink,
-        or if there is only one such GPU: it may be alone on purpose.
+        Such boards are SXM modules and the like. The result is empty if any GPU on such a board has
+        an active NVLink, or if there is only one GPU to list: it may be alone on purpose.
         """
         dead: list[str] = []
         for gpu in self.gpus:

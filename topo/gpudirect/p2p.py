@@ -233,10 +233,10 @@ def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
 
 
 def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
-    """Return whether a GPU's NVLinks may be missing from the file.
+    """Return whether a GPU's NVLinks may be missing from the topology.
 
-    That is so if its generation has NVLink but the file, such as NCCL's, has no NVLinks in its
-    host.
+    That is so if the file leaves NVLinks out, or if the GPU's generation has NVLink but neither its
+    host's links nor its facts mention any.
     """
     wired = any(
         view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"

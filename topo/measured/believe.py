@@ -26,8 +26,9 @@ Measurements are of flows between GPUs; plans need rates of links. The rules, in
 7. Latencies stay as declared. Half a round trip is mostly software, and routes minimize latency:
    measured latencies on some links and declared ones on others would move routes. They are reported
    by pair, and on links that are a pair's whole route.
-8. No measurement is believed for a link that the data did not cross (`Measurements.trusted`): between
-   processes of one host gloo moves data through host memory, whatever links connect the GPUs.
+8. No measurement is believed for a link that the data did not cross (`Measurements.trusted`):
+   between processes of one host gloo moves data through host memory, whatever links connect the
+   GPUs.
 
 If no rates were declared (`declared=False`: the topology's rates are placeholders), every measured
 link is believed, by its load in experiments with simultaneous flows if there were any, since plans
