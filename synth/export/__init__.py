@@ -1,1 +1,1 @@
-"""Write files for other executors: NCCL's graphs, RCCL's rings and trees, tables of tuners."""
+"""Files for other executors: NCCL's graphs, RCCL's rings and trees, tables of tuners."""

@@ -1,9 +1,9 @@
-"""Find equal trees through all ranks with at most two children a rank, which RCCL's kernels run for
-allreduce.
+"""Search for equal trees through all ranks with at most two children per rank.
 
-Column generation over the system's own routes: a linear program weighs trees, its duals price the
-links, and cheap trees under these prices, grown rank by rank, come next; the chains of
-`channels.rounding` are among the first ones. Then the weights are rounded to equal trees.
+RCCL's kernels run such trees for allreduce. The search is a column generation over the hardware's
+routes: a linear program weighs trees, its duals price the links, and cheap trees under these
+prices, grown rank by rank, come next; the chains of `channels.rounding` are among the first ones.
+Then the weights are rounded to equal trees.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..ir.schedule import Schedule
 from ..numeric.linear import Floats, pack
 from ..request import Request
 
-# RCCL's trees have room for three children, of which its kernels read two (device/common.h).
+# RCCL's trees have room for three children, but its kernels read only two (device/common.h).
 MAX_CHILDREN = 2
 # Rounds of column generation, and passes of exchanges while rounding: safeguards.
 _ROUNDS, _PASSES = 60, 30
-# Chains that the search begins with.
+# Most chains to begin the search with.
 _MAX_CHAINS = 8
-# What a hop from the root costs beside its links: only enough to prefer flat trees.
+# Cost of a hop from the root besides its links: only enough to prefer flat trees.
 _DEPTH_SHARE = 1e-6
-# Share of the rate of the best number of trees that may be lost for fewer.
+# Share of the best rate that may be lost for fewer trees.
 _LOSS = Fraction(5, 1000)
 
 # The parent of every rank, -1 at the root.
@@ -43,7 +43,7 @@ Parents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BinaryTrees:
-    """Trees with equal shares of the buffer; a repeated tree has a share each time."""
+    """Trees with equal shares of the buffer; a repeated tree has a share for each repetition."""
 
     trees: tuple[Parents, ...]
 
@@ -54,7 +54,11 @@ class BinaryTrees:
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
-    """Raise InputError unless parents are one tree through all ranks, of two children at most."""
+    """Raise InputError unless parents form one tree through all ranks, of at most two children
+    each.
+
+    A parent of -1 marks the root.
+    """
     depth, _ = levels(parents)
     roots = [rank for rank, parent in enumerate(parents) if parent < 0]
     unreached = [rank for rank, parent in enumerate(parents) if parent >= 0 and not depth[rank]]
@@ -69,9 +73,9 @@ def check_tree(parents: Sequence[int], where: str) -> None:
 
 
 def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
-    """Return the allreduce of equal trees, each edge on the system's own route.
+    """Return the allreduce of equal trees, each edge on the hardware's route.
 
-    Raises InfeasibleError if an edge has none.
+    Raise InfeasibleError if an edge has none.
     """
     topology, route, rooted = request.topology, request.router.route, []
     for parents in trees.trees:
@@ -91,14 +95,14 @@ def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
 
 
 def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
-    """Return the algbw of trees at large sizes, from the exact loads of their links."""
+    """Return the algbw of trees in GB/s at large sizes, from the exact loads of their links."""
     return 1 / max(total_seconds(schedule, request.topology).values())
 
 
 def find_binary_trees(request: Request, most: int) -> BinaryTrees:
     """Return the best equal trees of a search, at most `most`.
 
-    Raises InfeasibleError if the GPUs are not connected.
+    Raise InfeasibleError if the GPUs are not connected.
     """
     search = _TreeSearch(request)
     search.generate()
@@ -106,7 +110,9 @@ def find_binary_trees(request: Request, most: int) -> BinaryTrees:
 
 
 class _TreeSearch:
-    """Trees, how often each crosses the links of the system's own routes, and their weights."""
+    """Trees, the number of times that each crosses each link of the hardware's routes, and
+    weights.
+    """
 
     def __init__(self, request: Request) -> None:
         self.request, self.n = request, request.collective.ranks
@@ -165,8 +171,10 @@ class _TreeSearch:
         self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
 
     def _grow(self, prices: Floats, root: int) -> Parents | None:
-        """Return a tree grown from a root, each time by the rank that is cheapest to attach, and
-        preferably near the root.
+        """Return a tree grown from a root, attaching the cheapest rank each time; None if
+        impossible.
+
+        Ranks are preferably attached near the root.
         """
         distance = self.routes.distances(prices)
         distance = distance + distance.T
@@ -192,7 +200,9 @@ class _TreeSearch:
         return tuple(parents)
 
     def round(self, most: int) -> tuple[Parents, ...]:
-        """Return the fewest equal trees that lose almost nothing against their best number."""
+        """Return the fewest equal trees that lose almost nothing against the best number of
+        trees.
+        """
         loads = np.zeros((len(self.trees), len(self.routes.links)))
         for row, uses in enumerate(self.uses):
             loads[row, list(uses)] = list(uses.values())
@@ -215,7 +225,7 @@ class _TreeSearch:
 
 
 def _root_chain(order: Sequence[int]) -> Parents:
-    """Return a chain as a tree from its middle."""
+    """Return a chain as a tree whose root is the middle of the chain."""
     parents, middle = [-1] * len(order), len(order) // 2
     for above, rank in chain(pairwise(order[middle:]), pairwise(order[middle::-1])):
         parents[rank] = above
@@ -223,7 +233,9 @@ def _root_chain(order: Sequence[int]) -> Parents:
 
 
 def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
-    """Return `count` trees: the shares rounded down, filled up one by one, and exchanged as long as
+    """Return the multiplicity of each tree, `count` in all, for given shares.
+
+    Shares are rounded down, trees are added one by one up to `count`, and then exchanged as long as
     that helps the busiest link.
     """
     whole = np.floor(shares * count + 1e-9).astype(int)

@@ -1,5 +1,7 @@
-"""Match the number of rings and chains: NCCL runs as many channels as both graphs have, so a number
-is chosen at which both lose little.
+"""The number of rings and chains for a file.
+
+NCCL runs only as many channels as both graphs have, so a number is chosen at which both lose
+little.
 """
 
 from __future__ import annotations
@@ -26,21 +28,22 @@ from .graph_check import list_hops
 # Shares of their best rates that a number of channels must keep: for the faster of rings and
 # chains, and for the other.
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
-# Work of rounding, in seconds of a quiet core.
+# Work of rounding, in seconds of an idle core.
 _ROUNDING_WORK_S = 6.0
-# Gain in share for which the faster shape may have another number.
+# Gain in share for which the faster shape may have another number of channels.
 _WORTH_CHANGING = Fraction(2, 100)
-# (compute capability, GB/s): the most that NCCL's tuner counts for a tree's channel, since one
-# block of threads copies no more.
+# (compute capability, GB/s): the largest rate that NCCL's tuner assumes for a tree's channel, since
+# one block of threads copies no faster.
 _CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
 
-# Equally many channels of each shape.
+# The channels of each shape, in equal numbers.
 Sized = dict[str, Channels]
 
 
 class Finder:
-    """Finds equal channels of one shape, in any number, by a single column generation
-    (channels.rounding does it for one number).
+    """A finder of equal channels of one shape, in any number, by a single column generation.
+
+    (channels.rounding does the same for one number.)
     """
 
     def __init__(self, request: Request, shape: str) -> None:
@@ -54,7 +57,7 @@ class Finder:
         return self._name(self._rounding.choose(most))
 
     def find(self, count: int) -> Channels:
-        """Return `count` channels, as good as the search finds."""
+        """Return the best `count` channels that the search finds."""
         return self._name(self._rounding.round(count))
 
     def _name(self, numbers: NDArray[np.int64]) -> Channels:
@@ -64,8 +67,9 @@ class Finder:
 
 
 def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Sized:
-    """Return equally many channels of each shape, at most `most`: the fewest at which all are near
-    their best rates.
+    """Return the same number of channels of each shape, at most `most`.
+
+    It is the smallest number at which all shapes are near their best rates.
     """
     given = {finder.shape: finder.find_best(most) for finder in finders}
     matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
@@ -96,8 +100,10 @@ class _Matching:
         self._serving = list(given) if request.collective.name == "allreduce" else [RING]
 
     def choose_count(self) -> int:
-        """Return the fewest channels that lose little, and of which none must be faster than a
-        channel can be, unless there is no room for more.
+        """Return the smallest number of channels that loses little.
+
+        If `most` allows, it is large enough that no channel must exceed the rate of a single
+        channel.
         """
         faster = [
             max(self._by_count[shape][k] for shape in self._serving) for k in range(self._most)
@@ -111,8 +117,9 @@ class _Matching:
         return 1 + min(slow or fitting[-1:])
 
     def size_to(self, count: int) -> Sized:
-        """Return `count` channels of each shape: the given ones, repeated in turn, or those of a
-        search if these lose less.
+        """Return `count` channels of each shape.
+
+        These are the given ones, repeated in turn, or those of a search if they lose less.
         """
         out: Sized = {}
         for shape, channels in self._given.items():
@@ -141,21 +148,24 @@ class _Matching:
 
 
 def _max_channel_GBps(topology: Topology) -> int:
-    """Return the most that one channel of a tree copies on the slowest of the GPUs."""
+    """Return the most GB/s that one channel of a tree copies on the slowest of the GPUs."""
     texts = [str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks]
     slowest = min((int(text) if text.isdigit() else 0 for text in texts), default=0)
     return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)
 
 
 class _Rates:
-    """The algbw of channels for allreduce, from how often they cross each link."""
+    """The algbw in GB/s of channels for allreduce, from how often they cross each link."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
 
     def list_rates(self, channels: Channels, most: int) -> list[Fraction]:
-        """Return the algbw of the first 1, 2, ... `most` channels, repeated if there are fewer."""
+        """Return the algbw in GB/s of the first 1, 2, ... `most` channels.
+
+        Channels are repeated if there are fewer.
+        """
         total: Counter[tuple[str, str]] = Counter()
         n, capacity, rates = channels.ranks, self._request.topology.capacity_GBps, []
         carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)

@@ -1,4 +1,4 @@
-"""Write the formats that topo-synth has besides plans, each with the rates that it reaches."""
+"""The formats of topo-synth besides plans, each with the rates that it reaches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from .rccl_env import find_rccl_env, write_rccl_env
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
 # All formats.
 FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER)
-# Work of the bound in seconds of a quiet core, and its share of the time limit.
+# Work of the bound in seconds of an idle core, and its share of the time limit.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 
 
 @dataclass(frozen=True)
 class Export:
-    """A text in one of the formats, with `figures` for programs, `lines` for people and, if the
-    format has rates, their `bounds`.
+    """A text in one of the formats, with `figures` for programs and `lines` for people.
+
+    `bounds` are those of its rates, None if the format has no rates.
     """
 
     format: str
@@ -56,7 +57,7 @@ def export(
 ) -> Export:
     """Return a collective on a topology in one of FORMATS.
 
-    Raises InfeasibleError or InputError if the format cannot express it.
+    Raise InfeasibleError or InputError if the format cannot express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)

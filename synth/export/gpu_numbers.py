@@ -1,5 +1,6 @@
-"""Find the numbers by which NCCL's and RCCL's files name GPUs (`dev`: the driver's index), and the
-types of the paths between them.
+"""Numbers by which NCCL's and RCCL's files name GPUs, and types of the paths between GPUs.
+
+The number (`dev`) is the driver's index.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .graph_file import TYPES
 from .nccl_version import NcclVersion
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
-# NCCL's types for labels of ours that it lacks: direct links, abstract switches, and two bridges of
-# a NUMA node.
+# NCCL's types for topoplan's labels that it lacks: direct links, abstract switches, and two bridges
+# of a NUMA node.
 _TYPE_OF_LABEL = {"LNK": "NVL", "SW": "NVL", "NODE": "PHB"}
 
 
@@ -36,9 +37,9 @@ class GpuNumbers:
 
 
 def number_gpus(topology: Topology) -> GpuNumbers:
-    """Return the driver's index of each rank's GPU; those of a part of a machine keep theirs.
+    """Return the driver's index of each rank's GPU; GPUs of a part of a machine keep theirs.
 
-    Raises InfeasibleError if GPUs are on several hosts, or ranks have none.
+    Raise InfeasibleError if GPUs are on several hosts, or ranks have no GPUs.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if any(gpu.extra.get("stands_for") for gpu in gpus):
@@ -78,8 +79,9 @@ def _read_dev(gpu: Device) -> int | None:
 
 
 def _read_name(gpu: Device) -> int | None:
-    """Return the number in a GPU's name; None in boxes of presets, which number their GPUs
-    consecutively.
+    """Return the number in a GPU's name; None if it has none, or in boxes of presets.
+
+    Presets number the GPUs of all boxes consecutively.
     """
     match = _GPU.fullmatch(gpu.id)
     return int(match.group(2)) if match and not gpu.extra.get("box") else None
@@ -98,7 +100,7 @@ class PathTypes:
     def find_type(self, src: int, dst: int) -> str:
         """Return the type of the path from one rank to another.
 
-        Raises InfeasibleError if it leaves the host, or does not exist.
+        Raise InfeasibleError if the path leaves the host, or does not exist.
         """
         a, b = self._topology.ranks[src], self._topology.ranks[dst]
         label = self.connections.find(a, b).label

@@ -1,8 +1,7 @@
-"""Check graph files by NCCL's rules, including those that NCCL does not check itself, and convert
-them to channels.
+"""Checks of graph files by NCCL's rules, and their conversion to channels.
 
-NCCL trusts `nchannels`, reads unknown types as LOC, and never checks trees: it hangs if a tree
-lacks a GPU.
+The rules include those that NCCL does not check itself: it trusts `nchannels`, reads unknown types
+as LOC, and never checks trees, so it hangs if a tree lacks a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .nccl_version import NEWEST, NcclVersion
 PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
 # Graphs whose channels go through all GPUs.
 _CROSS_ALL_GPUS = (RING_ID, TREE_ID, COLLNET_CHAIN_ID)
-# Most GPUs that a message lists.
+# Most GPUs to list in a message.
 _MAX_NAMED = 8
 # Most characters in a line of a comment, within NCCL's limit for values.
 _MAX_COMMENT = 250
@@ -42,9 +41,10 @@ def check_graph_file(
     *,
     inside: bool = False,
 ) -> None:
-    """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
+    """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang
+    on.
 
-    `devs` are the device numbers of the machine's GPUs, None if the machine is unknown. With
+    `devs` are the device numbers of the machine's GPUs; None if the machine is unknown. With
     `inside` the file is for a single host, so it must not have <net> elements.
     """
     elements = 1 + sum(
@@ -144,7 +144,7 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
     """Return the channels of a ring or tree graph as orders of ranks.
 
     `rank_of` maps device numbers to ranks, and `where` names the file in errors. A tree inside a
-    host is a chain from its first GPU, the root. Raises InputError if a channel does not have all
+    host is a chain from its first GPU, the root. Raise InputError if a channel does not have all
     GPUs.
     """
     for number, channel in enumerate(graph.channels):

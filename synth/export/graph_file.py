@@ -1,4 +1,4 @@
-"""Read NCCL's graph XML: what NCCL_GRAPH_DUMP_FILE writes and NCCL_GRAPH_FILE reads.
+"""A reader of NCCL's graph XML: NCCL_GRAPH_DUMP_FILE writes it and NCCL_GRAPH_FILE reads it.
 
 The rules are those of NCCL's graph/search.cc and graph/xml.cc. Anything that NCCL would stop on, or
 misread, is an InputError with file and line. `graph_check` checks whether the channels make sense.
@@ -25,11 +25,11 @@ NAMES = {
 # Types of paths that NCCL's files name, the nearest first.
 TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
-# Far more than 65,536 elements need, the most that any version reads.
+# Far more than needed for 65,536 elements, the most that any version reads.
 MAX_CHARACTERS = 8 * 2**20
-# NCCL's buffer of an attribute's value.
+# Size of NCCL's buffer for an attribute's value.
 _MAX_VALUE_BYTES = 253
-# Whole numbers up to which NCCL's own are; larger ones are damage.
+# Largest integer that NCCL may have written; larger ones are damage.
 _MAX_WHOLE = 10**6
 _DECLARATION = re.compile(r"\s*<\?")
 # NCCL reads the beginning of a comment as the name of a tag. If there is a "=" in it, or no end,
@@ -45,8 +45,8 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 @dataclass(frozen=True)
 class NcclGraph:
-    """A graph of a file: NCCL's attributes and, for each channel, its GPUs in order, its nets and
-    its ranks.
+    """A graph of a file: NCCL's attributes, and the GPUs, nets and ranks of each channel in
+    order.
 
     GPUs and nets are `dev` numbers; a GPU's is its NVML index, with the number of its host from bit
     56 on. Speeds are those of a channel in GB/s. `ranks` has None for a GPU without a rank, which
@@ -76,14 +76,14 @@ class NcclGraph:
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph file: `where` it is, its graphs in order, and notes on doubtful parts."""
+    """A graph file: its name `where`, its graphs in order, and notes on doubtful parts."""
 
     where: str
     graphs: tuple[NcclGraph, ...]
     notes: tuple[str, ...] = ()
 
     def find(self, number: int) -> NcclGraph | None:
-        """Return the graph with an id, None if the file has none."""
+        """Return the graph with an id; None if the file has none."""
         return next((graph for graph in self.graphs if graph.id == number), None)
 
 
@@ -96,7 +96,7 @@ def looks_like_graph_file(text: str) -> bool:
 def read_graph_file(text: str, where: str) -> GraphFile:
     """Return the graphs of an XML text; `where` names the file in errors.
 
-    Raises InputError if the text is cut off, is no graph file, or would not be loaded by NCCL.
+    Raise InputError if the text is cut off, is no graph file, or would not be loaded by NCCL.
     """
     if not text.strip():
         raise InputError(
@@ -132,8 +132,9 @@ def read_graph_file(text: str, where: str) -> GraphFile:
 
 
 def _check_form(text: str, where: str) -> None:
-    """Raise InputError for valid XML that NCCL's parser does not read: declarations, text, tabs,
-    spaces around `=`.
+    """Raise InputError for valid XML that NCCL's parser does not read.
+
+    Such are declarations, text, tabs, and spaces around `=`.
     """
     start = text.removeprefix("\ufeff")
     if start is not text:
@@ -172,7 +173,7 @@ def _check_between(text: str, start: int, end: int, where: str) -> None:
 
 
 def _select(parent: Element, tag: str, notes: dict[str, None], *others: str) -> list[Element]:
-    """Return the elements of some tags below another, and note the others, which NCCL ignores."""
+    """Return the children with some tags; note the others, which NCCL ignores."""
     for child in parent:
         if child.tag not in (tag, *others):
             notes[f"<{child.tag[:40]}> in <{parent.tag}> is ignored, by NCCL too"] = None
@@ -222,7 +223,7 @@ def _read_text(element: Element, key: str) -> str:
 
 
 def _read_whole(element: Element, key: str) -> int:
-    """Return a whole number, decimal or hexadecimal with 0x."""
+    """Return an integer, decimal or hexadecimal with 0x."""
     text = _read_text(element, key)
     if not _WHOLE.fullmatch(text):
         raise element.make_error(f"{key}={text[:40]!r}: expected a whole number")

@@ -1,4 +1,4 @@
-"""Write NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
+"""A writer of NCCL's graph file: rings and chains with their true speeds, for NCCL_GRAPH_FILE.
 
 NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * speed * n / (2 (n -
 1)) for rings and of channels * speed / 2 for trees (times .92, as NCCL rates trees lower). With
@@ -32,7 +32,7 @@ from .nccl_version import NEWEST, NcclVersion
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
 # NCCL's numbers of patterns: a ring, and a balanced tree.
 _PATTERNS = {RING_ID: 4, TREE_ID: 1}
-# By how much the speeds in the file, of 7 digits, may change an algbw.
+# Largest relative change of an algbw by the rounding of speeds in the file to 7 digits.
 _TOLERANCE = Fraction(1, 10**5)
 
 
@@ -40,8 +40,8 @@ _TOLERANCE = Fraction(1, 10**5)
 class NcclGraphs:
     """Rings and chains for a machine, in equal numbers, with their algbw in GB/s at large sizes.
 
-    `ring_GBps` is of the collective, `chain_GBps` of allreduce. Rings or chains are None if no such
-    channel exists.
+    `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None
+    if no such channel exists.
     """
 
     router: Router
@@ -60,12 +60,12 @@ class NcclGraphs:
 
     @property
     def count(self) -> int:
-        """Number of channels of each graph."""
+        """The number of channels of each graph."""
         return max(len(each.orders) for each in (self.rings, self.chains) if each is not None)
 
     @property
     def best_GBps(self) -> Fraction:
-        """Algbw of the collective by the faster of the graphs that serve it."""
+        """The algbw of the collective in GB/s by the faster of the graphs that serve it."""
         is_served = self.collective.name == "allreduce"
         return max(self.ring_GBps, self.chain_GBps) if is_served else self.ring_GBps
 
@@ -78,8 +78,8 @@ class NcclGraphs:
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    The collective is one of COLLECTIVES. Raises InfeasibleError if the GPUs are on several hosts,
-    or no ring or chain exists.
+    The collective is one of COLLECTIVES. Raise InfeasibleError if the GPUs are on several hosts, or
+    no ring or chain exists.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     numbers = number_gpus(topology)
@@ -105,7 +105,9 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
 
 
 def _count_most(ranks: int, version: NcclVersion) -> int:
-    """Return how many channels a file of two graphs may have. Raises InfeasibleError for none."""
+    """Return the most channels that a file of two graphs may have. Raise InfeasibleError if
+    none.
+    """
     # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
     most = min(version.max_channels, (version.max_elements - 3) // (2 * (ranks + 1)))
     if most < 1 or ranks > version.max_children:
@@ -123,10 +125,10 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
 
 
 def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
-    """Return the text of the file, after reading it back and checking it and its rates.
+    """Return the text of the file, checked with its rates after reading it back.
 
-    GPUs are named in hexadecimal with 0x, which every version reads the same; they have no rank,
-    and there is no XML declaration.
+    GPUs are named in hexadecimal with 0x, which every version reads in the same way; they have no
+    rank, and there is no XML declaration.
     """
     types = PathTypes(graphs.topology, version)
     n, lines = graphs.collective.ranks, ['<graphs version="1">', *_write_comment(graphs, version)]
@@ -154,7 +156,7 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
 
 
 def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
-    """Return the speed of a channel for which NCCL's formula gives the channels' algbw."""
+    """Return the speed of a channel for which NCCL's formula gives the channels' algbw, in GB/s."""
     n, count = channels.ranks, len(channels.orders)
     if channels.shape == CHAIN:
         return graphs.chain_GBps * 2 / count
@@ -179,8 +181,9 @@ def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
 
 
 def count_algbw_GBps(graph: NcclGraph, ranks: int) -> Fraction:
-    """Return the algbw of allreduce that NCCL's tuner computes for a graph, without its factor of
-    .92 for trees.
+    """Return the algbw of allreduce in GB/s that NCCL's tuner computes for a graph.
+
+    Its factor of .92 for trees is left out.
     """
     total = graph.nchannels * graph.speedintra
     return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2

@@ -1,10 +1,9 @@
-"""Write the CSV that NVIDIA's example tuner plugin reads (NCCL_TUNER_CONFIG_FILE), from measured
-times alone.
+"""A writer of the CSV for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).
 
-Each measurement is topo-run's JSON for the stock collective with one algorithm, protocol and number
-of channels forced. The CSV names the fastest one for each range from one measured size to the next;
-the first and the last range extend to all other sizes. It must name the number of channels: for -1,
-or a call that no line covers, the plugin runs one channel.
+It uses measured times only. Each measurement is topo-run's JSON for the stock collective with one
+algorithm, protocol and number of channels forced. The CSV names the fastest one for each range from
+one measured size to the next; the first and the last range extend to all other sizes. It must name
+the number of channels: for -1, or a call that no line covers, the plugin runs one channel.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ...topo.version import VERSION
 from ..ir.collective import Collective
 from .graph_check import make_plain
 
-# The header that the plugin's documentation gives.
+# The header in the plugin's documentation.
 COLUMNS = (
     "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,"
     "regBuff"
@@ -48,8 +47,9 @@ _MAX_CHANNELS = 64
 
 @dataclass(frozen=True)
 class ForcedTimes:
-    """Times in us of a stock collective by the bytes of its buffer, with an algorithm, a protocol
-    and a number of channels forced.
+    """Times in us of a stock collective by the bytes of its buffer, with the settings forced.
+
+    Settings are an algorithm, a protocol and a number of channels.
     """
 
     algorithm: str
@@ -61,7 +61,7 @@ class ForcedTimes:
 def read_measured(argument: str, collective: Collective) -> ForcedTimes:
     """Return the measurement that ALGORITHM/PROTOCOL/CHANNELS=FILE names.
 
-    Raises InputError if the file is not topo-run's JSON of this collective over NCCL.
+    Raise InputError if the file is not topo-run's JSON of this collective over NCCL.
     """
     forced, equals, path = argument.partition("=")
     parts = forced.lower().split("/")
@@ -126,7 +126,7 @@ def _read_times(path: str, collective: Collective) -> dict[int, float]:
 
 
 def _get_number(row: Any, key: str) -> float | None:
-    """Return a number of a row that is finite and not negative, None if it has none."""
+    """Return a number of a row; None if it is missing, negative or not finite."""
     value = row.get(key) if isinstance(row, dict) else None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -136,8 +136,8 @@ def _get_number(row: Any, key: str) -> float | None:
 def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequence[str]) -> str:
     """Return the CSV of a collective from measurements, each ALGORITHM/PROTOCOL/CHANNELS=FILE.
 
-    Raises InputError without measurements, InfeasibleError for a collective that the plugin does
-    not know.
+    Raise InputError if there are none, InfeasibleError for a collective that the plugin does not
+    know.
     """
     name = _COLLECTIVES.get(collective.name)
     if name is None:

@@ -1,4 +1,4 @@
-"""Versions of NCCL, and what each reads of graph files."""
+"""Versions of NCCL, and the limits of each on graph files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _FORM = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?:-\d{1,3})?")
 
 @dataclass(frozen=True, order=True)
 class NcclVersion:
-    """A version of NCCL, such as 2.27; the limits are those of its sources (device.h, topo.h,
-    xml.h).
-    """
+    """A version of NCCL, such as 2.27, with the limits of its sources (device.h, topo.h, xml.h)."""
 
     major: int
     minor: int
@@ -24,19 +22,19 @@ class NcclVersion:
 
     @property
     def max_channels(self) -> int:
-        """Channels of a graph: NCCL doubles them without a check of its arrays' size."""
+        """The most channels of a graph: NCCL doubles them without a check of its arrays' size."""
         return 32 if self >= NcclVersion(2, 25) else 16
 
     @property
     def max_elements(self) -> int:
-        """XML elements of a graph file."""
+        """The most XML elements of a graph file."""
         if self >= NcclVersion(2, 30):
             return 65536
         return 4096 if self >= NcclVersion(2, 21) else 1024
 
     @property
     def max_children(self) -> int:
-        """XML elements below one."""
+        """The most XML elements below one element."""
         if self >= NcclVersion(2, 30):
             return 640
         return 128 if self >= NcclVersion(2, 21) else 32
@@ -55,7 +53,7 @@ NEWEST = NcclVersion(2, 30)
 def parse_nccl_version(text: str) -> NcclVersion:
     """Return the version of a text such as 2.27 or 2.27.7-1.
 
-    Raises InputError if it is none, or too old for graph files.
+    Raise InputError if the text is not a version, or the version is too old for graph files.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:

@@ -1,9 +1,9 @@
-"""Write RCCL's variables: NCCL_RINGS for rings through all GPUs, and RCCL_TREES for trees.
+"""A writer of RCCL's variables: NCCL_RINGS for rings through all GPUs, and RCCL_TREES for trees.
 
 RCCL names GPUs by the driver's index and takes the same numbers for ranks, so they must be 0 to n -
 1, in order. If both variables are set, RCCL uses the trees and searches for rings itself. Channel c
-uses tree c mod their number, so the number of channels is set to a multiple of it. From RCCL's
-sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
+uses the tree c mod the number of trees, so the number of channels is set to a multiple of it. From
+RCCL's sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _NODE = re.compile(r"\((\d{1,3})|\)")
 
 @dataclass(frozen=True)
 class RcclEnv:
-    """Rings and trees for a machine, each None if there are none, and their algbw in GB/s at large
-    sizes (then 0).
+    """Rings and trees for a machine, and their algbw in GB/s at large sizes.
+
+    Rings or trees are None, and their algbw 0, if there are none.
     """
 
     topology: Topology
@@ -61,7 +62,7 @@ class RcclEnv:
 
     @property
     def channels(self) -> int:
-        """Number of channels that RCCL must run; 0 if it may choose."""
+        """The number of channels that RCCL must run; 0 if it may choose."""
         count = 0 if self.trees is None else len(self.trees.trees)
         return count and _MAX_CHANNELS // count * count
 
@@ -69,7 +70,7 @@ class RcclEnv:
 def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     """Return the best rings and, for allreduce, trees of at most two children.
 
-    Raises InfeasibleError if RCCL could not use them: for several hosts, too many GPUs, or GPUs not
+    Raise InfeasibleError if RCCL could not use them: for several hosts, too many GPUs, or GPUs not
     numbered from 0 in the order of the ranks.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
@@ -167,10 +168,9 @@ def write_tree(parents: Parents) -> str:
 
 
 def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, BinaryTrees | None]:
-    """Return the rings and trees that a text of NAME="value" lines sets, None for an unset
-    variable.
+    """Return the rings and trees that lines NAME="value" set; None for an unset variable.
 
-    Raises InputError for rings and trees that RCCL would omit or hang on.
+    Raise InputError for rings and trees that RCCL would omit or hang on.
     """
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -189,7 +189,7 @@ def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, B
 
 
 def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:
-    """Return a ring of NCCL_RINGS. Raises InputError if it misses a rank: RCCL would omit it."""
+    """Return a ring of NCCL_RINGS. Raise InputError if it misses a rank: RCCL would omit it."""
     words = text.split()
     if not all(word.isascii() and word.isdigit() and len(word) < 5 for word in words):
         raise InputError(f"{where}: {text[:40]!r}; expected numbers of GPUs")
@@ -199,7 +199,7 @@ def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:
 
 
 def read_tree(text: str, where: str, ranks: int) -> Parents:
-    """Return a tree of RCCL_TREES. Raises InputError if it is malformed or misses a rank."""
+    """Return a tree of RCCL_TREES. Raise InputError if it is malformed or misses a rank."""
     where = f"{where}: tree {text[:60]!r}"
     if len(text) > _MAX_TREE_CHARACTERS:
         raise InputError(
@@ -210,7 +210,7 @@ def read_tree(text: str, where: str, ranks: int) -> Parents:
     position = 0
     while position < len(text):
         match = _NODE.match(text, position)
-        # A bracket that closes none, and a second root, are as wrong as other text.
+        # An unmatched closing bracket or a second root is as wrong as any other text.
         if match is None or (not path and (match[1] is None or parents)):
             raise InputError(
                 f"{where}: not understood at character {position + 1}; expected "

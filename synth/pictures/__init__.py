@@ -1,1 +1,1 @@
-"""Draw schedules and plans as text: SVG for pages, Chrome traces for Perfetto."""
+"""Pictures of schedules and plans as text: SVG for pages, Chrome traces for Perfetto."""

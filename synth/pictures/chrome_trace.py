@@ -1,10 +1,10 @@
-"""Write a schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and
+"""A schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and
 chrome://tracing.
 
 Each rank is a process. It has two threads for each rank that it sends to: predicted and measured
 transfers. An event is one segment of one transfer, with its bytes, step and route. Events of a
-thread never overlap: a transfer that is posted while an earlier one lasts begins when that one
-ends, as on a link.
+thread never overlap: a transfer that is posted during an earlier one begins when that one ends, as
+on a link.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PLACE = {PREDICTED: 0, MEASURED: 1}
 def write(
     topology: Topology, times: Mapping[str, Sequence[TransferTime]], about: Mapping[str, Any]
 ) -> str:
-    """Return the trace as JSON text, an event a line. `times` has PREDICTED or MEASURED ones or
-    both; `about` describes the run.
+    """Return the trace as JSON text, one event per line.
+
+    `times` has PREDICTED or MEASURED ones or both; `about` describes the run.
     """
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []
@@ -92,11 +93,11 @@ def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> lis
 def write_plan_trace(plan: Plan, size_bytes: int) -> str:
     """Return the Chrome trace of the plan's schedule for a size.
 
-    Raises InputError if the schedule has too many transfers to list.
+    Raise InputError if the schedule has too many transfers to list.
     """
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
-    # As it is sent, which is what was costed.
+    # On the routes and in the segments in which it is sent, since those were costed.
     schedule = on_own_routes(entry.schedule, plan.router)
     times = predict_times(schedule, topology, size_bytes, host_of(topology))
     about = describe_run(schedule, topology, size_bytes) | {

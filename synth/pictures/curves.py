@@ -1,4 +1,4 @@
-"""Draw bandwidth against size as an SVG picture: lines for predictions, dashed for the bound."""
+"""Bandwidth against size as an SVG picture: lines for predictions, dashed for the bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .drawing import choose_step, draw_text, start_svg
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 44, 40
-# Points of a curve up to which dots mark them; with more, the line suffices.
+# Most points of a curve to mark by dots; with more, the line suffices.
 _MAX_DOTS = 16
 
 
@@ -29,7 +29,10 @@ class Curve:
 def draw_curves(
     title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False
 ) -> str:
-    """Return the picture; `limit` is the name and algbw in GB/s of the bound, a horizontal line."""
+    """Return the picture.
+
+    `limit` is the name of the bound and its algbw in GB/s, drawn as a horizontal line.
+    """
     sizes = [size for curve in curves for size, _ in curve.points] or [1024]
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
     highest = max(
@@ -49,7 +52,7 @@ def draw_curves(
         _, y = place(2**low, i * step)
         lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
         lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
-    # Labels of sizes must not touch each other.
+    # The labels of sizes must not touch each other.
     every = 4 if high - low > 10 else 2 if high - low > 5 else 1
     for bits in range(math.ceil(low), math.floor(high) + 1):
         x, _ = place(2**bits, 0)

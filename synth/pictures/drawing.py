@@ -1,4 +1,4 @@
-"""Write elements of SVG, with the colours of light and dark pages, for pictures of schedules."""
+"""Elements of SVG, with the colours of light and dark pages, for pictures of schedules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ stroke:var(--bound);fill:none}
 
 
 def start_svg(width: float, height: float, title: str, *, alone: bool = False) -> list[str]:
-    """Return the first lines of an SVG picture; with `alone` it is a whole file, with style."""
+    """Return the first lines of an SVG picture; with `alone` it is a complete file, with style."""
     name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
     lines = [
         f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" '
@@ -53,7 +53,7 @@ def draw_text(
 
 
 def choose_step(highest: float) -> float:
-    """Return a round distance between level lines for about five of them up to a value."""
+    """Return a round distance between level lines, for about five of them up to a value."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / _LEVELS))
@@ -72,7 +72,7 @@ def _is_xml(code: int) -> bool:
 
 
 def show_us(us: float) -> str:
-    """Format a time: 12.3 us, 4.5 ms, 1.2 s."""
+    """Format a time in us: 12.3 us, 4.5 ms, 1.2 s."""
     for limit, factor, unit in ((1e3, 1.0, "us"), (1e6, 1e3, "ms")):
         if us < limit:
             return f"{us / factor:.3g} {unit}"

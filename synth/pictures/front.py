@@ -1,6 +1,4 @@
-"""Draw a Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the
-bound.
-"""
+"""A Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the bound."""
 
 from __future__ import annotations
 
@@ -17,9 +15,10 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
 def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
-    """Return the picture: a dot for each row with a schedule, filled and connected on the front; a
-    cross for each row that is proved impossible, a ring for an undecided one; a dashed line for the
-    least ratio that the bound allows.
+    """Return the picture of a front.
+
+    Dots are rows with a schedule, filled and connected on the front; crosses are rows proved
+    impossible, rings undecided ones; a dashed line is the least ratio that the bound allows.
     """
     least, steps_of = float(front.least_ratio), [row.steps for row in front.rows]
     first, last = min(steps_of, default=1) - 1, max(steps_of, default=1) + 1

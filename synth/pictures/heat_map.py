@@ -1,4 +1,4 @@
-"""Draw the rates between all pairs of GPUs as an SVG picture: a square a pair, darker if faster."""
+"""The rates between all pairs of GPUs as an SVG picture: one square per pair, darker if faster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...topo.graph import Topology
 from ...topo.routes import Router, route_links
 from .drawing import draw_text, quote, start_svg
 
-# GPUs that are drawn, the first ones: more squares would be smaller than five pixels.
+# Most GPUs to draw, the first ones: more squares would be smaller than five pixels.
 MAX_GPUS = 128
 # Pixels: margins, the squares together and one alone, a square with text, a letter, the picture.
 _TOP, _BOTTOM, _MARGIN = 74, 40, 10
@@ -19,11 +19,11 @@ Pair = tuple[int, int]
 
 
 def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
-    """Return the picture: a row a sending GPU, a column a receiving one.
+    """Return the picture: one row per sending GPU, one column per receiving GPU.
 
-    If the topology was measured by topo-probe, the rates are those of each pair alone, else those
-    of the narrowest link on the pair's own route. A pair without a route stays white. Rates are
-    written into squares that are large enough, and shown as tooltips.
+    If topo-probe measured the topology, the rates are those of each pair alone, else those of the
+    narrowest link on the pair's route. A pair without a route stays white. Rates are written into
+    squares that are large enough, and shown as tooltips.
     """
     measured = _find_measured_GBps(topology)
     ranks = topology.ranks[:MAX_GPUS]
@@ -93,6 +93,6 @@ def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
 
 
 def _shorten(name: str, pixels: float) -> str:
-    """Return the end of a name that fits above a column: ends of names differ most."""
+    """Return the end of a name that fits above a column: names differ most at their ends."""
     letters = int(pixels / _LETTER)
     return name if len(name) <= letters else "\u2026" + name[len(name) - letters + 1 :]

@@ -1,5 +1,6 @@
-"""Draw when each rank sends to whom, and what each link carries when, as SVG pictures with a row
-for each rank or link and time to the right.
+"""Timelines of ranks' messages and of links' loads as SVG pictures.
+
+Each rank or link has a row; time runs to the right.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from .drawing import draw_text, quote, show_us, start_svg
 # Pixels: the picture, its margins, a row.
 _WIDTH, _ROW = 860, 24
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 26, 30
-# Pixels for the time, however long the names of rows are.
+# Least pixels for the time axis, however long the names of rows are.
 _MIN_WIDTH = 480
-# Ranks that are drawn (the first ones), and links (the busiest).
+# Most ranks (the first ones) and most links (the busiest) to draw.
 MAX_ROWS = 16
-# Messages that are drawn one by one; beyond, messages of a row that follow each other share a bar.
+# Most messages to draw singly; beyond, messages of a row that follow each other share a bar.
 MAX_BARS = 2400
 
-# Row (a sender, a link), track in it (a receiver, an operation), operation, tick, begin and end in
+# Row (a sender, a link), track in it (a receiver, an operation), operation, tick, start and end in
 # microseconds, and the tooltip.
 _Bar = tuple[int, int, str, int, float, float, str]
 
@@ -30,7 +31,9 @@ _Bar = tuple[int, int, str, int, float, float, str]
 def draw_timeline(
     title: str, times: Sequence[TransferTime], ranks: int, *, alone: bool = False
 ) -> str:
-    """Draw what each of the first MAX_ROWS ranks sends, copies and sums in different colours."""
+    """Draw the messages of each of the first MAX_ROWS ranks, copies and sums in different
+    colours.
+    """
     rows = min(ranks, MAX_ROWS)
     names = [f"rank {rank}" for rank in range(rows)]
     groups: dict[tuple[int, int, str, int], list[TransferTime]] = defaultdict(list)
@@ -44,8 +47,9 @@ def draw_timeline(
 def draw_links(
     title: str, times: Sequence[TransferTime], topology: Topology, *, alone: bool = False
 ) -> str:
-    """Draw when each of the MAX_ROWS busiest links carries sums and copies, with the share of the
-    time for which it would be busy at full bandwidth.
+    """Draw when each of the MAX_ROWS busiest links carries sums and copies.
+
+    The share of the time for which it would be busy at full bandwidth is next to each row.
     """
     crossing: dict[tuple[str, str], list[TransferTime]] = defaultdict(list)
     for time in times:
@@ -123,7 +127,7 @@ def _join_times(key: tuple[int, int, str, int], times: Sequence[TransferTime], w
 
 
 def _join_bars(bars: Sequence[_Bar], least_us: float) -> list[_Bar]:
-    """Return the bars, with those of a track that (almost) follow each other joined."""
+    """Return the bars, joined if they (almost) follow each other on a track."""
     out: list[_Bar] = []
     for bar in sorted(bars, key=lambda b: (b[0], b[1], b[2], b[4])):
         if out and out[-1][:3] == bar[:3] and bar[4] - out[-1][5] <= 2 * least_us:

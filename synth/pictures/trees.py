@@ -1,5 +1,6 @@
-"""Draw how chunks flow through a machine as SVG pictures, with GPUs where the picture of the
-machine has them.
+"""The flow of chunks through a machine as SVG pictures.
+
+GPUs have the positions that they have in the picture of the machine.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ...topo.pictures.layout import lay_out
 from ..ir.schedule import Schedule
 from .drawing import draw_text, start_svg
 
-# GPUs up to which arrows can be distinguished.
+# Most GPUs for which arrows can be distinguished.
 MAX_GPUS = 64
 # Pixels: the picture, its margin, and the line of text above.
 _WIDTH, _PAD, _HEAD = 300, 34, 24
-# Pixels by which arrows bend, at most, and between GPUs, at least.
+# Pixels: largest bend of arrows, and least distance between GPUs.
 _MAX_BEND, _MIN_DISTANCE = 46, 24.0
 _MIN_HEIGHT, _MAX_HEIGHT = 90, 260
 # Sender, receiver, operation.
@@ -31,8 +32,9 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkFlow:
-    """The transfers of chunks that flow alike, each with its first step; their share of the buffer,
-    and their number.
+    """The transfers, each with its first step, that a number of chunks have in common.
+
+    The flow has the share of these chunks in the buffer, and their number.
     """
 
     edges: Mapping[_Edge, int]
@@ -89,8 +91,10 @@ def _spreads_back(flow: ChunkFlow) -> bool:
 
 
 def _place_gpus(topology: Topology) -> list[_Point]:
-    """Return the positions of the GPUs by rank: as in the picture of the machine, scaled to fit,
-    or on a circle for each box if they would be too close.
+    """Return the positions of the GPUs by rank.
+
+    These are the positions in the picture of the machine, scaled to fit, or on a circle for each
+    box if they would be too close.
     """
     at = {ident: (shape.x, shape.y) for shape in lay_out(topology).shapes for ident in shape.ids}
     points = [at[ident] for ident in topology.ranks]
@@ -130,7 +134,9 @@ def _place_on_circles(topology: Topology) -> list[_Point]:
 def _draw_arrow(
     start: _Point, end: _Point, radius: float, op: str, strength: float, is_double: bool
 ) -> list[str]:
-    """Return a curved arrow from the rim of one GPU to that of another, bent past those between."""
+    """Return a curved arrow from the rim of one GPU to that of another, bent around those
+    between.
+    """
     (ax, ay), (bx, by) = (start[0], start[1] + _HEAD), (end[0], end[1] + _HEAD)
     length = math.dist((ax, ay), (bx, by)) or 1.0
     bend = min(0.3, _MAX_BEND / length)

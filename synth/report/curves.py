@@ -1,4 +1,4 @@
-"""Draw the curve of a plan against size, with stock's ring and the bound."""
+"""The curve of a plan against size, with the stock ring and the bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw_plan_curves(
     *,
     alone: bool = False,
 ) -> str:
-    """Return the picture of a plan, stock's ring or both as predicted, and of the bound."""
+    """Return the picture of predicted curves: a plan, the stock ring or both, and the bound."""
     # With calibrated host costs each point is a simulation, so every other size is left out.
     calibrated = plan is not None and host_of(plan.topology) is not None
     sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
@@ -39,7 +39,9 @@ def draw_plan_curves(
 
 
 def draw_plan_alone(plan: Plan) -> str:
-    """Return the picture of a plan, stock's ring (if there is one) and the bound as an SVG file."""
+    """Return the curves of a plan, the stock ring (if there is one) and the bound as an SVG
+    file.
+    """
     try:
         stock = StockRing(plan.collective, plan.router)
     except InfeasibleError:

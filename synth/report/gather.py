@@ -1,5 +1,6 @@
-"""Collect the contents of a report within a time limit: findings, bounds, plans of the main
-collectives, and what stock would do.
+"""Collection of a report's contents within a time limit.
+
+These are findings, bounds, plans of the main collectives, and predictions for the stock ring.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
 from .stock import StockRing
 
-# Shares of the time limit for each collective; what one leaves goes to the next ones.
+# Share of the time limit for each collective; unused time goes to the next ones.
 _SHARES = {
     "allreduce": 0.4,
     "allgather": 0.2,
@@ -35,8 +36,8 @@ _SHARES = {
     "broadcast": 0.12,
     "alltoall": 0.06,
 }
-# With more GPUs only allreduce is planned, by packing alone; with more still, only with enough
-# time.
+# With more GPUs than the first, only allreduce is planned, by packing alone; with more than the
+# second, only if there is enough time.
 _LARGE_RANKS, _PLANNED_RANKS = 64, 256
 # Seconds that a plan for more than _PLANNED_RANKS GPUs needs.
 _LARGE_PLAN_S = 30
@@ -48,8 +49,10 @@ _EXPLAINED_RANKS = 128
 
 @dataclass
 class Section:
-    """The results for one collective; `missing` says why there is no plan, `cut_short` lists the
-    searches that the time limit stopped.
+    """The results for one collective.
+
+    `missing` is the reason if there is no plan; `cut_short` lists the searches that the time limit
+    stopped.
     """
 
     collective: Collective
@@ -65,8 +68,9 @@ class Section:
 
 @dataclass
 class Report:
-    """A machine, the doctor's findings, and a section for each collective; `plan_file` names the
-    plan if the report is on one.
+    """A machine, the doctor's findings, and a section for each collective.
+
+    `plan_file` names the plan if the report is on one.
     """
 
     topology: Topology
@@ -80,7 +84,7 @@ class Report:
 def gather_report(
     machine: Topology, time_limit_s: float = USUAL_LIMIT_S, say: Callable[[str], None] | None = None
 ) -> Report:
-    """Return the report on a machine. Searches that the time limit cuts short are listed in it."""
+    """Return the report on a machine. It lists the searches that the time limit stopped early."""
     started = time.monotonic()
     topology, router = load_for_planning(machine)
     report = Report(topology, machine, examine(machine), [])
@@ -142,7 +146,7 @@ def _gather_section(name: str, router: Router, seconds: float) -> Section:
 
 
 def _complete(section: Section, router: Router, effort: Effort) -> None:
-    """Add missing bounds, the bound for switches that add, the bottleneck, and stock's ring."""
+    """Add missing bounds, the bound with adding switches, the bottleneck, and the stock ring."""
     topology, collective = router.topology, section.collective
     try:
         bounds = section.bounds or find_bounds(collective, router, effort)

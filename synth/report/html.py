@@ -1,4 +1,4 @@
-"""Write pieces of HTML as text. All text from outside goes through `quote`."""
+"""Pieces of HTML as text. All text from outside goes through `quote`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ fill:#1a2027}
 
 
 def make_page(title: str, body: Iterable[str]) -> str:
-    """Return a whole page that loads nothing from the network."""
+    """Return a complete page that loads nothing from the network."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -98,8 +98,9 @@ def make_table(
 
 
 def make_figure(svg: str, caption: str, look: str = "") -> str:
-    """Return a picture with its caption; a wide one scrolls sideways, unless `look` is "fit"
-    ("curve" and "wide" shrink to a limit).
+    """Return a picture with its caption.
+
+    A wide one scrolls sideways, unless `look` is "fit" ("curve" and "wide" shrink to a limit).
     """
     picture = f'<div class="scroll {look}">{svg}</div>'
     return f"<figure>{picture}<figcaption>{quote(caption)}</figcaption></figure>"
@@ -112,5 +113,5 @@ def make_paragraph(text: str, *, soft: bool = False) -> str:
 
 
 def make_details(summary: str, *parts: str) -> str:
-    """Return parts that are folded until a reader opens them."""
+    """Return parts that stay folded until a reader opens them."""
     return f"<details><summary>{quote(summary)}</summary>" + "\n".join(parts) + "</details>"

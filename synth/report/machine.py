@@ -1,4 +1,4 @@
-"""Write the first half of a report: the machine, the connections of its GPUs, and the findings."""
+"""The first half of a report: the machine, the connections of its GPUs, and the findings."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from ...topo.pictures.table import MAX_GPUS, list_adding
 from ..pictures.drawing import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
-# Steps along links to classify pairs of GPUs; beyond, the first rows stand for all.
+# Most steps along links to classify pairs of GPUs; beyond, the first rows represent all.
 _MAX_STEPS = 60_000
-# Lines of a page on one subject; further ones are counted.
+# Most lines of a page on one subject; further ones are only counted.
 _MAX_NOTES, _MAX_FINDINGS, _MAX_EVIDENCE, _MAX_DEVICES = 30, 40, 6, 80
 # Pixels; wider pictures scroll sideways on smaller screens, where they would be illegible
 # otherwise.
 _FITS_A_PHONE = 820
-# Pixels beyond which one box stands for all that are alike, and how far wide pictures may shrink.
+# Width in pixels beyond which one of several identical boxes is drawn, and the smallest scale of
+# wide pictures.
 _DRAWN_WHOLE, _MIN_SCALE = 2_400, 0.7
-# GPUs up to which cells of the matrix have label and rate in one line.
+# Most GPUs for which cells of the matrix have label and rate in one line.
 _MAX_IN_A_LINE = 8
-# Bytes of a picture in a page that is also sent by mail.
+# Most bytes of a picture, since pages are also sent by mail.
 _MAX_PICTURE_BYTES = 900_000
 
 
@@ -65,8 +66,9 @@ def write_machine(machine: Topology) -> str:
 
 
 def _draw(machine: Topology) -> tuple[str, str | None]:
-    """Return the machine as SVG, and what is left out of it: most of many GPUs, or alike boxes of a
-    wide picture.
+    """Return the machine as SVG, and a text on the parts left out; None if it is complete.
+
+    Most of many GPUs are left out, and identical boxes of a wide picture.
     """
     collapsed = collapse(machine)
     picture = svg.write(collapsed.topology)

@@ -1,4 +1,4 @@
-"""Write a report as one page."""
+"""A report as one page."""
 
 from __future__ import annotations
 

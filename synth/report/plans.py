@@ -1,5 +1,6 @@
-"""Write the second half of a report: for each collective its bound and bottleneck, plans by size,
-curves, trees, a timeline.
+"""The second half of a report: a section for each collective.
+
+It has the bound and bottleneck, plans by size, curves, trees and a timeline.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from .curves import draw_plan_curves
 from .gather import Section, shown_schedule
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
-# Bytes at which trees and the timeline are shown.
+# Size in bytes at which trees and the timeline are shown.
 SHOWN_SIZE = 1 << 28
-# Segments up to which single messages can be seen.
+# Most segments, so that single messages remain visible.
 _SHOWN_SEGMENTS = 4
-# Pictures of flows, and transfers of a timeline.
+# Most pictures of flows, and most transfers of a timeline.
 _MAX_FLOWS, _MAX_SHOWN = 6, 60_000
-# Bytes at which plan and stock are compared.
+# Sizes in bytes at which plan and stock are compared.
 _COMPARED = tuple(1 << bits for bits in (12, 16, 20, 24, 28, 30))
-# Links to improve, and GPUs, that are named.
+# Most links to improve, and most GPUs, to name.
 _MAX_LEVERS, _MAX_NAMED = 6, 8
 
 
@@ -201,7 +202,7 @@ def _list_strategies(explanation: Explanation) -> str:
 
 
 def show_number(value: float, digits: int = 4) -> str:
-    """Format a number without an exponent: with a few digits, or whole if it is large."""
+    """Format a number without an exponent: with few digits, or as an integer if it is large."""
     return f"{value:,.0f}" if value >= 10**digits else f"{value:.{digits}g}"
 
 
@@ -214,8 +215,9 @@ def _draw_curves(section: Section) -> str:
 
 
 def _draw_schedule(plan: Plan) -> list[str]:
-    """Return the trees (or other flows of chunks) of the plan's schedule for large buffers, and its
-    timeline.
+    """Return the trees and the timeline of the plan's schedule for large buffers.
+
+    Flows of chunks that are not trees are drawn in the same way.
     """
     topology = plan.topology
     schedule = shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS)

@@ -1,8 +1,8 @@
-"""Predict the time of a stock ring, costed like plans: in rank order, or else in the first order
-with routes.
+"""Predicted time of a stock ring, costed like plans: in rank order or the first order with
+routes.
 
 This models a library that ignores the machine (gloo, or a hand-written ring); it is no measurement.
-NCCL searches its own rings, and may be faster.
+NCCL searches for rings itself, and may be faster.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ..ir.transfers import Op
 from ..ir.transform import compose
 from ..request import Request, Send, build_schedule, segment_counts
 
-# Times that data travels around the ring.
+# The number of times that data travels around the ring.
 _RINGS = {"allreduce": 2, "allgather": 1, "reduce-scatter": 1}
 # Collectives that are a pipelined chain instead.
 _CHAINS = ("broadcast", "reduce")
-# Ranks up to which orders are searched, beginnings of orders that are tried, ranks that are named.
+# Most ranks for a search of orders, most beginnings of orders to try, and most ranks to name.
 _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 
 
 class StockRing:
-    """Predicts a collective by a ring in rank order (broadcast and reduce: a pipelined chain).
+    """A prediction of a collective by a ring in rank order.
 
-    Raises InfeasibleError for other collectives, and if no order of ranks has routes.
+    Broadcast and reduce are a pipelined chain. Raise InfeasibleError for other collectives, and if
+    no order of ranks has routes.
     """
 
     def __init__(self, collective: Collective, router: Router) -> None:
@@ -63,12 +64,12 @@ class StockRing:
         return min(cost.time_s(size_bytes) for cost in self._costs)
 
     def algbw_GBps(self, size_bytes: int) -> float:
-        """Return the predicted algbw for a buffer."""
+        """Return the predicted algbw in GB/s for a buffer."""
         time_s = self.time_s(size_bytes)
         return size_bytes / time_s / 1e9 if time_s else 0.0
 
     def _cost_ring(self) -> Cost:
-        """Return the cost of all steps; in each of them every rank sends a share to the next."""
+        """Return the cost of all steps; in each step every rank sends a share to the next rank."""
         n, times = self._collective.ranks, _RINGS[self._collective.name]
         request = Request(Collective("allgather", n), self._topology, Effort(), router=self._router)
         chunks = tuple(Chunk(Fraction(1, n), source=rank) for rank in range(n))
@@ -95,10 +96,10 @@ class StockRing:
 
 
 def find_order(router: Router) -> tuple[int, ...]:
-    """Return the rank order if each rank has a route to the next, else the first order (from rank 0
-    on) in which each has.
+    """Return the first order, from rank 0 on, in which each rank has a route to the next.
 
-    Raises InfeasibleError if there is none, or none among _MAX_TRIED beginnings.
+    This is the rank order if possible. Raise InfeasibleError if there is none, or none among
+    _MAX_TRIED beginnings.
     """
     n = len(router.topology.ranks)
     if all(router.route(rank, (rank + 1) % n) is not None for rank in range(n)):
