@@ -1,1 +1,1 @@
-"""Carrying schedules out with torch.distributed's point-to-point operations."""
+"""Execution of schedules with torch.distributed's point-to-point operations."""

@@ -30,8 +30,8 @@ from .reductions import (
 
 # Buffers whose calls are cached, or that were seen once: a large model has some 100 DDP buckets.
 _MAX_BUFFERS = 128
-# From this size on, slicing views of a tensor that may never come again takes less than copying it
-# (and its memory).
+# From this size on, slicing views of a tensor that may never come again takes less time, and less
+# memory, than copying it.
 _BOUND_AT_ONCE_BYTES = 1 << 20
 _profiler = torch.autograd.profiler
 # A tensor's address, number of elements and dtype.
@@ -71,7 +71,7 @@ class PersistentCall:
             self.play(number)
         elif self.buffers.numel:
             self.engine.run(self.buffers, number)
-            # By the thread that runs calls, as compiling is: two threads must not compile at once.
+            # By the thread that runs calls, like compiling: two threads must not compile at once.
             if self._has_run and self.play is None:
                 self.play = self.engine.find_play(self.buffers)
             self._has_run = True
@@ -96,7 +96,7 @@ class CallCache:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._root_is_here = engine.plan.collective.root == engine.rank
-        # The calls on each buffer, one a reduction; none where the buffer was seen once.
+        # The calls on each buffer, one per reduction; none if the buffer was seen only once.
         self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
 
     def find_play(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:

@@ -33,7 +33,7 @@ from .ranks.turns import Turns
 
 log = logging.getLogger("topoplan")
 
-# The names of ways to choose; Communicator explains them.
+# The names of the choose modes; Communicator explains them.
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
 # A user's own choice, as ChooseMode explains.

@@ -30,31 +30,31 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 class Communicator:
     """Runs one plan's collective over the ranks of `group` (default: all).
 
-    Constructing it is collective: every rank of the default group must do so, in the same order (it
-    makes a process group of its own, so that its messages never mix with others'; communicators
-    that are given one Transport share its group, and are called in one order on all ranks). Before
-    any data moves the ranks agree on the plan; if they do not, or their number is not the plan's,
-    every rank raises PlanMismatchError.
+    Constructing it is collective: every rank of the default group must do so, in the same order. It
+    makes its own process group, so that its messages never mix with others'; communicators that are
+    given one Transport share its group, and must be called in one order on all ranks. Before any
+    data moves the ranks agree on the plan; if they do not, or their number is not the plan's, every
+    rank raises PlanMismatchError.
 
-    `choose` says how a schedule is chosen for a size: `race` (at the first call of each power of
+    `choose` decides how a schedule is chosen for a size: `race` (at the first call of each power of
     two, the candidates with the best predictions, the plan's own schedule for the size, and the
-    stock collective are run on scratch memory; the fastest stays), `model` (by prediction alone, so
-    the same in every run), `plan` (the plan's own ranges of sizes), `same-bits` (for reproducible
-    plans: their schedules alone race, all of which add every element up in one bracketing, so that
-    its bits do not depend on the size of the buffer or its place in it), or a function of the size
-    in bytes and the list of candidates that returns, alike on all ranks, one of them, None for the
-    stock collective, or one of these names for that size. `timeout` is the deadline of a call: by
-    then it has ended, or has raised ExecutionError on every rank that is still alive. Races are
-    cached in the folder `cache` (default: TOPOPLAN_CACHE, else topoplan in the user's cache
-    folder), so that the next start tries the winner first; if that folder cannot be used, a warning
-    says so.
+    stock collective are run on scratch memory; the fastest is used from then on), `model` (by
+    prediction alone, so the same in every run), `plan` (the plan's own ranges of sizes),
+    `same-bits` (for reproducible plans: only their schedules race, all of which add every element
+    up in one bracketing, so that its bits do not depend on the size of the buffer or its place in
+    it), or a function. The function gets the size in bytes and the list of candidates, and returns
+    one of them, None for the stock collective, or one of these names for that size; it must return
+    the same on all ranks. `timeout` is the deadline of a call: by then it has ended, or has raised
+    ExecutionError on every rank that is still alive. Races are cached in the folder `cache`
+    (default: TOPOPLAN_CACHE, else topoplan in the user's cache folder), so that the next start
+    tries the winner first; if that folder cannot be used, a warning says so.
 
     `compress` names a codec (fp16, bf16, fp8, fp8-e5m2, int8) in which floating-point values are
     sent, whatever the schedule; they are summed in float32, and all ranks end with the same bits.
-    `reduction` says where they are rounded: `hops` (whenever they are sent, partial sums too), or
-    `once` (each contribution once, then their whole sum once: schedules that bring all
-    contributions to one rank in one hop). The stock collective, which does not compress, is out of
-    the race.
+    `reduction` decides when they are rounded: `hops` (whenever they are sent, partial sums too), or
+    `once` (each contribution once, then their whole sum once: only schedules that bring all
+    contributions to one rank in one hop). The stock collective, which does not compress, does not
+    race.
     """
 
     def __init__(

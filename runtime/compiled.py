@@ -39,9 +39,9 @@ from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name
 from .scratch import Slicer, allocate, count_aligned, find_arena
 
-# Operations in one batch, at most. NCCL takes 2048 in a group, but launches a large one as several
-# kernels, which each rank cuts for itself: sends and their receives can come to lie in kernels that
-# wait for each other (pytorch/pytorch#174288: 1000 hang, 256 do not).
+# Limit on the operations in one batch. NCCL takes 2048 in a group, but launches a large group as
+# several kernels, which each rank divides by itself: sends and their receives can end up in kernels
+# that wait for each other (pytorch/pytorch#174288: 1000 hang, 256 do not).
 NCCL_BATCH = 256
 # A message's number has 16 bits of its tag.
 _MAX_MESSAGES = 1 << 16
@@ -127,8 +127,8 @@ class Compiled:
         like, numel = buffers.target, buffers.numel
         self.op, self.codec = buffers.op, codec
         self.in_place = schedule.collective.name in IN_PLACE
-        # An average is divided where sums are completed: elsewhere than in an allreduce that is the
-        # end anyway, and encoded sums are rounded there.
+        # An average is divided when sums are completed: except in an allreduce that is at the end
+        # anyway, and encoded sums are rounded then.
         self.divides = (
             self.op == dist.ReduceOp.AVG
             and schedule.collective.name == "allreduce"
@@ -158,8 +158,8 @@ class Compiled:
         self._signature = checksum & 0x3FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
-        # The work buffer can be the output itself where all of it is the result: the input must not
-        # be written to.
+        # The work buffer can be the output itself if all of it is the result: the input must not be
+        # written to.
         whole = (Move(0, program.work_numel, 0),)
         self._fits_target = self.in_place or program.drains == whole
         self.arena = find_arena(transport, like.device)
@@ -197,7 +197,7 @@ class Compiled:
         return bound
 
     def bind_apart(self) -> BoundProgram:
-        """Bind the program to memory of its own, for one call that a CUDA graph captures.
+        """Bind the program to separate memory, for one call that a CUDA graph captures.
 
         The graph plays the call in that memory for as long as it lives; an arena may move.
         """
@@ -288,7 +288,7 @@ class Compiled:
                     into, others = zip(*x.pairs, strict=True)
                     action = local.combine(self.op, views(into), views(others))
                     return LOCAL, action, None, count_bytes(into)
-            assert encoding is not None  # lowering encodes only where there is a codec
+            assert encoding is not None  # lowering encodes only with a codec
             if isinstance(x, Encode):
                 return LOCAL, encoding.make_encoder(x, work), None, x.padded * width
             return LOCAL, encoding.make_decoder(x, staging), None, count_bytes([x.into])
@@ -308,7 +308,7 @@ class Compiled:
         for post in exchange.posts:
             start, sign = (dist.isend, 1) if post.kind == "send" else (dist.irecv, -1)
             distance = (post.peer - self.program.rank) * sign % self.ranks
-            # As bytes: NCCL has no type for all that can be sent (int16).
+            # As bytes: NCCL lacks some of the dtypes (int16).
             data = view(post.span).view(torch.uint8)
             peer = dist.get_global_rank(self.group, post.peer)
             operation = dist.P2POp(start, data, peer, self.group, self._tag(post))

@@ -78,7 +78,7 @@ class DdpHook:
 
     def _prepare(self) -> None:
         heed_log_level()
-        # DDP logs the name of its hook, as a function has one.
+        # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, ThreadQueue] | None = None
         self._residuals = Residuals() if self.error_feedback else None
@@ -120,7 +120,7 @@ class DdpHook:
         """Return a future of the bucket's average over all ranks."""
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
-        # Outside a backward pass it is a join() that has DDP call its hook.
+        # Outside a backward pass, DDP calls its hook only from join().
         in_backward = torch._C._current_graph_task_id() >= 0
         convert = _tensor_or_failure if in_backward else _tensor_or_raise
         try:

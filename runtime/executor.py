@@ -31,9 +31,9 @@ from .ranks.faults import Call
 from .ranks.transport import Transport
 from .scratch import MAPPED_BYTES, find_budget, free_arenas, trim_heap
 
-# Limits on the programs that are cached: their number, and their instructions, those that are bound
-# to memory counted again. Each takes about 300 bytes of Python's (measured): 40 MB. The least
-# recently used programs go.
+# Limits on the cached programs: their number, and their instructions, counted again for each
+# binding to memory. Each takes about 300 bytes in Python (measured): 40 MB. The least recently used
+# programs are dropped.
 _MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 
 
@@ -103,7 +103,7 @@ class Executor:
         divides_after = buffers.op == dist.ReduceOp.AVG and not compiled.divides
         if not compiled.in_place or self.codec or divides_after or binding is compiled.own:
             return None
-        # Weak: a program that makes room for others goes, however many calls have used it.
+        # Weak: a program that makes room for others is freed, however many calls have used it.
         refs = weakref.ref(compiled), weakref.ref(binding)
         return partial(self._play_again, schedule, buffers, *refs)
 

@@ -32,7 +32,7 @@ IN_PLACE_REDUCTIONS: dict[ReduceOp, Callable[[list[torch.Tensor], list[torch.Ten
     dist.ReduceOp.MIN: torch._foreach_minimum_,
 }
 
-# The same for arrays: of two arrays, into a third.
+# The same for arrays: reduce two arrays into a third.
 REDUCTIONS_BY_NUMPY: dict[ReduceOp, Callable[..., object]] = {
     dist.ReduceOp.SUM: np.add,
     dist.ReduceOp.AVG: np.add,

@@ -260,7 +260,7 @@ def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
         if device.type != "cpu" or nbytes < MAPPED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         # Mapped, so that freeing it returns it to the system: malloc would keep blocks of up to
-        # 32 MiB in the heap, where larger blocks do not fit.
+        # 32 MiB in the heap, in which larger blocks do not fit.
         return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
 
 

@@ -233,7 +233,7 @@ class GpuWork(PlannedWork, dist.Work):
         """
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
-            # Else the allocator would give freed memory away that the stream still uses.
+            # Otherwise the allocator would reuse freed memory that the stream still uses.
             for tensor in self._used:
                 tensor.record_stream(self._stream)
             yield
@@ -270,7 +270,7 @@ class _Line:
     """
 
     def __init__(self) -> None:
-        # SimpleQueue, not Queue: that one's locks are Python's, and cost as much as a call.
+        # SimpleQueue, not Queue, whose locks are Python's and cost as much as a call.
         self.calls: queue.SimpleQueue[tuple[Function, PlannedWork, bool] | None]
         self.calls = queue.SimpleQueue()
         self.pending = self.pending_stock = 0

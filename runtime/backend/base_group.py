@@ -100,8 +100,8 @@ class BaseGroup(PlainCalls):
         if place.group_rank == 0:
             shown.set("nonce", uuid.uuid4().hex)
         self.plain, self.transports = make_plain_group(place, store)
-        # Making the plain group has taken all ranks here: all addresses are published, and the
-        # store is not waited for any more.
+        # All ranks took part in making the plain group: all addresses are published, so nothing
+        # waits for the store from here on.
         addresses = read_published(shown, place.group_size)
         self._client = find_client(place.store)
         own_store = PrefixStore(f"topoplan/{shown.get('nonce').decode()}", self._client.store)

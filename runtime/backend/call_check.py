@@ -24,15 +24,16 @@ from ..works import Failed, PlannedWork, Progress
 log = logging.getLogger("topoplan")
 # The key under which the first rank posts which ranks differ.
 _MISMATCH = "mismatch"
-# Polling interval of the store: shorter than people notice, and less than a hundredth of a core for
-# a rank.
+# Polling interval of the store: shorter than people notice, and less than a hundredth of a core per
+# rank.
 _POLL_S = 0.02
-# The same where a call waits for the answer: a few of these delay the first call of a size.
+# The same if a call waits for the answer: a few intervals delay the first call of a size.
 _AWAITED_POLL_S = 0.002
 # Time for which a call waits for other ranks to make it too: a later rank compares before it starts
 # anything.
 _AWAITED_S = 2.0
-# Calls that are checked at a time, and that are remembered: some are never posted by all ranks.
+# Calls that are compared at once, and call numbers that are remembered: not all ranks post every
+# call.
 _COMPARED_AT_ONCE, _MAX_NUMBERS = 16, 256
 # Time within which calls are compared once all ranks have posted them, also on a busy machine.
 _COMPARED_WITHIN_S = 0.5
@@ -173,7 +174,7 @@ class CallCheck:
         self.error = error
         for progress in list(self._waiting):
             progress.finish(Failed(error), error)
-        # Else gloo's own works would go on waiting, and the process with them at its end.
+        # Otherwise gloo's own works would wait on, and the process would wait for them at its end.
         self._break_off(error)
 
 

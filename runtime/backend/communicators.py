@@ -29,7 +29,7 @@ from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
 from .sizes import Key, Passes, Size
 
-# Collectives that add up values, which compression is for.
+# Collectives that add up values: only these are compressed.
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
@@ -99,7 +99,7 @@ class Communicators:
     def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
         """Return whether the first call must already go through a plan.
 
-        It must if the user named a plan, or if the stock collective is not allowed.
+        It must unless plans are found automatically and the stock collective may compete with them.
         """
         options = self.options
         is_auto = options.plans == AUTO and options.choose in ("race", "model")
@@ -128,7 +128,7 @@ class Communicators:
         collectives that add nothing.
         """
         rounds = tensor.is_floating_point() or tensor.is_complex()
-        # Of MIN and MAX the order does not matter.
+        # The order does not matter for MIN and MAX.
         orders = op is not None and kind_of_reduction(op) not in (
             dist.ReduceOp.MIN,
             dist.ReduceOp.MAX,

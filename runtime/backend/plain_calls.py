@@ -30,10 +30,10 @@ from ..works import CpuWork, PlannedWork
 from .call_check import CallCheck
 from .communicators import Communicators
 
-# First calls of a group, which are compared between its ranks in any case: a mismatch is mostly
-# there from the start.
+# Number of first calls of a group that its ranks always compare: most mismatches exist from the
+# start.
 _COMPARED_CALLS = 64
-# File descriptors of one of gloo's groups beside its connections (measured with torch 2.13).
+# File descriptors of one gloo group besides its connections (measured with torch 2.13).
 _DESCRIPTORS = 4
 # Starts a collective of the plain group on tensors.
 StartPlain = Callable[[list[torch.Tensor]], dist.Work]

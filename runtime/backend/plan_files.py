@@ -24,7 +24,7 @@ from ...topo.version import VERSION
 from ..cache.folder import describe_problem, warn_of_no_home, warn_without_cache
 
 log = logging.getLogger("topoplan")
-# A plan names its format at its beginning; a topology beside it may be large.
+# A plan names its format at its beginning; a topology in the same folder may be large.
 _HEAD_BYTES = 4096
 
 

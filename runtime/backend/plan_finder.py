@@ -40,7 +40,7 @@ log = logging.getLogger("topoplan")
 # Held by the thread that makes a plan: several at once would take as long, and more memory. It
 # never waits for a rank.
 _SYNTHESIZES = threading.Lock()
-# Polling interval for an error that makes waiting for a plan vain: shorter than people notice.
+# Polling interval for an error that makes waiting for a plan pointless: shorter than people notice.
 _PREPARATION_POLL_S = 0.05
 
 
@@ -230,7 +230,7 @@ class Preparation:
     def _search(self) -> None:
         try:
             self._future.set_result(self._find())
-        except Exception as error:  # raised where the plan is waited for
+        except Exception as error:  # raised by `wait`
             self._future.set_exception(error)
 
 

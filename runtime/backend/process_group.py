@@ -47,7 +47,7 @@ class TopoGroup(BaseGroup):
         self, tensors: Any, opts: Any = None, **more: Any
     ) -> dist.Work:
         """See torch.distributed.all_reduce."""
-        # ProcessGroup.allreduce(tensor, op) is an overload of its own.
+        # ProcessGroup.allreduce(tensor, op) is a separate overload.
         if isinstance(tensors, torch.Tensor):
             return self.allreduce([tensors], _allreduce_options(opts, **more))
         opts = AllreduceOptions() if opts is None else opts
@@ -57,7 +57,7 @@ class TopoGroup(BaseGroup):
         repeated = self._repeat("allreduce", tensor, opts)
         if repeated is not None:
             return repeated
-        # DDP's join hands the work of its count of ranks on to C++, for which a GpuWork is not
+        # DDP's join passes the work that counts its ranks on to C++, for which a GpuWork is not
         # made.
         is_count = tensor.is_cuda and tensor.numel() == 1
         return self._call(

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from ..ranks.trial import MAX_CALLS
 
-# A collective, its root, and the type of device of its tensors.
+# A collective, its root, and the device type of its tensors.
 Key = tuple[str, int | None, str]
-# Calls from a question to its answer: by then it has come, where ranks are not far apart.
+# Calls from a question to its answer: it has arrived by then, unless ranks are far apart.
 _ANSWERED_AFTER = 2
 # Calls from one question to the next, before the call _OFTEN_UNTIL and after it: a question costs
 # about as much as a small call.

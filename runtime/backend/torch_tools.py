@@ -25,7 +25,7 @@ C = TypeVar("C", bound=type)
 
 
 class _Called:
-    """An operator as a mode sees it; the call itself is run by other means."""
+    """An operator as a mode sees it; the call itself is run separately."""
 
     def __init__(self, name: str) -> None:
         self._overloadpacket = getattr(torch.ops.c10d, name)

@@ -1,1 +1,1 @@
-"""Caches of one start for the next: races, and the folder of races and plans."""
+"""Caches from one start for the next: races, and the folder of races and plans."""

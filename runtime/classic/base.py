@@ -104,7 +104,7 @@ class System(ABC):
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self._finished = False
-        # Names of calls are the same on all ranks, by which faults compare where each is stuck.
+        # Call names are the same on all ranks: faults compare by them where each rank is stuck.
         self.p2p.begin(f"{self.name}, the start")
         if setting.model is not None:
             self._copy_initial_model(setting.model)

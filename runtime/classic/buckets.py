@@ -30,7 +30,7 @@ def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values are added: float32 for half precision, else their own."""
-    # A sum in half precision loses addends that are small beside it.
+    # A sum in half precision loses addends that are small compared with it.
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 

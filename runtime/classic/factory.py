@@ -140,7 +140,10 @@ def _check_arguments(
     helpers: tuple[int, ...],
     plan: object,
 ) -> tuple[str | None, Buckets | None]:
-    """Return what is wrong with this rank's arguments in one line, or its model's buckets."""
+    """Return a one-line problem with this rank's arguments, and the buckets of its model.
+
+    The problem is None if there is none; the buckets are None with a problem or without a model.
+    """
     # Nothing is raised before the ranks have compared, or the others would wait for this one.
     try:
         system = system_of(name)

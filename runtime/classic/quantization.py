@@ -58,7 +58,7 @@ def dequantize(quantized: torch.Tensor, numel: int) -> torch.Tensor:
     ends = quantized[:, :heads].reshape(-1).clone().view(torch.float32).view(count, -1, 2)
     low, high = ends[..., 0], ends[..., 1]
     step = (high - low) / _LEVELS
-    # Whole blocks, with zeros where the last one is shorter.
+    # Whole blocks: zeros fill the last one if it is shorter.
     levels = quantized.new_zeros((count, count_blocks(numel) * BLOCK), dtype=torch.float32)
     levels[:, :numel] = quantized[:, heads:]
     levels.view(count, -1, BLOCK).mul_(step[..., None]).add_(low[..., None])

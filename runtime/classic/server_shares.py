@@ -22,8 +22,8 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Device, Link, Topology, both_directions
 from ...topo.routes import Router, route_links
 
-# Weight of the largest share in the objective, beside the time: of equally fast divisions, the most
-# even one is wanted.
+# Weight of the largest share in the objective, next to the time: it selects the most even one of
+# equally fast divisions.
 _EVEN = 1e-4
 # Denominators of the exact divisions that are tried, coarse and readable ones first.
 _DENOMINATORS = (10**3, 10**4, 10**5, 10**6)

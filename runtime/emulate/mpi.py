@@ -1,13 +1,13 @@
 """Start ranks with Open MPI inside an emulated machine.
 
 mpirun runs in rank 0's namespace. In place of ssh it calls an agent, a script that enters the
-namespace of the host it is asked for.
+namespace of the requested host.
 
-Each host has a name of its own (a UTS namespace), so that Open MPI takes it for a machine and sends
-by TCP between identity addresses, which have each pair's own route. All processes die with the one
-that started them, as elsewhere on emulated machines: mpirun with this process, Open MPI's daemons
-with mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: mpirun would
-wait for daemons that cannot reach it, and they for mpirun.
+Each host has a separate name (a UTS namespace), so that Open MPI takes it for a machine and sends
+by TCP between identity addresses, each pair over its own route. All processes die with the one that
+started them, as elsewhere on emulated machines: mpirun with this process, Open MPI's daemons with
+mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: mpirun would wait for
+daemons that cannot reach it, and they for mpirun.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def find_open_mpi() -> OpenMpi:
             "setpriv: not found; install util-linux (Debian: apt-get install util-linux)"
         )
     refused = ""
-    for name in ("mpirun", "mpirun.openmpi"):  # Debian has the second where MPICH is the first
+    for name in ("mpirun", "mpirun.openmpi"):  # on Debian the first may be MPICH's
         path = shutil.which(name)
         if path is None:
             continue
@@ -175,7 +175,7 @@ def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments
 
 
 class Mpirun(subprocess.Popen[bytes]):
-    """A running mpirun, in a session of its own together with its daemons and ranks.
+    """A running mpirun, in a separate session with its daemons and ranks.
 
     With `watch`, a folder in which each of `ranks` ranks writes its process id (`rank0.pid`), it is
     ended at the latest `last_report_s` after its ranks.
@@ -225,7 +225,7 @@ class Mpirun(subprocess.Popen[bytes]):
         return now - self._gone_since > self._last_report_s
 
     def end_session(self) -> None:
-        """Kill what is left of its session: unreachable daemons, and leftovers of ranks."""
+        """Kill the remaining processes of its session: unreachable daemons, leftovers of ranks."""
         for process in _list_session(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -293,7 +293,7 @@ def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int |
 
 @contextmanager
 def _forward_output(folder: Path) -> Iterator[None]:
-    """Print what ranks write into pipes: Open MPI 4 loses the output of one run in sixty."""
+    """Print the output of ranks from pipes: Open MPI 4 loses the output of one run in sixty."""
     ends, readers = [], []
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):

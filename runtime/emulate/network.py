@@ -229,7 +229,7 @@ class Network:
             rates = {q["dev"]: q["options"]["rate"] for q in shown if q.get("kind") == "tbf"}
             for cable in plan.cables:
                 if device in (cable.a, cable.b) and (rate := cable.rate_out_of(device)) is not None:
-                    # tc reports bytes a second, rounded.
+                    # tc reports bytes per second, rounded.
                     got = rates.get(f"to{cable.other(device)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
                         peer = plan.devices[cable.other(device)]
@@ -265,7 +265,7 @@ class Network:
             )
 
     def close(self) -> None:
-        """End the holder processes; the kernel removes what was in their namespaces."""
+        """End the holder processes; the kernel removes everything in their namespaces."""
         for holder in self._holders:
             holder.kill()
         for holder in self._holders:

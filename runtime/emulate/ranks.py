@@ -1,4 +1,4 @@
-"""Start and end ranks inside an emulated machine, and set up what they see."""
+"""Start and end ranks inside an emulated machine, and set up their environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMOVE = 'read -r _; sleep 0.5; rm -rf -- "$0" || { sleep 5; rm -rf -- "$0"; }'
 def start_rank(
     network: Network, rank: int, command: list[str], folder: Path, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `command` as one rank in a session of its own.
+    """Start `command` as one rank in a separate session.
 
     It prints to `output` (default: like this process). `folder` is shared by all ranks of a run
     (see `write_topology`).
@@ -68,7 +68,7 @@ def write_topology(network: Network, folder: Path) -> None:
 def run_ranks(network: Network, command: list[str]) -> int:
     """Run `command` once per rank; return 0 or the first failed rank's exit code.
 
-    Their output goes where this process's does.
+    They print to this process's output.
     """
     with share_folder() as folder:
         write_topology(network, folder)

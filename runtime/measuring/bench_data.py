@@ -114,7 +114,7 @@ class BenchBuffers:
         self.input = self.make_input(rank, sent)
         self.output = torch.zeros(got, dtype=settings.dtype, device=device)
         self.in_place = not self.in_parts if in_place is None else in_place
-        # The input's contents, where a call overwrites it.
+        # The input's contents, if a call overwrites it.
         self._unsent: torch.Tensor | None = None
         if self.in_parts and self.in_place and sent and got:
             self._unsent = self.input.clone()

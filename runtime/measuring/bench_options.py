@@ -34,7 +34,7 @@ class BenchOptions:
     compress: str | None = None
     reduction: str = "hops"
     timeout_s: float = 300.0
-    place: str | None = None  # in, out or both: where results go; None: as torch has it
+    place: str | None = None  # place of results: in, out or both; None: as in torch
     collective: str = "allreduce"  # without a plan
 
     def __post_init__(self) -> None:

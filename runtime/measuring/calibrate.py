@@ -33,7 +33,7 @@ _MIN_REPEATS, _MAX_REPEATS = 7, 41
 # Approximate duration of all runs of a probe.
 _PROBE_S = 0.25
 _FLOOR = 0.05  # us, so that logarithms of times stay finite
-_EVALUATIONS = 40  # of the simulation; more changes costs by less than runs differ
+_EVALUATIONS = 40  # of the simulation; more would change costs by less than runs differ
 # Weight of the initial costs, which decide what the probes leave open.
 _PRIOR = 0.05
 
@@ -148,7 +148,7 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
         out = []
         for (schedule, size), measured in rows:
             predicted = predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
-            # Logarithms, so that small and large messages count alike.
+            # Logarithms, so that small and large messages count equally.
             out.append(math.log(max(predicted or measured, _FLOOR) / max(measured, _FLOOR)))
         return np.array([*out, *(_PRIOR * x)])
 

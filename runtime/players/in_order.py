@@ -33,7 +33,7 @@ class PlayerInOrder:
         send, receive, now = self.backend.send, self.backend.recv, time.monotonic
         posts = self.program.posts if stamp is not None else []
         works: list[dist.Work] = []
-        # Of a stamp that tells waiting from being elsewhere.
+        # Only a stamp that distinguishes waiting from other work has this method.
         before_wait = getattr(stamp, "before_wait", None)
         current = 0  # the post that is being posted or awaited, for the error
         try:

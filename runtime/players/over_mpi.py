@@ -177,7 +177,7 @@ class PlayerAsTheyCome:
         )
         posts, ready, at, in_flight = self._first_posts.copy(), self._first_local.copy(), 0, 0
         while True:
-            # All that is ready, in the order in which it became ready. Messages start before long
+            # Ready nodes, in the order in which they became ready. Messages start before long
             # actions.
             while at < len(ready):
                 node = ready[at]
@@ -304,7 +304,7 @@ class PlayerInWaves:
             raise
         except RuntimeError as error:
             alarm.stop(deadline)
-            # Open MPI breaks where a request is cancelled twice.
+            # Open MPI fails if a request is cancelled twice.
             if self._wave is not None and alarm.struck != deadline:
                 self._requests.cancel(self._wave[-1])
             raise self._requests.explain(stuck, self._list_begun(), str(error)) from error

@@ -11,8 +11,8 @@ from ...topo.errors import TopoplanError
 from ..mpi.alarm import Alarm
 from ..ranks.faults import Call, Faults
 
-# Time before this process ends, so that others can report what they are stuck in: mpirun ends them
-# with the first.
+# Time before this process ends, in which others can report where they are stuck: mpirun ends all
+# ranks when the first one ends.
 _LAST_WORDS_S = 1.0
 
 

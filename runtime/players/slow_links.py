@@ -25,27 +25,27 @@ from ..program.instructions import Post
 
 log = logging.getLogger("topoplan")
 
-# Calls that send less are not timed: that would cost them a part that can be measured.
+# Calls that send less are not timed: timing would take a measurable part of their duration.
 MIN_WATCHED_BYTES = 1 << 16
-# A call is suspicious from this many times its fastest on: on busy hosts twice as long is common.
+# A call is suspicious from this multiple of its fastest time on: twice is common on busy hosts.
 _SLOW = 3.0
-# And only if it took this much longer: on a host with ten times as many running processes as cores,
-# ranks were blocked for 20 ms on messages that were sent long ago.
+# It must also take this much longer: on a host with ten times as many running processes as cores,
+# ranks were blocked for 20 ms on messages that were sent long before.
 _MIN_EXTRA_S = 0.025
-# Suspicious calls in a row from which on messages are stamped: a single one is mostly the host's.
+# Suspicious calls in a row before messages are stamped: a single one is mostly the host's fault.
 _IN_A_ROW = 3
 # Calls that are stamped: ranks may become suspicious one or two calls apart, and compare those that
 # they share.
 _STAMPED = 3
-# A link is slow where its receiver was blocked on it for this many times the usual duration of the
+# A link is slow if its receiver was blocked on it for this many times the usual duration of the
 # whole call.
 _BLAMED = 2.0
-# And for this many times as long as the median rank on its worst link: on a host with too many
-# processes all ranks are blocked on messages that were sent long ago.
+# It must also be blocked for this many times as long as the median rank is on its worst link: on a
+# host with too many processes all ranks are blocked on messages that were sent long before.
 _STANDS_OUT = 3.0
 # Ranks whose worst links are read for that median.
 _MAX_ASKED = 64
-# After a comparison nothing is stamped for this long, and so no link warned of.
+# After a comparison nothing is stamped for this long, so there are no warnings either.
 _PAUSE_S = 60.0
 # Time for the other ranks' stamps to come, and the polling interval: nothing waits for the result.
 _COMPARE_S, _POLL_S = 5.0, 0.1

@@ -1,1 +1,1 @@
-"""A schedule lowered to the instructions of one rank. No torch."""
+"""The lowering of a schedule to the instructions of one rank. Does not import torch."""

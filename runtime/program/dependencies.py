@@ -28,15 +28,15 @@ from .instructions import (
 )
 
 ERRORS = "errors"
-# Sends to one rank that are in flight at once. MPI sends the parts of several messages in turn: of
-# many, none would arrive before all of them nearly have, and what needs the first would wait.
+# Sends to one rank that are in flight at once. MPI sends the parts of several messages in turn: if
+# they were many, all would arrive only at the end, and instructions that need the first would wait.
 WINDOW = 4
-# Waves pay where messages are small: elements in all messages that a rank sends and receives, and
-# number of waves, at most.
+# Waves are faster only if messages are small. Limits on the elements in all messages that a rank
+# sends and receives, and on the number of waves.
 _MAX_ELEMENTS, _MAX_WAVES = 1 << 14, 8
 # The wave of the instructions that need no message.
 _FIRST = -1
-# A buffer, and elements of it from one number to another.
+# A buffer, and the range of its elements.
 _Region = tuple[str, int, int]
 
 
@@ -109,7 +109,7 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
 
 
 def _order_by_effect(program: Program) -> Iterator[int]:
-    """Yield the instructions' numbers, receives where they are awaited, without the awaits."""
+    """Yield the instructions' numbers without awaits, each receive in place of its await."""
     posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
     for number, x in enumerate(program.instructions):
         if isinstance(x, Await):

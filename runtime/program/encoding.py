@@ -54,7 +54,7 @@ class MessageEncoder:
         return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
-        """Return where a message's bytes are."""
+        """Return the place of a message's bytes in the wire buffer."""
         return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
@@ -65,7 +65,7 @@ class MessageEncoder:
             if self._goes_on_with(piece.key, piece.step):
                 keeps.append(piece)
             is_echo = (self.rank, piece.chunk, piece.step) in self._rounded.echoes
-            # Once, also where several sends of a step round the same values.
+            # Once, even if several sends of a step round the same values.
             if not is_echo and use not in self._fed_back:
                 self._fed_back.add(use)
                 errors.append(piece)

@@ -1,4 +1,4 @@
-"""A rank's messages: their pieces and peers, tick by tick, and where each is staged."""
+"""A rank's messages, tick by tick: their pieces, peers and staging places."""
 
 from __future__ import annotations
 

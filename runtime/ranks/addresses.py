@@ -82,8 +82,8 @@ class _Published:
 
 
 _published = _Published()
-# One for each store: groups that are made anew in another store are others, though they have the
-# same names.
+# One for each store: groups that are made again in another store are different ones, although they
+# have the same names.
 _own_nonces: list[str] = []
 
 

@@ -30,12 +30,12 @@ FindRoute = Callable[[int, int], Route | None]
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank's report of what it was doing when it could not go on.
+    """A rank's report of its activity when it could not go on.
 
     It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, in a step.
     `timed_out` says whether its own deadline had passed, `call` names its call, `calls` is that
     call's number, and `posted` counts the messages it had posted in it, by kind and peer ("send
-    3"). In a stock collective (kind "stock") the peer is NOBODY, since the backend does not say
+    3"). In a stock collective (kind "stock") the peer is NOBODY, since the backend does not report
     which one it waits for.
 
     `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
@@ -75,7 +75,7 @@ def find_culprit(
             return [*chain, report.peer], None, not report.timed_out
         link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
         other = "receive" if report.kind == "send" else "send"
-        # Of two ranks in different calls, the one ahead has posted all of the earlier one.
+        # If two ranks are in different calls, the one ahead has posted all of the earlier call.
         both = peer_report.calls > report.calls or (
             peer_report.calls == report.calls
             and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number

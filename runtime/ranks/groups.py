@@ -111,7 +111,7 @@ def make_group(
 def _enter(
     group: dist.ProcessGroup, name: str, ranks: Sequence[int], transport: str, store: Store
 ) -> None:
-    """Register a group where torch's functions look groups up, as torch does itself."""
+    """Register a group in torch's tables of groups, as torch itself does."""
     c10d: Any = dist.distributed_c10d
     c10d._world.pg_map[group] = (transport, store)
     c10d._world.pg_names[group] = name

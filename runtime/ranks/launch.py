@@ -74,7 +74,7 @@ def meet_before_leaving(ranks: int) -> None:
 
     store = PrefixStore("topoplan/leaving", dist.distributed_c10d._get_default_store())
     deadline = time.monotonic() + _MEETING_S
-    with suppress(RuntimeError):  # the store is gone, with the rank that kept it
+    with suppress(RuntimeError):  # the store is gone, with the rank that hosted it
         leaving = store.add("ranks", 1)
         while leaving < ranks and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -90,7 +90,7 @@ def keep_output_clean() -> Iterator[None]:
     """
     try:
         kept = os.dup(1)
-    except OSError:  # closed by the shell: nothing is to be kept clean
+    except OSError:  # closed by the shell: there is no output to protect
         yield
         return
     try:
@@ -210,7 +210,7 @@ class _Descriptor:
 
 
 class ForkedProcess:
-    """A forked process with the interface of subprocess.Popen, as far as it is used."""
+    """A forked process with the methods of subprocess.Popen that are used here."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -255,7 +255,7 @@ def _be_rank(
     environment: Mapping[str, str],
     output: tuple[_Descriptor, _Descriptor] | None,
 ) -> NoReturn:
-    """Become a rank in a forked process, and end with what the module's `main` returns."""
+    """Become a rank in a forked process, and exit with the result of the module's `main`."""
     os.environ.clear()
     os.environ.update(environment)
     with Path(os.devnull).open("r+b") as nothing:

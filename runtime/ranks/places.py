@@ -1,4 +1,4 @@
-"""Find where ranks are (host, number on it, GPU), and the machine that they form.
+"""Find the place of each rank (host, number on it, GPU), and the machine that they form.
 
 Ranks of a launch meet in a process group for that time (`meeting`, `join_ranks`); ranks of a group
 that is being set up use its store (`find_machine`).

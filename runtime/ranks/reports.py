@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from .addresses import Addresses, is_own_nonce, open_listener
 
-# Polling interval of the thread and of callers that wait for reports: short beside a deadline, long
-# beside a wake-up.
+# Polling interval of the thread and of callers that wait for reports: short compared with a
+# deadline, long compared with a wake-up.
 POLL_S = 0.02
 # The thread goes on relaying for this long after a verdict: ranks that were in trouble later need
 # the reports too.

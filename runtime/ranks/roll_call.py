@@ -26,8 +26,8 @@ log = logging.getLogger("topoplan")
 
 # Patience with a store that may be gone; one that is there answers within milliseconds.
 _STORE_S = 1.0
-# Numbers failed set-ups, alike on the ranks that survive them: reports of one must not be taken for
-# another's.
+# Numbers failed set-ups, identically on the ranks that survive them: reports of one must not be
+# taken for another's.
 _failures = itertools.count(1)
 
 

@@ -75,7 +75,7 @@ def make_stock_call(
 
     def run(*, asynchronous: bool = False) -> dist.Work | None:
         options.asyncOp = asynchronous
-        work = call()  # None where C++ has waited already
+        work = call()  # None if C++ has waited already
         if asynchronous or work is None:
             return work
         work.wait()

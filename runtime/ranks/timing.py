@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import AllreduceOptions
 def time_call_s(
     call: Callable[[], object], meet: Callable[[], object], device: torch.device
 ) -> float:
-    """Return the seconds of `call` on this rank, including device work, after `meet`.
+    """Return the seconds of `call` on this rank, including device work.
 
-    All ranks meet in `meet` before. Collective; exceptions of `call` and `meet` are passed on.
+    All ranks call `meet` first. Collective; exceptions of `call` and `meet` are passed on.
     """
     meet()
     if device.type == "cuda":

@@ -1,7 +1,7 @@
 """Time the candidates for a size on the user's own calls, one candidate per call.
 
-Nothing runs for timing alone: every trial call computes what the user asked for. All ranks see the
-same times, so they drop the same candidates and end the trial at the same call.
+Nothing runs for timing alone: every trial call is a call of the user's. All ranks see the same
+times, so they drop the same candidates and end the trial at the same call.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ...synth.ir.schedule import Schedule
 # Runs per candidate: in the first one it is compiled, and connections warm up.
 ROUNDS = 3
 MAX_ENTRANTS = 4  # candidates; each costs a call at its own, perhaps slow, speed
-# Calls of a trial: all candidates once, then at most all but one of them twice. DDP's buckets come
-# once a step.
+# Calls of a trial: all candidates once, then at most all but one of them twice. DDP calls each
+# bucket once per step.
 MAX_CALLS = MAX_ENTRANTS + 2 * (MAX_ENTRANTS - 1)
 # A candidate is dropped at this multiple of the best time: after one round, which is uncertain, and
 # later.

@@ -89,7 +89,7 @@ class Turns:
 
     def _add_turn(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]]) -> None:
         """Add to `times` those of one more turn."""
-        # What was called before slows a call down: each turn has another order, alike on all ranks.
+        # The call before can slow a call down, so each turn has another order, equal on all ranks.
         number = len(next(iter(times.values())))
         order = random.Random(number).sample(sorted(times), len(times))
         seconds = self.measure_turn_s([calls[i] for i in order])

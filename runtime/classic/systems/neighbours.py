@@ -205,7 +205,7 @@ class Neighbours8Bit(Neighbours):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         for flats in (self._own, *self._received.values()):
-            self.buckets.copy_values(flats)  # all workers begin alike
+            self.buckets.copy_values(flats)  # all workers begin equal
         # Seeded by rank: the rounding errors of the workers are independent.
         self._noise = torch.Generator(setting.device).manual_seed(self.rank)
         self._arrived = {
