@@ -189,8 +189,7 @@ def _make_part(members: Sequence[str], topology: Topology) -> BottleneckPart:
 def _part_without(
     priced: set[_Link], topology: Topology, *, directed: bool
 ) -> tuple[tuple[BottleneckPart, ...], dict[str, int]]:
-    """Return the connected groups of GPUs without the priced links, and the group of every
-    device.
+    """Return the connected groups of GPUs without the priced links, and the group of every device.
 
     Only groups that contain GPUs are returned. With `directed`, a group is strongly connected: the
     remaining links lead from each device of it to each other.

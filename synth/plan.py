@@ -70,8 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Plan:
-    """The schedules for one collective on one topology, by ranges of sizes, with bounds and a
-    hash.
+    """The schedules for one collective on one topology, by ranges of sizes, with bounds and a hash.
 
     Made by `synthesize`, or read by `load`. Entries cover all sizes from 0 up, in order and without
     gaps. `bound` holds for any use of the links, `bound_one_way` for schedules that take the
@@ -141,8 +140,9 @@ class Plan:
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return the predicted time in seconds: simulated if there are host costs, else
-        alpha-beta.
+        """Return the predicted time in seconds.
+
+        It is simulated if there are host costs, else the alpha-beta cost.
         """
         host = host_of(self.topology)
         if host is None:

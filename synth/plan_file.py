@@ -31,8 +31,9 @@ MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
 
 
 class EntryFields(Struct, forbid_unknown_fields=True):
-    """The schedule for buffers of at least `min_bytes` and less than `max_bytes` (null: no
-    limit).
+    """The schedule for buffers of at least `min_bytes` and less than `max_bytes`.
+
+    If `max_bytes` is null, the range has no upper end.
     """
 
     min_bytes: Annotated[int, Meta(ge=0)]

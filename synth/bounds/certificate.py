@@ -160,8 +160,7 @@ SINGLE_PATH = "route-"
 def check_bound(
     bound: Bound, collective: Collective, topology: Topology, router: Router | None = None
 ) -> None:
-    """Raise VerificationError unless the certificate proves exactly the bound, no more and no
-    less.
+    """Raise VerificationError unless the certificate proves exactly the bound, no more and no less.
 
     With a `router`, the claim is for schedules that send each pair's data on its route only;
     without one, for any use of the links.
@@ -294,9 +293,7 @@ def _price_of_trees(distance: Distances, collective: Collective, topology: Topol
     matrix, far = matrix_of(distance, topology)
 
     def total(price: NDArray[Any], root: int) -> int:
-        """Return the price of the cheapest out-tree, or of an in-tree if the matrix is
-        transposed.
-        """
+        """Return the price of the cheapest out-tree, or in-tree if the matrix is transposed."""
         parents = cheapest_out_tree(price, root)
         paid = sum(int(price[parent, child]) for child, parent in enumerate(parents) if parent >= 0)
         if paid >= far:

@@ -126,8 +126,7 @@ def _joined_prices(
     effort: Effort,
     progress: Callable[[str], None] | None,
 ) -> list[Bound]:
-    """Return the bounds that prices prove for the machine with computing switches joined to
-    GPUs.
+    """Return the bounds that prices prove for the machine with computing switches joined to GPUs.
 
     In it, each device that adds or copies is one with its nearest GPU.
     """

@@ -97,8 +97,7 @@ def find_single_path_bound(
 
 
 def has_single_paths(topology: Topology) -> bool:
-    """Return whether the hardware's routes restrict schedules, and are few enough to be
-    searched.
+    """Return whether the hardware's routes restrict schedules, and are few enough to be searched.
 
     They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
     between them, nor if switches compute.

@@ -109,9 +109,7 @@ OVER_MPI = HostCosts(
 
 
 def runs_over_nccl(topology: Topology) -> bool:
-    """Return whether a topology's ranks are GPUs of a real machine, which send over NCCL or
-    RCCL.
-    """
+    """Return whether the ranks are GPUs of a real machine, which send over NCCL or RCCL."""
     if any("stands_for" in d.extra for d in topology.devices if d.kind == "gpu"):
         return False
     gpus = set(topology.ranks)

@@ -129,8 +129,7 @@ def fastest(
     *,
     batched: bool = False,
 ) -> list[tuple[float, Schedule]]:
-    """Return the schedules near the best prediction, with their times in microseconds, best
-    first.
+    """Return the schedules near the best prediction, with their times in microseconds, best first.
 
     Near means within `near` times the best time. Candidates whose lower bound already excludes them
     are not predicted. `topology` is that of the machine that runs the schedules; without one, only

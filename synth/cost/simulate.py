@@ -139,8 +139,7 @@ def predict_us(
     *,
     batched: bool = False,
 ) -> float | None:
-    """Return the predicted microseconds of a schedule at a size; None if it has too many
-    messages.
+    """Return the predicted microseconds of a schedule at a size; None if it has too many messages.
 
     `batched`: all messages of a tick are posted at once and awaited before the next tick, as over
     NCCL.
@@ -280,9 +279,7 @@ def _play(
         return end
 
     def post_sends(rank: int, now: float) -> None:
-        """Post the sends of as many ticks as possible; record which messages the next tick
-        awaits.
-        """
+        """Post the sends of as many ticks as possible; record what the next tick waits for."""
         while tick[rank] < len(sends[rank]):
             batch = sends[rank][tick[rank]]
             needed = set().union(*(messages[number].needs for number in batch))

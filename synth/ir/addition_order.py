@@ -39,8 +39,7 @@ def is_uniform(schedule: Schedule) -> bool:
 
 @lru_cache(maxsize=64)
 def find_bracketing(schedule: Schedule) -> str | None:
-    """Return the one bracketing in which all chunks are added up, at every rank that receives
-    them.
+    """Return the one bracketing in which all chunks are added up, at every rank that receives them.
 
     None if two differ, or if the collective adds nothing. The spelling is unique: the operand with
     the lowest rank comes first, "((0+1)+(2+3))". If two schedules have the same bracketing, an
@@ -60,8 +59,7 @@ def shorten_bracketing(bracketing: str) -> str:
 
 
 class Expressions:
-    """Expressions over the ranks' contributions, by number; equal expressions have equal
-    numbers.
+    """Expressions over the ranks' contributions, by number; equal expressions have equal numbers.
 
     `operands` of a sum are the numbers of its two operands, the smaller first, since addition
     commutes; for an input they are (rank, INPUT), for a rounded value (value, ROUNDED).
@@ -157,8 +155,7 @@ def _list_ends(schedule: Schedule, expressions: Expressions) -> Iterator[set[int
 
 
 def _adds_before_it_copies(schedule: Schedule) -> bool:
-    """Return whether every chunk is first added up and then only copied, to each other rank
-    once.
+    """Return whether every chunk is first added up and then only copied, to each other rank once.
 
     If so, all ranks hold one rank's sum. This test is quick and covers trees of any kind; the
     verifier checks that copies come from ranks that have the chunk.

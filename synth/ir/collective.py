@@ -179,18 +179,14 @@ class Collective:
 
     @property
     def _ends(self) -> tuple[Sequence[int | None], Sequence[int | None]]:
-        """The sources and the targets that chunks may have; each (source, target) pair is a
-        block.
-        """
+        """The sources and the targets that chunks may have; each pair of them is a block."""
         return (
             self.members if self.name in _FROM_EACH else (None,),
             self.members if self.name in _TO_EACH else (None,),
         )
 
     def problem_with(self, chunks: Sequence[Chunk]) -> str | None:
-        """Return the reason why `chunks` do not make up this collective's buffer, None if they
-        do.
-        """
+        """Return why `chunks` do not make up this collective's buffer, None if they do."""
         totals: dict[tuple[int | None, int | None], Fraction] = {}
         sources, targets = map(frozenset, self._ends)
         for i, chunk in enumerate(chunks):

@@ -76,8 +76,7 @@ def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]
 
 
 def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[float, Circuit]]:
-    """Return up to `count` different cheap circuits with their prices, the cheapest of all
-    first.
+    """Return up to `count` different cheap circuits with their prices, the cheapest of all first.
 
     The list is empty if there are none. Each is the cheapest of those that visit a certain half of
     the nodes first. The graph may have at most MAX_NODES nodes.
@@ -197,8 +196,7 @@ def _improve(price: Floats, tour: list[int], effort: Effort) -> list[int]:
 
 
 def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
-    """Return the least price change from visiting nodes i .. j of the tour backwards, and (i,
-    j).
+    """Return the least price change from visiting nodes i .. j of the tour backwards, and (i, j).
 
     Node 0 stays first. A negative change is a gain.
     """

@@ -180,9 +180,7 @@ def _exchange_along(
     state: tuple[int, int],
     target: int,
 ) -> None:
-    """Put a chain's last edge into forest `target`, and each earlier one in its successor's
-    place.
-    """
+    """Put the last edge of a chain into `target`, and each earlier one in its successor's place."""
     edge, origin = state
     forests[target].exchange(None, edge)
     while origin >= 0:

@@ -73,9 +73,7 @@ class Synthesis:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective over a topology's ranks; raise InputError if there are fewer than
-    two.
-    """
+    """Return the collective over a topology's ranks; raise InputError for fewer than two."""
     n = len(topology.ranks)
     if n < 2:
         # The topology of a probed machine without GPUs includes the reason why none was found.
@@ -147,9 +145,7 @@ def synthesize(
 
 
 class _Search:
-    """A run of strategies, one after the other, that collects verified schedules with their
-    costs.
-    """
+    """A run of strategies that collects their verified schedules with costs."""
 
     def __init__(self, request: Request, *, auto: bool) -> None:
         self.request, self.auto = request, auto
@@ -269,8 +265,7 @@ def plan_of(
 
 
 def _prefer_uniform(costed: Costed) -> Costed:
-    """Return the schedules under which all ranks end with the same bits, or all if there are
-    none.
+    """Return the schedules under which all ranks end with the same bits, or all if there are none.
 
     See synth/ir/addition_order.py.
     """
@@ -298,8 +293,7 @@ def _choose_by_simulation(
 def _list_alternatives(
     collective: Collective, pool: Costed, entries: list[Entry], router: Router
 ) -> tuple[Schedule, ...]:
-    """Return the schedules of each strategy that are on its Pareto front, except those of the
-    plan.
+    """Return the schedules of each strategy that are on its Pareto front, except those of the plan.
 
     The front is over steps, transfers and bandwidth on the hardware's routes.
     """

@@ -43,8 +43,7 @@ def build(request: Request) -> list[Schedule]:
 
 
 def build_one_shot(request: Request) -> list[Schedule]:
-    """Return the schedule of allreduce in which every rank sends its whole vector to every
-    other.
+    """Return the schedule of allreduce in which every rank sends its whole vector to every other.
 
     Raise InfeasibleError if two ranks have no route that avoids other GPUs.
     """

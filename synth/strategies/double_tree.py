@@ -21,9 +21,7 @@ _COMPARED_SEGMENTS = 16
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule for several numbers of segments, with ranks placed for a large
-    message.
-    """
+    """Return the schedule in several numbers of segments, placed for a large message."""
     n = request.collective.ranks
     if n < 2:
         raise InfeasibleError("double-tree needs at least two ranks")

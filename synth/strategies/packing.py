@@ -226,8 +226,7 @@ class _Packer:
         return out + [self._rate(forest, how) for forest, how in forests]
 
     def _pack_simple(self, parts: int) -> tuple[list[CandidateForest], bool]:
-        """Return forests of one direction that need no column generation, and whether they
-        suffice.
+        """Return forests of one direction that need no column generation, and whether they suffice.
 
         If they suffice, no other forests need be sought.
         """
@@ -270,8 +269,7 @@ class _Packer:
     def _list_forests(
         self, packing: RootedPacking, branches: PackedShares[RootedTree], max_trees: int | None
     ) -> list[tuple[Forest, str]]:
-        """Return the forest of packed branches, and one of at most `max_trees`, each with its
-        name.
+        """Return the forest of packed branches, and one of at most `max_trees`, each with its name.
 
         The shares of both are rounded.
         """
