@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from .ir.schedule import Schedule
     from .plan import Entry, Plan
 
-# Characters that a described table may take; it uses what it needs.
+# Greatest width of a described table in characters; smaller tables are narrower.
 WIDTH = 200
 # 1 GiB: the size at which an entry without an upper end is reported.
 _LARGE = 1 << 30
 # Transfers of a schedule that are listed: a longer list would hide its figures.
 _MAX_ROWS = 64
-# The table of a plan: which columns are aligned to the left.
+# The columns of a plan's table, and whether each is aligned to the left.
 _COLUMNS = (
     *((title, False) for title in ("sizes from", "to")),
     ("strategy", True),
@@ -91,7 +91,7 @@ def describe_schedule(schedule: Schedule) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Return "1 step", "2 steps"."""
+    """Return a number and a noun, in the plural unless the number is 1: "1 step", "2 steps"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

@@ -41,7 +41,7 @@ class Effort:
 
     @property
     def clock_s(self) -> float:
-        """Seconds until the clock stops the search; negative after that."""
+        """Seconds until the clock stops the search; negative once that time has passed."""
         return self.ends_at - time.monotonic()
 
     def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:

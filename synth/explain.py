@@ -29,11 +29,11 @@ from .ir.schedule import Schedule
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 # Classes of links for which the bound is recomputed: those with the greatest gain first.
 _TRIED_LINKS = 4
-# Seconds of work that the bound of each wider link may take.
+# Work allowed for the bound of each wider link, in seconds of an idle core.
 _WIDER_WORK_S = 10.0
 # A tenth wider: enough to see the effect, too little for other links to become the bottleneck.
 _WIDER = Fraction(11, 10)
-# A relative rise by at most this counts as none.
+# A relative rise of at most this counts as none.
 _NOTHING = Fraction(1, 10**6)
 
 _Link = tuple[str, str]
@@ -165,7 +165,7 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
     An allreduce's prices of kind "prices" hold for both directions.
     """
     if "joined" in limit.certificate:
-        # Links of a device that is joined with a GPU have the prices of those of the GPU.
+        # Links of a device that is joined with a GPU have the prices of the GPU's links.
         gpu_of = dict(limit.certificate["joined"])
         alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
         limit = replace(limit, certificate=alone)
@@ -282,7 +282,7 @@ def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:
     capacity = topology.capacity_GBps
 
     def name_role(a: str, b: str) -> tuple[object, ...]:
-        """Return the properties that links of one role share, whichever end is named first."""
+        """Return the properties that links of one role share, equal for both orders of the ends."""
         ends = ((a, b), (b, a))
         return min(
             ((colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x))) for x, y in ends),

@@ -39,7 +39,7 @@ from .ir.schedule import MAX_SEGMENTS, Schedule
 from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_counts
 from .verify import verify
 
-# JSON values that have one spelling; only fractions have several.
+# JSON values with only one spelling; fractions have several.
 _CANONICAL_TYPES = frozenset({int, str, bool, type(None)})
 
 

@@ -1,7 +1,7 @@
 """The declared fields of a plan's JSON.
 
-Chunks and transfers are rows, so that large plans stay short. The reader refuses fields that are
-not declared: they would change what a plan means. docs/files.md lists those reserved for later.
+Chunks and transfers are rows, so that large plans stay short. The reader refuses undeclared fields:
+they would change the meaning of a plan. docs/files.md lists the fields reserved for later.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PlanFile(Struct, forbid_unknown_fields=True):
 
 
 class PlanHead(Struct):
-    """The fields that say which collective a plan is for."""
+    """The fields that identify the collective of a plan."""
 
     collective: CollectiveName
     ranks: Count

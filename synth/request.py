@@ -37,7 +37,7 @@ _USUAL_WORK_S = 6.0
 # No limit on ranks.
 _ANY = sys.maxsize
 
-# (step, sending rank, receiving rank, chunk, "copy" or "reduce"): what `build_schedule` takes.
+# A send for `build_schedule`: (step, sending rank, receiving rank, chunk, "copy" or "reduce").
 Send = tuple[int, int, int, int, Op]
 
 
@@ -193,5 +193,5 @@ def build_schedule(
 
 
 def whole(collective: Collective) -> tuple[Chunk, ...]:
-    """Return one chunk in SCCL's units: one for each rank's part, or the whole buffer."""
+    """Return one chunk in SCCL's units: one per rank's part, or the whole buffer."""
     return collective.even_chunks(1)

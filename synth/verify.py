@@ -74,7 +74,7 @@ def _check_participants(schedule: Schedule, topology: Topology) -> None:
 
 
 def _check_form(schedule: Schedule) -> None:
-    """Check chunks, steps, ranks and operations: everything that later checks index by."""
+    """Check chunks, steps, ranks and operations, which later checks use as indices."""
     collective, t, chunks = schedule.collective, schedule.transfers, len(schedule.chunks)
     problem = collective.problem_with(schedule.chunks)
     if problem:
@@ -179,7 +179,7 @@ def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
         # All transfers of a step read the values from before it, so this copy is taken before
         # anything is written.
         sent = held[now.src]
-        if schedule.helpers:  # only a helper can have nothing
+        if schedule.helpers:  # only a helper can lack a value
             _refuse_any(now, sent.max(axis=1) == 0, _MISSING)
         copies = now.op == COPY
         # Several transfers may add to one rank; they are grouped by destination and summed at once.

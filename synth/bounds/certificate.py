@@ -356,7 +356,7 @@ def _cut_s_per_GB(inside: frozenset[str], collective: Collective, topology: Topo
 def _read_prices(rows: Any, topology: Topology, *, both_directions: bool) -> Prices:
     """Return the price of each directed link.
 
-    With `both_directions` an entry stands for both links of a pair.
+    With `both_directions` an entry applies to both links of a pair.
     """
     prices: Prices = {}
     for a, b, text in rows:

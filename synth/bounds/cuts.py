@@ -113,7 +113,7 @@ def _one_of_each_class(topology: Topology, gpus: list[str], hub: str | None) -> 
 
 
 def _allgather_cut(collective: Collective, topology: Topology) -> Bound:
-    """Return the best cut that every GPU's part must cross to reach some GPU."""
+    """Return the best of the cuts that every GPU's part must cross to reach some GPU."""
     n, gpus = collective.ranks, topology.ranks
     return _worst_cut(
         collective, topology, lambda t: dict.fromkeys(gpus, Fraction(1, n) / t), list(gpus)

@@ -36,12 +36,12 @@ _CLOSE = 1e-9
 _SINGLE_PAIRS = 4000
 # With more GPUs, no prices of in- and out-trees are sought.
 _ROOTED_RANKS = 48
-# With more GPUs, no bound of the machine without its slow links is sought; the work allowed for it,
-# in seconds of an idle core, and its share of the time.
+# With more GPUs, the machine without its slow links is not used for a bound; the work allowed for
+# that bound, in seconds of an idle core, and its share of the time.
 _MENDED_RANKS, _MENDED_WORK_S, _MENDED_CLOCK = 256, 6.0, 0.4
 # If paths take at most this many times the cut's time, prices cannot improve on the cut.
 _NEAR_CUT = 1.002
-# Devices that a message lists.
+# Most devices that a message lists.
 _LISTED = 8
 
 
@@ -263,7 +263,7 @@ def _alltoall_prices(
                 return []
             prices = dict(zip(level.links, duals.tolist(), strict=True))
     except InfeasibleError:
-        pass  # too many pairs for either: uniform prices prove something
+        pass  # too many pairs for either: use uniform prices
     if not prices:
         prices, value = dict.fromkeys(topology.capacity_GBps, 1.0), 0.0
     return directed_bounds("prices", prices, collective, topology, value / n)

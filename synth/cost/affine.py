@@ -25,13 +25,13 @@ from .loads import DirectedLink, Loads, step_loads
 
 @dataclass(frozen=True)
 class Cost:
-    """T(L) = `alpha_us` + `beta_s_per_GB` L, both exact."""
+    """The affine cost T(L) = `alpha_us` + `beta_s_per_GB` L, with both terms exact."""
 
     alpha_us: Fraction
     beta_s_per_GB: Fraction
 
     def time_s(self, size_bytes: int) -> float:
-        """Return the predicted seconds for a buffer of `size_bytes`."""
+        """Return the predicted time in seconds for a buffer of `size_bytes`."""
         return float(self.alpha_us) * 1e-6 + float(self.beta_s_per_GB) * size_bytes * 1e-9
 
 
@@ -51,7 +51,8 @@ def cost(schedule: Schedule, topology: Topology) -> Cost:
 def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
     """Return the costs of a schedule for each of several numbers of segments."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    # Steps that do not overlap take their declared durations, which may exceed what the loads need.
+    # Steps that do not overlap take their declared durations, which may exceed the time that the
+    # loads need.
     alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
     sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
     window = _make_window(loads)

@@ -68,7 +68,7 @@ class MessageShape:
     ranks: int
     groups: tuple[_Group, ...]
     us_per_byte: tuple[float, ...]  # of each link
-    busiest_us_per_byte: float  # of the busiest link, for each byte of the buffer
+    busiest_us_per_byte: float  # of the busiest link, per byte of the buffer
 
 
 @lru_cache(maxsize=256)
@@ -223,7 +223,7 @@ def _list_messages(
         carrier[i, j] = number
     for (i, j), number in carrier.items():
         messages[number].needs.update(carrier[need, j] for need in shape.groups[i].needs)
-    if batched:  # then a message waits for all that its sender receives at earlier ticks
+    if batched:  # then a message waits for all messages that its sender receives at earlier ticks
         into: dict[int, list[int]] = defaultdict(list)
         for number, message in enumerate(messages):
             into[message.group.dst].append(number)
@@ -267,12 +267,14 @@ def _play(
     arrival = [0.0] * len(messages)
     posted = [0.0] * len(messages)
     end = 0.0
-    # A heap: time, kind, rank or message.
+    # A heap of events: time, kind, rank or message.
     events = [(0.0, _CALL_BEGINS, rank) for rank in range(shape.ranks)]
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
 
     def work(free: list[float], rank: int, ready: float, length: float) -> float:
-        """Occupy a thread of a rank and the first free core, from `ready` on; return the end."""
+        """Occupy a thread of a rank and the first free core from `ready` on; return the end in
+        us.
+        """
         end = max(ready, free[rank], cores[0]) + length
         heapq.heapreplace(cores, end)
         free[rank] = end
@@ -308,7 +310,10 @@ def _play(
             tick[rank] += 1
 
     def receive(number: int, now: float) -> float:
-        """Receive a message in the receiver's call, once: unpack and add. Return the end."""
+        """Receive a message in the receiver's call, once: unpack and add.
+
+        Return the time in us at which that ends.
+        """
         if received[number]:
             return now
         received[number], message = True, messages[number]
@@ -321,7 +326,7 @@ def _play(
             post_sends(number, now)
         elif kind == _FIRST_BYTES:
             # Both transports copy every byte while the rest is still arriving: if they are slower
-            # than the link, the message arrives when they are done, else with its last byte.
+            # than the link, the message arrives when they are done, otherwise with its last byte.
             group, length_us = messages[number].group, messages[number].bytes * byte_us
             work(transport_free, group.src, now, length_us)
             read = work(transport_free, group.dst, now, length_us)

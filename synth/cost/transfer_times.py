@@ -24,7 +24,7 @@ from .host_costs import HostCosts, step_us
 from .loads import step_loads
 from .simulate import MessageTime, play_messages
 
-# Transfers times segments that are listed one by one; viewers cannot show a trace of more.
+# Most times (transfers times segments) that are listed; viewers cannot show a larger trace.
 MAX_TIMES = 400_000
 
 
@@ -51,7 +51,7 @@ def predict_times(
     """Return the predicted times of all transfers, in every segment, by tick.
 
     With `host`, messages are played with these costs. Without a topology there are no links (ranks
-    share a host's memory), and the list is empty if there are too many messages to play. Raises
+    share a host's memory), and the list is empty if there are too many messages to play. Raise
     InputError if there are more than MAX_TIMES.
     """
     count = len(schedule.transfers) * schedule.segments

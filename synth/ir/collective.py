@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from ...topo.errors import InputError, suggest
 
-# The collectives by name, as every command and the API take them.
+# The names of the collectives in every command and in the API.
 CollectiveName = Literal[
     "allreduce",
     "allgather",
@@ -37,7 +37,7 @@ _SPELLINGS = {
     "alltoallsingle": "alltoall",
 }
 _OPPOSITES = {"allgather": "reduce-scatter", "broadcast": "reduce", "gather": "scatter"}
-# The collective that each becomes when time runs backwards.
+# The opposite of each collective, when time runs backwards.
 _REVERSED = (
     {"allreduce": "allreduce", "alltoall": "alltoall"}
     | _OPPOSITES
@@ -174,7 +174,7 @@ class Collective:
 
     @property
     def _parts(self) -> int:
-        """The number of equal parts that the members divide the buffer into."""
+        """The number of equal parts into which the members divide the buffer."""
         return self.ranks if self.name in _FROM_EACH | _TO_EACH else 1
 
     @property

@@ -33,7 +33,7 @@ from .transfers import OPS, Op, Transfer, Transfers
 
 __all__ = ["Op", "Schedule", "Transfer", "Transfers"]
 
-# Limit of a file: as many segments as planning tries.
+# Limit of a file: the most segments that planning tries.
 MAX_SEGMENTS = 2048
 # Limit of a file: a ring over 8,192 ranks has 16,382 steps.
 MAX_STEPS = 16_384
@@ -155,7 +155,7 @@ class Schedule:
 
     @property
     def label(self) -> str:
-        """The strategy and how it is cut: `packing x64`, `exact /4` (stepwise)."""
+        """The strategy and its segments: `packing x64`, `exact /4` (stepwise)."""
         cut = f" {'/' if self.stepwise else 'x'}{self.segments}" if self.segments > 1 else ""
         return f"{self.strategy}{cut}"
 

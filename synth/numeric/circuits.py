@@ -115,7 +115,7 @@ def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit 
     """
     edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
     if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
-        return None, True  # CP-SAT's circuits leave out nodes without edges
+        return None, True  # CP-SAT's circuits omit nodes without edges
     model = cp_model.CpModel()
     arcs = {(int(u), int(v)): model.new_bool_var("") for u, v in np.argwhere(edges)}
     model.add_circuit([(u, v, arc) for (u, v), arc in arcs.items()])

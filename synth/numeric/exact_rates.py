@@ -48,7 +48,7 @@ def exact_rates(
         rates = [f * unit for f in near]
         if _fits(rates, uses, capacity):
             return rates
-    # The floats may be a little infeasible: HiGHS' own tolerance is 1e-7.
+    # The floats may be slightly infeasible: HiGHS' own tolerance is 1e-7.
     for slack in (0.0, 1e-9, 1e-8, 1e-7, 1e-6):
         rates = [Fraction(floor(w * (1 - slack) * _FINE), _FINE) * unit for w in scaled]
         if _fits(rates, uses, capacity):

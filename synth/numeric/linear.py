@@ -156,7 +156,7 @@ class SmoothedPrices:
         self.best, self.weight = best, 0.0
 
     def mix(self, dual: Floats) -> Floats:
-        """Return the prices to try, between the best known and the duals."""
+        """Return the prices to try, between the best known prices and the duals."""
         return self.weight * self.best + (1 - self.weight) * dual
 
     def reset(self) -> None:
@@ -164,7 +164,7 @@ class SmoothedPrices:
         self.weight = _SMOOTH
 
     def back_off(self) -> bool:
-        """Move half of the distance to the duals; return False at the duals themselves."""
+        """Move half of the distance to the duals; return False if already at the duals."""
         was_smooth = self.weight > 0.0
         self.weight = self.weight / 2 if self.weight > _MIN_SMOOTH else 0.0
         return was_smooth

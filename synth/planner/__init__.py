@@ -1,1 +1,1 @@
-"""Planning: the entry points, the strategies by name, and the choice among their schedules."""
+"""Planning: entry points, strategies by name, and the choice among their schedules."""

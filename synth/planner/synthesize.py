@@ -163,7 +163,7 @@ class _Search:
             collective, have_one=bool(self.costed), at_bound=bool(self._at_bound)
         ):
             return
-        # With a plan in hand the time limit ends the search; without one, the next strategy may
+        # Once there is a plan, the time limit ends the search; without one, the next strategy may
         # still be quick.
         if self.costed and effort.clock_s <= 0:
             self.declined[name] = "not tried: the time was over"
@@ -328,8 +328,8 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
     """
     current = min(range(len(costs)), key=lambda i: (costs[i].alpha_us, costs[i].beta_s_per_GB))
     out = [(current, 0)]
-    # A line that is cheaper from some size on has a lower beta; the next is the one that crosses
-    # first.
+    # A line that is cheaper from some size on has a lower beta; the next line is the one with the
+    # first crossing.
     while True:
         cheapest = costs[current]
         crossings = [

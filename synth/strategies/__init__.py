@@ -1,7 +1,7 @@
 """The built-in strategies; `synth/planner/registry.py` adds those of users.
 
-The contract is in `synth/request.py`. Each strategy declares here where it applies and when auto
-need not try it, so that auto knows none by name.
+The contract is in `synth/request.py`. Each strategy declares here which cases it applies to and
+when auto can skip it, so that auto needs no strategy's name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
         Strategy("packing", packing.build, work_s=MAIN_WORK_S),
-        # Beyond allreduce, chains are the rings of the strategy ring.
+        # For collectives other than allreduce, chains are the rings of the strategy "ring".
         Strategy(
             "chains", chains.build, _GATHERING, _ALLREDUCE,
             max_ranks=LISTED_RANKS, max_ranks_at_bound=_SEARCHED_RANKS,

@@ -25,7 +25,7 @@ from ..request import Request, whole
 _TRIALS = 8
 # Transfers of a trial: with more, a trial takes over 40 s of an idle core.
 _MAX_TRANSFERS = 4_000_000
-# Units of bandwidth of the widest link: a trial treats each as a link of its own.
+# Most units of bandwidth of the widest link: a trial treats each unit as a separate link.
 _MAX_UNITS = 32
 # Seconds of an idle core that a trial takes for each transfer.
 _TRANSFER_S = 1e-5
@@ -71,7 +71,7 @@ def build(request: Request) -> list[Schedule]:
         raise TimeLimitError(
             f"greedy: a trial for {n} ranks takes about {trial_s:.0f} s; give it more"
         )
-    # Each trial is given up once it cannot take fewer steps than the best.
+    # Each trial is abandoned once it cannot take fewer steps than the best.
     best: list[Ints] | None = None
     for trial in range(_TRIALS):
         if best is not None and request.effort.is_over("greedy"):

@@ -53,6 +53,6 @@ def _star(request: Request, server: int) -> RootedTree | None:
     n, router = request.collective.ranks, request.router
     up = [None if r == server else router.route(r, server) for r in range(n)]
     down = [None if r == server else router.route(server, r) for r in range(n)]
-    if sum(route is None for route in (*up, *down)) > 2:  # the server's own two
+    if sum(route is None for route in (*up, *down)) > 2:  # the two from the server to itself
         return None
     return RootedTree(server, tuple(up), tuple(down))
