@@ -30,7 +30,7 @@ from ..hardware import (
 from ..names import join_first
 from ..notes import assumed
 
-# One machine has far fewer GPUs; every pair becomes a cell of several tables.
+# No machine has as many GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256
 # Five tables of 256 rows take some 1,300 lines; the rest allows for text around them.
 MAX_LINES = 100_000
@@ -48,18 +48,18 @@ _SNIFF = re.compile(
     r"|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
     re.MULTILINE,
 )
-# The part of a text in which its format is detected.
+# Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NUMA = re.compile(
     r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
 )
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
-# Two PCIe hops lead through one CPU; three cross to another.
+# Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
-# rocm-smi weighs an xGMI hop 15 and prints sums.
+# rocm-smi gives an xGMI hop the weight 15 and prints sums.
 _WEIGHT_OF_A_HOP = 15
-# GPUs of an MI300X board, each joined to all others.
+# Number of GPUs on an MI300X board, each joined to all others.
 _MESH = 8
 _ASSUMED_MI300 = assumed("xGMI of an MI300X (eight GPUs, each joined to all others)")
 _ASSUMED_MI250 = assumed("xGMI links of an MI250")
@@ -125,7 +125,7 @@ def read(text: str, where: str) -> Topology:
     return Topology(PurePath(where).stem or where, (*gpus, *cpus), tuple(links), SOURCE, extra)
 
 
-# -- the text
+# -- parsing the text
 
 
 def _parse(text: str, where: str) -> AmdOutput:
@@ -182,7 +182,7 @@ def _read_bus_id(name: str) -> str | None:
     return None if name.upper().startswith("GPU") else name.lower()
 
 
-# -- what follows from it
+# -- inferring links and NUMA nodes
 
 
 def _is_direct(output: AmdOutput, a: str, b: str) -> bool:

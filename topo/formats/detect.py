@@ -53,8 +53,8 @@ FORMATS = (
 )
 
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"
-# What is refused: a pattern, what such a text is, and what to give instead. These are matched where
-# a text starts, before any reader is tried ...
+# Refused texts: a pattern, a description of the text, and what to give instead. These patterns are
+# matched at the start of a text, before any reader is tried ...
 _REFUSED_AT_START = (
     (
         r"<(?:!DOCTYPE\s+)?nvidia_smi_log\b",

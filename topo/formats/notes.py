@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..names import join_first
 from ..notes import Note, NoteKind
 
-# Things that one line names; a cluster's file may raise the same doubt about thousands.
+# Things that one line names; a cluster's file may raise the same doubt about thousands of them.
 _MAX_NAMED = 3
 
 

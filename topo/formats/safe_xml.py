@@ -16,12 +16,12 @@ from defusedxml.ElementTree import DefusedXMLParser
 
 from ..errors import InputError
 
-# Limits that keep a hostile file from exhausting memory or time; machines' files stay far below.
+# Limits that keep a hostile file from exhausting memory or time; files of machines stay far below.
 MAX_CHARACTERS = 16 * 2**20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 200_000
 MAX_TEXT_CHARACTERS = 2**20
-# Per element; hwloc writes some 30. The parser builds all of them before its first call back.
+# Attributes per element; hwloc writes some 30. The parser builds all before its first callback.
 MAX_ATTRIBUTES = 256
 
 _ATTRIBUTE = r"""\s+[^\s=<>"']+\s*=\s*(?:"[^"<]*"|'[^'<]*')"""

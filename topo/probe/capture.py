@@ -157,8 +157,8 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
 def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:
     """Write the members below an empty folder.
 
-    Links come last, so that nothing is written through one. TarFile.extract would look up every
-    part of every name on the disk, though only what was written before can be there.
+    Links come last, so that nothing is written through one. TarFile.extract is not used, since it
+    would look up every part of every name on the disk, where only members already written can be.
     """
     for name in members.folders:
         os.mkdir(f"{folder}/{name}")  # noqa: PTH102 (Path takes longer than the call)

@@ -16,7 +16,7 @@ from .cluster import Cluster
 
 __all__ = ["CLUSTER_FORMATS", "Box", "ClusterFormat", "read_box", "read_cluster"]
 
-# The part of a text by whose start formats are detected.
+# Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 64 * 2**10
 
 
@@ -39,7 +39,7 @@ def _read_yaml(text: str, where: str) -> Cluster:
     return read(text, where)
 
 
-# Formats that say where hosts are, in the order in which they are tried.
+# Formats that locate hosts, in the order in which they are tried.
 CLUSTER_FORMATS = (
     ClusterFormat(layers.TOPOGRAPH, layers.looks_like_topograph, layers.read_topograph),
     ClusterFormat("kubectl get nodes -o json", kubernetes.looks_like, kubernetes.read),

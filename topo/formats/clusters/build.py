@@ -23,7 +23,7 @@ from ...presets import PRESETS, preset
 from ...topology_file import MAX_DEVICES, MAX_LINKS
 from .cluster import Cluster
 
-# Files do not give the rates of uplinks: these carry what the hosts below send, divided by this.
+# Files do not give the rates of uplinks; one carries the rate of the hosts below, divided by this.
 OVERSUBSCRIBED = 2
 _SOURCE = assumed(f"1/{OVERSUBSCRIBED} of what the hosts below send")
 
@@ -107,7 +107,7 @@ def build(cluster: Cluster, box: Box) -> Topology:
             f"and {links} links; more than {MAX_DEVICES} and {MAX_LINKS} are refused: give the "
             "part of the cluster that the job runs on"
         )
-    # a switch keeps its name: those of other devices hold a slash
+    # a switch keeps its name: names of other devices contain a slash
     ids: dict[str, str] = {}
     for name in cluster.above:
         ids[name] = pick_unused_name(name, ids.values())

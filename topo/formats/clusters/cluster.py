@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...names import join_first
 from ...schema import is_label
 
-# Bounds what a few characters such as node[1-999999999] can ask for.
+# Bounds the hosts that a few characters such as node[1-999999999] can request.
 MAX_HOSTS = 16_384
 # The longest DNS name.
 _MAX_CHARACTERS = 253

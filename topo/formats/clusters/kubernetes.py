@@ -31,7 +31,7 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
     tuple(_CLOUD + tier for tier in ("rack", "block")),
     (_USUAL + "rack", "topology.kubernetes.io/block"),
 )
-# Labels of what is above those.
+# Labels of the tiers above those.
 ABOVE = (_USUAL + "zone", _USUAL + "region")
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 

@@ -25,10 +25,10 @@ _MAX_JSON = 5_000_000
 _LIST = "a list of hosts"
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEADING = "host"
-# Longer texts are no lists of MAX_HOSTS hosts; checking every line of them would take long.
+# Longer texts are no list of at most MAX_HOSTS hosts, and checking all their lines is slow.
 _MAX_LIST_CHARACTERS = 2**21
 
-# A host, the names of the switches above it from the closest on, and the place in the file.
+# A host, the names of the switches above it, the closest first, and the place in the file.
 Row = tuple[str, tuple[str, ...], str]
 
 

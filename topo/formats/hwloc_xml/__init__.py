@@ -142,7 +142,7 @@ class _Reader:
             read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes)
         )
 
-    # -- where things are
+    # -- positions
 
     def _find_node(self, function: PciFunction) -> int | None:
         """Return the NUMA node of a function, None if the file does not give one."""
@@ -167,7 +167,7 @@ class _Reader:
             functions.setdefault(nic.function.bus_id or "", nic.function)
         # the elements of the bridges and leaves that slots name by address
         bridges = {read_bus_id(bridge): bridge for f in functions.values() for bridge in f.bridges}
-        # a chain hangs on the CPU near its first leaf: bridges themselves have no NUMA node
+        # a chain is connected to the CPU near its first leaf: bridges have no NUMA node themselves
         leaf_of = {slot.top: slot.bus_id for slot in reversed(slots) if not slot.is_switch}
         cpu_of = {
             top: self._choose_cpu(functions[leaf], names[leaf][0]) for top, leaf in leaf_of.items()

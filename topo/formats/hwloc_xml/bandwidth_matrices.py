@@ -22,7 +22,7 @@ from .cpus import Cpus
 from .objects import HwlocMachine
 from .pci import HwlocGpu
 
-# A matrix has the square of this in values.
+# Objects of a matrix, which has the square of this number of values.
 MAX_OBJECTS = 512
 _MAX_MBps = 10**9
 _KINDS: Mapping[str, str] = {"NVLinkBandwidth": "nvlink", "XGMIBandwidth": "xgmi"}
@@ -139,7 +139,7 @@ class MatrixLinkReader:
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
     ) -> None:
-        # one unknown number puts all of the matrix in doubt: it may be of another machine
+        # one unknown number puts the whole matrix in doubt: it may belong to another machine
         unknown = [n for n in matrix.objects if n not in self.machine.by_gp]
         if unknown:
             self.machine.notes.add(
@@ -252,7 +252,7 @@ class MatrixLinkReader:
         return 1
 
 
-# -- what GPUs cannot know
+# -- links that GPUs do not report
 
 
 def join_switch_groups(

@@ -12,7 +12,7 @@ from ...notes import assumed
 from ..safe_xml import Element
 from .objects import HwlocMachine, format_cpu_list, parse_bits, read_infos, read_os_index
 
-# All of them are joined pairwise.
+# Bounds the links between CPUs, which are all joined pairwise.
 MAX_NODES = 512
 _ARCHITECTURES: Mapping[str, str] = {
     "x86_64": "x86_64",

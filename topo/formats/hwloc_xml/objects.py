@@ -32,7 +32,7 @@ _SET = re.compile(rf"{_WORD}(?:,{_WORD})*")
 _ANY_BIT = re.compile(r"[1-9a-fA-F]")
 # Room for the bits of more than 20,000 CPUs.
 _MAX_SET_CHARACTERS = 2**13
-# Machines of one file stand apart, so that more than a few are of no use.
+# Machines of one file are not connected to each other, so more than a few are of no use.
 MAX_MACHINES = 512
 _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
     2: {"gpu": 1, "network": 2, "openfabrics": 3, "coprocessor": 5},

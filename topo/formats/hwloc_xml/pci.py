@@ -29,16 +29,16 @@ from .objects import (
 )
 
 SOURCE = "hwloc XML"
-# GPUs, and network devices, of one machine.
+# Upper bound on the GPUs, and on the network devices, of one machine.
 MAX_DEVICES = 4096
-# Lanes of PCIe links, common widths first: of equally near rates the first counts.
+# Lanes of PCIe links, common widths first: if rates are equally near, the first counts.
 _WIDTHS = (16, 8, 4, 2, 1, 32, 12)
 _COMPUTE = re.compile(r"(nvml|rsmi|cuda|ze|opencl)([0-9]{1,6}).*")
 _DRIVER = {NVIDIA: "nvml", AMD: "rsmi"}
 _GPU_CLASSES, _NIC_CLASSES, _NVSWITCH_CLASS = ("0x03", "0x12"), ("0x02", "0x0c06"), "0x0680"
 _VGA = "0x0300"
-# ATI's chips on server boards (PCI ID repository: ES1000, RN50, Rage XL, Radeon 7000), which have
-# no PCI Express.
+# ATI chips on server boards without PCI Express (PCI ID repository: ES1000, RN50, Rage XL, Radeon
+# 7000).
 _OLD_ATI = ("0x515e", "0x5969", "0x4752", "0x5159", "0x4c59")
 # Sorts a GPU without a number in any tool after those with one.
 _UNLISTED = 10**7
@@ -78,7 +78,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     A display adapter that no tool lists counts as a GPU if its vendor is NVIDIA or AMD, unless the
     vendor's tool lists others.
     """
-    # a vendor's tool that lists any GPU lists all: other display adapters of that vendor are none
+    # a vendor's tool that lists any GPU lists all: that vendor's other display adapters are no GPUs
     osdev_names = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
     osdev_names += [f.element.get("name") or "" for f in machine.loose]
     listing_vendors = {
@@ -87,7 +87,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
         if any(re.match(tool + "[0-9]", n) for n in osdev_names)
     }
     functions = [f for f in machine.functions if _is_gpu(machine, f, listing_vendors)]
-    # version 1 may list GPUs outside the PCI tree as well; those that are in it count once
+    # version 1 may list GPUs outside the PCI tree as well; those that are also in it count once
     names_on_pci = {
         name for f in functions for osdev in f.osdevs for name in [osdev.get("name") or ""]
     }

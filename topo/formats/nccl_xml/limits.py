@@ -17,9 +17,9 @@ from ...errors import InputError
 from .partial_topology import TOPOPLAN_PREFIX
 from .xml_tree import XmlNode, quote
 
-# Of an attribute's value, as it stands between the quotes: neither parser decodes entities.
+# Longest attribute value, as written between the quotes: neither parser decodes entities.
 MAX_VALUE_bytes = 253
-# Of one element, those that the library adds included (MAX_ATTR_COUNT).
+# Attributes of one element, including those that the library adds (MAX_ATTR_COUNT).
 MAX_ATTRIBUTES = 16
 
 
@@ -36,8 +36,8 @@ class Dialect:
 NCCL = Dialect("NCCL", 255, 640, 640)
 RCCL = Dialect("RCCL", 8191, 512, 64)
 
-# Attributes that the libraries write themselves, over what the parser read and without checking
-# for room.
+# Attributes that the libraries write themselves, over those that the parser read and without
+# checking for room.
 _FILLED_IN: Mapping[str, tuple[str, ...]] = {
     "cpu": ("host_hash", "numaid", "affinity", "arch", "vendor", "familyid", "modelid"),
     "pci": (
@@ -52,7 +52,7 @@ _FILLED_IN: Mapping[str, tuple[str, ...]] = {
 }
 
 _TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 2, "net": 1}
-# `keep` decides what NCCL discards; a `busid` on any element moves the NVLinks below it.
+# `keep` decides which elements NCCL discards; a `busid` on any element moves the NVLinks below it.
 _NOT_WRITTEN = ("keep", "busid")
 _INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
     "dev": (0, 10**6),

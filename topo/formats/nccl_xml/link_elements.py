@@ -34,9 +34,9 @@ from .partial_topology import (
     has_class,
 )
 
-# Addresses that NCCL writes where it could not ask for one: fffffff:ff:ff.0.
+# Addresses that NCCL writes if it could not query one: fffffff:ff:ff.0.
 _UNREADABLE = re.compile(r"f+:f+:f+\.[0f]", re.IGNORECASE)
-# Bounds on numbers in files, far above any machine's, that keep products printable.
+# Bounds on numbers in files, far above those of any machine, that keep products printable.
 _MAX_LINKS = 10_000
 _MAX_C2C_MBps = 10**9
 _MAX_SM = 10_000

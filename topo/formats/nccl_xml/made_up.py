@@ -37,8 +37,8 @@ _CPUS: tuple[Mapping[str, str], ...] = (
 )
 # Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100.
 _SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60))
-_SM_OF_CARDS = 89  # L40S and the like, without NVLink
-# Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25).
+_SM_OF_CARDS = 89  # cards without NVLink, such as L40S
+# Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25 GB/s).
 _FAST_NVLINK_GBps = Fraction(40)
 _SM_OF_FAST_NVLINKS = 100  # B200
 
@@ -66,7 +66,7 @@ class Capabilities:
         try:
             facts = load_facts(topology.extra, topology.name)
         except InputError:
-            facts = Facts()  # the doctor says that they cannot be read
+            facts = Facts()  # topo.doctor reports that they cannot be read
         self._view = MachineView(topology, facts)
         self._nvlinks = [link for link in topology.links if link.kind == "nvlink"]
 

@@ -34,9 +34,9 @@ from .partial_topology import (
 )
 
 _LEAF_CLASSES = (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)
-# PCIe goes to 32 lanes; NCCL multiplies any width.
+# PCIe has at most 32 lanes; NCCL multiplies any width.
 _MAX_WIDTH_lanes = 64
-# A petabit a second.
+# One petabit per second.
 _MAX_Mbps = 10**9
 # NCCL's rate for a NIC of unknown speed (ncclTopoAddNet).
 _UNSPECIFIED_NET_Mbps = 10_000
@@ -117,7 +117,7 @@ def read_system(root: Element) -> Topology:
     links += [*_join_cpus(partial), *crossing, *read_pci_links(partial)]
     _note_missing_nvlinks(partial, gpus)
     notes = partial.notes.format_lines()
-    # topoplan's own elements come last: they correct what all the others say
+    # topoplan's own elements come last, since they correct all others
     try:
         devices, links = apply_topoplan_elements(root, list(partial.devices.values()), links)
         return Topology(

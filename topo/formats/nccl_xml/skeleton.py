@@ -114,8 +114,9 @@ def _note_spelling(slot: Element, notes: Notes) -> None:
 
 
 def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
-    """Put each NIC into the slot that the file names, as NCCL does, else into that at its
-    address.
+    """Put each NIC into the slot that the file names, as NCCL does.
+
+    If the file names none, the NIC goes into the slot at its address.
     """
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()

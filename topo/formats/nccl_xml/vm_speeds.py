@@ -14,7 +14,7 @@ from ...hardware import PCIE_GTps, pcie_GBps
 
 # NVML inside a virtual machine may report a placeholder below Gen3.
 _MIN_GPU_GENERATION = 3
-# PCIe generation by the least compute capability times ten (datasheets: V100 3, A100 4, H100 and
+# PCIe generation by the lowest compute capability, times ten (datasheets: V100 3, A100 4, H100 and
 # B200 5, B300 6).
 _GENERATION_OF_SM: tuple[tuple[int, int], ...] = ((120, 5), (103, 6), (90, 5), (80, 4), (30, 3))
 
@@ -33,7 +33,7 @@ _GENERATION_OF_GCN: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), 5),
     (re.compile(r"(gfx)?(90[68a]|910)"), 4),
 )
-# The generation whose 16 lanes carry a NIC of that speed (ConnectX-5, -6 and -7); faster ones have
+# The generation whose 16 lanes carry a NIC of this speed (ConnectX-5, -6 and -7); faster NICs have
 # Gen6.
 _GENERATION_OF_Gbps: tuple[tuple[int, int], ...] = ((100, 3), (200, 4), (400, 5))
 

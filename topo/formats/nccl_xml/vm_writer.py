@@ -25,8 +25,8 @@ from .xml_tree import XmlNode, assign_addresses, build_tree, normalize_address, 
 
 _CPU_KEYS = ("affinity", "arch", "vendor", "familyid", "modelid")
 _DECLARED = re.compile(r"(\d+(?:\.\d+)? GT/s) x(\d{1,2})")
-# No GPU that NCCL or RCCL runs on is made for less than Gen3: lower ones are placeholders, or read
-# while idle.
+# No GPU that NCCL or RCCL runs on is made for less than Gen3: lower generations are placeholders or
+# were read while idle.
 _PLACEHOLDER_GENERATION = 2
 
 

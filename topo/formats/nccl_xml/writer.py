@@ -22,12 +22,12 @@ from .xml_tree import XmlNode, assign_addresses, build_tree, iterate_free_number
 
 NIC_CLASS = "0x020000"
 BRIDGE_CLASS = "0x060400"
-# What NCCL itself writes if it cannot ask for a target's address; it reads that as an NVSwitch.
+# The address that NCCL writes if it cannot query a target's; it reads this as an NVSwitch.
 _NO_TARGET = "fffffff:ff:ff.0"
 _NVIDIA_GPU_CLASS, _AMD_GPU_CLASS = "0x030200", "0x038000"
-# Generation and width of a PCIe link whose rate no link has; `_list_differences` corrects the rate.
+# Generation and width written if no PCIe link has the rate; `_list_differences` corrects the rate.
 _DEFAULT_SLOT = (4, 16)
-# Lanes of PCIe links, the widest first: of equal rates it counts.
+# Lanes of PCIe links, the widest first: if rates are equal, the widest counts.
 PCIE_WIDTHS = (16, 8, 4, 2, 1)
 # Numbers beyond these are refused when the file is read back.
 _MAX_LINKS = 10_000
@@ -49,8 +49,8 @@ def write_all(topology: Topology) -> str:
     writer = _XmlWriter(topology)
     root, dialect = writer.build_system(), RCCL if writer.amd else NCCL
     gpu_addresses = [(gpu, writer.addresses[gpu]) for gpu in topology.ranks]
-    # limits are checked before reading back, which large files would make slow, and again with what
-    # was added
+    # limits are checked before reading back, which is slow for large files, and again with the
+    # added elements
     check_limits(root, topology.name, dialect, gpu_addresses)
     root.children += _list_differences(topology, read(root.to_text(), topology.name))
     check_limits(root, topology.name, dialect, gpu_addresses)
@@ -243,7 +243,7 @@ def _count_targets(link: Link) -> Mapping[str, int]:
     return {_NO_TARGET: link.count}
 
 
-# -- what NCCL's own elements cannot say ---------------------------------------
+# -- properties that NCCL's own elements cannot express -------------------------
 
 
 def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode]:

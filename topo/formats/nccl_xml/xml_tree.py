@@ -120,7 +120,7 @@ def build_tree(topology: Topology) -> PcieTree:
             children[upper.id] = below
             queue += [d for d in below if d.kind == "switch"]
 
-    # from the CPUs down first, so that a switch without a CPU takes only what no CPU has
+    # from the CPUs down first, so that a switch without a CPU gets only devices below no CPU
     hang([d for d in topology.devices if d.kind == "cpu"])
     orphans: list[Device] = []
     for device in topology.devices:

@@ -34,7 +34,7 @@ from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
 
-# Devices of all hosts in one text: joining more takes long, and few paste more by hand.
+# Devices of all hosts in one text: joining more is slow, and few people paste more by hand.
 _MAX_DEVICES = 1024
 # Devices times links up to which every label is compared with the topology, about a second.
 _MAX_CHECKED = 10_000_000
@@ -43,7 +43,7 @@ _NO_NVLINKS = Note(
     "topo -m",
     "nvlinks-left-out",
 )
-# A label of nvidia-smi that topo/matrix.py has another word for.
+# Labels of nvidia-smi for which topo/matrix.py has another word.
 _LABEL_OF_SMI = {"C2C": "LNK"}
 
 
@@ -64,7 +64,7 @@ def read(text: str, where: str) -> Topology:
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
-    matrices = [m for m in matrices if m.has_nvlinks] or matrices  # -m includes all that -mp says
+    matrices = [m for m in matrices if m.has_nvlinks] or matrices  # -m includes all labels of -mp
     if not matrices:
         return _read_without_matrix(output, p2p, where)
     table = matrices[0]
@@ -155,7 +155,7 @@ def _read_matrix(
     listings = output.nvlinks_by_gpu
     strangers = [f"gpu{gpu}" for gpu in listings if f"gpu{gpu}" not in cells.ids]
     if strangers:
-        listings = {}  # all of it is of another machine
+        listings = {}  # all listings are of another machine
         notes.append(
             f"nvidia-smi nvlink lists {list_some(strangers)}, which the matrix does not have; "
             "left out"

@@ -107,7 +107,7 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
     unknown: list[str] = []
     for i in range(size):
         for j in range(i + 1, size):
-            # one direction stands for both if the other is not printed; of two, each label counts
+            # a label counts for both directions if the other is not printed, else each counts
             forth = labels[i][j] = labels[i][j] or labels[j][i]
             back = labels[j][i] = labels[j][i] or forth
             if forth is None or back is None:
@@ -164,7 +164,7 @@ def _read_labels(
         if row is None:
             absent.append(ids[i])
         elif cells[i] not in ("X", None) or "X" in cells[:i] + cells[i + 1 :]:
-            # an X outside its own column means that cells are shifted, by how much is not known
+            # an X outside its own column means that cells are shifted by an unknown amount
             shifted.append(ids[i])
             cells = ()
         labels: list[str | None] = [None] * len(ids)

@@ -12,7 +12,7 @@ from .inferred import Affinity
 from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, RANGES, LabelMatrix
 
 SOURCE = "nvidia-smi topo -m"
-# The meanings of the cells of a `-p2p` matrix; None for what nvidia-smi does not know.
+# The meanings of the cells of a `-p2p` matrix; None if nvidia-smi does not know the status.
 STATUSES = {
     "OK": "ok",
     "CNS": "chipset not supported",
@@ -23,7 +23,7 @@ STATUSES = {
     "U": None,
 }
 
-# The largest matrix whose pairs become facts: 1024 devices would give a million.
+# Devices of the largest matrix whose pairs become facts: 1024 would give a million facts.
 MAX_PAIRED = 256
 
 # Facts by the flag of `-p2p`.

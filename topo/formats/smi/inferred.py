@@ -19,7 +19,7 @@ from .cells import Cells, count_nvlinks, iterate_members
 
 # No GPU has more NVLinks than this.
 MAX_NVLINKS = max(NVLINK_LINKS_PER_GPU.values())
-# For GPUs with more NVLinks than the first number: PCIe link, GB/s of a NIC, assumed generation.
+# For GPUs with more NVLinks than the first number: PCIe link, GB/s per NIC, assumed generation.
 _BY_NVLINKS = (
     (12, PcieLink(5, 16), Fraction(50), "H100 and later: 18 NVLinks"),
     (6, PcieLink(4, 16), Fraction(25), "A100: 12 NVLinks"),

@@ -22,7 +22,7 @@ from .other_links import NVLINK_SOURCE, NVLINK_GBps
 from .parser import NvlinkListing, SmiOutput
 
 STATUS, REMOTE = "nvidia-smi nvlink -s", "nvidia-smi nvlink -R"
-# -s prints the raw rate, 26.562 for the 25 GB/s of the datasheet: 6 % more.
+# -s prints the raw rate, 26.562 GB/s for the 25 GB/s of the datasheet: 6 % more.
 _RAW_EXCESS = Fraction(7, 100)
 
 
@@ -125,7 +125,7 @@ def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
             if speed:
                 rate_MBps = int(Fraction(speed) * 1000)
                 facts.append(Fact(subject, keys.NVLINK_SPEED_MBps, rate_MBps, STATUS))
-        # -R counts active links only: where -s agrees on their number, it has the right numbers
+        # -R numbers active links only; if -s lists equally many, it has the right numbers
         active = sorted(number for number, speed in listing.speed.items() if speed)
         numbers = active if len(active) == len(listing.remote) else list(listing.remote)
         for number, bus in zip(numbers, listing.remote.values(), strict=True):

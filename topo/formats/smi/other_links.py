@@ -25,13 +25,13 @@ from .cells import (
 )
 from .inferred import MAX_NVLINKS, InferredTopology
 
-# Assumed NVLink in one direction: right for V100 to H100 (P100: 20, B200: 50).
+# Assumed GB/s of one NVLink in one direction: right for V100 to H100 (P100: 20, B200: 50).
 NVLINK_GBps = Fraction(25)
 NVLINK_SOURCE = assumed("25 GB/s an NVLink, as in most generations")
 
-# A matrix of 512 devices could need a switch for each of its 131,000 pairs.
+# Bounds the switches: a matrix of 512 devices could need one for each of its 131,000 pairs.
 _MAX_SWITCHES = 4096
-# Labels of direct links beside NV#: kind, GB/s in one direction of one link, and source.
+# Labels of direct links other than NV#: kind, GB/s of one link in one direction, and source.
 _RATES = {
     "XGMI": ("xgmi", XGMI_DATASHEET_MI250_GBps, assumed("xGMI links of an MI250")),
     "C2C": (
@@ -91,7 +91,7 @@ def _add_nvswitches(
             for i in iterate_members(group)
         }
         sums = [sum(n for (src, _), n in links_of_pair.items() if src == i) for i in counts]
-        # as many links as a GPU can have may all be direct; more cannot
+        # links may all be direct up to the number that a GPU can have, but no more
         if not certain and max(sums) <= MAX_NVLINKS:
             continue
         if any(n != min(counts[i], counts[j]) for (i, j), n in links_of_pair.items()):
@@ -171,8 +171,8 @@ def _add_switches(inferred: InferredTopology) -> None:
                     "left out"
                 )
                 return
-            # grow a clique from the pair, first by pairs that no switch joins yet: the fewest
-            # switches come out, not all of them the smallest
+            # grow a clique from the pair, first by pairs that no switch joins yet: this gives the
+            # fewest switches, though not the smallest ones
             first = unjoined[i] & -unjoined[i]
             group = 1 << i | first
             common = joined[i] & joined[first.bit_length() - 1]

@@ -22,7 +22,7 @@ MAX_LINES = 100_000
 MAX_TABLES = 64
 # A longer line cannot be a row of MAX_COLUMNS cells, and is not searched.
 _MAX_LINE_CHARACTERS = 256 * 2**10
-# The part of a text in which its format is detected.
+# Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 2**20
 
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
@@ -33,7 +33,7 @@ _COLUMNS = (
     (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
     (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity")),
 )
-# Single words that stand for the column names of several words while a heading is split.
+# Single words that replace the column names of several words while a heading is split.
 _COLUMN_OF = {"\x00c": CPU, "\x00n": NUMA, "\x00g": GPU_NUMA}
 _MARK = {column: mark for mark, column in _COLUMN_OF.items()}
 _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
@@ -170,7 +170,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
         ):
             matrix = None if line.strip() in _ENDS else matrix
             continue
-        # the flag belongs to the next matrix: commands and titles stand above their output
+        # the flag belongs to the next matrix: commands and titles precede their output
         flags = _P2P.search(line) if "-p2p" in line else None
         if flags or "topo -m" in line:
             flag = flags.group(1) if flags else None

@@ -46,7 +46,7 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
             f"{where}: by its labels the matrix has {len(nodes)} NUMA nodes; more than "
             f"{MAX_NODES} are refused"
         )
-    # CPUs come before switches: each PXB class hangs on the CPU of its NUMA class
+    # CPUs come before switches: each PXB class is connected to the CPU of its NUMA class
     cpus = [_add_cpu(inferred, node) for node in nodes]
     _note_assumed(inferred, nodes, cpus)
     for node, cpu in zip(nodes, cpus, strict=True):
@@ -104,7 +104,7 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
                 "several"
             )
         # GPUs whose NVLinks hide their PCIe routes have only their affinity in common; NET and DIS
-        # overrule it, and SYS does if all affinities are equal: that column then says nothing
+        # overrule it, and SYS does if all affinities are equal: that column is then meaningless
         apart_labels = ("NET", "DIS") if several and key is not None else ("SYS", "NET", "DIS")
         apart = unite(cells.find_with(i, *apart_labels) for i in iterate_members(group))
         position = next((p for p in by_key.get(key, ()) if not classes[p] & apart), None)
@@ -141,8 +141,8 @@ def _note_overruled(inferred: InferredTopology, merged: list[tuple[int, int]]) -
 def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int]:
     """Put NICs that are SYS from all GPUs into the NUMA class with the fewest NICs.
 
-    Applies only if there are no rows of NICs and the affinities name several NUMA nodes: then
-    nothing says that there are more.
+    This applies only if there are no rows of NICs and the affinities name several NUMA nodes, since
+    nothing then indicates further nodes.
     """
     cells = inferred.cells
     known = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
