@@ -234,9 +234,9 @@ class Plan:
                 )
 
     def check_one_bracketing(self) -> None:
-        """Raise InputError unless an element's bits depend on its contributions alone.
+        """Raise InputError unless all schedules add every element in one bracketing.
 
-        They must depend neither on the element's place in the buffer nor on the buffer's size.
+        An element's bits then depend neither on its place in the buffer nor on the buffer's size.
         """
         if self.collective.reduces and self.bracketing is None:
             raise InputError(

@@ -28,7 +28,7 @@ from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 
 # Prices are rounded to fractions of at most one of these denominators, the smallest one without
-# loss: 12 and 60 are multiples of the usual ratios between link rates.
+# loss: 12 and 60 are multiples of the denominators that usual link rates lead to.
 DENOMINATORS = (1, 12, 60, 1000, 10**6)
 # From this relative error of floats on, rounding has weakened a bound.
 _CLOSE = 1e-9
@@ -39,7 +39,7 @@ _ROOTED_RANKS = 48
 # With more GPUs, the machine without its slow links is not used for a bound; the work allowed for
 # that bound, in seconds of an idle core, and its share of the time.
 _MENDED_RANKS, _MENDED_WORK_S, _MENDED_CLOCK = 256, 6.0, 0.4
-# If paths take at most this many times the cut's time, prices cannot improve on the cut.
+# If paths take at most this many times the cut's time, prices can hardly improve on the cut.
 _NEAR_CUT = 1.002
 # Most devices that a message lists.
 _LISTED = 8

@@ -272,9 +272,7 @@ def _play(
     byte_us, add_us = host.byte_ns * 1e-3, host.add_ns * 1e-3
 
     def work(free: list[float], rank: int, ready: float, length: float) -> float:
-        """Occupy a thread of a rank and the first free core from `ready` on; return the end in
-        us.
-        """
+        """Occupy a thread of a rank and the first free core from `ready` on; return the end."""
         end = max(ready, free[rank], cores[0]) + length
         heapq.heapreplace(cores, end)
         free[rank] = end

@@ -209,7 +209,7 @@ class _Search:
 
 
 def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
-    """Verify all candidates and return them, moved to the router's routes, with their costs.
+    """Verify all candidates and return them with their costs, on the routes that data takes.
 
     Schedules that differ only in their segments are verified and costed together, as their steps
     are the same.

@@ -31,7 +31,7 @@ from ..request import MAX_TRANSFERS, Request, check_size, segment_counts
 _MAX_EQUAL = 8
 # Fewer chains must reach this fraction of the rate of the best number of chains.
 _MIN_RATE = Fraction(98, 100)
-# Relative difference of rates from which it counts, since rates are floats.
+# Relative difference from which a rate counts as better, since rates are floats.
 _BETTER = 1e-6
 # Work for rounding shares to equal ones, in seconds of an idle core.
 _EQUAL_WORK_S = 1.0
