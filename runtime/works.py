@@ -199,7 +199,7 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
 
 @cache
 def get_done_work() -> CpuWork:
-    """Return the finished work that is shared by all callers that waited for their call.
+    """Return the finished work shared by all callers that have already waited for their call.
 
     It has no tensors: such callers do not read them (over NCCL they get no work at all).
     """

@@ -35,7 +35,7 @@ _AWAITED_S = 2.0
 # Calls that are compared at once, and call numbers that are remembered: not all ranks post every
 # call.
 _COMPARED_AT_ONCE, _MAX_NUMBERS = 16, 256
-# Time within which calls are compared once all ranks have posted them, also on a busy machine.
+# Time within which calls are compared once all ranks have posted them, even on a busy machine.
 _COMPARED_WITHIN_S = 0.5
 # Time for which a thread stays after the last call, so that a training loop does not start one per
 # call.

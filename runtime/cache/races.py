@@ -28,7 +28,7 @@ log = logging.getLogger("topoplan")
 MAX_FILES = 1024
 # Longest file that is read: a race of all candidates takes under 4,000 characters.
 _MAX_CHARS = 1 << 16
-# Names of cached races, and of those that a process which was killed left half written.
+# Names of cached races, and of incomplete files that a killed process left.
 _OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
 
 # Microseconds. The upper bound keeps out infinity, to which every time would be near.

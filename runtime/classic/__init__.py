@@ -22,7 +22,7 @@ helper_devices=(), choose="race", timeout=...)` is collective: every rank of the
 it, with the same arguments except for the model. `optimizer` is a function from parameters to a
 torch optimizer. It is called where updates are made: on every worker, on the first one (gather), or
 with flat shards of the parameters on the helpers (async-parameter-server, so only optimizers that
-treat every element alike work there, such as SGD and Adam). Workers start with the first worker's
+treat all elements equally work there, such as SGD and Adam). Workers start with the first worker's
 parameters and buffers. Wrong use is one InputError, the same on every rank. `timeout` is the
 deadline of each wait, including a helper's wait for the next step.
 

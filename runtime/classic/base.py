@@ -94,7 +94,7 @@ class System(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
-        # Keys of its own: the default store is shared by all groups.
+        # Separate keys: the default store is shared by all groups.
         store = PrefixStore(
             f"topoplan-classic/{setting.group.group_name}",
             dist.distributed_c10d._get_default_store(),

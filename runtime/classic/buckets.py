@@ -102,7 +102,7 @@ class Buckets:
 
     @torch.no_grad()
     def set_values(self, flats: Flats) -> None:
-        """Copy `flats` to the parameters, rounding where these have a smaller dtype."""
+        """Copy `flats` to the parameters, rounding if these have a smaller dtype."""
         for p, view in self._views(flats):
             p.copy_(view)
 

@@ -46,7 +46,7 @@ def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.
         levels.add_(torch.rand(levels.shape, generator=noise, device=levels.device)).floor_()
     levels = levels.clamp_(0, _LEVELS).nan_to_num_(0.0)
     ends = torch.stack([low, high], dim=2).view(count, -1)
-    # Bytes of the filled-up rest of the last block are not sent.
+    # The padding of the last block is not sent.
     body = levels.to(torch.uint8).view(count, -1)[:, :numel]
     return torch.cat([ends.view(torch.uint8), body], dim=1)
 

@@ -32,8 +32,8 @@ from .ranks import list_rank_variables, share_folder, show_code, write_topology
 _DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # all hosts share this one's cores
     "OMPI_MCA_hwloc_base_binding_policy": "none",
-    # Up to 1 MiB goes without asking whether it may: on a loaded link the answer waits behind all
-    # that is queued there.
+    # Messages up to 1 MiB are sent without a handshake, whose answer would wait behind everything
+    # that is queued on a loaded link.
     "OMPI_MCA_btl_tcp_eager_limit": "1048576",
     "OMPI_MCA_btl_tcp_rndv_eager_limit": "1048576",
     "OMPI_MCA_btl_tcp_max_send_size": "1048576",
@@ -56,12 +56,12 @@ echo $$ > "$folder/rank$OMPI_COMM_WORLD_RANK.pid"
 exec >"$folder/stdout" 2>"$folder/stderr"
 exec setpriv --pdeathsig KILL "$@"
 """
-# For output that is in the pipes when mpirun has ended; reading it takes milliseconds.
+# Time to read output that is in the pipes when mpirun has ended; reading takes milliseconds.
 _LAST_OUTPUT_S = 2.0
-# For mpirun to end after its last rank: it takes less than a second, unless no daemon's report
-# reaches it any more.
+# Time for mpirun to end after its last rank: less than a second, unless the daemons' reports no
+# longer reach it.
 _LAST_REPORT_S = 10.0
-# Between looks at the ranks, each of which reads a file of every rank's.
+# Polling interval of the ranks; each poll reads one file per rank.
 _LOOK_S = 0.5
 
 
@@ -156,8 +156,8 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
 
     `hosts` maps names to the files of their namespaces.
     """
-    # A shell that forked would keep for itself that it dies with mpirun: the daemon takes its
-    # place.
+    # The daemon replaces the shell: if the shell forked, it would die with mpirun, but the daemon
+    # would not.
     cases = [
         f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
         for host, file in hosts.items()
@@ -277,7 +277,7 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
 
 
 def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int | None, int]:
-    """Run mpirun and end everything it started; return what `run_together` does."""
+    """Run mpirun and end everything it started; return the result of `run_together`."""
     running: list[Mpirun] = []
 
     def start(_: int) -> Mpirun:

@@ -82,7 +82,7 @@ def run_ranks(network: Network, command: list[str]) -> int:
 def share_folder() -> Iterator[Path]:
     """Make a folder for the ranks of a run, removed even if this process is killed."""
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
-        # In a session of its own, it outlives this process, whose end closes its input.
+        # In a separate session, it outlives this process, whose end closes its input.
         remover = subprocess.Popen(
             ["sh", "-c", _REMOVE, name],
             stdin=subprocess.PIPE,

@@ -64,7 +64,7 @@ class LabReport:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences on what the figures show."""
+        """Sentences that interpret the figures."""
         return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:

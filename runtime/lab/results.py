@@ -1,4 +1,4 @@
-"""Define the rows of a report, and summarize in sentences what their figures show."""
+"""Define the rows of a report, and summarize their figures in sentences."""
 
 from __future__ import annotations
 

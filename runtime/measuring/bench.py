@@ -96,7 +96,7 @@ def _measure_size(
         (None if call is None else buffers.call_in_its_place(call), list[float]())
         for call in (call_plan, _prepare_stock(buffers, transport))
     ]
-    # Plan and stock take turns, so that whatever else the machine does affects both.
+    # Plan and stock take turns, so that other load on the machine affects both.
     for turn in range(settings.warmup + settings.iterations):
         for call, times in calls:
             if call is not None:

@@ -34,7 +34,7 @@ _MIN_REPEATS, _MAX_REPEATS = 7, 41
 _PROBE_S = 0.25
 _FLOOR = 0.05  # us, so that logarithms of times stay finite
 _EVALUATIONS = 40  # of the simulation; more would change costs by less than runs differ
-# Weight of the initial costs, which decide what the probes leave open.
+# Weight of the initial costs, which decide the costs that the probes leave open.
 _PRIOR = 0.05
 
 Probe = tuple[Schedule, int]

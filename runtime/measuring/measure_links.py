@@ -1,4 +1,4 @@
-"""Measure the links between ranks, and decide what to believe (topo/measured/believe.py).
+"""Measure the links between ranks, and decide which rates to believe (topo/measured/believe.py).
 
 First every ordered pair alone: half a round trip of a small message, and the rate from a fit over
 three sizes, found by doubling until a message takes long enough. Times are the receiver's, of a
@@ -203,7 +203,7 @@ class _LinkMeasurement:
         out = []
         for number, batch in enumerate(batches if arrivals_by_rank else ()):
             runs = slice(number * _REPEATS, (number + 1) * _REPEATS)
-            # Per repetition, what arrived at each rank.
+            # Per repetition, the arrivals at each rank.
             arrived = [
                 [x for (x,) in of_ranks if x is not None]
                 for of_ranks in zip(*(arrivals[runs] for arrivals in arrivals_by_rank), strict=True)

@@ -45,7 +45,7 @@ _MAX_ALPHA = 0.1
 # Chunks of a flow, each of which gives a point of the arrival curve.
 CHUNKS = 16
 # Simultaneous flows last four times as long as a message alone: their rates come from one run, not
-# from a fit, so a free burst at some time (a token bucket's, a buffer's) must be little of it.
+# from a fit, so a free burst at some time (a token bucket's, a buffer's) must be a small part.
 _FLOW = 4
 # Rates of simultaneous flows are taken from this fraction of the shortest flow's time on: free
 # bursts come first.

@@ -43,7 +43,7 @@ def make_collective(
     operation = _name_operations(channel.mpi)[op] if collective.reduces else None
     calls: dict[str, Callable[[], None]] = {
         "allreduce": lambda: comm.Allreduce(mpi.IN_PLACE, got, operation),
-        # In place on the root; the other ranks' tensors stay as they are.
+        # In place on the root; the other ranks' tensors stay unchanged.
         "reduce": lambda: comm.Reduce(
             mpi.IN_PLACE if mine else got, got if mine else None, operation, root
         ),

@@ -16,8 +16,8 @@ SEND, RECEIVE, AWAIT, EXCHANGE, LOCAL = range(5)
 Operation = tuple[int, Any, Any, int]
 
 
-# Called for each send when it is about to be posted, and for each receive when its message is
-# there.
+# Called for each send when it is about to be posted, and for each receive when its message has
+# arrived.
 Stamp = Callable[[Post], object]
 
 

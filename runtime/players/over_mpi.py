@@ -26,16 +26,15 @@ from ..program.dependencies import Wave
 from ..program.instructions import Post, Program
 from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
 
-# After adding or copying at least this much, messages are tested for before the next operation: MPI
-# moves them only when it is called.
+# After adding or copying at least this many bytes, messages are tested before the next operation:
+# MPI moves them only when it is called.
 _LARGE_BYTES = 32 << 10
-# Ended requests that may stay among those that are waited for: MPI passes them over; taking each
-# out costs more.
+# Limit on ended requests in the list to wait for: MPI skips them, and removing each costs more.
 _MAX_ENDED = 64
 # Polling interval while cancelling an overdue call: it may have started another wave, to be
 # cancelled in turn.
 _CANCEL_POLL_S = 0.01
-# In place of a message's node: the wake-up request, and a message that has ended.
+# Marks instead of a message's node: the wake-up request, and a message that has ended.
 _WAKE_UP, _ENDED = -1, -2
 _LATE = "it did not complete"
 
@@ -60,7 +59,7 @@ class Requests:
         self.actions: list[Any] = []
         self.sizes: list[int] = []
         self.device: torch.device | None = None
-        # MPI holds addresses alone: the memory must stay for as long as the requests do.
+        # MPI stores only addresses: the memory must live as long as the requests.
         self._views = [x[1] for x in operations if x[0] not in (AWAIT, LOCAL)]
         posts = iter(program.posts)
         for number in numbers:

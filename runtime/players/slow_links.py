@@ -113,7 +113,7 @@ class SlowLinks:
         return Record() if self._stamps is program else None
 
     def end(self, program: object, what: str, number: int, record: Record | None) -> None:
-        """Note that the call has ended; `what` describes it."""
+        """Note that the call described by `what` has ended."""
         seconds = time.monotonic() - self._begun
         pace = self._paces.setdefault(program, _Pace())
         if record is not None:

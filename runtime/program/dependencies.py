@@ -145,7 +145,7 @@ def _list_writes(x: Instruction) -> Iterator[_Region]:
         return _regions([x.into])
     if isinstance(x, Encode):
         encoded = _regions([x.into, *(span for span, _ in x.keeps)])
-        # The errors of elements that are rounded twice add up, in one order.
+        # The errors of elements that are rounded twice are added, which needs a fixed order.
         errors = ((ERRORS, span.start, span.start + span.length) for span, _ in x.errors)
         return iter([*encoded, *errors])
     if isinstance(x, (Combine, Copy)):

@@ -1,7 +1,8 @@
-"""The encoding of messages in a rank's program: where pieces are encoded, and which values change.
+"""The encoding of messages in a rank's program.
 
-Rounding changes values of the rank itself. The rules are those of synth/ir/lossy.py. A message's
-pieces are encoded one after the other, each in whole blocks of the codec.
+It decides where pieces are encoded, and which values of the rank their rounding changes. The rules
+are those of synth/ir/lossy.py. A message's pieces are encoded one after the other, each in whole
+blocks of the codec.
 """
 
 from __future__ import annotations

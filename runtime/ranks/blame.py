@@ -188,7 +188,7 @@ def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
-    """Say which ranks do not answer, and what is known about why."""
+    """Say which ranks do not answer, and the reason as far as it is known."""
     tried = [report for report in reports.values() if report.unreached is not None]
     if set(silent) <= set(list_ended(reports)):
         why = "process ended"

@@ -25,7 +25,8 @@ _SETTLE_S = 0.5
 _UNHEARD_S = 1.5
 # A connection not made within this time counts as impossible: a lost SYN is sent again after 1 s.
 _REACH_S = 1.0
-# Time for the relay to pass on what led to the verdict before this process may end: a few polls.
+# Time for the relay to pass on the reports behind the verdict before this process may end: a few
+# polls.
 _FLUSH_S = 0.3
 
 

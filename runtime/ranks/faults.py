@@ -119,7 +119,10 @@ class Faults:
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call with a drawn `number` or the next; raise ExecutionError after a failure."""
+        """Begin a call with a drawn `number` or the next one.
+
+        Raise ExecutionError after an earlier failure.
+        """
         number, deadline = self.admit(number)
         return Call(what, number, deadline, topology or self.topology)
 
@@ -184,7 +187,7 @@ class Faults:
             return self.broken
 
     def _describe_symptom(self, call: Call, report: Stuck) -> str:
-        """Describe what this rank itself saw."""
+        """Describe this rank's own observation."""
         if report.kind == "stock":
             return f"here the stock collective failed ({call.what}: {report.reason})"
         src, dst = (self.rank, report.peer) if report.kind == "send" else (report.peer, self.rank)

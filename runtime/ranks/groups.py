@@ -101,7 +101,7 @@ def make_group(
         group._register_backend(
             torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend
         )
-    # for the type checker torch's GroupName, which is a str, and older torch does not have it
+    # For the type checker: torch's GroupName is a str, and older torch lacks it.
     called: Any = name
     group._set_group_name(called)
     _enter(group, name, ranks, transport, store)

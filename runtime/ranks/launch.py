@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 RENDEZVOUS = "TOPOPLAN_RENDEZVOUS"
 # Environment variable: the file with the topology of an emulated machine (topo-emulate).
 EMULATED = "TOPOPLAN_EMULATED"
-# Environment variable: what carries messages: auto (gloo, or NCCL between GPUs), or mpi.
+# Environment variable: the transport of messages: auto (gloo, or NCCL between GPUs), or mpi.
 TRANSPORT = "TOPOPLAN_TRANSPORT"
 # Environment variable: the file to which a rank's standard error goes, unless it is rank 0.
 _OWN_LOG = "TOPOPLAN_OWN_LOG"

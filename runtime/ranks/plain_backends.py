@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from ..torch_version import is_torch_at_least
 
-# What an engine is given of the place of a rank in its group; an older torch has not all of it.
+# Fields of a rank's place in its group that an engine is given; older torch lacks some of them.
 _PLACE = (
     "group_rank",
     "group_size",

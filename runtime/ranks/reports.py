@@ -313,5 +313,5 @@ def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
     )
 
 
-# The one of this process, as there is one address.
+# One per process, since a process has one address.
 relay = Relay()

@@ -25,10 +25,10 @@ from ...synth.ir.collective import Collective
 from .faults import Call, Faults
 
 _NOT_IN_GLOO = frozenset({torch.int16})
-# The dtypes of REDUCIBLE_DTYPES that they refuse, in all collectives (torch 2.9 to 2.13).
+# The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
 _NOT_IN_NCCL = frozenset({torch.int16})
 
-# At the interpreter's end: how long backends' threads have to release callbacks, and between looks.
+# Time for backends' threads to release callbacks at the interpreter's end, and the polling interval.
 # A callback is released within a millisecond, unless its collective never ends.
 _RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
 

@@ -77,7 +77,7 @@ class Trial:
         limit = _SLOW_AT_FIRST if self._round == 1 else _SLOW
         ranked = sorted((x for x in self._left if best[x] <= limit * fastest), key=best.__getitem__)
         self._left = ranked[: MAX_ENTRANTS - 1]
-        # What was called before slows a call down: who was last comes first.
+        # The call before can slow a call down: the slowest candidate comes first, the fastest last.
         self._left.reverse()
         self._round, self._next = self._round + 1, 0
         if len(self._left) == 1:

@@ -55,7 +55,7 @@ class Dataset:
 
     @classmethod
     def open_saved(cls, name: str, classes: int, folder: Path) -> Dataset:
-        """Return what `save` wrote as memory maps, so that ranks share the pages."""
+        """Open the arrays that `save` wrote as memory maps, so that ranks share the pages."""
         return cls(
             name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS)
         )
