@@ -162,9 +162,9 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
 def _find_peer(
     facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the device at the other end of a link, and a note on an odd end.
+    """Return the device at the other end of a link, and a note if that end is unusual.
 
-    The device is None if it is not listed; the note is None if nothing is odd.
+    The device is None if it is not listed; the note is None if nothing is unusual.
     """
     bus_id, kind = (
         facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID),

@@ -69,9 +69,10 @@ def looks_like(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Cluster:
-    """Read a list of nodes; if any node reports GPUs, only nodes with GPUs.
+    """Read a list of nodes.
 
-    Raise InputError that names file and node, for example for a missing label.
+    If any node reports GPUs, nodes without GPUs are left out. Raise InputError that names file and
+    node, for example for a missing label.
     """
     data = parse_json(text, where)
     if isinstance(data, Mapping) and "items" not in data:

@@ -114,7 +114,7 @@ def read_bus_id(element: Element) -> str:
 
 
 def read_root_name(element: Element) -> str | None:
-    """Return Linux' name for a root complex, pci0000:00; None if its buses are unknown."""
+    """Return Linux's name for a root complex, pci0000:00; None if its buses are unknown."""
     match = _BUSES.fullmatch(element.get("bridge_pci") or "")
     return f"pci{int(match.group(1), 16):04x}:{match.group(2)}".lower() if match else None
 
@@ -133,7 +133,7 @@ def read_link_GBps(element: Element) -> Fraction:
 
 
 def read_pci_ids(element: Element) -> dict[str, str]:
-    """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into Linux' keys and digits.
+    """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into Linux's keys and digits.
 
     Empty if it is absent. Raise InputError if it is malformed.
     """

@@ -163,8 +163,8 @@ def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
     """Return whether a function has no PCI Express link.
 
-    A device below a bridge whose number on the bus is not 0 is no PCI Express endpoint. A file
-    written without privileges has no speeds at all.
+    Below a bridge, a device whose number is not 0 is no PCI Express endpoint. A file written
+    without privileges has no speeds at all.
     """
     if function.ids.get("device") in _OLD_ATI or (
         function.bridges and ":00." not in (function.bus_id or ":00.")[4:]
@@ -233,7 +233,7 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
 
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
-    """Return NVSwitches by address: functions that hwloc calls so, and other bridges of NVIDIA."""
+    """Return NVSwitches by address: functions that hwloc names so, and NVIDIA's other bridges."""
     functions = [
         f
         for f in machine.functions

@@ -44,7 +44,7 @@ _MAX_NUMBER = 10**18
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
-    """Return the links of GPUs other than PCI, in rank order.
+    """Return the links of GPUs that are not PCI links, in rank order.
 
     Add the NVSwitch to the devices if any GPU is linked to one.
     """
@@ -168,7 +168,7 @@ def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
 
 
 def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[GpuElement]) -> None:
-    """Note odd numbers of links.
+    """Note unexpected numbers of links.
 
     These are links that only one end lists or that differ by direction, and GPUs with fewer links
     than others.

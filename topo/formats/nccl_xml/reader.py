@@ -137,8 +137,7 @@ def read_system(root: Element) -> Topology:
 def _read_tree(partial: PartialTopology, root: Element) -> None:
     """Read all elements below the CPUs.
 
-    If there are several host hashes, there are several hosts, whose names begin with host0/, host1/
-    ...
+    With several host hashes there are several hosts, whose names begin with host0/, host1/ ...
     """
     elements = root.select("cpu")
     hashes = list(dict.fromkeys(element.get("host_hash") for element in elements))

@@ -47,7 +47,7 @@ def write_for_vm(topology: Topology) -> str:
 def list_vm_notes(topology: Topology) -> list[str]:
     """List the values that `write_for_vm` replaces or leaves out.
 
-    Raise InputError as it does.
+    Raise InputError as `write_for_vm` does.
     """
     return _VmFile(topology).notes
 

@@ -159,7 +159,7 @@ class _XmlWriter:
     def _choose_class(self, device: Device, listed: str) -> str:
         """Return the device's listed PCI class if NCCL reads it as the device's kind.
 
-        Otherwise return a class that NCCL reads so.
+        Otherwise return a class that NCCL reads as that kind.
         """
         if device.kind == "gpu":
             classes = GPU_CLASSES if self.amd else GPU_CLASSES[:1]
