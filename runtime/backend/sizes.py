@@ -96,8 +96,8 @@ class Size:
         return self.begun
 
     def _ask(self, call: int) -> None:
-        # MIN of two values: 0 if any rank has no plan yet, and minus the backward passes of the rank
-        # that is furthest ahead.
+        # MIN of two values: 0 if any rank has no plan yet, and minus the passes of the rank that is
+        # furthest ahead.
         answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
         options = AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)

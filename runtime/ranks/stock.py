@@ -28,8 +28,8 @@ _NOT_IN_GLOO = frozenset({torch.int16})
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
 _NOT_IN_NCCL = frozenset({torch.int16})
 
-# Time for backends' threads to release callbacks at the interpreter's end, and the polling interval.
-# A callback is released within a millisecond, unless its collective never ends.
+# Time for backends' threads to release callbacks at the interpreter's end, and polling interval. A
+# callback is released within a millisecond, unless its collective never ends.
 _RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
 
 # A stock collective: it waits, or returns its Work if called with `asynchronous=True`.
