@@ -1,1 +1,1 @@
-"""The commands: parse, call, print; nothing is decided here."""
+"""The commands. They parse arguments, call the library and print; they decide nothing."""

@@ -1,4 +1,4 @@
-"""topoplan's subcommands by name, and what each is for."""
+"""The names of topoplan's subcommands, and their purposes."""
 
 # `topoplan NAME` runs cli/NAME.py.
 COMMANDS = {

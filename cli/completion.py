@@ -10,7 +10,7 @@ from .commands import OWN
 from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan completion"
-# shtab passes this function to bash, which completes with the words that it prints.
+# shtab adds this function to the bash script; bash completes with the words that it prints.
 _TOPOLOGIES = "_topoplan_topology_or_file"
 SHELLS = ("bash", "zsh", "tcsh")
 EXAMPLES: tuple[Example, ...] = (
@@ -70,7 +70,7 @@ def write_script(shell: str) -> str:
 
 
 def _list_topologies() -> list[str]:
-    """Return the names of topologies other than files."""
+    """Return the names of topologies that are not files."""
     from ..topo.presets import PRESETS
 
     return ["local", *(preset.example for preset in PRESETS.values())]

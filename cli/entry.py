@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 # Exit code after Ctrl-C, as shells report it: 128 + SIGINT.
 _INTERRUPTED = 130
-# Delay of a repeated Ctrl-C: long enough for the callback that swallowed the first one to return.
+# Delay in seconds of a repeated Ctrl-C: the callback that swallowed the first one has returned.
 _RETRY_S = 0.01
-# A search makes millions of small objects and hardly any cycles; looking for garbage as often as
-# Python does by default (700) takes a tenth of its time.
+# A search makes millions of small objects and hardly any cycles; collecting garbage as often as
+# Python's default (700) takes a tenth of the search's time.
 _OBJECTS_BEFORE_GARBAGE = 50_000
 
 

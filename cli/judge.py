@@ -61,8 +61,9 @@ in them. Rates are in GB/s (1e9 bytes a second).
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 1 below --least, 2 bad input, 130
-    interrupted).
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 1 below --least, 2 for bad input, 130 if interrupted.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -113,7 +114,7 @@ def build_parser() -> Parser:
 
 
 def _spell_collective(text: str) -> str:
-    """Return the argument of --collective as we spell it."""
+    """Return the argument of --collective in topoplan's spelling."""
     from ..synth.ir.collective import spell_collective
 
     return spell_collective(text)
@@ -206,7 +207,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 def _judge_files(
     arguments: argparse.Namespace, files: list[str], machines: Machines, say: Say
 ) -> tuple[list[FileVerdict], list[tuple[str, str]]]:
-    """Return the verdicts on the files, and those that cannot be judged, with reasons."""
+    """Return the verdicts on the files, and the files that cannot be judged, with reasons."""
     from ..synth.judge.readers.detect import read_file
     from ..topo.errors import InputError
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..runtime.lab.page import LabReport
 
 PROG = "topo-lab"
-# Width in characters of a table that is not printed to a terminal.
+# Width in characters of a table if the output is not a terminal.
 WIDTH = 140
 # Columns of the table to omit on a narrow terminal, in this order.
 _LEAVE_OUT = ("epoch 1 s", "MB/epoch", "schedule", "vs serial")

@@ -40,8 +40,9 @@ to the one before). Ranks count as in a DeviceMesh: the last dimension changes f
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 2 bad input, 3 no order can exist, 130
-    interrupted).
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 2 for bad input, 3 if no order can exist, 130 if interrupted.
     """
     arguments = build_parser().parse_args(argv)
     return run_command(PROG, lambda: _place(arguments))
@@ -179,7 +180,7 @@ def _names(text: str) -> list[str]:
 
 
 def _seconds(text: str) -> float:
-    """Return the argument of --time-limit."""
+    """Return the argument of --time-limit in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -241,7 +242,7 @@ def _place(arguments: argparse.Namespace) -> int:
 
 
 def _list_assumed(machine: Topology) -> list[str]:
-    """Return the machine's notes on assumed rates of its network, on which the answer depends."""
+    """Return the machine's notes on assumed rates of its network, which affect the answer."""
     return [str(note) for note in machine.notes if note.kind == "network-rate-assumed"]
 
 

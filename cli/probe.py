@@ -1,4 +1,4 @@
-"""topo-probe: show a machine's topology, to people and programs."""
+"""topo-probe: show a machine's topology, for people and programs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,10 @@ in one direction.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code (0 done, 1 failed or errors found, 2 usage, 130
-    interrupted).
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 1 if it failed or errors were found, 2 for wrong usage, 130 if
+    interrupted.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -151,7 +153,9 @@ def build_parser() -> Parser:
 
 
 def _is_launched() -> bool:
-    """Return whether torchrun started this process as one of several ranks; rank 0 reports."""
+    """Return whether torchrun started this process as one of several ranks (rank 0 then
+    reports).
+    """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -202,7 +206,7 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
 
 
 def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
-    """Return the topologies that the arguments name, one by one."""
+    """Return the topologies that the arguments name."""
     if arguments.sysfs_root is not None:
         from pathlib import Path
 
@@ -281,7 +285,7 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
 
 
 def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
-    """Return a row for each direction of each link, with measurements and other facts about it."""
+    """Return one row per direction of each link, with measurements and other facts about it."""
     return [
         {
             "src": link.src,
@@ -298,7 +302,10 @@ def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
 
 
 def _report_errors(topology: Topology, printed: bool) -> int:
-    """Return exit code 1 if there are errors, else 0; print those that the table did not show."""
+    """Return the exit code: 1 if there are errors, else 0.
+
+    Errors that the table did not show are printed.
+    """
     from ..topo.doctor import examine
 
     errors = [finding for finding in examine(topology).findings if finding.severity == "error"]

@@ -88,7 +88,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
-    """Return the report on a plan, if `subject` is a plan's file, else on a topology."""
+    """Return the report on a plan if `subject` is a plan's file, else on a topology."""
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
     from ..topo.loader.resolve import resolve

@@ -56,7 +56,7 @@ def _leaves_errors_to_another_rank() -> bool:
 
 
 def _choose_under_mpirun() -> str:
-    """Return what --backend auto means under mpirun: mpi between CPUs, else as elsewhere."""
+    """Return the backend for --backend auto under mpirun: mpi between CPUs, else the default."""
     import torch
 
     return "auto" if torch.cuda.is_available() else "mpi"
@@ -165,10 +165,11 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
 def _run_job(
     args: argparse.Namespace, job: Job, transport: Transport, timeout: timedelta, work: Work
 ) -> tuple[Run, str | None, tuple[Topology, HostCosts] | None]:
-    """Measure one collective; return its rows, the trace, and with --calibrate the topology and
-    what sending costs.
+    """Measure one collective; return its rows, its trace and its calibration.
 
-    Nothing holds on to a group when it returns: gloo may abort at exit otherwise.
+    The trace is None without --trace. The calibration, the topology and the host costs, is None
+    without --calibrate. Nothing keeps a reference to a group on return: gloo may abort at exit
+    otherwise.
     """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.bench import run_benchmark
@@ -200,9 +201,10 @@ def _run_job(
 
 
 def _choose_beside_mpi(world: int) -> str:
-    """Return the backend in which ranks agree if MPI carries the data; it selects the device.
+    """Return the backend over which ranks coordinate if MPI carries the data.
 
-    That is nccl if MPI supports GPU memory and each rank of this host has a GPU, else gloo.
+    The backend selects the device: nccl if MPI supports GPU memory and each rank of this host has a
+    GPU, else gloo.
     """
     import torch
 
@@ -217,7 +219,8 @@ def _choose_beside_mpi(world: int) -> str:
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
-    """Return a function to call when each of `sizes` sizes begins, which updates the progress.
+    """Return a function to call at the beginning of each of `sizes` sizes, to update the
+    progress.
 
     Sizes grow by a factor and, from some size on, times do too: the last ratio of two times
     predicts the rest.
@@ -245,7 +248,10 @@ def _host_costs(
     timeout: timedelta,
     say: Say,
 ) -> HostCosts | None:
-    """Return measured host costs if --calibrate asks for them or the plan has none, else None."""
+    """Return measured host costs; None if they are not needed.
+
+    They are needed with --calibrate, or if the plan has no host costs; never without a plan.
+    """
     from ..runtime.communicator import Communicator
     from ..runtime.measuring.calibrate import calibrate
     from ..synth.cost.host_costs import host_of

@@ -1,6 +1,6 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each of its jobs is a module of cli/synthesis: plan, bound, front, export, explain.
+Each mode is a module of cli/synthesis: plan, bound, front, export, explain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
-    # These modules import solvers, which --help and wrong options can do without.
+    # These modules import solvers, which --help and errors in options do not need.
     from .synthesis import bound, explain, export, front, plan
     from .synthesis.job import make_job
 

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    """Run a subcommand, whose errors and help then name it in full."""
+    """Run a subcommand, with its full name in errors and help."""
     call_as(f"{PROG} {name}")
     try:
         return int(import_module(f".{name}", __package__).main(arguments))

@@ -1,4 +1,4 @@
-"""The options and plans of topo-run, and errors for what cannot be executed."""
+"""The options and plans of topo-run, and errors for requests that cannot be executed."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def build_parser() -> Parser:
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
-    """Return the measurement to make. Raises InputError for wrong or contradictory options."""
+    """Return the measurement to make. Raise InputError for wrong or contradictory options."""
     from ...runtime.measuring.bench_options import BenchOptions
     from ...runtime.measuring.spelling import spell_codec, spell_dtype, spell_op
 
@@ -206,7 +206,10 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 
 
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
-    """Raise InputError if an output file would stay empty or, if `is_writer`, is not writable."""
+    """Raise InputError if an output file would stay empty or cannot be written.
+
+    Whether it can be written is checked only if `is_writer`.
+    """
     if args.output is not None and not args.calibrate:
         raise InputError(
             "-o without --calibrate: there is no topology to write; the table is printed to "
@@ -230,7 +233,9 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
-    """Return the verified plans, none with --stock alone. Raises InputError if ranks differ."""
+    """Return the verified plans; none with --stock alone. Raise InputError if their ranks
+    differ.
+    """
     if not args.plans:
         _check_stock_alone(args)
         return []
@@ -274,7 +279,7 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
 
 
 def list_collectives(text: str) -> list[str]:
-    """Return the collectives in a list, by topoplan's names; every one for "all"."""
+    """Return the collectives in a list, by topoplan's names; all of them for "all"."""
     from ...synth.ir.collective import COLLECTIVES, spell_collective
 
     names = [part.strip() for part in text.split(",") if part.strip()]

@@ -38,7 +38,7 @@ _TITLES = {
 }
 # Minimum widths if no terminal sets a limit, so that tables of several runs align.
 _WIDTHS = dict(zip(_TITLES, (11, 11, 9, 5, 19, 11, 11, 6, 11, 9, 9, 7, 7, 12, 8), strict=True))
-# Columns that a narrow terminal goes without, in this order.
+# Columns to omit on a narrow terminal, in this order.
 _LEAVE_OUT = (
     "count",
     "type",
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
-        """The mean busbw over all rows, of plan and stock collective; None if untimed."""
+        """The mean busbw in GB/s over all rows, of plan and stock collective; None if untimed."""
         factor = float(self.settings.collective.bus_factor())
         return {
             name: _find_mean(
@@ -80,13 +80,13 @@ class Run:
 
 
 def print_run(run: Run) -> None:
-    """Print the table of a run; on a terminal without the columns that do not fit."""
+    """Print the table of a run; on a terminal, without the columns that do not fit."""
     from ...synth.bounds.in_network import describe_assumption, describe_possible, list_possible
 
     options, plan, settings = run.options, run.plan, run.settings
     width = find_width() + 2 if sys.stdout.isatty() else None
     where = f" on {plan.topology.name}" if plan is not None else ""
-    # NCCL alone has engines of several names: "nccl (stock by nccl2)".
+    # Only NCCL has engines of several names: "nccl (stock by nccl2)".
     moved = (
         run.backend
         if run.stock_engine == run.backend
@@ -184,7 +184,7 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
 
 
 def _above_bound_text(rows: Sequence[BenchRow]) -> str:
-    """Return a line on why some rows exceed the bound, or "" if none does."""
+    """Return a line that explains why some rows exceed the bound; empty if none does."""
     above = [
         row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1
     ]
@@ -207,7 +207,7 @@ def _find_mean(values: Sequence[float]) -> float | None:
 
 
 def write_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the object of --json: that of the run, or of several under "runs"."""
+    """Return the object of --json: that of the only run, or those of several under "runs"."""
     objects = [_write_run(run) for run in runs]
     return objects[0] if len(objects) == 1 else {"runs": objects}
 
@@ -236,7 +236,7 @@ def _write_run(run: Run) -> dict[str, Any]:
 
 
 def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the rows of all runs for --csv, each with the fields that its run has in common."""
+    """Return the rows of all runs for --csv, each with the fields common to its run."""
     out = []
     for run in runs:
         head = {

@@ -1,4 +1,4 @@
-"""Shared by all commands: the parser, one-line errors, exit codes, and quiet endings."""
+"""The parser of all commands, one-line errors, exit codes, and orderly exits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 # Exit code after Ctrl-C, as shells report it: 128 + SIGINT.
 _INTERRUPTED = 130
-# Errors of writing to standard output; files that commands write raise errors of their own.
+# Errors of writing to standard output; errors of files that commands write are handled separately.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-# Columns of a paragraph in a help: wider ones are hard to read.
+# Most columns of a paragraph in help texts: wider ones are hard to read.
 _MAX_PROSE = 100
-# What replaces "(--option)" after an error about these parameters of the library.
+# Text that replaces "(--option)" after an error about these parameters of the library.
 _ADVICE = {"overwrite": ", or give --force"}
 # The name of the command in use if it is a subcommand of topoplan; see `call_as`.
 _CALLED_AS = {"name": ""}
@@ -163,7 +163,7 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def find_width() -> int:
-    """Return the columns for help and tables: the terminal's less two, or 78 without a terminal."""
+    """Return the width for help and tables: the terminal's minus two columns, or 78 if none."""
     return max(40, shutil.get_terminal_size().columns - 2)
 
 
@@ -173,12 +173,12 @@ def call_as(name: str) -> None:
 
 
 def shown_name(prog: str) -> str:
-    """Return the name by which the command in use was called."""
+    """Return the name by which the user called the command."""
     return _CALLED_AS["name"] or prog
 
 
 def file_name(text: str) -> str:
-    """Return the argument of -o. Raises ArgumentTypeError if it is empty."""
+    """Return the argument of -o. Raise ArgumentTypeError if it is empty."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; name a file")
     return text
@@ -198,7 +198,7 @@ def print_error(line: str) -> None:
 def name_option(error: TopoplanError) -> str:
     """Return an error's message with the option of the command in use that sets its parameter.
 
-    Parameters are named as options are, but for `_` and a plural: without_links is --without-link.
+    Options are named like parameters, except for `_` and a plural: without_links is --without-link.
     """
     if error.parameter is None:
         return str(error)
@@ -209,10 +209,11 @@ def name_option(error: TopoplanError) -> str:
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
-    """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
+    """Run a command's body and return its exit code; print a TopoplanError as one line on
+    stderr.
 
-    `quiet`: leave errors to another process that reports them too (bad input, a plan for other
-    ranks).
+    With `quiet`, errors that another process also reports (bad input, a plan for other ranks) are
+    not printed.
     """
     if (
         sys.stdout is None
@@ -236,7 +237,7 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
     """Flush standard output and return the exit code: 1 if `code` is 0 but flushing fails.
 
-    The failure is one line on standard error, unless `silent`.
+    A failure is reported on one line, unless `silent`.
     """
     if sys.stdout is None:
         return code
@@ -248,9 +249,9 @@ def end_output(prog: str, code: int, *, silent: bool = False) -> int:
 
 
 def _drop_output(prog: str, error: OSError, code: int, *, silent: bool = False) -> int:
-    """Close standard output after `error` and return the exit code in place of `code`.
+    """Close standard output after `error` and return the exit code that replaces `code`.
 
-    A reader that has closed its end (a pipe into `head`) is no failure.
+    If a reader has closed its end (a pipe into `head`), that is no failure.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):

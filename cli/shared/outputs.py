@@ -1,4 +1,4 @@
-"""Files that commands write: checked before any work is done, and rows as CSV."""
+"""Output files of commands, checked before any work is done, and rows as CSV."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def add_csv(parser: Parser, what: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if a file that these options name exists (without --force) or cannot be
-    written, or if two options name the same file.
+    """Raise InputError if an output file cannot be written.
+
+    These are the files that `options` name. A file must not exist (without --force), and two
+    options must not name the same file.
     """
     seen: dict[str, str] = {}
     for option in options:
@@ -68,7 +70,10 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
-    """Write rows as CSV, headed by all keys; None is empty, lists and objects are JSON."""
+    """Write rows as CSV under a heading of all keys.
+
+    None becomes an empty field; lists and objects become JSON.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 Say = Callable[[str], None]
-# Shortest time between two lines of progress with -v: a log should not fill with them.
+# Shortest time in seconds between two lines of progress with -v, so that they do not flood a log.
 _PAUSE_S = 0.5
 
 
 class ProgressReporter:
-    """Prints a command's progress and messages, as -v, -q and the terminal require."""
+    """A printer of a command's progress and messages, according to -v, -q and the terminal."""
 
     def __init__(self, prog: str, args: argparse.Namespace, speaks: bool = True) -> None:
         self.prog, self.quiet = shown_name(prog), args.quiet or not speaks
@@ -30,13 +30,16 @@ class ProgressReporter:
         self.has_lines = not self.quiet and not self.is_live and args.verbose
 
     def tell(self, message: str) -> None:
-        """Print a message, unless -q."""
+        """Print a message unless -q is given."""
         if not self.quiet:
             print_error(message)
 
     @contextmanager
     def follow(self, what: str, limit_s: float | None = None) -> Iterator[Work]:
-        """Show progress while the context lasts: on one line of a terminal, or with -v on many."""
+        """Show progress while the context lasts: on one line of a terminal, or with -v on many.
+
+        `limit_s` is the time limit in seconds; None if there is none.
+        """
         work = Work(what, limit_s)
         if self.is_live:
             from rich.console import Console
@@ -52,7 +55,7 @@ class ProgressReporter:
 
 
 class Work:
-    """Work in progress; `limit_s` is the time limit in seconds after which it ends."""
+    """Work in progress; `limit_s` is the time limit in seconds, None if there is none."""
 
     def __init__(self, what: str, limit_s: float | None = None) -> None:
         self.message, self.limit_s = what, limit_s
@@ -61,7 +64,7 @@ class Work:
         self._began, self._last_line = time.monotonic(), float("-inf")
 
     def say(self, message: str) -> None:
-        """Set the message about what is being done."""
+        """Set the message that describes the present work."""
         new = message != self.message
         self.message = message
         if self.print_line is not None and new and time.monotonic() - self._last_line >= _PAUSE_S:
@@ -69,12 +72,12 @@ class Work:
             self.print_line(self.describe())
 
     def advance(self, message: str, done: float, total: float) -> None:
-        """Set the message and the share of work that is done, in any unit."""
+        """Set the message and the share of the work that is done, in any unit."""
         self.done, self.total = done, total
         self.say(message)
 
     def restart(self, began: float) -> None:
-        """Measure from `began` (time.monotonic): earlier work does not predict the rest."""
+        """Measure from `began` (time.monotonic), if earlier work does not predict the rest."""
         self._began = began
 
     def describe(self) -> str:
@@ -101,7 +104,7 @@ class Work:
 
 
 def show_seconds(seconds: float) -> str:
-    """Format a duration: 7 s, 2 min 05 s, 1 h 02 min."""
+    """Format a duration in seconds: 7 s, 2 min 05 s, 1 h 02 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -29,7 +29,7 @@ _EMPTY = (
 
 
 def run(job: SynthRun) -> None:
-    """Compute the bounds and print them as text, or as JSON if the job asks for it."""
+    """Compute the bounds and print them as text, or as JSON with --json."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import find_bounds
     from ...synth.effort import Effort

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ...synth.explain import BottleneckPart, Explanation
     from ...synth.place.placement import Placement
 
-# Limits of the search for a rank order in which the stock collective is faster: the number of GPUs,
-# and the seconds. They are low because the result is only one line of the explanation.
+# Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
+# seconds. They are low because the result is only one line of the explanation.
 _MAX_ORDERED_RANKS, _ORDERING_S = 128, 10.0
 # Most links, parts of the bottleneck, and devices of a part to list by name: about a screenful.
 _MAX_LISTED = 8
@@ -29,7 +29,7 @@ _MAX_ORDER = 60
 
 
 def run(job: SynthRun) -> None:
-    """Synthesize a plan with every strategy, print it, and explain what limits it."""
+    """Synthesize a plan with every strategy, print it, and explain its limits."""
     from ...synth.effort import Effort
     from ...synth.explain import explain
 
@@ -61,14 +61,14 @@ def run(job: SynthRun) -> None:
 def _try_orders(job: SynthRun) -> Placement | None:
     """Return the rank order in which the stock collective is fastest.
 
-    Returns None if there is no model of the collective, or if the machine is too large.
+    The result is None if there is no model of the collective, or if the machine is too large.
     """
     from ...synth.place.job import COLLECTIVES, STOCK
     from ...synth.place.placing import place
 
     if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:
         return None
-    # Bandwidths alone decide which order is fastest, so any large size serves.
+    # Bandwidths alone decide which order is fastest, so any large size will do.
     traffic = f"all={job.collective.name}:1G"
     return place(job.topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
 
@@ -119,7 +119,7 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
     from rich.markup import escape
 
     levers = explanation.levers[:_MAX_LISTED]
-    # The last column is there only if some links help together.
+    # The last column appears only if some links help together.
     titles = (
         "link",
         "GB/s",

@@ -12,7 +12,7 @@ from .job import SynthRun
 
 
 def run(job: SynthRun) -> None:
-    """Write what --format names to the file of -o, or print it."""
+    """Write the file in the format of --format to the path of -o, or print it."""
     from ...synth.effort import Effort
     from ...synth.export.formats import export
     from ...synth.export.nccl_version import NEWEST, parse_nccl_version

@@ -33,9 +33,9 @@ _KEYS = (
 
 
 def run(job: SynthRun) -> None:
-    """Find the front, print it with the plan of its schedules, and write the files asked for.
+    """Find the front, print it with the plan of its schedules, and write the requested files.
 
-    Raises InfeasibleError or TimeLimitError, after printing, if no row has a schedule.
+    Raise InfeasibleError or TimeLimitError, after printing, if no row has a schedule.
     """
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import Bounds, find_single_path_bound

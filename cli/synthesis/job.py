@@ -1,4 +1,4 @@
-"""The request that topo-synth was given, and what all of its jobs report about it."""
+"""The request to topo-synth, and the parts of a report that all of its modes share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...topo.graph import Topology
     from ...topo.routes import Router
 
-# Columns of a table that goes to a file or a pipe, unless COLUMNS sets them.
+# Columns of a table in a file or a pipe, unless COLUMNS sets them.
 WIDTH = 200
 Section = Callable[["Console"], None]
 
@@ -39,10 +39,11 @@ Section = Callable[["Console"], None]
 class SynthRun:
     """One run of topo-synth.
 
-    `machine` is the machine as given, with its `given_router` and the collective `given` on it;
-    `topology`, `router` and `collective` are planned for, after --without-link and the like.
-    `in_network` is the bound if all switches add that could, unless the topology says that they
-    do. `cut_short` lists the searches that the time limit stopped.
+    `machine` is the given machine, with its `given_router` and the collective `given` on it;
+    `topology`, `router` and `collective` are those of the plan, after --without-link and the like.
+    `in_network` is the bound if all switches add that could; None if the topology states that they
+    do, or none could. `seconds` is the duration of the search. `cut_short` lists the searches that
+    the time limit stopped.
     """
 
     args: argparse.Namespace
@@ -61,20 +62,21 @@ class SynthRun:
 
     @contextmanager
     def search(self) -> Iterator[Say]:
-        """Show progress on standard error and take the time, while the context lasts."""
+        """Show progress on standard error while the context lasts, and record the duration."""
         with self.progress.follow("synthesizing ...", self.args.time_limit) as work:
             yield work.say
         self.seconds = time.monotonic() - self.started
 
     def write(self, path: str | None, text: Callable[[], str], written: str) -> None:
-        """Write a text to a file, if one was asked for, and say on standard error what it is."""
+        """Write a text to a file if `path` is given, and report `written` on standard error."""
         if path:
             write_whole(path, text(), overwrite=self.args.force)
             self.progress.tell(written)
 
     def head_json(self) -> dict[str, Any]:
-        """Return the request; `root` is a rank of the plan, `root_as_given` the same GPU's rank on
-        the machine as given.
+        """Return the request as JSON data.
+
+        `root` is a rank of the plan, `root_as_given` the same GPU's rank on the given machine.
         """
         collective, topology = self.collective, self.topology
         head: dict[str, Any] = {
@@ -91,7 +93,10 @@ class SynthRun:
         return out
 
     def switches_json(self) -> dict[str, Any]:
-        """Return what the bound assumes of switches, and the bound if those that could add did."""
+        """Return the bound's assumptions about switches as JSON data.
+
+        If more switches could add, the bound with all of them adding is included.
+        """
         from ...synth.bounds.in_network import describe_assumption
 
         out: dict[str, Any] = {"bound_assumes": describe_assumption(self.topology)}
@@ -100,7 +105,7 @@ class SynthRun:
         return out
 
     def switch_lines(self) -> list[str]:
-        """Return the assumptions about switches that the bound rests on, if there are any."""
+        """Return the bound's assumptions about switches, if there are any."""
         from ...synth.bounds.in_network import describe_assumption, describe_possible
         from ...synth.cost.loads import computes_in_network
 
@@ -113,8 +118,9 @@ class SynthRun:
         return [f"that bound assumes: {assumption}"] if computes_in_network(self.topology) else []
 
     def root_lines(self) -> list[str]:
-        """Return which GPU the root is, in the numbering of the plan and, if it differs, of the
-        machine as given.
+        """Return a line that names the root's GPU.
+
+        The root is numbered as in the plan and, if that differs, also as on the given machine.
         """
         root, given = self.collective.root, self.given.root
         if root is None:
@@ -123,15 +129,16 @@ class SynthRun:
         return [f"root: {self.topology.ranks[root]}, rank {root}{of}"]
 
     def cut_lines(self) -> list[str]:
-        """Return which searches the time limit stopped, if it stopped any."""
+        """Return a line on the searches that the time limit stopped, if any."""
         listed = ", ".join(dict.fromkeys(self.cut_short))
         text = f"search cut short by --time-limit; the gap may be loose ({listed})"
         return [text] if listed else []
 
 
 def make_job(args: argparse.Namespace) -> SynthRun:
-    """Return the run that the options ask for. Raises InputError if the machine or its changes
-    cannot be.
+    """Return the run for the options.
+
+    Raise InputError if the machine or its changes are invalid.
     """
     from ...synth.planner.synthesize import collective_on
     from ...topo.derived.degrade import Change, degrade, move_root
@@ -162,7 +169,7 @@ def make_job(args: argparse.Namespace) -> SynthRun:
 
 
 def bound_json(limit: Bound | None) -> dict[str, Any] | None:
-    """Return the bound with its certificate."""
+    """Return the bound with its certificate as JSON data; None without a bound."""
     if limit is None:
         return None
     return {
@@ -176,7 +183,7 @@ def bound_json(limit: Bound | None) -> dict[str, Any] | None:
 def plan_json(
     job: SynthRun, plan: Plan | None, bound: Bound | None, single_path: Bound | None
 ) -> dict[str, Any]:
-    """Return the fields of --json that describe a plan, or its absence."""
+    """Return the fields of --json that describe a plan, or state its absence."""
     from ...synth.cost.host_costs import describe_host
 
     out = job.head_json() | _chosen_json(job, plan)
@@ -215,15 +222,15 @@ def plan_json(
 
 
 def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
-    """Return a size in an entry's range, and the rate that the entry is predicted to reach there.
+    """Return a size in an entry's range, and the entry's predicted rate there in GB/s.
 
-    The size is the requested one if the range has it, else the end of the range.
+    The size is the requested one if it is in the range, else the end of the range.
     """
     return dict(zip(("size_bytes", "algbw_GBps"), reach_at(plan, entry, size), strict=True))
 
 
 def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
-    """Return the figures of the schedule for the requested size.
+    """Return the figures of the schedule for the requested size; null figures without a plan.
 
     Chunks are in SCCL's units (per rank, or of the whole buffer) if they divide evenly.
     """
@@ -255,7 +262,7 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines that may hold names from files; they wrap on a terminal only."""
+    """Print lines that may contain names from files; they wrap only on a terminal."""
     for line in lines:
         console.print(
             line, style=style, highlight=False, soft_wrap=not console.is_terminal, markup=False
@@ -272,9 +279,9 @@ def deliver(
     first: Section | None = None,
     then: tuple[Section, ...] = (),
 ) -> None:
-    """Write the files that were asked for, and print the result: `body` with --json, else tables.
+    """Write the requested files, and print the result: `body` with --json, else tables.
 
-    `rows` are those of --csv, `picture` is what --plot writes, with the message for it. The section
+    `rows` are those of --csv, `picture` is the content for --plot, with its message. The section
     `first` is printed before the plan, those of `then` after it.
     """
     from ...topo.pictures.console import SafeConsole

@@ -275,7 +275,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def _check_combinations(args: argparse.Namespace) -> None:
-    """Raise InputError for the first option that has no effect, or contradicts another one."""
+    """Raise InputError for the first option that has no effect or contradicts another one."""
     trees = {_EPSILON: args.epsilon, _MAX_TREES: args.max_trees, _MAX_DEPTH: args.max_depth}
     fronts = {_MAX_STEPS: args.max_steps, _SLACK: args.slack}
     modes = {_EXPLAIN: args.explain, _PARETO: args.pareto, _INSTANCE: args.instance}
@@ -292,7 +292,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
     whole = [flag for flag in limits if flag in (*trees, _PARETO, _INSTANCE)]
     is_exact = bool(args.pareto or args.instance)
     has_trees = args.strategy in _STRATEGIES_WITH_TREES
-    # Each row: the options that clash, if its condition holds, and why; {} is the first of them.
+    # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
             plans,
@@ -364,7 +364,7 @@ def _given(values: Mapping[str, object]) -> list[str]:
 
 
 def parse_limits(args: argparse.Namespace) -> TreeLimits:
-    """Return the requested limits on trees. Raises InputError if --epsilon is not a share."""
+    """Return the requested limits on trees. Raise InputError if --epsilon is not a share."""
     from ...synth.forest.candidates import TreeLimits
     from ...topo.exact import parse_fraction
 
@@ -382,7 +382,7 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
 
 
 def parse_instance(text: str) -> tuple[int, int, int]:
-    """Return chunks, steps and rounds of "C,S,R". Raises InputError unless they are consistent."""
+    """Return chunks, steps and rounds of "C,S,R". Raise InputError unless they are consistent."""
     try:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Share of the time limit for the changed machine; the rest is for the machine before the change,
 # whose searches are often cached or simpler.
 _CHANGED_SHARE = 0.6
-# With more ranks a changed machine is not compared with the one before: planning for that takes as
-# long again.
+# With more ranks a changed machine is not compared with the original one, since planning for that
+# doubles the time.
 _MAX_COMPARED_RANKS = 512
 # A gap below this is rounding, and shown as 0.
 _NO_GAP = 1e-6
@@ -30,14 +30,17 @@ _NO_GAP = 1e-6
 
 @dataclass(frozen=True)
 class Outcome:
-    """The synthesis for a machine, and the plan for the machine before it changed."""
+    """The synthesis for a machine, and the plan for the original machine.
+
+    `healthy` is None if the machine was not changed, or is not compared.
+    """
 
     result: Synthesis
     healthy: Plan | None
 
 
 def run(job: SynthRun) -> None:
-    """Synthesize a plan, print it and write the files that were asked for."""
+    """Synthesize a plan, print it and write the requested files."""
     with job.search() as say:
         planned = synthesize_job(job, say)
     with_forests = job.args.strategy == "packing"
@@ -45,9 +48,7 @@ def run(job: SynthRun) -> None:
 
 
 def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
-    """Return the plan that was asked for and, if the machine was changed, the one for the machine
-    as given.
-    """
+    """Return the requested plan and, if the machine was changed, the plan for the given machine."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.planner.synthesize import synthesize
 
@@ -93,7 +94,9 @@ def report(
     more_json: dict[str, Any] | None = None,
     more: Section | None = None,
 ) -> None:
-    """Print a plan and write its files, with an explanation's fields and its section if given."""
+    """Print a plan and write its files; an explanation, if given, adds its fields and its
+    section.
+    """
     result, healthy = planned.result, planned.healthy
     plan = result.plan
 
@@ -127,7 +130,7 @@ def report(
 
 
 def _healthy_json(job: SynthRun, plan: Plan, healthy: Plan) -> dict[str, Any]:
-    """Return the figures of the machine before the change, and the ratios of today's to them."""
+    """Return the figures of the original machine, and the ratios of the present figures to them."""
     entry = healthy.entry_for(job.size)
     time_s = healthy.time_s(entry, job.size)
     now_s = plan.time_s(plan.entry_for(job.size), job.size)
@@ -167,7 +170,7 @@ def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
 
 
 def _list_rows(job: SynthRun, plan: Plan) -> list[dict[str, Any]]:
-    """Return the rows of a plan's table for --csv, one for each range of sizes."""
+    """Return the rows of a plan's table for --csv, one per range of sizes."""
     rows = []
     for entry in plan.entries:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)

@@ -54,10 +54,10 @@ class BinaryTrees:
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
-    """Raise InputError unless parents form one tree through all ranks, of at most two children
-    each.
+    """Raise InputError unless parents form one tree through all ranks, with at most two
+    children.
 
-    A parent of -1 marks the root.
+    The parent of the root is -1.
     """
     depth, _ = levels(parents)
     roots = [rank for rank, parent in enumerate(parents) if parent < 0]
@@ -171,7 +171,7 @@ class _TreeSearch:
         self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
 
     def _grow(self, prices: Floats, root: int) -> Parents | None:
-        """Return a tree grown from a root, attaching the cheapest rank each time; None if
+        """Return a tree grown from a root, always attaching the cheapest rank; None if
         impossible.
 
         Ranks are preferably attached near the root.

@@ -97,7 +97,7 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
     """
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
-    # On the routes and in the segments in which it is sent, since those were costed.
+    # Transfers are sent on the hardware's routes, and their times were predicted for these.
     schedule = on_own_routes(entry.schedule, plan.router)
     times = predict_times(schedule, topology, size_bytes, host_of(topology))
     about = describe_run(schedule, topology, size_bytes) | {
