@@ -153,8 +153,9 @@ def build_parser() -> Parser:
 
 
 def _is_launched() -> bool:
-    """Return whether torchrun started this process as one of several ranks (rank 0 then
-    reports).
+    """Return whether torchrun started this process as one of several ranks.
+
+    If so, rank 0 reports.
     """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 

@@ -219,8 +219,7 @@ def _choose_beside_mpi(world: int) -> str:
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
-    """Return a function to call at the beginning of each of `sizes` sizes, to update the
-    progress.
+    """Return a function to call at the beginning of each of `sizes` sizes, to update the progress.
 
     Sizes grow by a factor and, from some size on, times do too: the last ratio of two times
     predicts the rest.

@@ -233,8 +233,9 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
-    """Return the verified plans; none with --stock alone. Raise InputError if their ranks
-    differ.
+    """Return the verified plans; none with --stock alone.
+
+    Raise InputError if their numbers of ranks differ.
     """
     if not args.plans:
         _check_stock_alone(args)

@@ -209,8 +209,7 @@ def name_option(error: TopoplanError) -> str:
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
-    """Run a command's body and return its exit code; print a TopoplanError as one line on
-    stderr.
+    """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
     With `quiet`, errors that another process also reports (bad input, a plan for other ranks) are
     not printed.

@@ -94,8 +94,9 @@ def report(
     more_json: dict[str, Any] | None = None,
     more: Section | None = None,
 ) -> None:
-    """Print a plan and write its files; an explanation, if given, adds its fields and its
-    section.
+    """Print a plan and write its files.
+
+    An explanation, if given, adds its fields and its section.
     """
     result, healthy = planned.result, planned.healthy
     plan = result.plan

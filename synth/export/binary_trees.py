@@ -54,8 +54,7 @@ class BinaryTrees:
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
-    """Raise InputError unless parents form one tree through all ranks, with at most two
-    children.
+    """Raise InputError unless parents form one tree through all ranks, with at most two children.
 
     The parent of the root is -1.
     """
@@ -110,8 +109,9 @@ def find_binary_trees(request: Request, most: int) -> BinaryTrees:
 
 
 class _TreeSearch:
-    """Trees, the number of times that each crosses each link of the hardware's routes, and
-    weights.
+    """Trees and their weights, with the number of times that each tree crosses each link.
+
+    Edges take the hardware's routes.
     """
 
     def __init__(self, request: Request) -> None:
@@ -171,8 +171,7 @@ class _TreeSearch:
         self.weights = np.append(self.weights, np.zeros(len(self.trees) - len(self.weights)))
 
     def _grow(self, prices: Floats, root: int) -> Parents | None:
-        """Return a tree grown from a root, always attaching the cheapest rank; None if
-        impossible.
+        """Return a tree grown from a root, always attaching the cheapest rank; None if impossible.
 
         Ranks are preferably attached near the root.
         """
@@ -200,9 +199,7 @@ class _TreeSearch:
         return tuple(parents)
 
     def round(self, most: int) -> tuple[Parents, ...]:
-        """Return the fewest equal trees that lose almost nothing against the best number of
-        trees.
-        """
+        """Return the fewest equal trees that lose almost nothing against the best number."""
         loads = np.zeros((len(self.trees), len(self.routes.links)))
         for row, uses in enumerate(self.uses):
             loads[row, list(uses)] = list(uses.values())

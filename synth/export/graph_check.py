@@ -41,8 +41,7 @@ def check_graph_file(
     *,
     inside: bool = False,
 ) -> None:
-    """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang
-    on.
+    """Raise InputError for the first thing in a file that NCCL would refuse, misread, or hang on.
 
     `devs` are the device numbers of the machine's GPUs; None if the machine is unknown. With
     `inside` the file is for a single host, so it must not have <net> elements.

@@ -45,8 +45,7 @@ _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
 
 @dataclass(frozen=True)
 class NcclGraph:
-    """A graph of a file: NCCL's attributes, and the GPUs, nets and ranks of each channel in
-    order.
+    """A graph of a file: NCCL's attributes, and the GPUs, nets and ranks of each channel in order.
 
     GPUs and nets are `dev` numbers; a GPU's is its NVML index, with the number of its host from bit
     56 on. Speeds are those of a channel in GB/s. `ranks` has None for a GPU without a rank, which

@@ -105,8 +105,9 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
 
 
 def _count_most(ranks: int, version: NcclVersion) -> int:
-    """Return the most channels that a file of two graphs may have. Raise InfeasibleError if
-    none.
+    """Return the most channels that a file of two graphs may have.
+
+    Raise InfeasibleError if it may have none.
     """
     # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
     most = min(version.max_channels, (version.max_elements - 3) // (2 * (ranks + 1)))

@@ -90,15 +90,13 @@ def _advise_on_transports(channels: ChannelVerdict) -> list[FileFinding]:
 
 @dataclass(frozen=True)
 class _Adviser:
-    """Writes the findings of one verdict."""
+    """A writer of the findings of one verdict."""
 
     verdict: FileVerdict
     spell: Spell
 
     def advise_on_channels(self, channels: ChannelVerdict, collective: str) -> list[FileFinding]:
-        """Report how far a communicator's channels are from the bound, and which option is
-        faster.
-        """
+        """Report how far a communicator's channels are from the bound, and any faster option."""
         taken, share = channels.judged(collective), channels.share(collective)
         if taken is None or share is None:
             return []

@@ -195,9 +195,7 @@ def _check_types(
 
 
 def _predict(options: Options, size_bytes: int) -> float | None:
-    """Return the algbw in GB/s that the plan is predicted to reach at a size; None without a
-    plan.
-    """
+    """Return the plan's predicted algbw in GB/s at a size; None without a plan."""
     if options.plan is None:
         return None
     seconds = options.plan.time_s(options.plan.entry_for(size_bytes), size_bytes)

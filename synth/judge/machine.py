@@ -224,8 +224,9 @@ def count_hosts(topology: Topology) -> int:
 
 
 def _has_bus(gpu: Device, bus: str | None) -> bool:
-    """Return whether a GPU has a PCI address; a file may give the bus alone, or omit the
-    function.
+    """Return whether a GPU has a PCI address.
+
+    A file may give the bus alone, or omit the function.
     """
     own = (gpu.bus_id or "").lower().split(":")
     if bus is None or len(own) != 3:

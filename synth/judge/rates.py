@@ -23,8 +23,7 @@ RINGS, TREES = "rings", "trees"
 
 @dataclass(frozen=True)
 class Rate:
-    """The algbw in GB/s of channels with equal shares at large sizes, and the link that limits
-    it.
+    """The algbw in GB/s of channels with equal shares at large sizes, and the link that limits it.
 
     `crossings` counts how often each channel crosses the link, `load` is the number of bytes on the
     link per byte of the buffer, and `alike` counts the links that are as busy.

@@ -67,8 +67,9 @@ class ChannelVerdict:
         return next((rate for rate in self.rates.get(collective, ()) if rate.shape == shape), None)
 
     def judged(self, collective: str) -> Rate | None:
-        """Return the rate of the shape that NCCL uses or, if that is unknown, of the faster
-        shape.
+        """Return the rate of the shape that NCCL uses or, if unknown, of the faster shape.
+
+        The result is None if the collective has no rate.
         """
         by_algorithm = {"RING": RINGS, "TREE": TREES}
         taken = by_algorithm.get(self.taken) if collective == "allreduce" else RINGS

@@ -1,5 +1,4 @@
-"""A schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and
-chrome://tracing.
+"""A schedule's transfers as a Chrome trace (Trace Event Format), for Perfetto and chrome://tracing.
 
 Each rank is a process. It has two threads for each rank that it sends to: predicted and measured
 transfers. An event is one segment of one transfer, with its bytes, step and route. Events of a

@@ -31,8 +31,9 @@ _Bar = tuple[int, int, str, int, float, float, str]
 def draw_timeline(
     title: str, times: Sequence[TransferTime], ranks: int, *, alone: bool = False
 ) -> str:
-    """Draw the messages of each of the first MAX_ROWS ranks, copies and sums in different
-    colours.
+    """Draw the messages of each of the first MAX_ROWS ranks.
+
+    Copies and sums have different colours.
     """
     rows = min(ranks, MAX_ROWS)
     names = [f"rank {rank}" for rank in range(rows)]

@@ -134,9 +134,7 @@ def _place_on_circles(topology: Topology) -> list[_Point]:
 def _draw_arrow(
     start: _Point, end: _Point, radius: float, op: str, strength: float, is_double: bool
 ) -> list[str]:
-    """Return a curved arrow from the rim of one GPU to that of another, bent around those
-    between.
-    """
+    """Return a curved arrow from the rim of one GPU to that of another, bent around others."""
     (ax, ay), (bx, by) = (start[0], start[1] + _HEAD), (end[0], end[1] + _HEAD)
     length = math.dist((ax, ay), (bx, by)) or 1.0
     bend = min(0.3, _MAX_BEND / length)

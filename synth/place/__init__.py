@@ -1,3 +1,1 @@
-"""Placement of ranks: the GPU of each rank that minimizes a job's communication time, with a
-bound.
-"""
+"""Placement of ranks on GPUs such that a job's communication takes the least time, with a bound."""

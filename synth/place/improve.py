@@ -85,9 +85,7 @@ class Improver:
             self.improve(shaken)
 
     def _list_moves(self, order: Ints) -> list[Move]:
-        """Return moves in random order: all of them or, if there are too many, a random
-        selection.
-        """
+        """Return moves in random order: all or, if there are too many, a random selection."""
         listed = [
             (kind, number, i, j)
             for number, parts in enumerate(self.tiers)

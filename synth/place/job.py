@@ -1,5 +1,4 @@
-"""The communication of a job: its ranks as a mesh of named dimensions, and the messages of a
-step.
+"""The communication of a job: its ranks as a mesh of named dimensions, and the messages of a step.
 
 Messages are those by which the groups of each dimension carry out their collectives. Ranks count
 through the mesh as in a DeviceMesh: the last dimension changes fastest. Ranks that differ in one
@@ -94,8 +93,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """A mesh of ranks: names and sizes of its dimensions, the last one fastest, and their
-    traffics.
+    """A mesh of ranks and its traffics.
+
+    The mesh has names and sizes of its dimensions, the last one fastest.
     """
 
     dimensions: tuple[tuple[str, int], ...]

@@ -223,9 +223,7 @@ def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
 
 
 def _list_loads(request: _Request, tiers: Sequence[Tier]) -> RouteLoads:
-    """Return the columns that messages load: links and, for plans, the borders of parts of
-    tiers.
-    """
+    """Return the columns that messages load: links and, for plans, borders of parts of tiers."""
     table = request.table
     names = [f"{a} -> {b}" for a, b in table.links]
     rates = [request.topology.capacity_GBps[link] for link in table.links]

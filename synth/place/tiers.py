@@ -94,8 +94,7 @@ def log_at_least(value: int) -> Fraction:
 def measure_part(
     table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str
 ) -> TierPart:
-    """Return a part with its capacity: of the links that routes between its GPUs and others
-    cross.
+    """Return a part with its capacity: of the links that routes between its GPUs and others cross.
 
     If several sets of devices have the same GPUs, the one with the least capacity counts.
     """

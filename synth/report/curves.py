@@ -39,9 +39,7 @@ def draw_plan_curves(
 
 
 def draw_plan_alone(plan: Plan) -> str:
-    """Return the curves of a plan, the stock ring (if there is one) and the bound as an SVG
-    file.
-    """
+    """Return the curves of a plan, the stock ring (if any) and the bound as an SVG file."""
     try:
         stock = StockRing(plan.collective, plan.router)
     except InfeasibleError:

@@ -153,7 +153,7 @@ def _complete(section: Section, router: Router, effort: Effort) -> None:
         section.bounds = bounds
         section.in_network = bound_in_network(collective, topology, bounds.multipath, effort)
         if len(topology.ranks) <= _EXPLAINED_RANKS and section.plan is not None:
-            # The candidates of the plan say what each strategy reaches.
+            # The candidates of the plan contain the rate of each strategy.
             section.explanation = explain(
                 collective, router, bounds.single_path, section.candidates, effort
             )

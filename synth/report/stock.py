@@ -1,5 +1,4 @@
-"""Predicted time of a stock ring, costed like plans: in rank order or the first order with
-routes.
+"""Predicted time of a stock ring, costed like plans: in rank order or the first order with routes.
 
 This models a library that ignores the machine (gloo, or a hand-written ring); it is no measurement.
 NCCL searches for rings itself, and may be faster.

@@ -25,8 +25,9 @@ _WRAPPERS = ("log", "message", "msg", "textPayload")
 
 
 def read_json(text: str, where: str) -> Reading:
-    """Return the contents of a JSON text. Raise InputError if its kind is unknown or it is cut
-    off.
+    """Return the contents of a JSON text.
+
+    Raise InputError if its kind is unknown or it is cut off.
     """
     return _check_measured(_read_any(text, where))
 

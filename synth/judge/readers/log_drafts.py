@@ -39,8 +39,7 @@ class Draft:
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
-    """Return the communicator that the drafts of its ranks describe, with complete channels
-    only.
+    """Return the communicator of its ranks' drafts, with complete channels only.
 
     Add a note if channels are incomplete.
     """
@@ -104,8 +103,9 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
 
 
 def _join_locations(first: Location | None, second: Location) -> Location:
-    """Return the location of a rank from two lines; NVML's GPU number takes precedence over
-    CUDA's.
+    """Return the location of a rank from two lines.
+
+    NVML's GPU number takes precedence over CUDA's.
     """
     if first is None:
         return second

@@ -103,8 +103,7 @@ _Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
 
 
 class Signatures:
-    """Finder of the signatures of messages in a line, which remembers the hosts that it has
-    seen.
+    """Finder of the signatures of messages in a line, which remembers the hosts that it has seen.
 
     A message may directly follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that
     word is a number, only a host name seen before tells where the number ends.
@@ -145,8 +144,8 @@ class Signatures:
         return line[: signatures[0][0]] if signatures else line
 
     def _find(self, line: str) -> list[_Signature]:
-        """Return the signatures of a line, cached for the last line because two readers ask for
-        it.
+        """Return the signatures of a line; those of the last line are cached for a second
+        reader.
         """
         if line is not self._line:
             self._line = line

@@ -174,7 +174,7 @@ class LogReader:
             self._report(finding, f"{text}: the search follows it", "", number)
 
     def _take_connection(self, match: re.Match[str], draft: Draft, host: str | None) -> None:
-        """Record a connection: its transport, its source's location, and a possible hop of a
+        """Record a connection: its transport, its source's location, and its hop of a possible
         ring.
         """
         channel, index, src, at, dst, _, via = match.groups()
@@ -188,8 +188,9 @@ class LogReader:
             draft.connections.setdefault(int(channel), {}).setdefault(int(src), int(dst))
 
     def _take_ring(self, match: re.Match[str], thread: object) -> None:
-        """Record a complete ring; if this thread listed the channel before, begin a
-        communicator.
+        """Record a complete ring.
+
+        If this thread listed the channel before, a new communicator begins.
         """
         channel, draft = int(match[1]), self._draft(thread)
         if channel in draft.rings or (draft.complete and thread is not None):

@@ -270,8 +270,7 @@ def _read_half(values: Sequence[str]) -> _Half | None:
 
 
 def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | None, int]:
-    """Return the collective of a table and its number of ranks; the name is None for other
-    tests.
+    """Return the collective of a table and its number of ranks; the name is None for other tests.
 
     The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce
     and (n-1)/n for the others without a root; alltoall is not checked in place, and prints N/A

@@ -15,8 +15,7 @@ from ..placement import Placement
 
 
 def make_mesh(placement: Placement) -> list[Any]:
-    """Return the mesh as a nested list: the rank, by the given order, whose GPU each position
-    gets.
+    """Return the mesh as a nested list: the rank, by the given order, whose GPU each position gets.
 
     torch sorts the ranks of a DeviceMesh's groups, while DTensor takes positions in the mesh for
     positions in groups. So ranks must ascend along every dimension. Its positions are renumbered if

@@ -30,8 +30,9 @@ _ORDER = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
 
 @dataclass(frozen=True)
 class RankLocation:
-    """A rank's host, its number among the host's ranks, and its GPU (number on the host, and
-    id).
+    """A rank's host, its number among the host's ranks, and its GPU.
+
+    The GPU has a number on the host and an id.
     """
 
     rank: int
@@ -200,8 +201,9 @@ def write_torchrun(ranks: RankLocations, file: str) -> str:
 
 
 def write_visible_devices(ranks: RankLocations, file: str) -> str:
-    """Return a shell script to source on each host that lists its GPUs in the order of its
-    ranks.
+    """Return a shell script that lists a host's GPUs in the order of its ranks.
+
+    It is to be sourced on each host.
     """
     hosts = ranks.list_hosts("cuda-visible-devices")
     head = [f"# . {shlex.quote(file)}", *_comment_made_up(ranks), f"export {_ORDER}"]

@@ -58,8 +58,7 @@ def find_bound(
 def choose_parts(
     table: RouteTable, gpus: Sequence[int], tier: Tier, direction: str
 ) -> list[TierPart]:
-    """Return the parts of a tier with the capacity to leave (direction "out") or enter ("in")
-    them.
+    """Return the parts of a tier with the capacity to leave (direction "out") or enter ("in") them.
 
     Each part is taken with the devices between its GPUs or without, whichever has less capacity
     around it.

@@ -164,8 +164,9 @@ class Proof:
         self.tiers: list[TierParts] = []
 
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a certificate proves. Raise VerificationError if it is
-        invalid.
+        """Return the seconds that a certificate proves.
+
+        Raise VerificationError if it is invalid.
         """
         self.tiers = [self._read_tier(row) for row in certificate["tiers"]]
         return self.prove_cases(certificate["proof"])
@@ -203,8 +204,9 @@ class Proof:
         )
 
     def can_be_whole(self, number: int, name: str, cases: Cases) -> bool:
-        """Return whether a dimension's groups fit into a tier's parts, undivided in coarser
-        tiers.
+        """Return whether a dimension's groups can each be in one part of a tier.
+
+        They must fit into the parts, and not be divided in a coarser tier.
         """
         size, tier = self._sizes[name], self.tiers[number]
         return all(len(part.gpus) % size == 0 for part in tier.parts) and not any(
