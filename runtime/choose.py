@@ -170,7 +170,7 @@ class Chooser:
         """Return the choice for a size, or None if it has not been made yet.
 
         With the mode "plan", or a function that returns a schedule or None, a choice always exists.
-        Raises InputError if a function returns something that cannot be used.
+        Raise InputError if a function returns something that cannot be used.
         """
         mode: Schedule | str | None = self._mode_for(size_bytes)
         if callable(self.mode):
@@ -292,7 +292,7 @@ class Chooser:
     ) -> Choice | None:
         """Return the cached winner if it takes about as long as before and beats `stock`.
 
-        Returns None if a race must decide. Collective.
+        Return None if a race must decide. Collective.
         """
         winner = None if cached.winner is None else self.variants[cached.winner]
         calls: list[Callable[[], None]] = [] if winner is None else [partial(run, winner)]
@@ -381,7 +381,7 @@ class Chooser:
     def begin_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
         """Return a trial that times the candidates for a size on the user's own calls.
 
-        Returns None, and stores the choice, if there is nothing to try. If a race is cached, the
+        Return None, and store the choice, if there is nothing to try. If a race is cached, the
         trial compares only its winner with the stock collective, and the other candidates follow if
         the winner loses. Collective; `number` is the number of the call that begins the trial.
         """
@@ -460,7 +460,7 @@ def _coarser(schedule: Schedule) -> Schedule | None:
 def _find_staging(schedule: Schedule, batched: bool) -> float:
     """Return the most staging memory that a rank needs for a schedule, in multiples of the buffer.
 
-    Returns 0 if the schedule has too many messages to lower, since these need little memory.
+    Return 0 if the schedule has too many messages to lower, since these need little memory.
     """
     if len(schedule.transfers) * schedule.segments > _MAX_LOWERED_MESSAGES:
         return 0.0

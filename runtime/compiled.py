@@ -83,7 +83,7 @@ class BoundProgram:
 
 
 class Binding:
-    """The place where a program is played: its own work buffer (None) or a caller's tensor.
+    """The memory on which a program is played: its own work buffer (None) or a caller's tensor.
 
     Owns no memory. `bound` is set as long as the arena with the program's scratch memory does not
     move.

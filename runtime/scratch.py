@@ -43,7 +43,7 @@ _STEPS = 8
 def parse_scratch(value: str | int | None) -> int | None:
     """Return a budget in bytes from an option, else from TOPOPLAN_SCRATCH; None for the default.
 
-    Raises InputError if the value is not a size.
+    Raise InputError if the value is not a size.
     """
     where = "scratch"
     if value is None:
@@ -112,7 +112,7 @@ class Budget:
             return sum(arena.nbytes for arena in self._arenas)
 
     def read_environment(self) -> None:
-        """Set the limit from TOPOPLAN_SCRATCH. Raises InputError if it is not a size."""
+        """Set the limit from TOPOPLAN_SCRATCH. Raise InputError if it is not a size."""
         self._environment_bytes = parse_scratch(None)
 
     def note_buffer(self, nbytes: int) -> None:

@@ -96,7 +96,7 @@ def backend_options(
       such as "512M", that this process may hold between calls; a call that needs more allocates it
       and frees it at its end.
 
-    All ranks use rank 0's plans; the other options must be the same on all ranks. Raises InputError
+    All ranks use rank 0's plans; the other options must be the same on all ranks. Raise InputError
     if an option is invalid or contradicts another one.
     """
     heed_log_level()

@@ -52,7 +52,8 @@ def _find_counting_modes() -> list[Any]:
     """Return the counting modes that are active in this thread, innermost first."""
     if not torch._C._len_torch_dispatch_stack():
         return []
-    debug = sys.modules.get("torch.distributed.tensor.debug")  # where it is not imported none is on
+    # If it was never imported, no mode is active.
+    debug = sys.modules.get("torch.distributed.tensor.debug")
     if debug is None:
         return []
     modes = reversed(_get_current_dispatch_mode_stack())

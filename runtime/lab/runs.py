@@ -47,7 +47,7 @@ class Lab:
         """Run every system at every site; return the results in the table's order.
 
         A system that fails yields a result with the reason, and the other systems still run. Call
-        this from the main thread, because it handles signals. Raises InputError inside a launch of
+        this from the main thread, because it handles signals. Raise InputError inside a launch of
         ranks, because it starts ranks itself.
         """
         if is_rank():

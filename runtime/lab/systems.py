@@ -101,7 +101,7 @@ DEFAULT = ("serial", "stock", "ring", "plan", "plan-fp16", "plan-int8")
 def parse_systems(text: str) -> tuple[LabSystem, ...]:
     """Parse a list such as `serial,stock,plan` into systems in the table's order.
 
-    `all` selects every system. Raises InputError for an unknown or missing name.
+    `all` selects every system. Raise InputError for an unknown or missing name.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:

@@ -231,7 +231,7 @@ class BenchBuffers:
             window = 2 * codec.block - 1
             size = torch.nn.functional.max_pool1d(size[None, None], window, 1, window // 2)[0, 0]
         bound = size * roundings * codec.relative_error * (1 + codec.relative_error) ** roundings
-        if self.in_parts:  # where in the inputs an element comes from differs among collectives
+        if self.in_parts:  # collectives differ in which input element becomes which output element
             return bound.max().expand(self.output.numel())
         # 2^-24 is fp16's smallest number: tinier values are rounded to multiples of it.
         return bound + roundings * self.ranks * 2.0**-24

@@ -141,7 +141,7 @@ class PlayerAsTheyCome:
         self._first_local = [node for node in first if requests.actions[node] is not None]
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the program's earliest message that did not end."""
+        """See Player. Raise PlayError with the program's earliest message that did not end."""
         active: list[Any] = [self.channel.wake_up_request]
         whose: list[int] = [_WAKE_UP]
         needs = self._needs.copy()
@@ -272,7 +272,7 @@ class PlayerInWaves:
         return requests, requests[:receives], statuses, requests[receives:], actions, nodes
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """See Player. Raises PlayError with the earliest message that did not end."""
+        """See Player. Raise PlayError with the earliest message that did not end."""
         if stamp is not None:
             self._other.play(deadline, stamp)
             return

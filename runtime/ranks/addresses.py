@@ -118,7 +118,10 @@ def _make_address() -> Address | None:
 
 
 def publish_address() -> None:
-    """Publish where this process listens, once per store of the default group, without waiting."""
+    """Publish this process's listening address, once per store of the default group.
+
+    Does not wait.
+    """
     store = dist.distributed_c10d._get_default_store()
     if _published.is_in(store):
         return
@@ -144,7 +147,7 @@ def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
 
 
 def publish_in(store: Store, rank: int) -> None:
-    """Publish where this process, the group's `rank`, listens, in the group's store.
+    """Publish this process's listening address, as the group's `rank`, in the group's store.
 
     Does not wait.
     """

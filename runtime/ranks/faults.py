@@ -84,7 +84,8 @@ class Faults:
     """The deadlines of calls over one group, and the search for a culprit.
 
     `store` is shared by the group's ranks; `is_open` is whether the group still works. `addresses`
-    are where the ranks' reports arrive (None: as published, which the ranks wait for).
+    are the addresses at which the ranks receive reports (None: the published ones, for which the
+    ranks wait).
     """
 
     def __init__(

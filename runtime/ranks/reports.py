@@ -198,7 +198,7 @@ class Relay:
         connection.sent[key] = 0
         connection.outbox += address.nonce.encode() + b"\n"
         failed = connection.socket.connect_ex((address.host, address.port))
-        if failed not in (0, errno.EINPROGRESS):  # else the selector reports what becomes of it
+        if failed not in (0, errno.EINPROGRESS):  # else the selector reports the outcome
             self._note_failure(connection, failed)
         selector.register(
             connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, connection

@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import (
 from ...synth.ir.collective import Collective
 from .faults import Call, Faults
 
-_NOT_IN_GLOO = frozenset({torch.int16})
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
+_NOT_IN_GLOO = frozenset({torch.int16})
 _NOT_IN_NCCL = frozenset({torch.int16})
 
 # Time for backends' threads to release callbacks at the interpreter's end, and polling interval. A
@@ -142,7 +142,7 @@ class StartedStock:
         self._faults, self._call, self._work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
-        """Have `done` called at the end with None, or with an ExecutionError.
+        """Call `done` at the end with None, or with an ExecutionError.
 
         Return False if the backend has no futures (gloo's reduce-scatter): then someone must
         `wait`.

@@ -180,9 +180,9 @@ class SharedTransport(Transport):
     """A transport over the existing connections of a backend's plain gloo group.
 
     No other rank takes part. Messages of plans have tags from FIRST_TAG on, which users must not
-    use. `store` is a separate client, so that no user thread blocks it; `addresses` are where
-    reports of trouble arrive; `name` is the group's. With `over` mpi, `open` must be called on all
-    ranks.
+    use. `store` is a separate client, so that no user thread blocks it; `addresses` are the
+    addresses that receive reports of trouble; `name` is the group's. With `over` mpi, `open` must
+    be called on all ranks.
     """
 
     def __init__(

@@ -64,10 +64,10 @@ def ring_edges(ranks: int) -> tuple[Edge, ...]:
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
-    """Return weights 1 / (1 + the larger degree) for neighbours; a rank's own is the rest to 1.
+    """Return weights 1 / (1 + the larger degree) for neighbours, and each rank's own weight.
 
-    Raise InputError for an edge that does not link two ranks, InfeasibleError if the graph is not
-    connected.
+    The own weight makes the rank's weights sum up to 1. Raise InputError for an edge that does not
+    link two ranks, InfeasibleError if the graph is not connected.
     """
     graph: nx.Graph[Any] = nx.empty_graph(ranks)
     for a, b in edges:

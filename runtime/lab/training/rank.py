@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> NoReturn:
     folder = RunFolder(Path(arguments[0]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     log = os.open(folder.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):  # what libraries print is shown only if the run fails
+    for stream in (1, 2):  # output of libraries is shown only if the run fails
         os.dup2(log, stream)
     # Ranks share the machine's cores; more threads of one would take them from the others.
     torch.set_num_threads(1)
