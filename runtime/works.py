@@ -187,8 +187,8 @@ class CpuWork(PlannedWork, _CallbackWork):  # type: ignore[misc]
     """The work of a call on CPU tensors.
 
     torch passes works on to C++ (DDP those of join, functional collectives those of their tensors),
-    where the Python part of an object ends when Python releases it. So the C++ part, which has a
-    future and a function to wait with, must work without it.
+    and the Python part of an object ends when Python releases it. So the C++ part, which has a
+    future and a function to wait with, must work without the Python part.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
