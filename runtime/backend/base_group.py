@@ -159,7 +159,7 @@ class BaseGroup(PlainCalls):
     def _learn_devices(self) -> None:
         """Find the device types of this backend.
 
-        torch passes the whole group even for "cpu:topo,cuda:nccl".
+        torch makes this backend the whole group, even for "cpu:topo,cuda:nccl".
         """
         self._devices_are_known = True
         named = dist.distributed_c10d._world.pg_backend_config.get(self, "")
