@@ -12,5 +12,5 @@ COMMANDS = {
     "report": "write an HTML page about a machine or a plan",
     "completion": "print the script that lets a shell complete these commands",
 }
-# Subcommands that are also commands of their own, topo-NAME.
+# Subcommands that are also separate commands, topo-NAME.
 OWN = ("probe", "synth", "run", "emulate", "lab", "judge", "place", "report")

@@ -1,4 +1,4 @@
-"""Checks of graph files by NCCL's rules, and their conversion to channels.
+"""Check graph files by NCCL's rules, and convert them to channels.
 
 The rules include those that NCCL does not check itself: it trusts `nchannels`, reads unknown types
 as LOC, and never checks trees, so it hangs if a tree lacks a GPU.

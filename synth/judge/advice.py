@@ -19,7 +19,7 @@ _MIN_GAIN = Fraction("1.05")
 # it: latency and protocol take the rest even at large sizes.
 _NEAR = 0.85
 
-# Spells a command from its name, positional arguments and options, as its user would type it.
+# Formats a command from its name, positional arguments and options, as a user would type it.
 Spell = Callable[..., str]
 
 

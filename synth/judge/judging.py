@@ -31,7 +31,7 @@ _RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 class Judge:
     """A judge of files, which computes bounds and options once per collective and machine.
 
-    `spell` spells the commands that advice names, `say` reports progress.
+    `spell` turns a command into text for advice; `say` reports progress.
     """
 
     def __init__(

@@ -75,7 +75,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Options:
-    """The alternatives for a collective, the plan among them, and why others are missing."""
+    """The alternatives for a collective, the plan among them.
+
+    `plan` is None if there is none; `missing` holds the reasons why alternatives are missing.
+    """
 
     options: tuple[Option, ...]
     plan: Plan | None

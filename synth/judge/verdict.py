@@ -96,9 +96,9 @@ class FileVerdict:
 
     @property
     def shares(self) -> list[tuple[str, float]]:
-        """The shares of the bound by the name of the judged thing.
+        """The judged items, each named in words with its share of the bound.
 
-        Measurements are judged or, if there are none, the channels.
+        Items are the measurements or, if there are none, the channels.
         """
         by_measurement = [
             (f"{m.collective} on {m.ranks} ranks, measured", m.peak.share)

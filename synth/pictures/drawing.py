@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 # Level lines of a picture.
 _LEVELS = 5
 
-# The classes of all pictures; a page, or a picture in a file of its own, contains it once.
+# The classes of all pictures; a page, or a picture in a separate file, contains them once.
 STYLE = """\
 .tp{--ink:#1f2933;--faint:#667380;--grid:#e3e8ee;--paper:#ffffff;--plan:#3f7d00;--stock:#c2410c;
 --bound:#4475b5;

@@ -108,8 +108,10 @@ class OrderLoads:
         return counts.reshape(len(orders), width)
 
     def values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the exact values of orders and, as a tie-breaker, how unevenly each loads
-        links.
+        """Return the exact values of orders, and their unevenness.
+
+        Unevenness measures how unevenly an order loads links; it is the tie-breaker between equal
+        values.
         """
         each = max(1, _MAX_ENTRIES // max(1, self.entries))
         parts = [self._values(orders[i : i + each]) for i in range(0, len(orders), each)]

@@ -1,7 +1,8 @@
-"""Predicted time of a stock ring, costed like plans: in rank order or the first order with routes.
+"""Predicted time of a stock ring, with the same cost model as for plans.
 
-This models a library that ignores the machine (gloo, or a hand-written ring); it is no measurement.
-NCCL searches for rings itself, and may be faster.
+The ring is in rank order, or else in the first order with routes. This models a library that
+ignores the machine (gloo, or a hand-written ring); it is no measurement. NCCL searches for rings
+itself, and may be faster.
 """
 
 from __future__ import annotations

@@ -144,8 +144,9 @@ class Signatures:
         return line[: signatures[0][0]] if signatures else line
 
     def _find(self, line: str) -> list[_Signature]:
-        """Return the signatures of a line; those of the last line are cached for a second
-        reader.
+        """Return the signatures of a line; those of the last line are cached.
+
+        Two readers ask for each line.
         """
         if line is not self._line:
             self._line = line

@@ -174,8 +174,9 @@ class LogReader:
             self._report(finding, f"{text}: the search follows it", "", number)
 
     def _take_connection(self, match: re.Match[str], draft: Draft, host: str | None) -> None:
-        """Record a connection: its transport, its source's location, and its hop of a possible
-        ring.
+        """Record a connection: its transport, its source's location, and its hop.
+
+        A ring may contain the hop.
         """
         channel, index, src, at, dst, _, via = match.groups()
         draft.transports[lines.name_transport(via)] += 1
@@ -233,7 +234,7 @@ class LogReader:
 
     @property
     def says_something(self) -> bool:
-        """Whether the log contains anything that can be judged."""
+        """Whether the log contains anything to judge."""
         minor = ("warning", "variable", "network")
         return bool(
             self.picks

@@ -44,7 +44,10 @@ class RankLocation:
 
 @dataclass(frozen=True)
 class RankLocations:
-    """The location of each rank of a placement; `named` says whether the topology names hosts."""
+    """The location of each rank of a placement.
+
+    `named` is True if the topology names its hosts.
+    """
 
     placement: Placement
     locations: tuple[RankLocation, ...]

@@ -1,4 +1,4 @@
-"""Checks of certificates that bound the time of all rank orders, by independent arithmetic.
+"""Check certificates that bound the time of all rank orders, by independent arithmetic.
 
 A certificate of kind "tiers" lists tiers: disjoint parts of the machine ("inside", device ids),
 each with as many ranks as GPUs. Messages that leave a part (direction "in": enter it) on the
