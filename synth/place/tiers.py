@@ -94,9 +94,11 @@ def log_at_least(value: int) -> Fraction:
 def measure_part(
     table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str
 ) -> TierPart:
-    """Return a part with its capacity: of the links that routes between its GPUs and others cross.
+    """Return a part with the capacity of the links across its border, in one direction.
 
-    If several sets of devices have the same GPUs, the one with the least capacity counts.
+    These are the links over which routes from its GPUs to the others leave it or, for direction
+    "in", over which routes enter it. If several sets of devices have the same GPUs, the one with
+    the least capacity counts.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
