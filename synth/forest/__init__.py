@@ -1,3 +1,3 @@
-"""Throughput-optimal trees: what they are packed into, how they are found, and how they become
+"""Throughput-optimal trees: how they are packed into links, searched for, and made into
 schedules.
 """

@@ -1,8 +1,8 @@
-"""Out-trees of fewest hops on direct networks, whose parents are chosen so that all trees together
-load the links evenly.
+"""Out-trees of fewest hops on direct networks that together load the links evenly.
 
-For machines too large for column generation. On vertex-transitive graphs one tree, balanced over
-the classes of links, stands for all; the time is then within about a hundredth of the cut bound.
+For machines too large for column generation. The parents in the trees are chosen to balance the
+load. On vertex-transitive graphs one tree, balanced over the classes of links, represents all of
+them; the time is then within about 1 % of the cut bound.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .trees import Forest, RootedTree
 def balanced_trees(
     topology: Topology, roots: Sequence[int], turns: list[Ints], *, ordered: bool = False
 ) -> Forest | None:
-    """Return one tree for each root; None where devices other than GPUs have links, or some GPU
-    cannot be reached.
+    """Return one tree per root, or a single tree with images if the symmetries are transitive.
 
-    `ordered`: each parent is the one nearest in rank instead, which on meshes is dimension-order
+    None if devices other than GPUs have links, or if some GPU cannot be reached. With `ordered`,
+    each parent is the candidate nearest in rank instead, which on meshes is dimension-order
     routing.
     """
     if any(topology.by_id[d].kind != "gpu" for link in topology.capacity_GBps for d in link):
         return None
-    # If the symmetries take any root to any other, one tree and its images are enough, and loads
-    # are balanced by class.
+    # If the symmetries map any root to any other, one tree and its images are enough, and loads are
+    # balanced by class.
     several = turns if len(roots) > 1 else None
     images = find_transitive_group(several, LinkArrays(topology).gpus)
     links = LinkRows(topology, images)
@@ -39,8 +39,7 @@ def balanced_trees(
     for (a, b), row in zip(links.links, links.row.tolist(), strict=True):
         inward[ranks[b]].append((ranks[a], row))
         outward[ranks[a]].append(ranks[b])
-    # What a tree adds to a class of links, relative to the bandwidth of all links of the class
-    # together.
+    # The load that a tree adds to a class of links, relative to the total bandwidth of the class.
     step = [0.0 if ordered else 1 / capacity for capacity in links.row_capacity.tolist()]
     load = [0.0] * len(step)
     trees = []
@@ -57,7 +56,7 @@ def balanced_trees(
 
 
 def _count_hops(root: int, outward: list[list[int]]) -> list[int]:
-    """Return the hops from the root to every rank, -1 where there is no path."""
+    """Return the number of hops from the root to every rank, -1 if there is no path."""
     level = [-1] * len(outward)
     level[root] = 0
     order = [root]
@@ -78,7 +77,8 @@ def _tree(
 ) -> list[int] | None:
     """Return every rank's parent, one hop nearer to the root, and add the tree to `load`.
 
-    Ranks with the fewest possible parents choose first, each the least loaded link.
+    Ranks with the fewest possible parents choose first, each the least loaded link. None if some
+    rank cannot be reached.
     """
     level = _count_hops(root, outward)
     if min(level) < 0:

@@ -1,10 +1,9 @@
-"""Forests for allreduce, from single trees to many: few shallow trees where that costs little, more
-to reach the bound.
+"""Forests for allreduce, from single trees to many.
 
-On direct links whole numbers of trees are packed by matroid union (numeric/spanning_trees.py).
-Where shifts of the rank order are symmetries, one tree's images load all links alike. Equal boxes
-are joined rail by rail. Where none of these reaches the bound, trees of the column generation are
-weighed against each other.
+A few shallow trees are preferred if they cost little; more trees reach the bound. On direct links,
+trees of equal share are packed by matroid union (numeric/spanning_trees.py). If shifts of the rank
+order are symmetries, one tree's images load all links equally. Equal boxes are joined rail by rail.
+If none of these reaches the bound, trees from column generation are weighed against each other.
 """
 
 from __future__ import annotations
@@ -34,30 +33,35 @@ from .weigh import Usage, find_best_shares, find_max_load, round_shares
 
 # A gap of at most this counts as at the bound.
 AT_BOUND = Fraction(1, 10**6)
-# Most trees of a forest: each is a chunk of its own, with messages of its own.
+# Maximum number of trees of a forest: each is a separate chunk with its own messages.
 _MAX_TREES = 256
-# TreeLimits on the number of whole-number trees for which the best is sought, besides _MAX_TREES.
+# Limits on the number of trees for which the best forest of equal shares is searched for, besides
+# _MAX_TREES.
 _UNION_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
-# Most trees squared times GPUs that matroid union is asked for, whose work grows as that.
+# Maximum of trees squared times GPUs for matroid union, whose work grows with this product.
 _UNION_WORK = 3_000_000
-# Seconds of a quiet core for trees within the user's limits.
+# Seconds of an idle core for trees within the user's limits.
 _LOW_WORK_S = 10.0
-# With more GPUs or pairs, trees are not generated link by link: each pair of devices is a row.
+# Above these numbers of GPUs or pairs, trees are not generated link by link, with a row per pair of
+# devices.
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
-# Boxes with slow links at which trees are rooted, besides those of the shape itself.
+# Maximum number of boxes with slow links that become roots, besides the roots of the shape itself.
 _SLOW_BOXES = 4
-# Gap from which forests within the user's limits are too poor, and trees are generated within them.
+# Gap above which forests within the user's limits are too slow, and trees are generated within the
+# limits.
 _FAR = Fraction(1, 10)
-# With more than _SINGLE_RANKS GPUs, trees are not generated link by link where a simpler forest is
-# this near the bound.
+# With more than _SINGLE_RANKS GPUs, trees are not generated link by link if a simpler forest is
+# within this gap.
 _NEAR = Fraction(1, 50)
 
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """A user's limits: the gap `epsilon` (a share of the bound) that is accepted in exchange for
-    fewer and shallower trees, the most trees, and their greatest depth in hops. Raises InputError
-    where they allow nothing.
+    """A user's limits on the trees of a forest.
+
+    `epsilon` is the gap, as a share of the bound, that is accepted in exchange for fewer and
+    shallower trees; `max_trees` is the largest number of trees, and `max_depth` their greatest
+    depth in hops. None means no limit. Raise InputError if a limit is out of range.
     """
 
     epsilon: Fraction | None = None
@@ -90,7 +94,7 @@ class TreeLimits:
 
 @dataclass(frozen=True)
 class CandidateForest:
-    """A forest, the algbw in GB/s that its exact loads allow, and the method that gave it."""
+    """A forest, the algbw in GB/s that its exact loads allow, and the method that found it."""
 
     forest: Forest
     rate_GBps: Fraction
@@ -98,7 +102,7 @@ class CandidateForest:
 
 
 class ForestBuilder:
-    """Collects candidate forests for one machine, by every method that suits it."""
+    """Collect candidate forests for one machine by every method that suits it."""
 
     def __init__(
         self,
@@ -121,25 +125,25 @@ class ForestBuilder:
         *,
         even: bool = False,
     ) -> None:
-        """Add trees with the shares that load links least; with even shares where these do as well,
-        or if `even`.
+        """Add a forest of the given trees, with the shares that load links least.
 
-        Equal trees are merged.
+        Shares are even if these reach the bound, or if `even` is set. Equal trees are merged, and
+        `how` names the method.
         """
-        # A tree that stands in the list twice carries twice an even share.
+        # A tree that is listed twice carries twice an even share.
         times = Counter(trees)
         total, trees, ranks = len(trees), list(times), self.survey.ranks
         usage = Usage(self.survey.topology, trees, images)
         uses, capacity, group_of = usage.uses, usage.capacity, [0] * len(trees)
         even_time = find_max_load(uses, list(times.values()), capacity) / total
         shares = [Fraction(count, total) for count in times.values()]
-        # Even shares make the smallest fractions; the linear program is only worth it where they
-        # miss the bound.
+        # Even shares are the simplest fractions; the linear program is only worth it if they miss
+        # the bound.
         if not even and len(trees) > 1 and 1 / even_time < self.bound * (1 - AT_BOUND):
             depths = [tree_depth(tree, ranks) for tree in trees]
             floats = find_best_shares(uses, capacity, group_of, depths)
             shares = round_shares(floats, uses, capacity, group_of)
-        # In whole numbers over a common denominator: exact, and faster than fractions.
+        # Integers over a common denominator are exact, and faster than fractions.
         whole = int(np.lcm.reduce([s.denominator for s in shares], dtype=object))
         load = find_max_load(uses, [int(s * whole) for s in shares], capacity) / whole
         # Rounding leaves some trees without a share: these must not count in the forest's size or
@@ -156,7 +160,7 @@ class ForestBuilder:
             )
 
     def is_near_bound(self) -> bool:
-        """Return whether a forest within the limits is within a tenth of the bound."""
+        """Return whether a forest within the limits is within 10 % of the bound."""
         return self._has_within(_FAR)
 
     def is_at_bound(self) -> bool:
@@ -179,16 +183,17 @@ class ForestBuilder:
         return root_tree(tree, self.survey.ranks, root)
 
     def build_all(self) -> list[CandidateForest]:
-        """Try the methods that suit the machine, the slow ones only where the bound is not reached;
-        return all forests.
+        """Try the methods that suit the machine and return all forests.
+
+        The slow methods run only if the others do not reach the bound.
         """
-        # Cheap methods first: where they reach the bound, column generation is not needed.
+        # Cheap methods first: if they reach the bound, column generation is not needed.
         self.add_single_trees()
         few = len(self.survey.ranks) <= _SINGLE_RANKS
         if self.survey.direct:
             self.add_combs()
-            # Whole numbers of trees take long on large machines; there they are only sought where
-            # combs fall short.
+            # Matroid union takes long on large machines: there it is only used if combs fall
+            # short.
             if few or not self._has_within(_NEAR):
                 self.add_whole_number_trees()
         else:
@@ -197,14 +202,14 @@ class ForestBuilder:
         if not self._has_reached(AT_BOUND) and self._may_go_on():
             if self.survey.direct:
                 self.add_images()
-            # Every pair of devices is a row of its own here, so large machines take far longer.
+            # Here every pair of devices is a separate row, so large machines take far longer.
             near = AT_BOUND if few else _NEAR
             if not self._has_reached(near) and len(self.survey.graph.links) <= _SINGLE_PAIRS:
                 columns = self.survey.pack_by_link(self.effort, self.say)
                 trees = [self._hang(tree) for tree in columns.carrying]
                 self.add_weighed(trees, "column generation")
-        # Optimal trees may all break the user's limits; then trees are generated within them from
-        # the start.
+        # If all optimal trees break the user's limits, generate trees within the limits from the
+        # start.
         limited = self.limits.max_depth or self.limits.max_trees
         if limited and not self._has_within(_FAR) and self._may_go_on():
             self.add_low_trees()
@@ -217,8 +222,7 @@ class ForestBuilder:
             _, tree = graph.cheapest_tree(1 / graph.capacity)
             self.add_weighed([self._hang(tree)], "one tree")
             return
-        # Roots and prices of a hop trade depth for rate; only the best of each depth is of
-        # interest.
+        # Roots and prices per hop trade depth for rate; only the best tree of each depth is kept.
         metric = Metric(graph, 1 / graph.capacity, both=True)
         best: dict[int, tuple[Fraction, RootedTree]] = {}
         for root in range(0, n, ceil(n / MAX_ROOTS)):
@@ -237,12 +241,14 @@ class ForestBuilder:
                 self.add_weighed([rooted], "one tree")
 
     def add_whole_number_trees(self) -> None:
-        """Add, on direct links, k trees of equal shares for several k, up to the least k that
-        reaches the bound.
+        """Add forests of k trees with equal shares, for several k, on direct links.
+
+        k is at most _MAX_TREES and at most twice the user's limit on trees, as equal trees are
+        merged.
         """
         unit, nodes = self.survey.unit, len(self.survey.ranks)
-        # k trees in which a link of bandwidth c is used at most u c / unit times reach k unit / u:
-        # of each k, the best u.
+        # k trees that use each link of bandwidth c at most u c / unit times reach k unit / u: find
+        # the best u for each k.
         best_of: dict[int, tuple[Fraction, int]] = {}
         for u in range(1, _MAX_TREES + 1):
             count = int(u * self.bound / unit)
@@ -254,8 +260,7 @@ class ForestBuilder:
         # Equal trees are merged, so that more of them than the user's limit may still fit.
         limit = self.limits.max_trees
         steps = (*_UNION_STEPS, _MAX_TREES) if limit is None else (limit, limit * 3 // 2, 2 * limit)
-        # Fewer trees mean fewer messages, so of each limit on their number the fastest forest is
-        # tried.
+        # Fewer trees mean fewer messages: for each limit on their number, try the fastest forest.
         wanted = {
             max((k for k in best_of if k <= step), key=lambda k: best_of[k][0], default=0)
             for step in steps
@@ -268,7 +273,7 @@ class ForestBuilder:
                     self.add_weighed(hung, "whole numbers", even=True)
 
     def add_combs(self) -> None:
-        """Add, on grids of direct links, all combs, and a half, a quarter ... of them."""
+        """Add all combs, half of them, a quarter, and so on, on grids of direct links."""
         combs = [self._hang(tree) for tree in comb_trees(self.survey.topology)]
         combs = combs if len(combs) <= _MAX_TREES else combs[:: ceil(len(combs) / _MAX_TREES)]
         every = 1
@@ -277,9 +282,7 @@ class ForestBuilder:
             every *= 2
 
     def add_images(self) -> None:
-        """Add the trees generated by classes of links, each with all its images under shifts of the
-        rank order.
-        """
+        """Add the trees generated by classes of links, each with its images under rank shifts."""
         columns = self.survey.pack_by_class(self.effort, self.say)
         limit = min(_MAX_TREES, self.limits.max_trees or _MAX_TREES)
         trees = [self._hang(tree) for tree in columns.carrying]
@@ -288,7 +291,8 @@ class ForestBuilder:
             return
         if len(self.survey.ranks) <= METRIC_RANKS:
             metric = Metric(self.survey.graph, columns.prices, both=True)
-            # Images load alike whatever the tree, so a shallow one is tried before deep ones.
+            # Images load links equally whatever the tree, so a shallow one is tried before deep
+            # ones.
             low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]
             flat = [self._hang(tree) for tree in low if tree is not None]
             self.add_weighed(flat, "images of low trees", images)
@@ -298,15 +302,16 @@ class ForestBuilder:
         self.add_weighed(trees, "images", images)
 
     def add_rail_trees(self) -> None:
-        """Add, where the machine is made of equal boxes, trees over the boxes: for each shape a set
-        of trees a rail.
+        """Add trees over boxes, if the machine is made of equal boxes.
+
+        For each shape there is one set of trees per rail.
         """
         boxes = self.survey.boxes
         if boxes is None:
             return
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
-            # A slow box sends least at the root of a tree, so trees turned to root it are offered
+            # A slow box sends least at the root of a tree, so trees rotated to root it are tried
             # too.
             turned = [
                 turn_to_root(tree, parents, box)
@@ -322,13 +327,15 @@ class ForestBuilder:
                 self.add_weighed([self._hang(tree, root) for tree, root in trees], f"boxes, {name}")
 
     def add_broadcast_trees(self, root: int) -> None:
-        """Add out-trees from a root, for machines too large for column generation: a set for each
-        rail of boxes, or whole-number trees.
+        """Add out-trees from a root, for machines too large for column generation.
+
+        They are one set per rail if the machine has boxes, and trees of equal share if its links
+        are direct.
         """
         boxes, graph = self.survey.boxes, self.survey.graph
         if boxes is not None:
-            # Boxes in a row from the root's own, or as a binary tree: the first sends least, the
-            # second has less depth.
+            # A chain from the root's own box, or a binary tree: the first sends least, the second
+            # is shallower.
             home = next(b for b, members in enumerate(boxes.ranks) if root in members)
             row = [(box - 1) % boxes.count for box in range(boxes.count)]
             row[home] = -1
@@ -338,8 +345,8 @@ class ForestBuilder:
                     down = [replace(self._hang(tree, root), up=()) for tree, _ in trees]
                     self.add_weighed(down, "rails of boxes")
         elif self.survey.direct:
-            # No more trees than all links together have room for; then fewer until they can be
-            # packed.
+            # Start from as many trees as the total bandwidth allows, and try fewer until they can
+            # be packed.
             links = len(self.survey.ranks) - 1
             count = int(graph.capacity.sum() / links / float(self.survey.unit))
             for k in range(max(1, count), 0, -1):
@@ -350,8 +357,10 @@ class ForestBuilder:
                     break
 
     def add_low_trees(self) -> None:
-        """Add trees generated within the depth limit, and of these the heaviest, as many as the
-        limits allow.
+        """Add trees generated within the depth limit.
+
+        If they are more than the limit on trees, also add the heaviest of them, as many as the
+        limit allows.
         """
         granted = self.effort.grant(_LOW_WORK_S, 0.5)
         low = generate_low_trees(self.survey.graph, self.limits.max_depth, granted)
@@ -366,9 +375,7 @@ class ForestBuilder:
 
 
 def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
-    """Return the forests that no other matches or beats in rate, depth and number of trees at once,
-    fastest first.
-    """
+    """Return the Pareto front of forests in rate, depth and number of trees, fastest first."""
     out: list[CandidateForest] = []
     for candidate in sorted(
         candidates, key=lambda c: (-c.rate_GBps, c.forest.count, c.forest.depth)
@@ -382,8 +389,9 @@ def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
 def choose(
     candidates: Sequence[CandidateForest], bound_GBps: Fraction, limits: TreeLimits
 ) -> list[CandidateForest]:
-    """Return the Pareto front of the forests within the limits; with an epsilon, the one within it
-    that has fewest trees.
+    """Return the Pareto front of the forests within the limits.
+
+    With an epsilon, return only the forest with the fewest trees among those within it, or none.
     """
     allowed = [c for c in candidates if limits.allows(c)]
     if limits.epsilon is None:

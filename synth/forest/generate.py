@@ -1,11 +1,10 @@
-"""Column generation of undirected trees packed into the links, and prices that prove how good any
-packing can be.
+"""Column generation of undirected trees packed into links, and prices that bound any packing.
 
-Maximise the sum of the trees' rates under the links' bandwidths. The dual prices the links so that
-every tree costs at least 1; the next column is the cheapest tree, and where none costs less than 1
-the packing is optimal. Links of one class (see `PairGraph.classes`) share a row and a price first:
-as averaging over a machine's symmetries keeps a packing as good as it is, this already gives the
-optimal value where classes are orbits, with a handful of rows; and whatever the classes are, any
+Maximise the sum of the trees' rates under the links' bandwidths. The duals price the links so that
+every tree costs at least 1; the next column is the cheapest tree, and once none costs less than 1
+the packing is optimal. At first, links of one class (see `PairGraph.classes`) share a row and a
+price. Averaging over a machine's symmetries keeps a packing equally good, so this already gives the
+optimal value if classes are orbits, with a handful of rows; and whatever the classes are, any
 prices prove an upper bound.
 """
 
@@ -29,27 +28,30 @@ from .machine.routes import Metric
 # Relative gap to the bound at which a packing counts as optimal, and by which a tree must cost less
 # than 1: above the rounding errors of sums over links.
 _TOLERANCE = 1e-10
-# Columns beside the cheapest that come in at once, and how much dearer the links of earlier ones
-# get for them: solving the program again costs more than a dozen trees.
+# Columns added along with the cheapest one, and the fraction by which each of them raises the
+# prices of its links for the following ones: solving the program again costs more than a dozen
+# trees.
 _SIMILAR, _RAISE = 12, 0.2
-# Seconds of a quiet core for a cheapest tree, and for each pair of devices in it.
+# Seconds of an idle core per cheapest tree, and per pair of devices in it.
 _TREE_S, _TREE_PAIR_S = 7e-4, 2e-6
-# With more GPUs, no shallow trees are grown: they need all distances between GPUs in every turn.
+# Above this, no shallow trees are grown: they need all distances between GPUs in every turn.
 METRIC_RANKS = 256
-# Roots from which shallow trees are grown on large machines.
+# Maximum number of roots from which shallow trees are grown.
 MAX_ROOTS = 64
-# Shallow trees that come in at once.
+# Shallow trees added per turn.
 _FRESH_LOW = 8
-# Seconds of a quiet core to grow and count a shallow tree, and for each rank in it.
+# Seconds of an idle core to grow and count a shallow tree, and per rank in it.
 _LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
-# Rate in GB/s (next to the links' 1 and more) from which a tree carries anything.
+# Rate in GB/s above which a tree counts as used (links have 1 GB/s and more).
 _CARRIES = 1e-9
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Trees with their rates in GB/s (floats); the pairs' prices with the lowest `value`, an upper
-    bound in GB/s on the rate of any packing; and `optimal`, whether the rates add up to that bound.
+    """Trees with their rates, and the prices that bound the rate of any packing.
+
+    `rates` are floats in GB/s. `prices` are those of the pairs with the lowest `value`, an upper
+    bound in GB/s on the rate of any packing. `optimal` means that the rates add up to that bound.
     """
 
     trees: tuple[Tree, ...]
@@ -76,11 +78,10 @@ def generate(
     start: Columns | None = None,
     enough: float = np.inf,
 ) -> Columns:
-    """Pack trees into links by column generation, and return them with their rates and the best
-    prices.
+    """Pack trees into links by column generation; return them with rates and the best prices.
 
     Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `enough` GB/s,
-    or with the work that is allowed; `start` gives the columns and prices to go on from.
+    or once the effort is spent. `start` gives columns and prices to continue from.
     """
     capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
     columns: dict[Tree, Counter[int]] = {}
@@ -108,16 +109,15 @@ def generate(
         trial = smooth.mix(dual)
         price, tree = graph.cheapest_tree(trial)
         effort.spend(tree_s)
-        # Any prices bound every packing: what all links cost, over what the cheapest tree costs.
+        # Any prices bound every packing: the cost of all links over that of the cheapest tree.
         proved = float(graph.capacity @ trial) / price
         if proved < value:
             smooth.best, value = trial / price, proved
         reached = float(rates.sum()) >= min(value, enough) * (1 - _TOLERANCE)
         if reached or (columns and effort.is_over("packing trees")):
             return Columns(tuple(columns), rates, smooth.best, value, reached)
-        # Only a tree that is cheap under the duals themselves improves the program. Where smoothed
-        # prices lead to none, smooth less; where the duals lead to none either, this is the
-        # optimum.
+        # Only a tree that is cheap under the duals themselves improves the program. If smoothed
+        # prices lead to none, smooth less; if the duals lead to none either, this is the optimum.
         cheap = not columns or graph.price(tree, dual) < 1 - _TOLERANCE
         if tree in columns or not cheap:
             if not smooth.back_off():
@@ -134,16 +134,14 @@ def generate(
 
 
 def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: Ints) -> list[Tree]:
-    """Return a few more trees that are nearly as cheap, each avoiding the links of those before
-    it.
-    """
+    """Return more trees that are nearly as cheap, each avoiding the links of those before it."""
     out = []
     earlier_uses, sizes = np.zeros(len(prices)), np.bincount(rows, minlength=len(prices))
     for _ in range(_SIMILAR):
         for row, times in _count_rows(graph, tree, rows).items():
             earlier_uses[row] += times
         raised = prices * (1 + _RAISE * earlier_uses[rows] / sizes[rows])
-        # A little more on each link, so that links without a price are avoided too.
+        # Add a little to each link, so that links without a price are avoided too.
         _, tree = graph.cheapest_tree(raised + _RAISE * float(prices.mean()) * 1e-3)
         out.append(tree)
     return out
@@ -159,8 +157,9 @@ def _count_rows(graph: PairGraph, tree: Tree, rows: Ints) -> Counter[int]:
 def exact_prices(
     graph: PairGraph, prices: Floats, denominator: int
 ) -> dict[tuple[str, str], Fraction]:
-    """Return the prices as fractions, scaled so that the cheapest link whose price is not zero
-    costs 1.
+    """Return the prices as fractions, scaled so that the cheapest non-zero price is 1.
+
+    Denominators are at most `denominator`. Links without a price are left out.
     """
     least = float(prices[prices > 1e-9 * prices.max()].min())
     exact = {
@@ -173,8 +172,9 @@ def exact_prices(
 def grow_low_tree(
     metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
 ) -> Tree | None:
-    """Return a shallow tree (see Metric.grow_tree) with its routes, or None where there is none of
-    that depth.
+    """Return a shallow tree (see Metric.grow_tree) with its routes.
+
+    None if there is no tree within `max_depth`.
     """
     parents = metric.grow_tree(root, hop_price, max_depth)
     if parents is None:
@@ -184,14 +184,15 @@ def grow_low_tree(
 
 
 def generate_low_trees(graph: PairGraph, max_depth: int | None, effort: Effort) -> list[Tree]:
-    """Generate columns among shallow trees only, and return those that carry something.
+    """Generate columns among shallow trees only, and return those with a rate above 0.
 
-    The trees are grown by a heuristic, so the rate that they reach proves nothing.
+    The trees are grown by a heuristic, so the rate that they reach proves nothing. The result is
+    empty if there are too many GPUs.
     """
     n = len(graph.gpus)
     if n > METRIC_RANKS:
         return []
-    # Roots are sampled on large machines, so that a turn takes about the same time on all.
+    # Roots are sampled on large machines, to limit the time of a turn.
     roots = range(0, n, ceil(n / MAX_ROOTS))
     columns: dict[Tree, Counter[int]] = {}
     rates, dual = np.zeros(0), 1 / graph.capacity
@@ -210,8 +211,8 @@ def generate_low_trees(graph: PairGraph, max_depth: int | None, effort: Effort) 
                     fresh.append((price, tree))
         if not fresh:
             break
-        # The cheapest few a turn keep the program small: duals change, and most others would carry
-        # nothing.
+        # Adding only the cheapest few per turn keeps the program small: duals change, and most
+        # others would carry nothing.
         fresh.sort(key=lambda offer: offer[0])
         columns.update((tree, graph.uses(tree)) for _, tree in fresh[:_FRESH_LOW])
         solved = pack(list(columns.values()), graph.capacity, effort)

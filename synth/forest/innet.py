@@ -1,10 +1,10 @@
 """Trees for switches that add and copy: such a switch may be an inner node of a tree.
 
 A tree over the GPUs and some of those switches is found as a spanning tree. Every GPU then sends to
-the nearest GPU above it; those that meet in a switch send in the same step, so that the switch adds
-them up (see synth/cost/loads.py for what that costs). Which switches take part is searched (all
-subsets of a few, else one more or fewer at a time): the problem is Steiner's, so unlike elsewhere
-nothing is proved; the bound is a cut's.
+the nearest GPU above it; messages that meet in a switch are sent in the same step, so that the
+switch adds them up (see synth/cost/loads.py for the cost). The set of switches is searched for: all
+subsets if there are few, otherwise one more or one fewer at a time. This is Steiner's problem, so
+unlike elsewhere nothing is proved; the bound is a cut's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from .machine.pairs import PairGraph
 from .survey import Survey
 from .trees import RootedTree
 
-# Most switches of which all subsets are tried, which are 2 to the power of their number.
+# Maximum number of switches for trying all subsets, of which there are 2 to this power.
 _ALL_SUBSETS = 6
-# Most sets of prices for which trees are sought.
+# Maximum number of sets of prices for which trees are searched for.
 _TURNS = 40
-# Most roots at which each tree is hung.
+# Maximum number of roots per tree.
 _ROOTS = 16
-# Seconds of a quiet core for a spanning tree over GPUs and switches, and for each pair of devices
-# in it.
+# Seconds of an idle core per spanning tree over GPUs and switches, and per pair of devices in it.
 _TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
 
 
@@ -43,11 +42,13 @@ def in_network_forests(
     effort: Effort,
     say: Callable[[str], None] | None = None,
 ) -> list[CandidateForest]:
-    """Return forests of such trees: single trees, and all trees that were tried with the best
-    shares.
+    """Return forests of trees through switches.
+
+    They are single trees, and all trees tried with the best shares. If these do not reach the
+    bound, trees among GPUs alone are added.
     """
     graph = survey.graph
-    # Single switches left out, or all of them, where all subsets would be too many.
+    # If all subsets would be too many, leave out single switches, or none, or all of them.
     adders = [d.id for d in survey.topology.devices if d.kind != "gpu" and d.can_reduce]
     subsets: list[tuple[str, ...]] = [
         tuple(adders), (), *(tuple(d for d in adders if d != out) for out in adders)
@@ -89,8 +90,9 @@ def in_network_forests(
 def _find_cheapest(
     graph: PairGraph, subsets: list[tuple[str, ...]], prices: Floats
 ) -> Iterator[tuple[RootedTree, list[int]]]:
-    """Yield the cheapest tree over GPUs and any of the sets of switches, rooted at each of a few
-    GPUs, with its pairs.
+    """Yield the cheapest tree over GPUs and any of the sets of switches, with its pairs.
+
+    The tree is yielded once per root, for a few GPUs as roots.
     """
     candidates = (_find_steiner_tree(graph, chosen, prices) for chosen in subsets)
     best = min((c for c in candidates if c), key=lambda candidate: candidate[0], default=None)
@@ -102,16 +104,16 @@ def _find_cheapest(
 def _find_steiner_tree(
     graph: PairGraph, chosen: tuple[str, ...], prices: Floats
 ) -> tuple[float, list[int]] | None:
-    """Return the price and the pairs of a spanning tree over the GPUs and chosen switches, without
-    switches as leaves.
+    """Return the price and the pairs of a tree over the GPUs and the chosen switches.
+
+    Switches are never leaves. None if the routes meet in a device and so do not form a tree.
     """
     by_id = graph.topology.by_id
     _, tree = graph.cheapest_tree(prices, np.r_[graph.gpus, graph.find_devices(chosen)])
     pairs = {graph.number[link] for route in tree.edges for link in pairwise(route)}
     while True:
         degree = Counter(device for pair in pairs for device in graph.links[pair])
-        # A switch at the end of the tree adds nothing up; cutting it off may leave another one
-        # there.
+        # A switch that is a leaf adds nothing up; removing it may turn another one into a leaf.
         ends = {d for d, count in degree.items() if count == 1 and by_id[d].kind != "gpu"}
         loose = {pair for pair in pairs if ends & set(graph.links[pair])}
         if not loose:
@@ -123,8 +125,10 @@ def _find_steiner_tree(
 
 
 def _hang_at(graph: PairGraph, pairs: list[int], root: int) -> RootedTree | None:
-    """Return the tree rooted at rank `root`: every GPU's route to the nearest GPU above it, and
+    """Return the tree rooted at rank `root`: each GPU's route to the nearest GPU above it and
     back.
+
+    None if the pairs do not connect all GPUs.
     """
     topology = graph.topology
     around: dict[str, list[str]] = {}

@@ -1,9 +1,8 @@
-"""Paths for alltoall, scatter and gather: every piece has one source and one target, and GPUs on
-the route relay it.
+"""Paths for alltoall, scatter and gather, with a single source and target per piece.
 
-The concurrent multicommodity flow (Shahrokhi, Matula 1990), by column generation: shortest paths
-under the links' prices, weighed so that the busiest link is as idle as it can be. The dual prices
-are the certificate of kind "prices".
+GPUs on a path relay the piece. This is the concurrent multicommodity flow problem (Shahrokhi,
+Matula 1990), solved by column generation: shortest paths under the links' prices, weighed so that
+the busiest link takes the least time. The dual prices are the certificate of kind "prices".
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from .weigh import TOLERANCE, PackedShares, SharePacking, round_shares
 
 # Devices from the source GPU to the target GPU, relaying GPUs included.
 Path = tuple[str, ...]
-# Seconds of a quiet core for a pair's cheapest path, and for each device that a search from a
-# source visits.
+# Seconds of an idle core per pair's cheapest path, and per device that a search from a source
+# visits.
 _PATH_S, _DEVICE_S = 1e-5, 1e-6
 
 
@@ -47,10 +46,14 @@ class PathPacking(SharePacking[Path]):
         turns: list[Ints] | None = None,
         routes: OwnRoutes | None = None,
     ) -> None:
-        """`routes`: ranks send to each other on these only; the turns must keep them."""
+        """Set up the packing of paths.
+
+        `turns` are symmetries that shift the rank order (see machine/symmetry.py). If `routes` is
+        given, ranks send to each other only on these, and the turns must preserve them.
+        """
         self.routes = routes
-        # Where the shifts take rank 0 to every rank just once, one source stands for all, and links
-        # of an orbit are one row.
+        # If the shifts map rank 0 to every rank exactly once, one source represents all, and the
+        # links of an orbit form one row.
         gpus = LinkArrays(topology).gpus
         images = find_transitive_group(turns, gpus) if len(sources) == len(gpus) else None
         super().__init__(topology, images)
@@ -58,18 +61,18 @@ class PathPacking(SharePacking[Path]):
         self.times = 1 if images is None else len(gpus)
 
     def group_of(self, column: Path) -> Hashable:
-        """Return the pair of GPUs that a path joins."""
+        """Return the pair of GPUs that a path connects."""
         return column[0], column[-1]
 
     def count_uses(self, column: Path) -> Counter[int]:
-        """Return how often a path uses each row, all its images together."""
+        """Return how often a path and all its images together use each row."""
         return self.count_rows([column], self.times)
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> PackedShares[Path]:
-        """Generate paths until they are optimal or the work that is allowed is done, and return
-        them.
+        """Generate paths until they are optimal or the effort is spent, and return them.
 
-        A later call goes on where an earlier one ended.
+        A later call continues from the end of an earlier one. Raise TimeLimitError if the linear
+        program was not solved.
         """
         solved = self.finished or not self.uses or self.solve((), effort)
         if not (solved and self.generate(effort, "packing paths", say)):
@@ -78,23 +81,25 @@ class PathPacking(SharePacking[Path]):
 
     @property
     def pricing_s(self) -> float:
-        """Work of pricing the paths from all sources once, in seconds of a quiet core."""
+        """The work of pricing the paths from all sources once, in seconds of an idle core."""
         return len(self.sources) * (_PATH_S * len(self.gpus) + _DEVICE_S * self.size)
 
     def price_columns(self) -> list[Path]:
-        """Return new paths that cost less than their pair's dual; store prices that raise the
-        bound.
+        """Return new paths that cost less than their pair's dual.
+
+        Also store the prices if they raise the bound. Raise InfeasibleError if some pair has no
+        path.
         """
-        # Of paths at the same price, the one of fewest links is taken: a small charge a link breaks
-        # ties.
+        # Among paths of equal price, the one with fewest links is taken: a small charge per link
+        # breaks ties.
         by_link = self.row_prices[self.row]
         weight = by_link + HOP_SHARE * float(by_link.mean())
         if self.routes is None:
             matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
             nodes_of_ranks = self.gpus
         else:
-            # Over ranks instead of devices; a price of 0 would be no edge, but every hop costs
-            # something.
+            # Search over ranks instead of devices. SciPy takes 0 for no edge, but every hop has a
+            # price above 0.
             distance = self.routes.distances(weight)
             matrix = csr_matrix(np.where(np.isfinite(distance), distance, 0.0))
             nodes_of_ranks = np.arange(len(self.gpus))
@@ -119,14 +124,16 @@ class PathPacking(SharePacking[Path]):
                 dual = self.duals.get(self.group_of(path), np.inf)
                 if path not in self.uses and price * self.times < dual * (1 - TOLERANCE):
                     fresh.append(path)
-        # Weak duality: no routing is faster than what all pairs' cheapest paths cost, over what all
-        # links cost.
+        # Weak duality: no routing is faster than the cost of all pairs' cheapest paths over that of
+        # all links.
         self.raise_bound(total * self.times / float(self.row_capacity @ self.row_prices))
         return fresh
 
     def _name_path(self, nodes: Sequence[int]) -> Path:
-        """Return the path over devices, given by their numbers; with own routes, along those from
-        each rank to the next.
+        """Return a path, given by node numbers, as device names.
+
+        With `routes`, nodes are ranks, and the devices on the route from each rank to the next are
+        filled in.
         """
         if self.routes is None:
             return tuple(self.names[i] for i in nodes)
@@ -135,14 +142,15 @@ class PathPacking(SharePacking[Path]):
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall or scatter in which every piece moves one hop along its path
-    in each step.
+    """Return the schedule of alltoall or scatter along packed paths.
+
+    Every piece moves one hop along its path in each step.
     """
     packed = packing.packed
     pairs = [packing.group_of(path) for path in packed.columns]
     uses = list(packing.uses.values())
     shares = round_shares(packed.shares, uses, packing.exact_capacity(), pairs)
-    # All images of a path are laid out at once: one path may stand for thousands of pairs.
+    # All images of a path are laid out at once: one path may represent thousands of pairs.
     images = np.arange(packing.size)[None] if packed.images is None else packed.images
     layout = _Layout(packing.topology, collective)
     for path, share in zip(packed.columns, shares, strict=True):
@@ -152,8 +160,9 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
 
 
 def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall in which every pair's part moves one hop along the pair's
-    path in each step.
+    """Return the schedule of alltoall along one path per pair.
+
+    Every pair's part moves one hop along the pair's path in each step.
     """
     layout = _Layout(paths.topology, collective)
     lengths = (paths.stops >= 0).sum(axis=1)
@@ -175,8 +184,10 @@ class _Layout:
         self.parts: list[Transfers] = []
 
     def add(self, devices: Ints, share: Fraction) -> None:
-        """Send `share` of what the first device of each row has for the last along the row; all
-        rows pass GPUs at the same places.
+        """Add chunks that travel along paths, one path per row of `devices`.
+
+        Each chunk is `share` of the part that the row's first device holds for its last. All rows
+        must have GPUs in the same columns.
         """
         n, first = self.collective.ranks, len(self.chunks)
         # GPUs on the path relay the piece, so it is sent in hops from GPU to GPU.
@@ -184,7 +195,7 @@ class _Layout:
         ranks = self.rank_of[devices[:, stops]]
         number = np.arange(first, first + len(devices))
         for hop, (a, b) in enumerate(pairwise(stops)):
-            # Routes are stored once each, and transfers refer to them by number.
+            # Each route is stored once, and transfers refer to it by number.
             between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
             routes = [tuple(self.links.names[d] for d in row) for row in between.tolist()]
             step, op = np.full(len(devices), hop), np.full(len(devices), COPY)
@@ -195,9 +206,9 @@ class _Layout:
             self.chunks.append(Chunk(share / n, source if each else None, target))
 
     def finish(self, strategy: str) -> Schedule:
-        """Return the schedule of all that was added."""
+        """Return the schedule of all added chunks."""
         n = self.collective.ranks
-        # What a rank has for itself is never sent, but is part of the buffer.
+        # A rank's data for itself is never sent, but is part of the buffer.
         for rank in range(n):
             source = rank if self.collective.name == "alltoall" else None
             if source is not None or rank == self.collective.root:

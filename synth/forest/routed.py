@@ -1,8 +1,8 @@
-"""Trees whose edges are the routes that the hardware takes, one a pair of GPUs.
+"""Trees whose edges are the hardware's routes, one per pair of GPUs.
 
-The best packing may divide what goes between two GPUs over several routes. Point-to-point sends
-cannot: the system chooses the route (topo/routes.py). These trees use only that one, so that their
-predicted loads are those of the schedule as sent.
+The best packing may divide the data between two GPUs over several routes. Point-to-point sends
+cannot: the hardware takes a single route (topo/routes.py). These trees use only that route, so
+their predicted loads are those of the schedule in execution.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .machine.pairs import PairGraph, Tree
 from .survey import Survey
 from .trees import root_tree
 
-# With more GPUs, a spanning tree over all pairs of GPUs in every turn takes too long.
+# Above this, a spanning tree over all pairs of GPUs in every turn takes too long.
 _MAX_RANKS = 32
-# Seconds of a quiet core for the column generation.
+# Seconds of an idle core for the column generation.
 _WORK_S = 10.0
-# Part of the packing's rate from which a tree carries anything.
+# Fraction of the packing's rate above which a tree counts as used.
 _CARRIES = 1e-9
 
 
 class RoutedPairs(PairGraph):
-    """A PairGraph whose trees may only use the system's own route from one GPU to another."""
+    """A PairGraph whose trees may only use the hardware's route from one GPU to another."""
 
     def __init__(self, router: Router) -> None:
         super().__init__(router.topology)
@@ -45,8 +45,7 @@ class RoutedPairs(PairGraph):
                 self.routes.append((u, v, route, links))
 
     def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
-        """Return the price of a minimum spanning tree of the GPUs over their routes (Kruskal), and
-        the tree.
+        """Return the price and a minimum spanning tree of the GPUs over their routes (Kruskal).
 
         Ties go to fewer hops, then to the order of the GPUs. Weights are floats: scipy's and
         networkx's trees are no more exact, and take 1.1 to 4.5 times as long on 8 to 32 GPUs
@@ -66,7 +65,7 @@ class RoutedPairs(PairGraph):
 
 
 def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
-    """Return whether every transfer takes the route that the system would choose."""
+    """Return whether every transfer takes the hardware's route."""
     gpus = router.topology.ranks
     return all(
         router.route(src, dst) == (gpus[src], *between, gpus[dst])
@@ -82,8 +81,10 @@ def routed_forest(
     effort: Effort,
     say: Callable[[str], None] | None,
 ) -> list[CandidateForest]:
-    """Return the best forest of such trees, if the machine is small enough to search and its routes
-    join all GPUs.
+    """Return the best forest of trees over the hardware's routes.
+
+    The result is empty if the machine is too large to search, if its routes do not connect all
+    GPUs, or if the forest exceeds the limits.
     """
     if len(machine.ranks) > _MAX_RANKS:
         return []

@@ -1,11 +1,11 @@
-"""Find prices of links if each pair of GPUs has a single path: column generation over the routes.
+"""Prices of links if each pair of GPUs has a single path: column generation over the routes.
 
-A column is what ranks send to each other for one part of a collective: trees whose edges are the
-system's routes, or (`PATHS`) a path to every other rank through relaying ranks. The linear program
-divides each part among its columns so that the busiest link takes the least time. Its duals price
-the links, and the cheapest columns at these prices are added next. Links that are equivalent under
-symmetries of the machine and its routes share one row, and of equivalent ranks only one is priced;
-neither weakens the bound.
+A column is the set of messages between ranks for one part of a collective: trees whose edges are
+the hardware's routes, or (`PATHS`) a path to every other rank through relaying ranks. The linear
+program divides each part among its columns so that the busiest link takes the least time. Its duals
+price the links, and the cheapest columns at these prices are added next. Links that are equivalent
+under symmetries of the machine and its routes share one row, and only one rank per class of
+equivalent ranks is priced; neither weakens the bound.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _TOLERANCE = 1e-10
 # Columns added along with the cheapest one, and the fraction by which each of them raises the
 # prices of its links for the following ones.
 _SIMILAR, _RAISE = 8, 0.2
-# With more rows, links of the same colour (machine/symmetry.py) share one, which may weaken the
+# Above this, links of the same colour (machine/symmetry.py) share a row, which may weaken the
 # bound.
 _MAX_ROWS = 1500
-# Work in seconds of an idle core: for all distances, for a tree, and for each pair of ranks in it.
+# Work in seconds of an idle core: for all distances, per tree, and per pair of ranks in it.
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 5e-4, 3e-4, 4e-7
 
 
@@ -59,8 +59,8 @@ class LinkPrices:
 class SinglePathPacking:
     """The column generation for one collective.
 
-    `routes` are the routes that the system takes; `shape` is PAIRS, TREES or PATHS and determines
-    what a column is.
+    `routes` are the hardware's routes; `shape` is PAIRS, TREES or PATHS and determines the form of
+    a column.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective, shape: str) -> None:

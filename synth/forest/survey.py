@@ -1,9 +1,8 @@
-"""Facts about a machine that tree search needs: its pairs, symmetries and boxes, and the columns
-and prices of earlier searches.
+"""Facts about a machine that tree search needs: pairs, symmetries, boxes, columns and prices.
 
 The bound and the packing share them, so that neither repeats the other's work. A machine with slow
-links also has a mended form, every link as fast as most links of its role: no schedule is faster
-than on that, and a plan for it mostly needs few changes.
+links also has a mended form, in which every link is as fast as most links of its role: no schedule
+is faster than on the mended machine, and a plan for it mostly needs few changes.
 """
 
 from __future__ import annotations
@@ -32,19 +31,20 @@ from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
 
 Say = Callable[[str], None] | None
-# Most trees times devices for which matroid union is tried to settle a bound: bounds must be quick.
+# Maximum of trees times devices for proving a bound by matroid union: bounds must be quick.
 _WHOLE_WORK = 40_000
-# Seconds of a quiet core to make whole-number trees shallower.
+# Seconds of an idle core to make trees from matroid union shallower.
 _LOWER_WORK_S = 2.0
-# Most sources whose paths of fewest hops are tried, and most pairs for column generation.
+# Maximum number of sources for trying paths of fewest hops, and of pairs for column generation.
 _MAX_SOURCES, MAX_PAIRS = 512, 10_000
-# Paths that take at most this many times the time that is enough are not evened out further.
+# Paths that take at most this many times the required time are not evened out further.
 _NEAR = 1.001
 
 
 class Survey:
-    """The survey of one topology. It stores columns, and generation goes on from them when more
-    work is allowed.
+    """The survey of one topology.
+
+    It caches columns; generation continues from them if a later call allows more work.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -58,7 +58,7 @@ class Survey:
 
     @cached_property
     def direct(self) -> bool:
-        """Whether all links join two GPUs, with the same bandwidth in both directions."""
+        """Whether all links connect two GPUs, with the same bandwidth in both directions."""
         by_id, links = self.topology.by_id, self.graph.links
         gpus_only = all(by_id[d].kind == "gpu" for pair in links for d in pair)
         return gpus_only and self.topology.is_symmetric
@@ -70,21 +70,22 @@ class Survey:
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """The equal boxes that the machine is made of (but for links that are slower than others of
-        their role), or None.
+        """The equal boxes that the machine is made of, or None.
+
+        Links that are slower than others of their role do not count as a difference.
         """
         return find_boxes(self.mended or self.topology)
 
     @cached_property
     def mended(self) -> Topology | None:
-        """The machine with its slower links as fast as most of their role, or None where none are
-        slower.
+        """The machine with its slow links as fast as most of their role; None if no link is
+        slow.
         """
         return mend(self.topology)
 
     @cached_property
     def slow_boxes(self) -> list[int]:
-        """The numbers of the boxes with a GPU at a link that is slower than others of its role."""
+        """The numbers of the boxes with a GPU on a link that is slower than others of its role."""
         if self.mended is None or self.boxes is None:
             return []
         usual = self.mended.capacity_GBps
@@ -95,8 +96,9 @@ class Survey:
 
     @cached_property
     def classes_are_orbits(self) -> bool:
-        """Whether known symmetries move every pair of a class to every other: then prices by class
-        lose nothing.
+        """Whether known symmetries move every pair of a class to every other.
+
+        If so, prices by class lose nothing.
         """
         graph = self.graph
         classes = int(graph.classes.max(initial=-1)) + 1
@@ -107,13 +109,13 @@ class Survey:
         return len(set(find_orbits(len(graph.links), moves).tolist())) == classes
 
     def pack_by_class(self, effort: Effort, say: Say = None) -> Columns:
-        """Return columns and prices where all links of a class have one price."""
+        """Return columns and prices with one price for all links of a class."""
         if self._by_class is None or not self._by_class.optimal:
             self._by_class = generate(self.graph, self.graph.classes, effort, say, self._by_class)
         return self._by_class
 
     def pack_by_link(self, effort: Effort, say: Say = None) -> Columns:
-        """Return columns and prices where every pair of devices has a price of its own."""
+        """Return columns and prices with a separate price for every pair of devices."""
         if self._by_link is None or not self._by_link.optimal:
             start = self._by_link or self.pack_by_class(effort, say)
             rows = np.arange(len(self.graph.links))
@@ -121,17 +123,17 @@ class Survey:
         return self._by_link
 
     def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
-        """Return, on direct links, `count` trees with no link in more of them than `copies` times
-        its bandwidth in units.
+        """Return `count` trees of equal share on direct links, packed by matroid union.
 
-        None where there are no such trees, or the work that is allowed was too little to tell.
+        No link is in more trees than `copies` times its bandwidth in units. None if there are no
+        such trees, or if the effort was too small to decide.
         """
         key = count, copies
         if key not in self._whole:
             graph = self.graph
             times = [int(c / self.unit) * copies for c in graph.exact]
             ends = list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
-            # Only an answer is stored: a search that ran out of work may be repeated with more.
+            # Only a decided search is cached: one that ran out of effort may be repeated with more.
             trees = spanning_trees(graph.size, ends, times, count, effort)
             if trees is None and effort.is_over("whole numbers of trees"):
                 return None
@@ -144,12 +146,13 @@ class Survey:
 
     @cached_property
     def unit(self) -> Fraction:
-        """The greatest bandwidth in GB/s that divides all pairs' bandwidths."""
+        """The greatest bandwidth in GB/s of which every pair's bandwidth is an integer multiple."""
         return fraction_gcd(sorted(set(self.graph.exact)))
 
     def is_reached_by_whole_trees(self, rate: Fraction, effort: Effort) -> bool:
-        """Return whether a few equal trees on direct links reach this rate in GB/s, an upper bound,
-        which is then optimal.
+        """Return whether a few trees of equal share on direct links reach `rate` in GB/s.
+
+        If so, `rate`, an upper bound, is optimal. False if the search would take too long.
         """
         parts = rate / self.unit
         if not self.direct or parts.numerator * self.graph.size > _WHOLE_WORK:
@@ -157,9 +160,10 @@ class Survey:
         return self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
-        """Return packed paths for alltoall (stored for later calls), or for scatter from its root.
+        """Return packed paths for alltoall (cached for later calls), or for scatter from its
+        root.
 
-        Raises InfeasibleError where there are too many pairs for column generation.
+        Raise InfeasibleError if there are too many pairs for column generation.
         """
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
@@ -172,16 +176,17 @@ class Survey:
 
     @cached_property
     def _alltoall_packing(self) -> PathPacking:
-        """The packing of paths between all pairs; where shifts allow it, of those from one rank."""
+        """The packing of paths between all pairs, or from one rank if shifts represent the
+        others.
+        """
         return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
 
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
-        """Return a path for each pair, evened out, where that serves alltoall better than column
-        generation; else None.
+        """Return one path per pair, evened out, if better for alltoall than column generation.
 
-        That is where paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or
-        where there are more pairs than column generation can serve. Raises InfeasibleError where
-        there are too many for either.
+        It does if paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or if
+        there are more pairs than column generation can serve; otherwise return None. Raise
+        InfeasibleError if there are too many pairs for either method.
         """
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:
@@ -206,10 +211,11 @@ class Survey:
 
 
 def mend(topology: Topology) -> Topology | None:
-    """Return the machine with links that are slower than most of their role at the usual bandwidth;
-    None if there are none.
+    """Return the machine with every slow link at the usual bandwidth of its role.
 
-    Links of one role join devices of the same kinds with as many parallel links of the same medium.
+    A link is slow if it is slower than most links of its role; None if there are no slow links.
+    Links of one role connect devices of the same kinds and have the same medium and the same number
+    of parallel links.
     """
 
     def name_role(link: Link) -> tuple[object, ...]:
@@ -238,7 +244,7 @@ def mend(topology: Topology) -> Topology | None:
 def survey(topology: Topology) -> Survey:
     """Return the survey of a topology, from a cache of the last few.
 
-    What a search finds depends on the searches before it. Callers whose result must not, begin with
-    `survey.cache_clear()`.
+    The result of a search depends on earlier searches. Callers that need an independent result must
+    begin with `survey.cache_clear()`.
     """
     return Survey(topology)

@@ -1,4 +1,4 @@
-"""Define rooted trees over ranks, forests of them, and the schedules that forests define.
+"""Rooted trees over ranks, forests of them, and the schedules that forests define.
 
 The edges of a tree are routes, and each tree of a forest carries a share of the data. Invariant: a
 tree reaches every rank exactly once, so each share is reduced once and arrives everywhere, whatever
@@ -52,7 +52,7 @@ class Forest:
     """Trees, with their shares of the buffer (or of each root's part of it).
 
     `images` are permutations of the devices, one per row, the identity first. If given, every tree
-    stands for all its images, and its share is divided evenly among them. `depth` is the greatest
+    represents all its images, and its share is divided evenly among them. `depth` is the greatest
     number of hops from a root.
     """
 

@@ -1,7 +1,8 @@
 """Shares of a set of trees that load no link more than they must, as small fractions.
 
-A linear program (minimise the time of the busiest link) gives floats; they are rounded to a common
-denominator by largest remainders, and only exact loads decide whether that is good enough.
+A linear program that minimises the time of the busiest link gives floats. They are rounded to a
+common denominator by largest remainders, and only the exact loads decide whether the result is good
+enough.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ C = TypeVar("C", bound=Hashable)
 # Relative gap between the time of a packing and its bound at which it counts as optimal, and by
 # which a column must cost less than its group's dual: above the rounding errors of the duals.
 TOLERANCE = 1e-9
-# Shares are rounded to the smallest denominator at which the busiest link is within this of what
-# the floats reach.
+# Shares are rounded to the smallest denominator at which the busiest link's load exceeds that of
+# the floats by at most this fraction.
 GOOD = Fraction(1, 10**7)
 # Denominators in the order of trial: small ones make schedules of few chunks, and those with many
 # divisors suit links of different widths.
@@ -38,19 +39,20 @@ _DENOMINATORS = (
     *range(1, 65),
     *(72, 84, 90, 96, 120, 128, 144, 168, 180, 240, 256, 360, 420, 504, 512, 720, 840, 1000, 1024),
 )
-# Denominators that come near to any float, if the small ones do not.
+# Denominators that approximate any float, if the small ones do not.
 _FINE = (5040, 10_000, 65_536, 10**6, 10**8, 10**10)
-# With more trees only fine denominators can do, and each trial takes long.
+# Above this number of trees only fine denominators suffice, and each trial takes long.
 _ROUNDED_TREES = 4096
 # Largest denominator of a single share for which a common one of all shares is suggested.
 _SUGGESTED = 1000
 
 
 class Usage:
-    """How often each tree uses each link (or class of links), and what the link can carry in GB/s.
+    """The number of times each tree uses each link (or class of links), and its capacity in
+    GB/s.
 
-    With `images` of a group of symmetries, links of an orbit are one row, and a tree's uses are
-    spread over it evenly.
+    With `images` of a group of symmetries, links of an orbit form one row, and a tree's uses are
+    spread evenly over it.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class Usage:
 def _count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
     if not computes_in_network(topology):
         return Counter(link for route in (*tree.up, *tree.down) for link in pairwise(route or ()))
-    # A switch that adds sends one sum on for all that arrive in a step, so streams count there, not
-    # routes.
+    # A switch that adds sends on one sum of all messages that arrive in a step, so count streams,
+    # not routes.
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     step, src, dst, op, route = list_moves(tree, ranks, together=True)
     rows = Transfers(step, src, dst, np.zeros(len(step)), op, range(len(step)), route)
@@ -85,13 +87,13 @@ def _count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLi
 def find_max_load(
     uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]
 ) -> Fraction:
-    """Return the greatest load over capacity of any row when column j carries counts[j]; exact."""
+    """Return the exact greatest load over capacity of any row if column j carries counts[j]."""
     load: dict[int, int] = defaultdict(int)
     for column, count in zip(uses, counts, strict=True):
         if count:
             for row, times in column.items():
                 load[row] += times * count
-    # Comparing whole numbers first leaves one division of fractions for each different capacity.
+    # Comparing integers first leaves one division of fractions per distinct capacity.
     highest: dict[tuple[int, int], int] = {}
     for row, total in load.items():
         ratio = capacity[row].as_integer_ratio()
@@ -104,11 +106,11 @@ def find_max_load(
 
 @dataclass(frozen=True)
 class Division:
-    """The solution of `divide`, in floats: `shares` that sum up to 1 in each group, and the `time`
-    of the busiest row.
+    """The solution of `divide`, in floats.
 
-    `prices` are what a unit of use of each row costs; a new column helps if it costs less than its
-    group's entry in `duals`.
+    `shares` sum up to 1 in each group, and `time` is that of the busiest row. `prices` are the
+    costs of a unit of use of each row; a new column helps if it costs less than its group's entry
+    in `duals`.
     """
 
     shares: Floats
@@ -124,11 +126,11 @@ def divide(
     depths: Sequence[int] = (),
     effort: Effort | None = None,
 ) -> Division | None:
-    """Return the shares of each group's columns under which the busiest row takes least time; of
-    equal ones, those of least depth.
+    """Return the shares of each group's columns that minimise the time of the busiest row.
 
-    min t: shares sum up to 1 in each group, no row carries more than t times its capacity. None
-    where HiGHS finds no optimum. The work is counted in `effort`.
+    Among equally good shares, those of least depth are chosen. The program is: min t, such that
+    shares sum up to 1 in each group and no row carries more than t times its capacity. None if
+    HiGHS finds no optimum. The work is counted in `effort`.
     """
     sizes = [len(column) for column in uses]
     columns = np.repeat(np.arange(len(uses)), sizes)
@@ -167,8 +169,10 @@ def divide(
 
 @dataclass
 class PackedShares(Generic[C]):
-    """Columns (trees or paths), each with its share (a float) of its group's part, and prices of
-    directed links; with `images`, permutations of the devices, each stands for all of these.
+    """Columns (trees or paths) with their shares, and prices of directed links.
+
+    Each share is a float, relative to the part of the column's group. With `images`, permutations
+    of the devices, each column represents all its images.
 
     Times are in units of one part over 1 GB/s: `value` is the lower bound that the prices prove,
     `reached` the time that the shares take.
@@ -183,8 +187,10 @@ class PackedShares(Generic[C]):
 
 
 class SharePacking(LinkRows, Generic[C]):
-    """Column generation that divides each group's part among columns so that the busiest link takes
-    least time. A subclass prices columns, and says which group a column is of.
+    """Column generation that divides each group's part among columns.
+
+    It minimises the time of the busiest link. A subclass prices columns and assigns each column to
+    a group.
     """
 
     def __init__(self, topology: Topology, images: Ints | None) -> None:
@@ -202,18 +208,19 @@ class SharePacking(LinkRows, Generic[C]):
         raise NotImplementedError
 
     def count_uses(self, column: C) -> Counter[int]:
-        """Return how often a column uses each row, all its images together."""
+        """Return how often a column and all its images together use each row."""
         raise NotImplementedError
 
     def price_columns(self) -> list[C]:
-        """Return new columns that cost less than their group's dual, if any; call `raise_bound`
-        with what the prices prove.
+        """Return new columns that cost less than their group's dual, if any.
+
+        Implementations must also call `raise_bound` with the bound that the prices prove.
         """
         raise NotImplementedError
 
     @property
     def pricing_s(self) -> float:
-        """Work of `price_columns`, in seconds of a quiet core."""
+        """The work of `price_columns`, in seconds of an idle core."""
         raise NotImplementedError
 
     def cost_of(self, column: C) -> float:
@@ -229,8 +236,9 @@ class SharePacking(LinkRows, Generic[C]):
             self.packed.prices = dict(zip(self.links, prices, strict=True))
 
     def solve(self, fresh: Iterable[C], effort: Effort) -> bool:
-        """Add columns, and divide each group's part among all of its columns; return whether that
-        could be solved.
+        """Add columns and divide each group's part among its columns.
+
+        Return False if the linear program could not be solved.
         """
         self.uses.update((column, self.count_uses(column)) for column in fresh)
         groups = [self.group_of(column) for column in self.uses]
@@ -244,8 +252,10 @@ class SharePacking(LinkRows, Generic[C]):
     def generate(
         self, effort: Effort, search: str, say: Callable[[str], None] | None, enough: float = 0.0
     ) -> bool:
-        """Generate columns until they are optimal, the time is down to `enough`, or the work that
-        is allowed is done; return False where a program could not be solved.
+        """Generate columns until they are optimal or fast enough, or the effort is spent.
+
+        They are fast enough once their time is at most `enough`, in units of one part over 1 GB/s.
+        Return False if a linear program could not be solved. `search` names the search in messages.
         """
         while not self.finished:
             fresh = self.price_columns()
@@ -271,7 +281,7 @@ def find_best_shares(
     group: Sequence[int],
     depths: Sequence[int] = (),
 ) -> Floats:
-    """Return the shares of `divide`, or even shares where HiGHS finds no optimum."""
+    """Return the shares of `divide`, or even shares if HiGHS finds no optimum."""
     solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
     if solution is not None:
         return solution.shares
@@ -285,9 +295,10 @@ def round_shares(
     capacity: Sequence[Fraction],
     group: Sequence[Hashable],
 ) -> list[Fraction]:
-    """Return fractions near `shares`, exactly 1 in each group's sum, with the smallest common
-    denominator that loads the busiest row next to no more than the floats do (GOOD), or else the
-    best of those tried.
+    """Return fractions near `shares` with a common denominator, exactly 1 in each group's sum.
+
+    The denominator is the first of those tried at which the busiest row's load exceeds that of the
+    floats by at most GOOD, or else the best one tried.
     """
     busiest: dict[int, float] = defaultdict(float)
     for column, x in zip(uses, shares.tolist(), strict=True):
@@ -305,7 +316,7 @@ def round_shares(
         tries = (*_DENOMINATORS, *([common] if common <= _FINE[-1] else []), *_FINE)
     best: tuple[Fraction, list[int], int] | None = None
     for denominator in tries:
-        # Round down, then give what is missing to the shares that lost most (largest remainders):
+        # Round down, then give the remainder to the shares that lost most (largest remainders):
         # sums stay exact.
         counts = [0] * len(shares)
         for columns in members.values():

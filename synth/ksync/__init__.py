@@ -1,3 +1,4 @@
-"""k-synchronous synthesis after SCCL (Cai et al., PPoPP 2021): exact schedules for (chunks, steps,
-rounds).
+"""k-synchronous synthesis: exact schedules for (chunks, steps, rounds), after SCCL.
+
+SCCL: Cai et al., PPoPP 2021.
 """

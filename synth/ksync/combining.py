@@ -1,11 +1,11 @@
-"""Allreduce solved directly as a CP-SAT model, rather than composed of reduce-scatter and
-allgather.
+"""Allreduce as a CP-SAT model, solved directly instead of composed of two collectives.
 
-Each rank holds one partial sum of each chunk. has[v,c,j,s]: the contribution of rank j is in what v
-holds of chunk c when step s begins. In a step a rank may send what it holds over any edge; the
-receiver adds it (its contributions must be disjoint from what it holds and from what else arrives)
-or takes it over in place of its own. At the end every rank holds every contribution. Ranks do not
-keep several partial sums of a chunk apart: "infeasible" means within that form.
+Each rank holds one partial sum of each chunk. has[v,c,j,s]: rank v's partial sum of chunk c
+includes the contribution of rank j when step s begins. In a step a rank may send its partial sum
+over any edge; the receiver adds it (its contributions must be disjoint from those that it holds and
+from those of other arrivals) or takes it over in place of its own. At the end every rank holds
+every contribution. Ranks do not keep several partial sums of a chunk apart: "infeasible" means
+infeasible in that form.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from .copying import (
 
 
 def solve_combining(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
-    """Return a schedule of exactly that form, or None where it is proved that none exists with one
-    partial sum a rank.
+    """Return an allreduce schedule with exactly the chunks, steps and rounds of `instance`.
+
+    None if it is proved that none exists with one partial sum per rank. Raise TimeLimitError if the
+    effort was too small to decide.
     """
     model = cp_model.CpModel()
     n, steps, count = fabric.ranks, instance.steps, instance.chunks
@@ -58,8 +60,8 @@ def solve_combining(fabric: SyncFabric, instance: SyncInstance, effort: Effort) 
     # Copies and additions share the links.
     rounds = add_rounds(model, instance)
     add_capacities(model, fabric, sends, rounds)
-    # A schedule with chunks swapped is as good: the solver must not refute each of them on its own,
-    # so chunks are ordered by their number of sends in the first step.
+    # A schedule with chunks swapped is equally good, and refuting each one separately would waste
+    # work: chunks are ordered by their number of sends in the first step.
     first_sends = [
         sum(sends[c, e, 0, "reduce"] for e in range(len(fabric.edges))) for c in range(count)
     ]
@@ -79,8 +81,9 @@ def _add_step(
     sends: dict[EdgeSend, cp_model.IntVar],
     where: tuple[int, int, int],
 ) -> None:
-    """Add the constraints on what rank v holds of chunk c after step s, given what is sent to
-    it.
+    """Add the constraints on the partial sum of one rank and chunk after one step.
+
+    `where` is (rank, chunk, step).
     """
     v, c, s = where
     inward = fabric.into(v)
@@ -93,7 +96,7 @@ def _add_step(
         model.add_implication(add, ~copied)
     for j in range(fabric.ranks):
         before, after = has[v, c, j, s], has[v, c, j, s + 1]
-        # `after` is 0 or 1, so a contribution that came twice would make the sum infeasible: sets
+        # `after` is 0 or 1, so a contribution that arrives twice makes the model infeasible: sets
         # must be disjoint.
         arriving = []
         for e, add in zip(inward, adds, strict=True):

@@ -1,15 +1,14 @@
-"""SCCL's formulation as a CP-SAT model, for collectives that only copy: allgather, broadcast,
-gather, scatter, alltoall.
+"""SCCL's formulation as a CP-SAT model, for collectives that only copy.
 
-The graph has ranks, and edges between two ranks that the hardware routes between without passing
-another GPU; a route may cross several physical links, and several edges may share one. Capacities
-are whole numbers: chunks a round, in the link unit.
+They are allgather, broadcast, gather, scatter and alltoall. The graph has ranks, and edges between
+pairs of ranks whose hardware route passes through no other GPU; a route may cross several physical
+links, and several edges may share one. Capacities are integers: chunks per round, in the link unit.
 
 A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank
 gets every chunk over exactly one edge in one step, from a rank that had it in an earlier step; a
 link of bandwidth b carries at most b r_s chunks in step s; the r_s >= 1 add up to R (Cai et al.,
-PPoPP 2021, section 4). A send is a variable only where its source can have the chunk by then and
-its destination can still be of use, by hop distances.
+PPoPP 2021, section 4). A send is a variable only if, by hop distances, its source can have the
+chunk by then and its destination can still be of use.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ Rounds = list[cp_model.IntVar] | list[int]
 
 @dataclass(frozen=True)
 class SyncFabric:
-    """Edges with their links: `edges[i]` = (u, v) takes `routes[i]`, a link carries
-    `capacity[link]` chunks a round, and `unit_GBps` is the bandwidth of one chunk a round.
+    """Edges between ranks, with the links that they cross.
+
+    `edges[i]` = (u, v) takes `routes[i]`, a link carries `capacity[link]` chunks per round, and
+    `unit_GBps` is the bandwidth of one chunk per round.
     """
 
     topology: Topology
@@ -53,7 +54,7 @@ class SyncFabric:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return len(self.topology.ranks)
 
     def into(self, rank: int) -> list[int]:
@@ -65,8 +66,9 @@ class SyncFabric:
         return route_links(self.routes[edge])
 
     def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
-        """Return the number of edges from the nearest of `sources` (to it, if `backwards`) to each
-        rank within reach.
+        """Return the number of edges from the nearest of `sources` to each rank within reach.
+
+        With `backwards`, count edges from each rank to the nearest of `sources`.
         """
         neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
         for u, v in self.edges:
@@ -82,7 +84,7 @@ class SyncFabric:
 
 
 def fabric_of(router: Router) -> SyncFabric:
-    """Return the fabric of a router's topology: an edge for every ordered pair of ranks with a
+    """Return the fabric of a router's topology, with an edge per ordered pair of ranks with a
     route.
     """
     topology = router.topology
@@ -101,7 +103,9 @@ def fabric_of(router: Router) -> SyncFabric:
 
 @dataclass(frozen=True)
 class SyncInstance:
-    """One question: is there a schedule of `chunks` (in SCCL's units), `steps` and `rounds`?"""
+    """The question whether a schedule of `chunks` (in SCCL's units), `steps` and `rounds`
+    exists.
+    """
 
     collective: Collective
     chunks: int
@@ -110,7 +114,7 @@ class SyncInstance:
 
     @property
     def ratio(self) -> Fraction:
-        """R/C, which multiplies L beta in SCCL's cost."""
+        """The ratio R/C, which multiplies L beta in SCCL's cost."""
         return Fraction(self.rounds, self.chunks)
 
 
@@ -119,7 +123,7 @@ def run_solver(
 ) -> cp_model.CpSolver | None:
     """Return the solver with its solution, or None if the model is proved infeasible.
 
-    Raises TimeLimitError where neither is known after the work that is allowed.
+    Raise TimeLimitError if the effort was too small to decide.
     """
     solver, status = solve(model, effort, "exact", varied=True)
     if status == cp_model.UNKNOWN:
@@ -131,13 +135,16 @@ def run_solver(
 
 
 def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
-    """Return a schedule of exactly that form, or None where it is proved that there is none."""
+    """Return a schedule with exactly the chunks, steps and rounds of `instance`.
+
+    None if it is proved that there is none. Raise TimeLimitError if the effort was too small to
+    decide.
+    """
     chunks = instance.collective.even_chunks(instance.chunks)
     sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
     model = cp_model.CpModel()
     variable = {key: model.new_bool_var("") for key in sends}
-    # A chunk that arrives twice at a rank is of no more use than once, so a relay receives it at
-    # most once.
+    # A second arrival of a chunk at a rank is useless, so a relay receives it at most once.
     arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in sends:
         arrivals[key[0], fabric.edges[key[1]][1]].append(key)
@@ -160,8 +167,8 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
     rounds = add_rounds(model, instance)
     add_capacities(model, fabric, {(*key, "copy"): var for key, var in variable.items()}, rounds)
-    # A schedule with equal chunks swapped is as good: the solver must not refute each of them on
-    # its own.
+    # A schedule with equal chunks swapped is equally good: the solver must not refute each one
+    # separately.
     _break_symmetry(model, instance, chunks, arrivals, variable)
     solver = run_solver(model, effort, instance)
     if solver is None:
@@ -175,10 +182,10 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
 def list_possible_sends(
     fabric: SyncFabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int
 ) -> list[Key]:
-    """Return the (chunk, edge, step) that can be part of a schedule.
+    """Return the (chunk, edge, step) triples that can be part of a schedule.
 
-    The source must be able to have the chunk by then, and the destination to pass it on in time, by
-    hop distances; the only receiver of a chunk never sends it on.
+    By hop distances, the source must be able to have the chunk by then, and the destination must be
+    able to pass it on in time. The only receiver of a chunk never sends it on.
     """
     out: list[Key] = []
     hops = cache(fabric.hops_from)
@@ -192,8 +199,9 @@ def list_possible_sends(
 
 
 def add_rounds(model: cp_model.CpModel, instance: SyncInstance) -> Rounds:
-    """Add the length of each step in rounds, at least 1 each and R in all, to the model; return the
-    lengths.
+    """Add the length of each step in rounds to the model and return the lengths.
+
+    Each length is at least 1, and they sum up to R.
     """
     slack = instance.rounds - instance.steps
     if slack == 0:
@@ -225,8 +233,9 @@ def _break_symmetry(
     arrivals: dict[tuple[int, int], list[Key]],
     variable: dict[Key, cp_model.IntVar],
 ) -> None:
-    """Order the arrivals of interchangeable chunks (same source and target) at the first rank that
-    needs them.
+    """Order the arrivals of interchangeable chunks at the first rank that needs them.
+
+    Chunks are interchangeable if they have the same source and target.
     """
     for c in range(len(chunks) - 1):
         if chunks[c] != chunks[c + 1]:
@@ -242,7 +251,7 @@ def _break_symmetry(
 def build_schedule(
     fabric: SyncFabric, instance: SyncInstance, sends: Iterable[EdgeSend], rounds: list[int]
 ) -> Schedule:
-    """Return the schedule of the chosen sends, whose steps last so many rounds."""
+    """Return the schedule of the chosen sends; `rounds` is the length of each step in rounds."""
     chunks = instance.collective.even_chunks(instance.chunks)
     transfers = sorted(
         Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in sends
@@ -259,8 +268,8 @@ def _drop_idle_sends(
     useful: set[Key] = set()
     for c, chunk in enumerate(chunks):
         for rank in collective.receivers(chunk):
-            # Backwards from the receiver along the sends that brought the chunk, until one that is
-            # useful already.
+            # Go backwards from the receiver along the sends that brought the chunk, up to one that
+            # is already known to be useful.
             send = by_end.get((c, rank))
             while send is not None and send not in useful:
                 useful.add(send)

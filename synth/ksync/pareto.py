@@ -1,10 +1,10 @@
-"""The Pareto front of k-synchronous schedules over steps S and R/C, its ends proved.
+"""The Pareto front of k-synchronous schedules over steps S and R/C, with its ends proved.
 
-For each S from the least possible on: the row with R = S and the most chunks, and the row with the
-least R/C, down to what the linear program of ratio_bound proves; it stops where R/C meets the
-topology's bandwidth bound. Where the best R/C of an S is above that bound, the (C, R) just below it
-are listed too, as proved infeasible. Reduce-scatter and reduce are allgather and broadcast on the
-reversed topology; allreduce is composed of two, and solved directly for few steps.
+For each S from the least possible on, it has the row with R = S and the most chunks, and the row
+with the least R/C, down to the lower bound proved by the linear program of ratio_bound. It stops
+once R/C meets the topology's bandwidth bound. If the best R/C of an S is above that bound, the (C,
+R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce are allgather and
+broadcast on the reversed topology; allreduce is composed of two, and solved directly for few steps.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from .copying import SyncFabric, SyncInstance, fabric_of, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
-# Most chunks that are tried: larger instances are rarely decided with the work of one.
+# Maximum number of chunks tried: larger instances are rarely decided within _INSTANCE_WORK_S.
 _MAX_CHUNKS = {"broadcast": 24, "alltoall": 4}
 # The same for other collectives, and for instances with equal steps.
 _MAX_CHUNKS_OTHERS, _MAX_CHUNKS_EQUAL_STEPS = 8, 32
-# Most Booleans (chunk, edge, step) of a model.
+# Maximum number of Booleans (chunk, edge, step) in a model.
 _MAX_VARIABLES = 300_000
-# Rounds beyond the steps that are tried where the caller sets no slack, and for direct allreduce.
+# Rounds beyond the steps that are tried if the caller sets no slack, and for direct allreduce.
 _ROUND_SLACK, _DIRECT_SLACK = 8, 1
-# Candidates tried for each number of steps, and of them those that may stay open.
+# Maximum number of candidates tried per number of steps, and of those that may stay undecided.
 _TRIES, _MAX_OPEN = 12, 2
-# Most edges of fabrics on which allreduce is solved directly: a model has ranks times as many
-# variables.
+# Maximum number of edges for solving allreduce directly: a model has more variables by a factor of
+# the number of ranks.
 _DIRECT_EDGES = 72
-# Seconds of a quiet core for an instance, a proof of the least R/C, and the bound.
+# Seconds of an idle core for an instance, a proof of the least R/C, and the bound.
 _INSTANCE_WORK_S, _PROOF_WORK_S, _BOUND_WORK_S = 3.0, 10.0, 20.0
-# Time limit where the caller gives no effort.
+# Time limit in seconds if the caller gives no effort.
 _PATIENCE_S = 300.0
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One (chunks, steps, rounds) in SCCL's units, its status with the `proof` of it, and its
-    schedule if one was found.
+    """One (chunks, steps, rounds) in SCCL's units, with its status and, if found, its schedule.
 
-    `form` is "direct" or "composed" (allreduce only). `dominated`: another feasible row has no more
-    steps and no greater R/C. `latency_optimal`: it is proved that no schedule has fewer steps;
-    `bandwidth_optimal`: R/C meets the topology's bound.
+    `status` is FEASIBLE, INFEASIBLE or UNKNOWN, and `proof` names the reason for it. `synthesis_s`
+    is the time spent on it in seconds. `form` is "direct" or "composed" (allreduce only).
+    `dominated`: another feasible row has no more steps and no greater R/C. `latency_optimal`: it is
+    proved that no schedule has fewer steps. `bandwidth_optimal`: R/C meets the topology's bound.
     """
 
     chunks: int
@@ -72,14 +72,16 @@ class Row:
 
     @property
     def ratio(self) -> Fraction:
-        """R/C."""
+        """The ratio R/C."""
         return Fraction(self.rounds, self.chunks)
 
 
 @dataclass(frozen=True)
 class Front:
-    """The rows that were examined, the least R/C that the bound allows, and whether the front is
-    complete (no row unknown).
+    """The rows that were examined, and the bound on R/C.
+
+    `least_ratio` is the least R/C that `bound` allows. `complete` means that the search was
+    exhaustive and no row is unknown.
     """
 
     rows: tuple[Row, ...]
@@ -89,7 +91,7 @@ class Front:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """The feasible rows that no other dominates."""
+        """The feasible rows that no other row dominates."""
         return tuple(row for row in self.rows if row.status == FEASIBLE and not row.dominated)
 
 
@@ -103,10 +105,10 @@ def pareto(
 ) -> Front:
     """Return the Pareto front of a collective on a topology.
 
-    `max_steps` ends the search where R/C cannot meet the bound (default: three more than the least
-    number of steps, or with `slack` the number of ranks). `slack` is SCCL's k: only k-synchronous
-    schedules, with R <= S + k, are examined. Raises InfeasibleError where the topology is not
-    connected.
+    `effort` defaults to a limit of 300 s. `max_steps` ends the search if R/C cannot meet the bound
+    (default: three more than the least number of steps, or with `slack` the number of ranks).
+    `slack` is SCCL's k: only k-synchronous schedules, with R <= S + k, are examined. `progress` is
+    called with lines of text. Raise InfeasibleError if the topology is not connected.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
@@ -124,7 +126,7 @@ def pareto(
 def _make_front(
     rows: list[Row], collective: Collective, fabric: SyncFabric, limit: Bound, complete: bool = True
 ) -> Front:
-    """Return the front of rows, by steps up and then R/C down, with their flags set."""
+    """Return the front of rows with their flags set, by ascending steps, then descending R/C."""
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
     fewest = _count_needed_steps(collective, fabric)
     feasible = [row for row in rows if row.status == FEASIBLE]
@@ -150,8 +152,9 @@ def _make_front(
 
 
 def _count_needed_steps(collective: Collective, fabric: SyncFabric) -> int:
-    """Return the least number of steps of any schedule: the most edges from a holder of data to one
-    of its receivers.
+    """Return the least number of steps of any schedule.
+
+    It is the largest number of edges from a holder of data to one of its receivers.
     """
     needed = 0
     for chunk in collective.even_chunks(1):
@@ -203,7 +206,7 @@ class _FrontSearch:
         self.complete = True
 
     def run(self) -> tuple[list[Row], bool]:
-        """Return all rows, and whether the search ended with none unknown."""
+        """Return all rows, and whether the search was complete with no row unknown."""
         best: Fraction | None = None
         slack, proof = self.scope.slack, None
         # The least number of steps in which all receivers can be reached.
@@ -215,8 +218,8 @@ class _FrontSearch:
         while proof is not None and (best is None or steps <= last):
             if self.effort.is_over("exact"):
                 break
-            # Steps whose proved R/C is no better than what fewer steps reach cannot add to the
-            # front.
+            # If the proved R/C of this many steps is no better than that of fewer steps, they add
+            # nothing to the front.
             least = max(proof.value, self.least)
             if best is None or least < best:
                 self._search_most_chunks(steps)
@@ -233,8 +236,9 @@ class _FrontSearch:
         return list(self.rows.values()), False
 
     def _prove(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
-        """Return a proved lower bound on R/C, or None where some receiver cannot be reached in that
-        many steps.
+        """Return a proved lower bound on R/C in `steps` steps.
+
+        None if some receiver cannot be reached in that many steps.
         """
         effort = self.effort.grant(_PROOF_WORK_S)
         return prove_least_ratio(
@@ -253,8 +257,8 @@ class _FrontSearch:
         limit = min(floor(steps / least), _MAX_CHUNKS_EQUAL_STEPS)
         if limit == 0:
             self._add_infeasible(1, steps, steps, time.monotonic() - started)
-        # From the start up while rows are feasible; if the start itself is not, down to the first
-        # that is.
+        # Go up from the start while rows are feasible; if the start itself is infeasible, go down
+        # to the first feasible row.
         fabric, data = self.fabric, self.collective.even_chunks(1)
         sources = {rank for chunk in data for rank in self.collective.holders(chunk)}
         width = [min(fabric.capacity[link] for link in route_links(r)) for r in fabric.routes]
@@ -273,8 +277,9 @@ class _FrontSearch:
     def _search_least_ratio(
         self, steps: int, least: Fraction, best: Fraction | None
     ) -> Fraction | None:
-        """Return the least R/C found feasible in `steps` steps, trying those below `best` from the
-        least up.
+        """Return the least R/C found feasible in `steps` steps, or None.
+
+        Ratios below `best` are tried from `least` up.
         """
         tried = [r for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
         reached = min((row.ratio for row in tried), default=None)
@@ -284,7 +289,7 @@ class _FrontSearch:
         candidates = []
         for chunks in range(1, _MAX_CHUNKS.get(self.collective.name, _MAX_CHUNKS_OTHERS) + 1):
             fewest = ceil(least * chunks)
-            # Without k, at least the fewest rounds that the bound allows are tried.
+            # Without slack, try at least the fewest rounds that the bound allows.
             last = max(steps + _ROUND_SLACK, fewest)
             if self.scope.slack is not None:
                 last = steps + self.scope.slack
@@ -293,7 +298,7 @@ class _FrontSearch:
                 if ceiling is None or ratio < ceiling:
                     candidates.append((ratio, chunks, rounds))
         candidates.sort()
-        # A row that the solver cannot decide takes all its work, and the next are mostly as hard.
+        # An undecided row uses up all its effort, and the following rows are mostly as hard.
         left_open = 0
         for ratio, chunks, rounds in candidates[:_TRIES]:
             status = self._try(chunks, steps, rounds).status
@@ -306,8 +311,9 @@ class _FrontSearch:
         return reached
 
     def _add_proved_infeasible(self, steps: int, best: Fraction, proof: RatioProof) -> None:
-        """Add, as proved infeasible, rows just below the best R/C of this number of steps, where it
-        is not at the bound.
+        """Add rows just below the best R/C of this number of steps as proved infeasible.
+
+        There are none if the best R/C is at the bound.
         """
         for chunks in range(2, _MAX_CHUNKS_OTHERS + 1):
             rounds = ceil(best * chunks) - 1
@@ -338,10 +344,10 @@ class _FrontSearch:
 
 
 def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
-    """Return rows of allreduce, composed and direct, and whether none was left unknown."""
+    """Return rows of allreduce, composed and direct, and whether the search was complete."""
     n = len(router.topology.ranks)
-    # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric ones the
-    # same search serves.
+    # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric topologies
+    # one search serves both.
     gather = Collective("allgather", n)
     gathers, complete = _FrontSearch(gather, router, scope).run()
     scatters = gathers
@@ -364,8 +370,9 @@ def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
 
 
 def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
-    """Return rows of allreduce in fewer steps than any composed form has, with more chunks while
-    the solver succeeds.
+    """Return rows of allreduce in fewer steps than any composed form has.
+
+    The number of chunks grows as long as the solver succeeds.
     """
     fabric = fabric_of(router)
     collective = Collective("allreduce", fabric.ranks)
@@ -374,7 +381,7 @@ def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
     slack = _DIRECT_SLACK if scope.slack is None else scope.slack
     for steps in range(fewest, 2 * fewest):
         for rounds in range(steps, steps + slack + 1):
-            # Only more chunks than the best R/C has in this number of rounds would be better.
+            # To improve on the best R/C, this number of rounds needs more chunks than it implies.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
                 instance = SyncInstance(collective, chunks, steps, rounds)
@@ -397,8 +404,9 @@ def decide(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """Return a front of the given (chunks, steps, rounds) alone. Allreduce is solved directly, not
-    composed.
+    """Return a front of the given (chunks, steps, rounds) only.
+
+    Allreduce is solved directly, not composed. `effort` defaults to a limit of 300 s.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)

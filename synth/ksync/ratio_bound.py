@@ -1,13 +1,12 @@
-"""The least R/C that any number of chunks can reach in S steps: a linear program, and its dual as
-an exact proof.
+"""The least R/C of any number of chunks in S steps: a linear program with its dual as exact proof.
 
-Relax SCCL's formulation: x[j,e,s] in [0, 1] is how much of commodity j (the data of one source for
-one set of receivers) crosses edge e in step s, r_s >= 0 the length of step s for one chunk.
-Minimise sum r_s subject to
+Relax SCCL's formulation: x[j,e,s] in [0, 1] is the fraction of commodity j (the data of one source
+for one set of receivers) that crosses edge e in step s, and r_s >= 0 is the length of step s for
+one chunk. Minimise sum r_s subject to
 
     (1) for every rank v that wants j:  sum_{e into v, s} x[j,e,s]  = 1  (dual pi[j,v], free)
         every other rank but the source: the same  <= 1                  (dual pi[j,v] <= 0)
-    (2) what leaves u by step s came before:                             (dual -w)
+    (2) data that leaves u by step s came before:                        (dual -w)
             sum_{e in A, t<=s} x[j,e,t] <= sum_{f into u, t<s} x[j,f,t]
         several receivers: for each edge A = {(u,v)}, f = (v,u) left out (data from v need not go
         back); one receiver: for A = all edges out of u (nothing need be copied); at the source,
@@ -22,7 +21,7 @@ By weak duality and 0 <= x <= 1, any pi, w >= 0 and y >= 0 prove
                         + sum_{t>s, A out of v, e counts} w[j,A,t]
 
 The program is solved in floats; the multipliers are rounded to fractions, and only this formula,
-evaluated exactly, counts. `equal_steps` asks for r_1 = ... = r_S (the rows with R = S), where max_s
+evaluated exactly, counts. `equal_steps` requires r_1 = ... = r_S (the rows with R = S); max_s then
 becomes a mean over s.
 """
 
@@ -42,7 +41,7 @@ from .copying import Key, SyncFabric, list_possible_sends
 
 # Denominators to which multipliers are rounded; the exact formula decides which proves most.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
-# Stands for all edges out of a rank in the rows of kind (2).
+# Represents all edges out of a rank in the rows of kind (2).
 _ALL = -1
 
 # (commodity, rank u, next rank v or _ALL, step): a row of kind (2).
@@ -51,8 +50,9 @@ Forward = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The multipliers of the program above that are not zero. Commodities are numbered as in
-    `collective.even_chunks(1)`.
+    """The non-zero multipliers of the program in the module's docstring.
+
+    Commodities are numbered as in `collective.even_chunks(1)`.
     """
 
     pi: dict[tuple[int, int], Fraction]
@@ -62,7 +62,7 @@ class Multipliers:
 
 @dataclass(frozen=True)
 class RatioProof:
-    """R/C is at least `value` for `collective` in `steps` steps; `multipliers` prove it."""
+    """A proof, by `multipliers`, that R/C is at least `value` for `collective` in `steps` steps."""
 
     collective: Collective
     steps: int
@@ -72,7 +72,7 @@ class RatioProof:
 
 
 class _Programme:
-    """The linear program: columns 0..S-1 are r_s, followed by one column for each possible send."""
+    """The linear program: columns 0..S-1 are r_s, followed by one column per possible send."""
 
     def __init__(
         self, fabric: SyncFabric, collective: Collective, steps: int, equal_steps: bool
@@ -98,9 +98,7 @@ class _Programme:
             self.out_of[key[0], u].append(key)
 
     def build(self) -> bool:
-        """Add all rows. Return False where some receiver cannot be reached in this number of
-        steps.
-        """
+        """Add all rows; return False if some receiver cannot be reached in this number of steps."""
         for j, chunk in enumerate(self.commodities):
             if not self._add_arrivals(j, chunk):
                 return False
@@ -118,7 +116,7 @@ class _Programme:
         return True
 
     def _add_arrivals(self, j: int, chunk: Chunk) -> bool:
-        """Add the rows of kind (1). Return False where some receiver cannot be reached."""
+        """Add the rows of kind (1); return False if some receiver cannot be reached."""
         wanted, sources = set(self.collective.receivers(chunk)), set(self.collective.holders(chunk))
         for v in sorted(set(range(self.fabric.ranks)) - sources):
             terms = [(self.column[key], 1.0) for key in self.into[j, v]]
@@ -155,8 +153,9 @@ class _Programme:
                     self.w[j, u, v, s] = self.at_most.add(terms, 0.0)
 
     def solve(self, effort: Effort) -> RatioProof:
-        """Solve, round the duals, and return the best proof among the roundings (one of 0 where the
-        effort was too small).
+        """Solve the program, round the duals, and return the best proof among the roundings.
+
+        The value of the proof is 0 if the effort was too small.
         """
         total = self.steps + len(self.sends)
         objective = np.zeros(total)
@@ -204,8 +203,9 @@ def prove_least_ratio(
     equal_steps: bool = False,
     effort: Effort | None = None,
 ) -> RatioProof | None:
-    """Return the best proved lower bound on R/C in `steps` steps, or None where no schedule has as
-    few as that.
+    """Return the best proved lower bound on R/C in `steps` steps.
+
+    None if no schedule has so few steps.
     """
     program = _Programme(fabric, collective, steps, equal_steps)
     return program.solve(effort if effort is not None else Effort()) if program.build() else None
@@ -223,10 +223,10 @@ def evaluate_proof(
     equal_steps: bool,
     multipliers: Multipliers,
 ) -> Fraction:
-    """Return the lower bound on R/C that multipliers prove by the formula in the module's
-    docstring; exact.
+    """Return the exact lower bound on R/C that multipliers prove by the module docstring's
+    formula.
 
-    It is 0 where they prove nothing, such as multipliers of a wrong sign.
+    It is 0 if they prove nothing, for example because of a wrong sign.
     """
     commodities = collective.even_chunks(1)
     pi, w, y = multipliers.pi, multipliers.w, multipliers.y
@@ -240,7 +240,7 @@ def evaluate_proof(
         return Fraction(0)
     if any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w):
         return Fraction(0)
-    # Right-hand sides times multipliers, less what each x in [0, 1] may gain.
+    # Right-hand sides times multipliers, less the largest gain of each x in [0, 1].
     total = sum(pi.values(), Fraction(0)) - sum(
         (f for (j, u, _, _), f in w.items() if u in sources[j]), Fraction(0)
     )
@@ -258,8 +258,7 @@ def evaluate_proof(
         if v not in sources[j]:
             excess += sum((f for x, t, f in w_of[j, v] if x != u and t > s), Fraction(0))
         total -= max(Fraction(0), excess)
-    # What a unit of each step's length costs: the dearest step counts, or the mean where steps are
-    # equal.
+    # The price of a unit of each step's length: the highest counts, or the mean if steps are equal.
     length = [Fraction(0)] * steps
     for (link, s), f in y.items():
         length[s] += fabric.capacity[link] * f

@@ -57,8 +57,8 @@ def list_leaves(bracket: Bracket) -> list[int]:
 def measure_closeness(routes: OwnRoutes) -> Floats:
     """Return, for each pair of ranks, the inverse of the time of both routes between them.
 
-    The time is that of one GB on each route in seconds; 0 for pairs without a route and on the
-    diagonal.
+    The time is the sum of the seconds per GB of all links on the two routes. Pairs without a route
+    and the diagonal are 0.
     """
     distance = routes.distances(1 / routes.capacity)
     with np.errstate(divide="ignore"):

@@ -1,9 +1,8 @@
-"""Combs on grids: trees that take every line of one direction whole, and one line across to join
-them.
+"""Combs on grids: trees that take all lines of one direction, joined by one line across.
 
 For meshes and other graphs whose ranks have several digits such that each link changes one of them.
-All combs together, the lines across at every place in turn, load the links of a mesh nearly alike:
-as well as any trees can.
+All combs together, with the line across at every place in turn, load the links of a mesh nearly
+equally, as well as any trees can.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from ....topo.graph import Topology
 from ..machine.pairs import Tree
 
 Edge = tuple[int, int]
-# Dimensions of the largest grids that are recognised.
+# Maximum number of dimensions of grids that are recognised.
 _MAX_DIGITS = 4
 
 
 def comb_trees(topology: Topology) -> list[Tree]:
-    """Return the combs of a direct network that is a grid; none where it is not."""
+    """Return the combs of a direct network that is a grid; none if it is not a grid."""
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     both = [
         (ranks[a], ranks[b]) for a, b in topology.capacity_GBps if (b, a) in topology.capacity_GBps
@@ -45,8 +44,9 @@ def comb_trees(topology: Topology) -> list[Tree]:
 
 
 def _find_digits(count: int, links: Sequence[Edge]) -> list[int] | None:
-    """Return the bases of as many digits of rank numbers as possible, the highest first, such that
-    each link changes one digit; None where there are not at least two.
+    """Return the bases of the digits of rank numbers such that each link changes one digit.
+
+    The result has as many digits as possible, the highest first. None if there are fewer than two.
     """
     best: list[int] | None = None
     for sizes in _list_products(count):
@@ -58,7 +58,7 @@ def _find_digits(count: int, links: Sequence[Edge]) -> list[int] | None:
 
 
 def _list_products(count: int, parts: int = _MAX_DIGITS) -> Iterator[list[int]]:
-    """Yield the ordered products of at most so many numbers from 2 on."""
+    """Yield the ordered factorisations of `count` into at most `parts` factors from 2 on."""
     yield [count]
     if parts > 1:
         for first in range(2, count // 2 + 1):
@@ -69,11 +69,13 @@ def _list_products(count: int, parts: int = _MAX_DIGITS) -> Iterator[list[int]]:
 def _comb(
     sizes: Sequence[int], order: Sequence[int], place: int, around: Sequence[Sequence[int]]
 ) -> Iterator[Edge]:
-    """Yield the edges of a comb: all lines along the first digit of `order`, of those through
-    `place` of it all lines along the second digit, and so on.
+    """Yield the edges of a comb.
+
+    It has all lines along the first digit of `order`; among the lines along the second digit, those
+    through `place` on the first; and so on.
     """
     weight = [prod(sizes[d + 1 :]) for d in range(len(sizes))]
-    # From the last digit to the first: the ranks that are joined grow from one line to all.
+    # From the last digit to the first, the connected ranks grow from one line to all ranks.
     joined = [sum(place % size * times for size, times in zip(sizes, weight, strict=True))]
     for d in reversed(order):
         grown = []
@@ -86,9 +88,7 @@ def _comb(
 
 
 def _join_line(line: Sequence[int], at: int, around: Sequence[Sequence[int]]) -> Iterator[Edge]:
-    """Yield the edges of a tree of fewest hops over the ranks of a line from the one at place
-    `at`.
-    """
+    """Yield the edges of a tree of fewest hops over the ranks of a line, from index `at`."""
     outside = set(line) - {line[at]}
     order = [line[at]]
     for node in order:

@@ -1,8 +1,7 @@
-"""Groups of devices that stay connected when some links are removed: boxes, sockets, everything
-behind a leaf switch.
+"""Groups of devices that stay connected without some links: boxes, sockets, leaf switches.
 
-The cuts around them often are what bounds alltoall. They are found by removing links of one medium,
-of one class, up to one bandwidth, or from one distance to the GPUs on; each part that is then still
+The cuts around them often bound alltoall. They are found by removing links of one medium, of one
+class, up to one bandwidth, or from one distance to the GPUs on; each part that is then still
 connected is a group.
 """
 
@@ -17,16 +16,17 @@ from ....topo.graph import Topology
 from ..machine.links import LinkArrays, find_parts
 from ..machine.symmetry import colours
 
-# Bandwidths, and classes of links, that are tried as borders of groups: enough for machines with
-# tens of kinds of links.
+# Maximum numbers of bandwidths and of classes of links that are tried as borders of groups: enough
+# for machines with tens of kinds of links.
 _THRESHOLDS, _CLASSES = 32, 64
-# Most cuts that are returned.
+# Maximum number of cuts returned.
 _MAX_CUTS = 8
 
 
 def find_narrow_groups(topology: Topology) -> list[list[str]]:
-    """Return the sides, as device ids, of the few cuts around groups that take alltoall longest;
-    the narrowest first.
+    """Return one side, as device ids, of each of the cuts that limit alltoall most.
+
+    The narrowest cut, relative to the pairs of ranks across it, comes first.
     """
     links = LinkArrays(topology)
     a, b, rate, total = links.src, links.dst, links.capacity, len(links.gpus)
@@ -63,7 +63,7 @@ def _list_masks(links: LinkArrays) -> Iterator[NDArray[np.bool_]]:
         yield ~mask
     for border in np.unique(links.capacity)[:_THRESHOLDS]:
         yield links.capacity > border
-    # Distances from the GPUs: leaf switches are nearer than those that join them.
+    # Distances from the GPUs: leaf switches are nearer than the switches that connect them.
     far = len(topology.devices)
     distance = np.full(far, far, dtype=np.int64)
     distance[links.gpus] = 0

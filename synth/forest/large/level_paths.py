@@ -1,9 +1,8 @@
-"""One path for each pair of ranks, evened out: pairs move off the busiest link as long as another
-route is less busy.
+"""One path per pair of ranks, evened out by moving pairs off the busiest link.
 
-For alltoall on machines with more pairs than column generation can serve and without symmetries
-that would stand for them. With so many pairs, one path each is fine enough: a link at nine tenths
-of its bandwidth gives up a tenth of its pairs.
+For alltoall on machines with more pairs than column generation can serve and without symmetries to
+reduce them. A pair moves if another route is less busy. With this many pairs, one path each is fine
+enough: a link at nine tenths of its bandwidth gives up a tenth of its pairs.
 """
 
 from __future__ import annotations
@@ -21,28 +20,30 @@ from ...effort import Effort
 from ..machine.links import Floats, LinkArrays
 from ..trees import RootedTree
 
-# Half the memory of 64 bits: there may be millions of stops.
+# 32 bits take half the memory of 64: there may be millions of stops.
 SmallInts = NDArray[np.int32]
-# Links on all pairs' paths together, repetitions included, that are laid out at most.
+# Maximum number of links on all pairs' paths together, repetitions included.
 MAX_HOPS = 12_000_000
-# Relative excess over the time that is enough at which links are left alone.
+# Links whose time exceeds the required one by at most this fraction are left alone.
 _CLOSE = 1e-3
 # Exponent by which the busiest link's price rises while shortest paths are laid out.
 _BUSY = 2.0
-# Pairs in a row that may fail to move, for each that moved.
+# Number of pairs that may fail to move, per pair that moved.
 _TRIES = 64
 # How steeply prices rise with load while pairs are moved, in the order of trial.
 _STEEP = (40.0, 15.0, 80.0)
 # How steeply prices rise with load for the lower bound.
 _BOUND_STEEP = (10.0, 30.0, 100.0, 300.0)
-# Seconds of a quiet core: for each link in a search for paths, to move a pair, and to find the
-# links of a pair.
+# Seconds of an idle core: per link in a search for paths, per move of a pair, and per entry of
+# `used` that is scanned.
 _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 
 
 class EvenedLoads(LinkArrays):
-    """What is sent over links, to be evened out: `load[l]` / `capacity[l]` is how long link l
-    takes, in units of one part over 1 GB/s. A subclass moves what is sent.
+    """Loads of links, to be evened out.
+
+    `load[l]` / `capacity[l]` is the time of link l, in units of one part over 1 GB/s. A subclass
+    moves data between links.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -52,30 +53,34 @@ class EvenedLoads(LinkArrays):
 
     @property
     def busy(self) -> Floats:
-        """How long each link takes, in units of one part over 1 GB/s."""
+        """The time of each link, in units of one part over 1 GB/s."""
         return self.load / self.capacity
 
     @property
     def reached(self) -> float:
-        """How long all links take, in units of one part over 1 GB/s."""
+        """The time of the busiest link, in units of one part over 1 GB/s."""
         return float(self.busy.max())
 
     def price_rising(self, steepness: float) -> Floats:
-        """Return prices of links that rise with their load relative to the busiest."""
+        """Return prices of links that rise with their load relative to the busiest link."""
         busy = self.busy
         return np.exp(steepness * busy / max(float(busy.max()), 1e-300)) / self.capacity
 
     def price_above(self, link: int, steepness: float, level: float) -> tuple[Floats, Floats]:
-        """Return prices that rise steeply up to links that take `level`, and are prohibitive for
-        `link`; and these with a little more on each link, so that ties go to fewest hops.
+        """Return two arrays of link prices that steer data away from `link`.
+
+        The first rises steeply with the time of a link, up to links that take `level`, and is
+        prohibitive for `link`. The second adds a little to each link, so that ties go to fewest
+        hops.
         """
         prices = np.exp(np.minimum(steepness * (self.busy / level - 1), 0.0)) / self.capacity
         prices[link] *= 1e6
         return prices, prices + 1e-6 * float(prices.mean())
 
     def even_out(self, enough: float, effort: Effort) -> None:
-        """Move data off the busiest link until no link takes longer than `enough`, no move helps,
-        or the work is done.
+        """Move data off the busiest link until no link takes longer than `enough`.
+
+        Stop early if no move helps or the effort is spent.
         """
         while not effort.is_over("evening out loads"):
             busy = self.busy
@@ -84,13 +89,16 @@ class EvenedLoads(LinkArrays):
                 return
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move some data off a link to less busy routes; return whether any could be."""
+        """Move some data off a link to less busy routes; return whether anything was moved."""
         raise NotImplementedError
 
 
 class LevelPaths(EvenedLoads):
-    """The paths of all pairs of ranks: row s * ranks + t of `stops` has the devices from t back to
-    s, then -1. `load[l]` is the number of pairs whose path takes link l of `links`.
+    """The paths of all pairs of ranks.
+
+    Row s * ranks + t of `stops` has the devices from t back to s, then -1; the same row of `used`
+    has the numbers of the links. `load[l]` is the number of pairs whose path takes link l of
+    `links`.
     """
 
     def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:
@@ -105,8 +113,9 @@ class LevelPaths(EvenedLoads):
         self.load = np.bincount(self.used[self.used >= 0], minlength=len(self.links))
 
     def _find_shortest(self) -> list[SmallInts]:
-        """Return the paths from each rank in turn, in which links that earlier ranks use much cost
-        more.
+        """Return the paths from each rank in turn; links that earlier ranks use much cost more.
+
+        Raise InfeasibleError if the paths have too many hops in total.
         """
         out, hops = [], 0
         for source in range(self.ranks):
@@ -135,8 +144,9 @@ class LevelPaths(EvenedLoads):
         return _walk_back(before, self.gpus)
 
     def _links_of(self, stops: SmallInts) -> SmallInts:
-        """Return the numbers of the links on paths given as rows of devices from the end back; -1
-        after the last.
+        """Return the numbers of the links on paths, -1 after the last.
+
+        Paths are rows of devices, from the end of the path back to its start.
         """
         real = stops[:, 1:] >= 0
         src = np.where(real, stops[:, 1:], self.src[0])
@@ -144,13 +154,13 @@ class LevelPaths(EvenedLoads):
         return np.where(real, self.find_links(src, dst), -1).astype(np.int32)
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move some of the pairs on a link to less busy paths; return whether any could be."""
+        """Move some of the pairs on a link to less busy paths; return whether any was moved."""
         rows = np.flatnonzero((self.used == link).any(axis=1))
         effort.spend(_ENTRY_S * self.used.size)
         level = float(self.load[link] / self.capacity[link])
         excess = max(1, int(self.load[link] - enough * self.capacity[link]))
-        # A part of what is too much at a time, of as many different ranks as there are: then other
-        # links fill up evenly.
+        # Move a quarter of the excess at a time, from as many different ranks as possible, so that
+        # other links fill up evenly.
         spread = np.argsort(_count_before(rows // self.ranks), kind="stable")
         wanted = max(1, excess // 4)
         moved = tried = 0
@@ -169,8 +179,9 @@ class LevelPaths(EvenedLoads):
         return moved > 0
 
     def _move(self, row: int, weight: Floats, level: float) -> bool:
-        """Move a pair to its cheapest path, if all links on it then take less time than `level`;
-        return whether it did.
+        """Move a pair to its cheapest path if all links on it then take less time than `level`.
+
+        Return whether the pair was moved.
         """
         source, target = divmod(row, self.ranks)
         stops = self._paths_from(source, weight, np.array([target]))
@@ -189,8 +200,9 @@ class LevelPaths(EvenedLoads):
         return True
 
     def find_prices(self) -> tuple[float, Floats]:
-        """Return the best lower bound on the time found from prices that rise with how busy links
-        are, and those prices.
+        """Return the best lower bound found on the time, and the prices that prove it.
+
+        The prices tried rise with the load of the links.
         """
         best = 0.0, 1 / self.capacity
         busy = self.busy / self.reached
@@ -205,8 +217,9 @@ class LevelPaths(EvenedLoads):
 
 
 def _walk_back(before: NDArray[np.int64], targets: NDArray[np.int64]) -> SmallInts:
-    """Return rows of devices from each target back to the source, whose `before` is negative; -1
-    after it.
+    """Return rows of devices from each target back to the source, then -1.
+
+    `before` holds each device's predecessor, negative for the source.
     """
     columns = [targets.astype(np.int64)]
     while True:
@@ -224,7 +237,7 @@ def _pad(rows: SmallInts, width: int) -> SmallInts:
 
 
 def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how often each value stands earlier in the list."""
+    """Return how often each value occurs earlier in the array."""
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     first = np.searchsorted(ranked, ranked)
@@ -234,7 +247,7 @@ def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def explain_too_many(ranks: int) -> str:
-    """Return the message that there are too many pairs of ranks for paths."""
+    """Return the error message for too many pairs of ranks."""
     return (
         f"paths for {ranks**2} pairs of ranks are more than are planned for; name another "
         "strategy, such as direct"

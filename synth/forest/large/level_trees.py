@@ -1,9 +1,8 @@
-"""A few trees for each root, evened out: branches move off the busiest link as long as another
-route is less busy.
+"""A few trees per root, evened out by moving branches off the busiest link.
 
 For allgather (and, reversed, reduce-scatter) on machines with more roots than column generation can
-serve. A branch is moved by giving some rank in it another parent outside; the edges between that
-rank and the branch's top are reversed.
+serve. A branch moves if another route is less busy: some rank in it gets another parent outside,
+and the edges between that rank and the branch's top are reversed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from .level_paths import EvenedLoads
 # How steeply prices rise with load while branches are moved, in the order of trial; and while trees
 # are grown.
 _STEEP, _BUSY = (40.0, 15.0), 2.0
-# Trees of all roots together, and of one root, into which forests are divided.
+# Maximum number of trees of all roots together, and of one root, into which forests are divided.
 _TREES, _MAX_PARTS = 1024, 16
-# Trees in a row that may fail to move a branch off a link.
+# Number of trees that may fail to move a branch off a link.
 _TRIES = 40
-# Seconds of a quiet core: to move a branch, for each link that a search for it visits, and for each
+# Seconds of an idle core: per move of a branch, per link that the search for it visits, and per
 # rank.
 _MOVE_S, _LINK_S, _RANK_S = 1e-3, 4e-7, 1e-6
 Numbers = tuple[int, ...]
@@ -40,8 +39,10 @@ Numbers = tuple[int, ...]
 
 @dataclass
 class _Tree:
-    """An out-tree with its share of its root's part; `down[r]` is the route, as numbers of devices,
-    on which rank r receives.
+    """An out-tree with its share of its root's part.
+
+    `parent[r]` is the parent of rank r (-1 for the root), and `down[r]` is the route, as device
+    numbers, on which rank r receives.
     """
 
     root: int
@@ -50,7 +51,7 @@ class _Tree:
     down: list[Numbers]
 
     def list_branch(self, top: int) -> list[int]:
-        """Return the ranks below `top`, itself first."""
+        """Return `top` and all ranks below it, `top` first."""
         children: list[list[int]] = [[] for _ in self.parent]
         for rank, parent in enumerate(self.parent):
             if parent >= 0:
@@ -62,7 +63,7 @@ class _Tree:
 
 
 class LevelTrees(EvenedLoads):
-    """Trees for every rank as a root; a part is that of one rank."""
+    """Trees with every rank as a root; a part is the data of one rank."""
 
     def __init__(self, topology: Topology, seeds: Forest | None, effort: Effort) -> None:
         super().__init__(topology)
@@ -70,8 +71,8 @@ class LevelTrees(EvenedLoads):
             ends: i for i, ends in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
         }
         self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
-        # Each GPU has a second node, at which routes end and from which none go on: so no route
-        # passes a GPU.
+        # Each GPU has a second node at which routes end and from which no edge leads on, so no
+        # route passes through a GPU.
         self.receiver = np.arange(self.size)
         self.receiver[self.gpus] = self.size + np.arange(self.ranks)
         self.parts = max(1, min(_MAX_PARTS, _TREES // self.ranks))
@@ -80,8 +81,7 @@ class LevelTrees(EvenedLoads):
             self._take(seeds)
         else:
             self._grow_all(effort)
-        # Which trees use a link, by links of each route: rows are found by scanning, as moves
-        # change few.
+        # The numbers of the trees that use each link, updated with each move.
         self.users: list[set[int]] = [set() for _ in self.links]
         for number, tree in enumerate(self.trees):
             for route in tree.down:
@@ -92,8 +92,9 @@ class LevelTrees(EvenedLoads):
         return [self.link_at[pair] for pair in pairwise(route)]
 
     def _take(self, seeds: Forest) -> None:
-        """Take the trees of a forest with all their images, the heavy ones as several lighter
-        ones.
+        """Take the trees of a forest with all their images.
+
+        Heavy trees are split into several lighter ones.
         """
         images = np.arange(self.size)[None] if seeds.images is None else seeds.images
         times = max(1, len(images) // self.ranks)
@@ -119,8 +120,8 @@ class LevelTrees(EvenedLoads):
                 self.load[link] += float(tree.share)
 
     def _grow_all(self, effort: Effort) -> None:
-        """Grow trees for every root in turn, under prices that rise with what earlier trees
-        load.
+        """Grow trees for every root in turn, under prices that rise with the load of earlier
+        trees.
         """
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for (a, b), i in self.link_at.items():
@@ -132,7 +133,7 @@ class LevelTrees(EvenedLoads):
                 effort.spend(_LINK_S * 4 * len(prices))
 
     def _grow(self, root: int, around: list[list[tuple[int, int]]], prices: list[float]) -> _Tree:
-        """Return a cheap out-tree, to which the GPU that is nearest to its GPUs joins each time."""
+        """Return a cheap out-tree, grown by repeatedly adding the GPU nearest to the tree."""
         start = int(self.gpus[root])
         best = {start: 0.0}
         before: dict[int, int] = {}
@@ -162,7 +163,9 @@ class LevelTrees(EvenedLoads):
         return _Tree(root, Fraction(1, self.parts), parent, down)
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move branches of trees that use a link to less busy routes; return whether any could."""
+        """Move branches of trees that use a link to less busy routes; return whether any was
+        moved.
+        """
         level = float(self.load[link] / self.capacity[link])
         excess = self.load[link] - enough * self.capacity[link]
         moved = 0.0
@@ -185,8 +188,9 @@ class LevelTrees(EvenedLoads):
         return moved > 0
 
     def _move(self, number: int, link: int, level: float, steep: float) -> bool:
-        """Move a branch that a tree sends over a link, if all links concerned then take less time
-        than `level`.
+        """Move a branch that a tree sends over a link; return whether it was moved.
+
+        It is moved only if all links that gain load then take less time than `level`.
         """
         tree, ends = self.trees[number], (int(self.src[link]), int(self.dst[link]))
         top = next((r for r, route in enumerate(tree.down) if ends in pairwise(route)), None)
@@ -201,7 +205,7 @@ class LevelTrees(EvenedLoads):
         distance, before, _ = dijkstra(
             matrix, indices=outside, min_only=True, return_predecessors=True
         )
-        # The rank that receives in place of the top sends on to it: the edges between the two are
+        # The rank that receives in place of the top forwards to it: the edges between the two are
         # reversed.
         turned = {top: 0.0}
         best, entry = np.inf, -1
@@ -237,8 +241,9 @@ class LevelTrees(EvenedLoads):
     def _replace(
         self, number: int, new: dict[int, Numbers], new_parent: dict[int, int], level: float
     ) -> bool:
-        """Give some ranks of a tree other routes and parents, if all links on them then take less
-        time than `level`.
+        """Give some ranks of a tree other routes and parents; return whether that was done.
+
+        It is done only if all links that gain load then take less time than `level`.
         """
         tree = self.trees[number]
         share = float(tree.share)
@@ -260,7 +265,7 @@ class LevelTrees(EvenedLoads):
         return True
 
     def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
-        """Return the trees with their shares of their roots' parts, equal trees as one."""
+        """Return the trees with their shares of their roots' parts, merging equal trees."""
         shares: dict[tuple[int, tuple[Numbers, ...]], Fraction] = defaultdict(Fraction)
         for tree in self.trees:
             shares[tree.root, tuple(tree.down)] += tree.share

@@ -1,3 +1,1 @@
-"""The machine as tree search sees it: pairs of GPUs with prices, cheapest routes, symmetries,
-boxes.
-"""
+"""The machine as tree search sees it: priced pairs of GPUs, cheapest routes, symmetries, boxes."""

@@ -1,12 +1,12 @@
-"""Equal boxes on a network: find them by their links, and join trees inside them rail by rail.
+"""Equal boxes on a network, found by their links, and trees that join them rail by rail.
 
 Rail i is the i-th GPU of every box. Data of rail i is reduced inside each box to that GPU, then
 across boxes along a tree of boxes, and broadcast back along the same route.
 
-Shapes of trees over boxes 0..n-1 are given as the parent of each (-1 at the root), in sets whose
-trees get equal shares: pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain
-rooted in the middle, chains that begin at every box in turn, and stars around every box in turn;
-the latter two load all boxes alike.
+Shapes of trees over boxes 0..n-1 are given as the parent of each box (-1 at the root), in sets
+whose trees get equal shares: pairs of binary trees (Sanders, Speck, Traeff 2009; NCCL 2.4), a chain
+rooted in the middle, chains that begin at every box in turn, and stars around every box in turn.
+The last two load all boxes equally.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ from .pairs import Tree
 from .symmetry import colours
 
 Parents = list[int]
-# Lowest bandwidths of links that are tried as the border between boxes.
+# Number of lowest link bandwidths that are tried as the border between boxes.
 _BORDERS = 8
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Equal groups of GPUs, but for some that may have lost GPUs; `ranks[b][i]` is the GPU of rail
-    i in box b.
+    """Equal groups of GPUs, except for some that may have lost GPUs.
+
+    `ranks[b][i]` is the GPU of rail i in box b.
     """
 
     ranks: tuple[tuple[int, ...], ...]
 
     @property
     def count(self) -> int:
-        """Number of boxes."""
+        """The number of boxes."""
         return len(self.ranks)
 
     @property
     def rails(self) -> int:
-        """Number of GPUs in a box; in the largest, where some have fewer."""
+        """The number of GPUs in the largest box."""
         return max(map(len, self.ranks))
 
     def rank_at(self, box: int, rail: int, turn: int) -> int:
-        """Return the GPU of a rail in a box; boxes with fewer GPUs take turns at the others."""
+        """Return the GPU of a rail in a box.
+
+        In a box with fewer GPUs, these take turns at the missing rails, by `turn`.
+        """
         members = self.ranks[box]
         return members[rail] if rail < len(members) else members[(rail + turn) % len(members)]
 
 
 def find_boxes(topology: Topology) -> Boxes | None:
-    """Return the largest equal groups of GPUs that slower links join, or None where the machine is
-    one box.
+    """Return the largest equal groups of GPUs that are connected by slower links.
 
-    Links are removed, those of network switches first, then from the slowest up, until several
-    equal groups are left. Where there never are, groups of which most are equal, and the others not
-    much smaller, are as good.
+    None if the machine is one box. Links are removed, those of network switches first, then from
+    the slowest up, until several equal groups are left. If that never happens, accept groups of
+    which most are equal and the others not much smaller.
     """
     links, colour = LinkArrays(topology), colours(topology)
     network = np.array([d.family == "network" for d in topology.devices])
@@ -80,17 +83,20 @@ def find_boxes(topology: Topology) -> Boxes | None:
 
 
 def _find_uneven_groups(members: list[list[int]], colour: Ints) -> list[list[int]] | None:
-    """Return the groups if most are equal in size, and the others not much smaller."""
+    """Return the groups if most are equal in size and the others not much smaller, else None."""
     sizes = sorted(map(len, members))
     equal = sizes[len(sizes) // 2] == sizes[-1] and 2 * sizes[0] >= sizes[-1] > sizes[0] > 1
     return members if len(members) > 2 and equal else None
 
 
 def _find_equal_groups(members: list[list[int]], colour: Ints) -> list[list[int]] | None:
-    """Return the groups, in the order of rails, if they are equal in size and colours of ranks."""
+    """Return the groups, in the order of rails, if they are equal in size and colours of ranks.
+
+    None if they are not equal.
+    """
     if len(members) < 2 or len(members[0]) < 2 or len(set(map(len, members))) != 1:
         return None
-    # Boxes may list their GPUs in different orders: then rails go by colour.
+    # Boxes may list their GPUs in different orders; rails then follow colours.
     by_colour = [sorted(group, key=lambda rank: int(colour[rank])) for group in members]
     for groups in (members, by_colour):
         if len({tuple(colour[group].tolist()) for group in groups}) == 1:
@@ -101,10 +107,10 @@ def _find_equal_groups(members: list[list[int]], colour: Ints) -> list[list[int]
 def rail_trees(
     boxes: Boxes, trees_of_boxes: Sequence[Parents], router: Router
 ) -> list[tuple[Tree, int]] | None:
-    """Return the tree of GPUs, with its root, for every rail and tree of boxes; None where a route
-    does not exist.
+    """Return the tree of GPUs, with its root, for every rail and tree of boxes.
 
-    Inside a box, GPUs reach the rail's GPU on a tree of fewest hops.
+    Inside a box, GPUs reach the rail's GPU on a tree of fewest hops. None if a route does not
+    exist.
     """
     insides: dict[tuple[int, int], list[Route] | None] = {}
     out = []
@@ -130,8 +136,9 @@ def rail_trees(
 
 
 def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route] | None:
-    """Return routes that join a box's GPUs into a tree of fewest hops from the rail's GPU; None
-    where that fails.
+    """Return routes that join a box's GPUs into a tree of fewest hops from the rail's GPU.
+
+    None if some GPU cannot be reached inside the box.
     """
     by_id = router.topology.by_id
     left = [r for r in members if r != hub]
@@ -173,8 +180,9 @@ def binary_pair(count: int) -> list[Parents]:
 
 
 def binary(count: int) -> Parents:
-    """Return the parents in a binary tree over 0..count-1, in in-order numbering, whose even
-    positions are leaves.
+    """Return the parents in a binary tree over 0..count-1, numbered in-order.
+
+    Even positions are leaves.
     """
     parents = [-1] * count
 
@@ -191,9 +199,7 @@ def binary(count: int) -> Parents:
 
 
 def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
-    """Return the trees with all positions shifted round by as much as brings the root of `tree` to
-    `box`.
-    """
+    """Return the trees with all positions rotated so that the root of `tree` moves to `box`."""
     count = len(tree)
     shift = (box - tree.index(-1)) % count
     return [

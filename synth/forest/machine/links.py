@@ -1,7 +1,7 @@
-"""A topology's links as arrays, and rows of links that symmetries take to each other.
+"""A topology's links as arrays, and rows of links that symmetries map to each other.
 
-Averaging a packing over symmetries keeps it as good as it was, so links of one orbit can share a
-row of a linear program, and one price.
+Averaging a packing over symmetries keeps it equally good, so links of one orbit can share a row of
+a linear program, and one price.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from ....topo.routes import Route
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Link = tuple[str, str]
-# Price of a hop beside the links' own, in mean prices of a link: ties between equally cheap routes
-# go to the fewest hops, and real differences in price are larger than this.
+# Price of a hop, in mean link prices, added to the links' own: ties between equally cheap routes go
+# to the fewest hops, and real differences in price are larger than this.
 HOP_SHARE = 1e-6
 
 
 class LinkArrays:
-    """Directed links, numbered: link i leads from device `src[i]` to device `dst[i]`, both numbered
-    in the topology's order, with `capacity[i]` GB/s (`exact[i]` as a fraction). `gpus[r]` is the
-    device of rank r.
+    """Directed links as numbered arrays.
+
+    Link i leads from device `src[i]` to device `dst[i]`, both numbered in the topology's order,
+    with `capacity[i]` GB/s (`exact[i]` as a fraction). `gpus[r]` is the device of rank r.
     """
 
     def __init__(self, topology: Topology, rates: Mapping[Link, Fraction] | None = None) -> None:
@@ -55,7 +56,7 @@ class LinkArrays:
         return np.array([self.index[name] for name in names], dtype=np.int64)
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
-        """Return one number for each pair of devices, different for different links."""
+        """Return one number per pair of devices, different for different links."""
         key: Ints = a * np.int64(self.size) + b
         return key
 
@@ -71,21 +72,25 @@ class LinkArrays:
         return order[np.searchsorted(keys, self.make_key(a, b))]
 
     def move_links(self, image: Ints) -> Ints:
-        """Return the number of each link's image under a symmetry, given as the image of each
-        device.
+        """Return the number of each link's image under a symmetry.
+
+        `image` holds the image of each device.
         """
         return self.find_links(image[self.src], image[self.dst])
 
     def find_image_rows(self, images: Ints) -> Ints:
-        """Return, for each link, the lowest number among its images: the same for all links of an
-        orbit.
+        """Return, for each link, the lowest number among its images.
+
+        It is the same for all links of an orbit.
         """
         return reduce(np.minimum, map(self.move_links, images), np.arange(len(self.links)))
 
 
 class LinkRows(LinkArrays):
-    """Links in rows, one for each orbit under a group of symmetries: link i counts in `row[i]`, and
-    `row_capacity` has the bandwidth in GB/s of all links of a row together.
+    """Links in rows, one per orbit under a group of symmetries.
+
+    Link i counts in `row[i]`, and `row_capacity` is the total bandwidth in GB/s of all links of a
+    row.
     """
 
     def __init__(self, topology: Topology, images: Ints | None = None) -> None:
@@ -95,14 +100,16 @@ class LinkRows(LinkArrays):
         self.row_capacity: Floats = np.bincount(self.row, weights=self.capacity).astype(np.float64)
 
     def exact_capacity(self) -> list[Fraction]:
-        """Return the bandwidth of each row in GB/s."""
+        """Return the total bandwidth of each row in GB/s."""
         out = [Fraction(0)] * (int(self.row.max(initial=-1)) + 1)
         for row, capacity in zip(self.row.tolist(), self.exact, strict=True):
             out[row] += capacity
         return out
 
     def count_rows(self, routes: Iterable[Route | None], times: int = 1) -> Counter[int]:
-        """Return how often routes cross the links of each row, each of them `times` times."""
+        """Return how often routes cross the links of each row, counting each route `times`
+        times.
+        """
         out: Counter[int] = Counter()
         for route in routes:
             for link in pairwise(route or ()):
@@ -116,14 +123,15 @@ def compact(numbers: Ints) -> Ints:
 
 
 def number_values(values: Sequence[Any]) -> Ints:
-    """Return each value's place among the different ones, sorted."""
+    """Return each value's index among the sorted distinct values."""
     number = {value: i for i, value in enumerate(sorted(set(values)))}
     return np.array([number[value] for value in values], dtype=np.int64)
 
 
 def find_parts(size: int, a: Ints, b: Ints) -> Ints:
-    """Return the number of the connected part that each of `size` nodes is in, with edges between
-    nodes `a` and `b`.
+    """Return the number of each node's connected component.
+
+    There are `size` nodes, with edges between nodes `a` and `b`.
     """
     graph = coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size))
     return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)

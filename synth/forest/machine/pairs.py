@@ -1,9 +1,8 @@
-"""A topology as bidirectional links with prices, for undirected trees, on which data is reduced to
-a root and broadcast back.
+"""A topology as bidirectional links with prices, for undirected trees.
 
-A tree edge between two GPUs is a route through other devices. The reduction uses it in one
-direction, the broadcast in the other, so a tree uses every link on its edges once in each
-direction, and the direction with less bandwidth counts.
+Data is reduced to the root of a tree and broadcast back. A tree edge between two GPUs is a route
+through other devices. The reduction uses it in one direction, the broadcast in the other, so a tree
+uses every link on its edges once in each direction, and the direction with less bandwidth counts.
 """
 
 from __future__ import annotations
@@ -28,14 +27,16 @@ from .symmetry import colours
 
 @dataclass(frozen=True)
 class Tree:
-    """An undirected tree of GPUs; its edges are routes, each standing for both directions."""
+    """An undirected tree of GPUs; its edges are routes, each representing both directions."""
 
     edges: tuple[Route, ...]
 
 
 class PairGraph(LinkArrays):
-    """Pairs of devices with a link in each direction, from the lower number to the higher. Prices
-    and capacities are arrays over `links`, with the bandwidth in GB/s of the narrower direction.
+    """Pairs of devices with a link in each direction.
+
+    Pairs lead from the lower device number to the higher. Prices and capacities are arrays over
+    `links`; the capacity is the bandwidth in GB/s of the narrower direction.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -52,11 +53,11 @@ class PairGraph(LinkArrays):
         self.number |= {(b, a): i for (a, b), i in self.number.items()}
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
-        """Return one number for each pair of devices, in either order."""
+        """Return one number per pair of devices, the same in either order."""
         return super().make_key(np.minimum(a, b), np.maximum(a, b))
 
     def joins_all(self) -> bool:
-        """Return whether bidirectional links join all GPUs."""
+        """Return whether bidirectional links connect all GPUs."""
         part = find_parts(self.size, self.src, self.dst)
         return bool((part[self.gpus] == part[self.gpus[0]]).all())
 
@@ -70,13 +71,12 @@ class PairGraph(LinkArrays):
         return np.asarray(number, dtype=np.int64).reshape(-1)
 
     def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
-        """Return the price of a minimum spanning tree of the GPUs over cheapest routes, and the
-        tree (Mehlhorn 1988).
+        """Return the price and a minimum spanning tree of the GPUs over cheapest routes.
 
-        Among routes of equal price those of fewest hops are taken. `ends` are the devices to be
-        joined, if not just the GPUs.
+        The algorithm is Mehlhorn's (1988). Among routes of equal price those of fewest hops are
+        taken. `ends` are the devices to connect, by default the GPUs.
         """
-        # The nearest GPU of every device, by one search from all GPUs at once.
+        # Find the nearest GPU of every device by one search from all GPUs at once.
         size, low, high = self.size, self.src, self.dst
         weight = price_hops(prices)
         distance, before, source = dijkstra(
@@ -85,8 +85,8 @@ class PairGraph(LinkArrays):
             min_only=True,
             return_predecessors=True,
         )
-        # An edge of the tree crosses one pair of devices with different nearest GPUs; of those that
-        # join the same two GPUs only the shortest can be in it.
+        # An edge of the tree crosses one pair of devices with different nearest GPUs; among those
+        # between the same two GPUs, only the shortest can be in the tree.
         a, b = source[low], source[high]
         with np.errstate(invalid="ignore"):
             length = distance[low] + weight + distance[high]

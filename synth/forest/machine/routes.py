@@ -1,7 +1,7 @@
-"""Routes between GPUs under prices of directed links: the cheapest, and the system's own.
+"""Routes between GPUs under prices of directed links: the cheapest ones, and the hardware's.
 
-Hardware takes one route an ordered pair (topo/routes.py). A pair between which only other GPUs
-could forward has none.
+Hardware takes one route per ordered pair (topo/routes.py). A pair that is connected only through
+other GPUs has none.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ def price_hops(prices: Floats) -> Floats:
 
 
 class Metric:
-    """Cheapest routes between GPUs that pass no other GPU.
+    """Cheapest routes between GPUs that pass through no other GPU.
 
-    `distance[u, v]` is the price from rank u to rank v (infinite where there is no route, and from
-    a rank to itself). Among routes of equal price those of fewest hops are taken.
+    `distance[u, v]` is the price from rank u to rank v, infinite if there is no route and from a
+    rank to itself. Among routes of equal price those of fewest hops are taken.
     """
 
     def __init__(self, links: LinkArrays, prices: Floats, *, both: bool = False) -> None:
-        """`both`: every link stands for both of its directions."""
+        """Find the routes under `prices`.
+
+        With `both`, every link represents both of its directions.
+        """
         self.names, self.gpus = links.names, links.gpus
         self.size, n = links.size, len(self.gpus)
-        # Each GPU has a second node, at which routes end and from which none go on: so no route
-        # passes a GPU.
+        # Each GPU has a second node at which routes end and from which no edge leads on, so no
+        # route passes through a GPU.
         receiver = np.arange(self.size)
         receiver[self.gpus] = self.size + np.arange(n)
         src, dst = links.src, links.dst
@@ -61,12 +64,12 @@ class Metric:
     def grow_tree(
         self, root: int, hop_price: float = 0.0, max_depth: int | None = None
     ) -> list[int] | None:
-        """Return every rank's parent in a cheap and shallow out-tree grown from `root`
-        (Prim-Dijkstra; Alpert et al. 1995), -1 at the root.
+        """Return every rank's parent in a cheap and shallow out-tree from `root`, -1 at the
+        root.
 
-        Each hop between a GPU and the root costs `hop_price` mean distances on top of the price; of
-        equal offers the one nearer to the root is taken. None where some GPU cannot be reached
-        within `max_depth` hops.
+        The tree is grown by Prim-Dijkstra (Alpert et al. 1995). Each hop between a GPU and the root
+        costs `hop_price` mean distances on top of the price; among equal offers the one nearer to
+        the root is taken. None if some GPU cannot be reached within `max_depth` hops.
         """
         n = len(self.gpus)
         finite = self.distance[np.isfinite(self.distance)]
@@ -93,8 +96,10 @@ class Metric:
 
 
 class OwnRoutes(LinkArrays):
-    """The routes that the system takes, as a sparse matrix: row u n + v of `crossed` counts the
-    links from rank u to rank v, of n ranks. `exists[u, v]`: there is such a route.
+    """The hardware's routes, as a sparse matrix.
+
+    Row u n + v of `crossed` counts the links from rank u to rank v, of n ranks. `exists[u, v]`
+    tells whether there is such a route.
     """
 
     def __init__(self, router: Router) -> None:
@@ -118,22 +123,24 @@ class OwnRoutes(LinkArrays):
         return route
 
     def distances(self, prices: Floats) -> Floats:
-        """Return the price of the route from rank u to rank v in row u, column v; infinite where
-        there is none.
+        """Return the price of the route from rank u (row) to rank v (column).
+
+        It is infinite if there is no route.
         """
         distance: Floats = (self.crossed @ prices).reshape(self.ranks, self.ranks)
         distance[~self.exists] = np.inf
         return distance
 
     def loads(self, sends: Floats) -> Floats:
-        """Return the load of each link when rank u sends `sends[u, v]` to rank v."""
+        """Return the load of each link if rank u sends `sends[u, v]` to rank v."""
         out: Floats = self.crossed.T @ sends.reshape(-1)
         return out
 
     @cached_property
     def is_mirrored(self) -> bool:
-        """Whether links are as wide in both directions, and the route back is the route there
-        reversed.
+        """Whether each route is the reverse of the route back.
+
+        Links must also have the same bandwidth in both directions.
         """
         if not self.topology.is_symmetric:
             return False
@@ -143,14 +150,15 @@ class OwnRoutes(LinkArrays):
 
     @cached_property
     def symmetries(self) -> list[tuple[Ints, Ints]]:
-        """Known symmetries of the machine that take routes to routes: the images of its ranks, and
-        of its links.
+        """Known symmetries of the machine that map routes to routes.
+
+        Each is a pair: the images of the ranks, and the images of the links.
         """
         images = [*(turn[1] for turn in shifts(self.topology)), *mirrors(self.topology)]
         return [(self._move_ranks(i), self.move_links(i)) for i in images if self.keeps(i)]
 
     def keeps(self, image: Ints) -> bool:
-        """Return whether a symmetry, the image of each device, takes every route to a route."""
+        """Return whether a symmetry, given as the image of each device, maps routes to routes."""
         ranks = self._move_ranks(image)
         pairs = (ranks[:, None] * self.ranks + ranks[None, :]).reshape(-1)
         return self._is_same(pairs, self.move_links(image))
@@ -170,7 +178,7 @@ class OwnRoutes(LinkArrays):
 
 
 class RoutedMetric(Metric):
-    """Distances between GPUs along the system's own routes, under prices of directed links."""
+    """Distances between GPUs along the hardware's routes, under prices of directed links."""
 
     def __init__(self, routes: OwnRoutes, prices: Floats) -> None:
         self.gpus = np.arange(routes.ranks)
@@ -178,5 +186,5 @@ class RoutedMetric(Metric):
         self.distance = routes.distances(price_hops(prices))
 
     def route(self, u: int, v: int) -> Route:
-        """Return the system's own route from rank u to rank v, as devices."""
+        """Return the hardware's route from rank u to rank v, as devices."""
         return self._routes.route(u, v)

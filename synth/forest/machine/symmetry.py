@@ -1,5 +1,7 @@
-"""Symmetries of a machine: colours of devices by refinement (Weisfeiler, Leman 1968), and
-permutations of the ranks that preserve all links.
+"""Symmetries of a machine: colours of devices, and permutations of ranks that preserve all
+links.
+
+Colours are found by refinement (Weisfeiler, Leman 1968).
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from .links import Ints, LinkArrays, number_values
 
 # Fixed, so that equal machines get equal colours in every process; any other number would do.
 _SEED = 20261121
-# Hops over which links are hashed to tell devices apart; each one is a pass over all links.
+# Number of hops over which links are hashed to tell devices apart; each is a pass over all links.
 _SIGNATURE_HOPS = 4
-# Most images of a tree, or of a path, that one column of a linear program stands for.
+# Maximum number of images of a tree or path that one column of a linear program represents.
 MAX_IMAGES = 4096
 
 
 def colours(topology: Topology, single: str | None = None) -> Ints:
-    """Return a colour, a number, for every device; devices that play the same role have the same
-    (Weisfeiler-Leman).
+    """Return the colour of every device as a number, equal for devices of the same role.
 
-    Device `single` is unlike all others. Colours are refined by kind, abilities and bandwidths, not
-    by latencies, and by hashing: very rarely different roles may share a colour, so no result may
-    depend on colours for being correct.
+    Device `single`, if given, has a different role from all others. Colours are refined
+    (Weisfeiler-Leman) by kind, abilities and bandwidths, not by latencies, and by hashing: very
+    rarely different roles may share a colour, so the correctness of a result must not depend on
+    colours.
     """
     links = LinkArrays(topology)
     rate = number_values(links.exact)
@@ -65,11 +67,10 @@ class _Permutations(LinkArrays):
         return np.sort(self.make_key(image[self.src], image[self.dst]) * rates + self.rate)
 
     def extend(self, of_rank: Ints) -> Ints | None:
-        """Return the symmetry of all devices that extends a permutation of the ranks, or None where
-        there is none.
+        """Return the symmetry of all devices that extends a permutation of the ranks.
 
-        The image of a device that is no GPU is the one that is linked to the images of its
-        neighbours.
+        The image of a device other than a GPU is the device that is linked to the images of its
+        neighbours. None if there is no such symmetry.
         """
         image = np.full(self.size, -1, dtype=np.int64)
         image[self.gpus] = self.gpus[of_rank]
@@ -87,7 +88,7 @@ class _Permutations(LinkArrays):
         return image if same else None
 
     def digits(self) -> list[tuple[int, int]]:
-        """Return all digits that can be read off the rank numbers, as (place value, base)."""
+        """Return all possible digits of the rank numbers, as (place value, base)."""
         n = self.ranks
         lows = (x for x in range(1, n + 1) if n % x == 0)
         return [
@@ -95,7 +96,7 @@ class _Permutations(LinkArrays):
         ]
 
     def _hash_links(self, labels: Ints) -> NDArray[np.uint64]:
-        """Return a hash for every device of how it is linked, over a few hops, to labelled GPUs."""
+        """Return a hash for every device of its links, over a few hops, to labelled GPUs."""
         # The mixer and the constants of `mix` are splitmix64's (Steele, Lea, Flood 2014).
         mixer = np.uint64(0x9E3779B97F4A7C15)
 
@@ -121,7 +122,7 @@ class _Permutations(LinkArrays):
 
 
 def mirrors(topology: Topology) -> list[Ints]:
-    """Return the symmetries that reverse a digit of the rank numbers, or exchange two adjacent
+    """Return the symmetries that reverse a digit of the rank numbers or swap two adjacent
     digits.
     """
     links = _Permutations(topology)
@@ -138,17 +139,16 @@ def mirrors(topology: Topology) -> list[Ints]:
 
 
 def shifts(topology: Topology) -> list[Ints]:
-    """Return generators of an abelian group of symmetries that shift the rank order, with all their
-    powers.
+    """Return the powers of commuting symmetries that shift the rank order.
 
     Rank numbers are read in mixed radix; a shift adds one to a digit, modulo its base. Shifts that
-    preserve all links are generators, and of the sets of disjoint digits the one that gives most
+    preserve all links are generators, and among the sets of disjoint digits the one with the most
     symmetries is taken (translations of a torus; boxes, and places in boxes). Each item of the
-    result holds one digit's turns: a row of image devices for each power.
+    result holds one digit's turns: a row of image devices per power.
     """
     links = _Permutations(topology)
     ranks = np.arange(links.ranks)
-    # Digits, as (place value, base), whose shift is a symmetry.
+    # Symmetries that shift a digit, by the digit's (place value, base).
     generators: dict[tuple[int, int], Ints] = {}
     for low, base in links.digits():
         digit = ranks // low % base
@@ -181,10 +181,10 @@ def shifts(topology: Topology) -> list[Ints]:
 
 
 def group(turns: list[Ints], count: int) -> Ints | None:
-    """Return at most `count` products of the turns (see `shifts`), the identity first; None where
-    only that is left.
+    """Return at most `count` products of the turns (see `shifts`), the identity first.
 
-    Where there are more, subgroups of the turns are used, those of the last digits first.
+    If there are more, subgroups of the turns are used, reducing the last digits first. None if only
+    the identity is left.
     """
     sizes = [len(t) for t in turns]
     while int(np.prod(sizes)) > count:
@@ -199,8 +199,10 @@ def group(turns: list[Ints], count: int) -> Ints | None:
 def find_transitive_group(
     turns: list[Ints] | None, gpus: Ints, *, once: bool = True
 ) -> Ints | None:
-    """Return the products of the turns where they take the first GPU to every other (if `once`, by
-    exactly one of them each), so that one root or source stands for all; else None.
+    """Return the products of the turns if they map the first GPU to every GPU, else None.
+
+    One root or source can then represent all. With `once`, exactly one product must map to each
+    GPU.
     """
     images = group(turns, MAX_IMAGES) if turns else None
     if images is None or (once and len(images) != len(gpus)):
