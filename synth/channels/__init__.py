@@ -1,3 +1,1 @@
-"""Channels as in NCCL: rings or chains through all ranks, each with an equal share of the
-buffer.
-"""
+"""Channels as in NCCL: orders of all ranks, each with an equal share of the buffer."""

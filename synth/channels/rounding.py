@@ -1,5 +1,4 @@
-"""The best equal channels of a machine: how often to use each ring or chain, and in which
-sequence.
+"""The best equal channels of a machine: how often to use each ring or chain, and in which sequence.
 
 The busiest link decides the rate. For each number K of channels there are two starting points: the
 linear program's weights, rounded, and the best K - 1 channels with one more. Both are improved by
@@ -165,9 +164,7 @@ class Rounding:
         return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
 
     def _fill(self, counts: Ints, wanted: int) -> Ints:
-        """Return `wanted` channels: each order as often as `counts` says, then the best one by
-        one.
-        """
+        """Return `wanted` channels: each order `counts` times, then the best one by one."""
         channels = np.repeat(np.arange(len(counts)), counts)[:wanted]
         while len(channels) < wanted:
             load = self.loads[channels].sum(axis=0)
@@ -176,9 +173,7 @@ class Rounding:
         return channels
 
     def _exchange(self, channels: Ints) -> Ints:
-        """Return the channels after replacing one at a time by a known order until nothing
-        helps.
-        """
+        """Return the channels after exchanges of one for a known order until nothing helps."""
         channels = channels.copy()
         now = float(_judge(self.loads[channels].sum(axis=0)))
         while not self.effort.is_over("equal channels"):

@@ -1,3 +1,1 @@
-"""Throughput-optimal trees: how they are packed into links, searched for, and made into
-schedules.
-"""
+"""Throughput-optimal trees: how they are packed into links, found, and made into schedules."""

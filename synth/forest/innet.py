@@ -125,8 +125,7 @@ def _find_steiner_tree(
 
 
 def _hang_at(graph: PairGraph, pairs: list[int], root: int) -> RootedTree | None:
-    """Return the tree rooted at rank `root`: each GPU's route to the nearest GPU above it and
-    back.
+    """Return the tree rooted at rank `root`: each GPU's route to the nearest GPU above it and back.
 
     None if the pairs do not connect all GPUs.
     """

@@ -164,8 +164,7 @@ class RootedPacking(SharePacking[RootedTree]):
     def _offer_trees(
         self, metric: Metric, forward: Floats, root: int
     ) -> list[tuple[list[int], list[int] | None, bool]]:
-        """Return trees of a root as (parents in the out-tree, parents in the in-tree, is
-        cheapest).
+        """Return trees of a root as (parents in the out-tree, parents in the in-tree, is cheapest).
 
         The in-tree is None unless the collective is allreduce. The flag tells whether the trees are
         proved to be the cheapest.

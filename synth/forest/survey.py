@@ -78,9 +78,7 @@ class Survey:
 
     @cached_property
     def mended(self) -> Topology | None:
-        """The machine with its slow links as fast as most of their role; None if no link is
-        slow.
-        """
+        """The machine with its slow links as fast as most of their role; None if none is slow."""
         return mend(self.topology)
 
     @cached_property
@@ -160,8 +158,7 @@ class Survey:
         return self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
-        """Return packed paths for alltoall (cached for later calls), or for scatter from its
-        root.
+        """Return packed paths for alltoall (cached for later calls), or for scatter from its root.
 
         Raise InfeasibleError if there are too many pairs for column generation.
         """
@@ -176,9 +173,7 @@ class Survey:
 
     @cached_property
     def _alltoall_packing(self) -> PathPacking:
-        """The packing of paths between all pairs, or from one rank if shifts represent the
-        others.
-        """
+        """The packing of paths between all pairs, or from one rank if shifts give the others."""
         return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
 
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:

@@ -48,8 +48,7 @@ _SUGGESTED = 1000
 
 
 class Usage:
-    """The number of times each tree uses each link (or class of links), and its capacity in
-    GB/s.
+    """The number of times each tree uses each link (or class of links), and its capacity in GB/s.
 
     With `images` of a group of symmetries, links of an orbit form one row, and a tree's uses are
     spread evenly over it.

@@ -103,9 +103,7 @@ def fabric_of(router: Router) -> SyncFabric:
 
 @dataclass(frozen=True)
 class SyncInstance:
-    """The question whether a schedule of `chunks` (in SCCL's units), `steps` and `rounds`
-    exists.
-    """
+    """Whether a schedule of `chunks` (in SCCL's units), `steps` and `rounds` exists."""
 
     collective: Collective
     chunks: int

@@ -223,8 +223,7 @@ def evaluate_proof(
     equal_steps: bool,
     multipliers: Multipliers,
 ) -> Fraction:
-    """Return the exact lower bound on R/C that multipliers prove by the module docstring's
-    formula.
+    """Return the exact lower bound on R/C that multipliers prove by the module docstring's formula.
 
     It is 0 if they prove nothing, for example because of a wrong sign.
     """

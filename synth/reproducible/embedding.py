@@ -171,9 +171,7 @@ class Embedding:
         free, ready = [0] * n, [0] * n
 
         def send(path: list[int], op: Op) -> None:
-            """Move a value along a path; at its end, the value is added (reduce) or stored
-            (copy).
-            """
+            """Move a value along a path; at its end, add it (reduce) or store it (copy)."""
             for src, dst in pairwise(path):
                 is_last = dst == path[-1]
                 adds = is_last and op == "reduce"

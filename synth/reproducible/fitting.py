@@ -72,9 +72,7 @@ class Fitting:
 
     @property
     def parts(self) -> int:
-        """Return the number of parts of the buffer: one per rank in a reduce-scatter, otherwise
-        1.
-        """
+        """Return the number of parts of the buffer: one per rank in a reduce-scatter, else 1."""
         return self.collective.ranks if self.collective.name == "reduce-scatter" else 1
 
     @property

@@ -34,8 +34,7 @@ _BETTER = 0.999
 
 
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
-    """Return schedules in the best bracketing found: for large messages, and a tree for small
-    ones.
+    """Return schedules in the best bracketing found: for large messages, and a tree for small ones.
 
     `given` are bracketings to try too. Raise InfeasibleError if there are too many ranks, or if
     switches compute.
@@ -99,9 +98,7 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
 
 
 def _count_small(n: int) -> int:
-    """Return the number of bracketings of n ranks; above 7 ranks, a number that is never
-    reached.
-    """
+    """Return the number of bracketings of n ranks; above 7 ranks, a number never reached."""
     return prod(2 * k - 3 for k in range(3, min(n, 7) + 1))
 
 

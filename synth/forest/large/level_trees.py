@@ -120,9 +120,7 @@ class LevelTrees(EvenedLoads):
                 self.load[link] += float(tree.share)
 
     def _grow_all(self, effort: Effort) -> None:
-        """Grow trees for every root in turn, under prices that rise with the load of earlier
-        trees.
-        """
+        """Grow trees for every root in turn, at prices that rise with the load of earlier ones."""
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for (a, b), i in self.link_at.items():
             around[a].append((b, i))
@@ -163,9 +161,7 @@ class LevelTrees(EvenedLoads):
         return _Tree(root, Fraction(1, self.parts), parent, down)
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move branches of trees that use a link to less busy routes; return whether any was
-        moved.
-        """
+        """Move branches of trees that use a link to less busy routes; return whether any moved."""
         level = float(self.load[link] / self.capacity[link])
         excess = self.load[link] - enough * self.capacity[link]
         moved = 0.0

@@ -107,9 +107,7 @@ class LinkRows(LinkArrays):
         return out
 
     def count_rows(self, routes: Iterable[Route | None], times: int = 1) -> Counter[int]:
-        """Return how often routes cross the links of each row, counting each route `times`
-        times.
-        """
+        """Return how often routes cross each row's links, counting each route `times` times."""
         out: Counter[int] = Counter()
         for route in routes:
             for link in pairwise(route or ()):

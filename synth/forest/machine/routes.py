@@ -64,8 +64,7 @@ class Metric:
     def grow_tree(
         self, root: int, hop_price: float = 0.0, max_depth: int | None = None
     ) -> list[int] | None:
-        """Return every rank's parent in a cheap and shallow out-tree from `root`, -1 at the
-        root.
+        """Return every rank's parent in a cheap and shallow out-tree from `root`, -1 at the root.
 
         The tree is grown by Prim-Dijkstra (Alpert et al. 1995). Each hop between a GPU and the root
         costs `hop_price` mean distances on top of the price; among equal offers the one nearer to

@@ -1,5 +1,4 @@
-"""Symmetries of a machine: colours of devices, and permutations of ranks that preserve all
-links.
+"""Symmetries of a machine: colours of devices, and permutations of ranks that preserve all links.
 
 Colours are found by refinement (Weisfeiler, Leman 1968).
 """
@@ -122,9 +121,7 @@ class _Permutations(LinkArrays):
 
 
 def mirrors(topology: Topology) -> list[Ints]:
-    """Return the symmetries that reverse a digit of the rank numbers or swap two adjacent
-    digits.
-    """
+    """Return the symmetries that reverse a digit of the rank numbers or swap adjacent digits."""
     links = _Permutations(topology)
     ranks = np.arange(links.ranks)
     out = []
