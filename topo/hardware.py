@@ -282,7 +282,7 @@ ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
 #
 # From NCCL's tuning model (graph/tuning.cc, hwLat, low-latency protocol, ring): 0.6 from GPU to GPU
 # over NVLink, 1.0 over PCI, 2.7 over a network. These apply to whole paths, so a link to a switch
-# (nvswitch, pcie, network) counts half. xGMI and C2C count as NVLink, a link between sockets as PCI.
+# (nvswitch, pcie, network) counts half. xGMI and C2C count as NVLink, links between sockets as PCI.
 LATENCY_us: Mapping[str, Fraction] = {
     "nvlink": Fraction(3, 5),
     "xgmi": Fraction(3, 5),
