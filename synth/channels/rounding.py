@@ -84,7 +84,7 @@ def find_channels(
 class Rounding:
     """Search for equal channels among the known orders of a machine.
 
-    Orders found on the way are added to the known ones.
+    Orders found meanwhile are added to the known ones.
     """
 
     def __init__(self, orders: Orders, packed: Packed, effort: Effort) -> None:

@@ -16,7 +16,7 @@ _CONF_START = re.compile(
     r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE
 )
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)\s*")
-# By the lower-case first word of a line: Slurm's spelling of it, and the line's other fields.
+# Keyed by the lower-case first word of a line: Slurm's spelling of it, and the line's other fields.
 _LINES: dict[str, tuple[str, tuple[str, ...]]] = {
     "switchname": ("SwitchName", ("nodes", "switches", "linkspeed")),
     "blockname": ("BlockName", ("nodes",)),
