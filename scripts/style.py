@@ -43,7 +43,7 @@ WORDS = {
     "told": (r"\b(is|are|was|were|be) told\b(?! apart)|\btold of\b", "reported"),
     "looked": (r"\b(is|are|was|were|be) looked\b", "checked, tried"),
     "nobody": (r"\b(anybody|nobody|everybody)\b", "name the subject"),
-    "as one": (r"\bso often it\b|\bas it were\b|\bhang up the bell\b|\bworth a word\b", "plain words"),
+    "as one": (r"\bso often it\b|\bas it were\b|\bworth a word\b", "plain words"),
     "lane": (r"\blanes?\b", "rail, channel or link (PCIe alone has lanes)"),
     "coinage": (
         r"\b(Nursery|Planted|bells?)\b",

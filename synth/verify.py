@@ -123,7 +123,7 @@ def replay(schedule: Schedule) -> None:
     """Play the transfers and check the result; see the module's docstring.
 
     Raise VerificationError if a rank sends a chunk that it does not have, if a step copies to a
-    chunk at a rank and also writes to it in another way, or if a receiver lacks a contribution, has
+    chunk at a rank that also writes to it otherwise, or if a receiver lacks a contribution, has
     it more than once, or has one it should not have.
     """
     t = schedule.transfers
