@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from .runtime.ranks.transport import Transport
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
-    from .synth.effort import Effort
     from .synth.forest.candidates import TreeLimits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
+    from .synth.numeric.effort import Effort
     from .synth.place.job import Job, Traffic
     from .synth.place.placement import Placement, Step
     from .synth.place.placing import place
@@ -77,7 +77,7 @@ _HOMES = {
     "Cost": "synth.cost.affine",
     "DdpHook": "runtime.ddp",
     "Device": "topo.devices",
-    "Effort": "synth.effort",
+    "Effort": "synth.numeric.effort",
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",

@@ -97,7 +97,7 @@ def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, A
     from topoplan.synth.channels.channels import SHAPES, Channels, algbw_GBps, schedule_channels
     from topoplan.synth.channels.columns import pack_orders
     from topoplan.synth.channels.rounding import find_channels
-    from topoplan.synth.effort import Effort
+    from topoplan.synth.numeric.effort import Effort
     from topoplan.synth.planner.synthesize import collective_on
     from topoplan.synth.request import Request
     from topoplan.synth.verify import verify

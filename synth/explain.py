@@ -20,10 +20,10 @@ from ..topo.routes import Router, route_links
 from .bounds.certificate import SINGLE_PATH, Bound, join_devices
 from .bounds.single_path import find_bounds
 from .cost.affine import Cost
-from .effort import Effort
 from .forest.machine.symmetry import colours
 from .ir.collective import Collective
 from .ir.schedule import Schedule
+from .numeric.effort import Effort
 
 # Sizes in bytes at which strategies are compared: 1 KiB to 1 GiB.
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))

@@ -18,11 +18,11 @@ from ..topo.graph import Topology
 from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
 from .cost.affine import tighten
-from .effort import Effort
 from .forest.candidates import TreeLimits
 from .ir.collective import COLLECTIVES, Chunk, Collective
 from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
+from .numeric.effort import Effort
 
 # Numbers of segments that pipelines may have; the cost model chooses among them by size.
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -32,7 +32,7 @@ def run(job: SynthRun) -> None:
     """Compute the bounds and print them as text, or as JSON with --json."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import find_bounds
-    from ...synth.effort import Effort
+    from ...synth.numeric.effort import Effort
 
     with job.search() as say:
         effort = Effort(job.args.time_limit)

@@ -30,8 +30,8 @@ _MAX_ORDER = 60
 
 def run(job: SynthRun) -> None:
     """Synthesize a plan with every strategy, print it, and explain its limits."""
-    from ...synth.effort import Effort
     from ...synth.explain import explain
+    from ...synth.numeric.effort import Effort
 
     with job.search() as say:
         planned = synthesize_job(job, say)

@@ -13,9 +13,9 @@ from .job import SynthRun
 
 def run(job: SynthRun) -> None:
     """Write the file in the format of --format to the path of -o, or print it."""
-    from ...synth.effort import Effort
     from ...synth.export.formats import export
     from ...synth.export.nccl_version import NEWEST, parse_nccl_version
+    from ...synth.numeric.effort import Effort
 
     args = job.args
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST

@@ -13,8 +13,8 @@ from .options import parse_instance
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.effort import Effort
     from ...synth.ksync.pareto import Front, Row
+    from ...synth.numeric.effort import Effort
 
 # Instances without a schedule that an error lists: more would not fit one line.
 _MAX_LISTED = 4
@@ -39,7 +39,7 @@ def run(job: SynthRun) -> None:
     """
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import Bounds, find_single_path_bound
-    from ...synth.effort import Effort
+    from ...synth.numeric.effort import Effort
     from ...synth.planner.synthesize import cost_all, plan_of
 
     collective, topology = job.collective, job.topology

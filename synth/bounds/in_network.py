@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ...topo.graph import Device, Topology
 from ..cost.loads import computes_in_network
-from ..effort import Effort
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from .certificate import Bound
 from .multipath import bound
 

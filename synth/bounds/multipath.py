@@ -18,12 +18,12 @@ from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
-from ..effort import Effort
 from ..forest.generate import Columns, exact_prices
 from ..forest.machine.symmetry import shifts
 from ..forest.rooted import RootedPacking
 from ..forest.survey import Survey, survey
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from .certificate import Bound, bound_of, join_devices
 from .cuts import bound_of_cut, cut_bound
 

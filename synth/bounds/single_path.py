@@ -18,10 +18,10 @@ from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
-from ..effort import Effort
 from ..forest.machine.routes import OwnRoutes
 from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from .certificate import Bound
 from .multipath import bound, directed_bounds
 

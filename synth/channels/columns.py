@@ -16,8 +16,8 @@ from fractions import Fraction
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from ..effort import Effort
 from ..forest.machine.routes import OwnRoutes
+from ..numeric.effort import Effort
 from ..numeric.exact_rates import exact_rates
 from ..numeric.linear import Floats, SmoothedPrices, pack
 from ..request import Request

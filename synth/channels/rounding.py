@@ -14,9 +14,9 @@ from fractions import Fraction
 import numpy as np
 
 from ...topo.errors import InfeasibleError, InputError
-from ..effort import Effort
 from ..forest.machine.links import Ints
 from ..forest.machine.routes import OwnRoutes
+from ..numeric.effort import Effort
 from ..numeric.linear import Floats
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels, Order

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..effort import Effort
 from ..forest.machine.links import Ints
 from ..numeric.cp_sat import solve
+from ..numeric.effort import Effort
 from ..numeric.linear import Floats, Rows, minimise
 from .channels import CHAIN, Order
 from .orders import Orders, hops

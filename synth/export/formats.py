@@ -10,8 +10,8 @@ from typing import Any
 from ...topo.errors import InfeasibleError
 from ...topo.routes import Router
 from ..bounds.single_path import Bounds, find_bounds
-from ..effort import Effort
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from ..request import Request
 from .gpu_numbers import number_gpus
 from .nccl_graph import COLLECTIVES, NcclGraphs, find_graphs, write_graphs

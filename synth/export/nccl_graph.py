@@ -18,8 +18,8 @@ from ...topo.routes import Router
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
-from ..effort import Effort
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from ..request import Request
 from ..verify import verify
 from .channel_counts import Finder, match_counts

@@ -19,7 +19,7 @@ import numpy as np
 from ...topo.errors import InputError
 from ...topo.exact import parse_fraction
 from ...topo.routes import Router
-from ..effort import Effort
+from ..numeric.effort import Effort
 from .generate import MAX_ROOTS, METRIC_RANKS, generate_low_trees, grow_low_tree
 from .large.combs import comb_trees
 from .machine.boxes import SHAPES, rail_trees, turn_to_root

@@ -19,7 +19,7 @@ from math import ceil
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from ..effort import Effort
+from ..numeric.effort import Effort
 from ..numeric.linear import SmoothedPrices, pack
 from .machine.links import Floats, Ints
 from .machine.pairs import PairGraph, Tree

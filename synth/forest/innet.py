@@ -17,7 +17,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from ...topo.routes import Route, Router
-from ..effort import Effort
+from ..numeric.effort import Effort
 from .candidates import CandidateForest, ForestBuilder, TreeLimits
 from .machine.links import Floats
 from .machine.pairs import PairGraph

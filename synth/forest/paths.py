@@ -19,10 +19,10 @@ from scipy.sparse.csgraph import dijkstra
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.graph import Topology
 from ..cost.affine import tighten
-from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import COPY, Transfers
+from ..numeric.effort import Effort
 from .large.level_paths import LevelPaths
 from .machine.links import HOP_SHARE, Ints, LinkArrays
 from .machine.routes import OwnRoutes

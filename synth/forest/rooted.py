@@ -16,8 +16,8 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
-from ..effort import Effort
 from ..numeric.arborescence import cheapest_out_tree
+from ..numeric.effort import Effort
 from .machine.links import Floats, Ints, LinkArrays
 from .machine.routes import Metric, OwnRoutes, RoutedMetric
 from .machine.symmetry import find_transitive_group

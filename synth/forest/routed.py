@@ -15,8 +15,8 @@ import networkx as nx
 import numpy as np
 
 from ...topo.routes import Router
-from ..effort import Effort
 from ..ir.transfers import Transfers
+from ..numeric.effort import Effort
 from .candidates import CandidateForest, ForestBuilder, TreeLimits
 from .generate import generate
 from .machine.links import HOP_SHARE, Floats, Ints

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
 
-from ..effort import Effort
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
+from ..numeric.effort import Effort
 from ..numeric.linear import SmoothedPrices
 from .machine.links import Floats, Ints, Link, compact, find_orbits
 from .machine.routes import OwnRoutes, price_hops

@@ -18,8 +18,8 @@ import numpy as np
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ...topo.graph import Link, Topology
-from ..effort import Effort
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from ..numeric.spanning_trees import make_shallower, spanning_trees
 from .balanced import balanced_trees
 from .generate import Columns, generate

@@ -19,9 +19,9 @@ import numpy as np
 
 from ...topo.graph import Topology
 from ..cost.loads import DirectedLink, computes_in_network, stream_loads
-from ..effort import Effort
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
+from ..numeric.effort import Effort
 from ..numeric.linear import Floats, Rows, minimise
 from .machine.links import Ints, LinkRows
 from .trees import RootedTree, list_moves

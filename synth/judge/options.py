@@ -19,8 +19,8 @@ from ..bounds.in_network import bound_in_network, describe_assumption, describe_
 from ..bounds.single_path import find_bounds
 from ..channels.channels import CHAIN, RING, Channels
 from ..channels.rounding import find_channels
-from ..effort import Effort
 from ..ir.collective import Collective
+from ..numeric.effort import Effort
 from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan

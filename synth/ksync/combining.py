@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from ..effort import Effort
 from ..ir.schedule import Schedule
+from ..numeric.effort import Effort
 from .copying import (
     EdgeSend,
     SyncFabric,

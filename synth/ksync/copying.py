@@ -25,11 +25,11 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
 from ..cost.loads import DirectedLink
-from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule, Transfer, Transfers
 from ..ir.transfers import Op
 from ..numeric.cp_sat import solve
+from ..numeric.effort import Effort
 
 # (chunk, edge, step)
 Key = tuple[int, int, int]

@@ -19,10 +19,10 @@ from ...topo.errors import TimeLimitError
 from ...topo.routes import Router, route_links
 from ..bounds.certificate import Bound
 from ..bounds.multipath import bound
-from ..effort import Effort
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
+from ..numeric.effort import Effort
 from .combining import solve_combining
 from .copying import SyncFabric, SyncInstance, fabric_of, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio

@@ -34,8 +34,8 @@ from fractions import Fraction
 import numpy as np
 
 from ..cost.loads import DirectedLink
-from ..effort import Effort
 from ..ir.collective import Chunk, Collective
+from ..numeric.effort import Effort
 from ..numeric.linear import Rows, minimise
 from .copying import Key, SyncFabric, list_possible_sends
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from ..effort import Effort
 from .cp_sat import solve
+from .effort import Effort
 from .linear import Floats
 
 Ints = NDArray[np.int64]

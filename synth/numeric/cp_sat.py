@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ortools.sat.python import cp_model
 
-from ..effort import Effort
+from .effort import Effort
 
 # Seconds that a unit of CP-SAT's deterministic time takes on an idle core, roughly.
 _WORK_S = 3.5

@@ -13,8 +13,8 @@ from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
-from ..effort import Effort
 from .cp_sat import solve
+from .effort import Effort
 from .linear import Floats
 
 # Largest denominator of a rate in units of the least capacity, and of all rates together.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
-from ..effort import Effort
+from .effort import Effort
 
 # Seconds of an idle core: to pass an entry of the matrix to HiGHS, and per entry in a simplex
 # iteration.

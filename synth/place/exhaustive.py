@@ -8,8 +8,8 @@ from math import ceil
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..effort import Effort
 from ..numeric.cp_sat import solve
+from ..numeric.effort import Effort
 from .job import AROUND, SPREAD, Ints
 from .loads import TIME
 from .search import Search

@@ -20,7 +20,7 @@ from ...topo.derived.stripes import merge_spines
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
-from ..effort import USUAL_LIMIT_S, Effort
+from ..numeric.effort import USUAL_LIMIT_S, Effort
 from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
 from .improve import Improver, arrange_inside, keep_hosts_together
 from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, Job, Phase, read_job

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..effort import Effort
+from ..numeric.effort import Effort
 from .job import AROUND, PAIRS, SPREAD, Ints, Job
 from .loads import OrderLoads
 

@@ -14,10 +14,10 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
 from ..describe import count_bytes
-from ..effort import USUAL_LIMIT_S
 from ..forest.candidates import TreeLimits
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
+from ..numeric.effort import USUAL_LIMIT_S
 from ..plan import Plan
 from ..verify import verify as verify_schedule
 from .registry import AUTO

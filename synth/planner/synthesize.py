@@ -22,12 +22,12 @@ from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from ..cost.host_costs import HostCosts, host_of
 from ..cost.segmentation import as_sent, families, fastest, on_own_routes
-from ..effort import USUAL_LIMIT_S, Effort
 from ..forest.candidates import AT_BOUND, TreeLimits
 from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
+from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Entry, Plan
 from ..reproducible.build import build_reproducible, choose_bracketing
 from ..reproducible.fitting import NAME as BRACKETED

@@ -18,10 +18,10 @@ from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network
 from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost
-from ..effort import Effort
 from ..explain import Explanation, explain
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
+from ..numeric.effort import Effort
 from ..plan import Plan
 from ..planner.registry import AUTO
 from ..planner.synthesize import collective_on, synthesize

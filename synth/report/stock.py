@@ -15,11 +15,11 @@ from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
 from ..cost.simulate import MAX_GROUPS
-from ..effort import Effort
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import Op
 from ..ir.transform import compose
+from ..numeric.effort import Effort
 from ..request import Request, Send, build_schedule, segment_counts
 
 # The number of times that data travels around the ring.

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...topo.errors import InfeasibleError
-from ..effort import Effort
 from ..forest.machine.links import Floats
 from ..forest.machine.routes import OwnRoutes
 from ..forest.weigh import divide, round_shares
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
+from ..numeric.effort import Effort
 from ..request import Request, Send, build_schedule
 from .bracket import Bracket
 from .embedding import Column, Embedding, count_sends, find_spreads

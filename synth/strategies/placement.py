@@ -14,8 +14,8 @@ from itertools import combinations
 
 from ...topo.errors import InfeasibleError
 from ..cost.affine import cost
-from ..effort import Effort
 from ..ir.schedule import Schedule
+from ..numeric.effort import Effort
 from ..request import Request
 
 # Sizes for which strategies place ranks: latency dominates at the small one, bandwidth at the large

@@ -24,7 +24,7 @@ from ranks import programs
 from thorough import count_examples
 
 import topoplan
-from topoplan.synth.effort import Effort
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner import registry
 from topoplan.synth.planner.registry import find_strategy, list_strategies
 from topoplan.synth.strategies import STRATEGIES

@@ -29,8 +29,8 @@ from topoplan.synth.channels.columns import find_exact_rates, pack_orders
 from topoplan.synth.channels.orders import hops
 from topoplan.synth.channels.rounding import LOSS, find_channels
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.effort import Effort
 from topoplan.synth.numeric.circuits import cheapest_circuits, near_circuits, search_circuit
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify

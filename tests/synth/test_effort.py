@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 from launch import Ended, run_command, run_module
 
-from topoplan.synth.effort import Effort
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.presets import preset
 

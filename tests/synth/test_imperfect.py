@@ -17,7 +17,6 @@ from thorough import count_examples
 from topoplan.synth.bounds.certificate import Bound, check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.effort import Effort
 from topoplan.synth.explain import explain
 from topoplan.synth.forest.large.combs import comb_trees
 from topoplan.synth.forest.large.groups import find_narrow_groups
@@ -27,6 +26,7 @@ from topoplan.synth.forest.machine.boxes import find_boxes
 from topoplan.synth.forest.paths import level_schedule
 from topoplan.synth.forest.survey import mend
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify

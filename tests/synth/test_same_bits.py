@@ -24,10 +24,10 @@ from topoplan.runtime.program.lowering import lower
 from topoplan.synth.bounds.single_path import find_bounds
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.segmentation import families
-from topoplan.synth.effort import Effort
 from topoplan.synth.ir.addition_order import find_bracketing
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, cost_all, synthesize
 from topoplan.synth.reproducible.bracket import add_up, list_leaves, parse_bracket

@@ -19,8 +19,8 @@ from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
 from topoplan.synth.cost.segmentation import as_sent, families, fastest, time_us
 from topoplan.synth.cost.simulate import MAX_GROUPS, predict_us, shape_of
-from topoplan.synth.effort import Effort
 from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.request import Request

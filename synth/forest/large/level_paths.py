@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import dijkstra
 
 from ....topo.errors import InfeasibleError
 from ....topo.graph import Topology
-from ...effort import Effort
+from ...numeric.effort import Effort
 from ..machine.links import Floats, LinkArrays
 from ..trees import RootedTree
 

@@ -20,7 +20,7 @@ from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
 from ....topo.routes import Route
-from ...effort import Effort
+from ...numeric.effort import Effort
 from ..trees import Forest, RootedTree
 from .level_paths import EvenedLoads
 

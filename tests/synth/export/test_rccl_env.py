@@ -17,11 +17,11 @@ from random_graphs import graphs, on
 from thorough import count_examples
 
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
-from topoplan.synth.effort import Effort
 from topoplan.synth.export.binary_trees import compute_algbw_GBps, schedule_trees
 from topoplan.synth.export.formats import RCCL_ENV, Export, export
 from topoplan.synth.export.nccl_tuner import write_nccl_tuner
 from topoplan.synth.export.rccl_env import read_rccl_env, read_tree, write_tree
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.degrade import Change, degrade

@@ -25,7 +25,6 @@ from thorough import count_examples
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.effort import Effort
 from topoplan.synth.forest.candidates import TreeLimits
 from topoplan.synth.forest.machine.boxes import SHAPES, find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
@@ -36,6 +35,7 @@ from topoplan.synth.forest.weigh import find_best_shares, find_max_load, round_s
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.arborescence import cheapest_out_tree
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
 from topoplan.topo.derived.degrade import Change, degrade

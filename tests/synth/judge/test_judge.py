@@ -21,7 +21,6 @@ from place import build_boxes
 
 from topoplan.cli import judge as command
 from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
-from topoplan.synth.effort import Effort
 from topoplan.synth.ir.collective import Chunk, Collective
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines, map_ranks
@@ -31,6 +30,7 @@ from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Location
 from topoplan.synth.judge.report import write_json, write_text
 from topoplan.synth.judge.verdict import FileVerdict
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.place import placing
 from topoplan.synth.request import Request, Send, build_schedule
 from topoplan.topo.errors import InputError
