@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
 
-from ...topo.doctor import Examination
-from ...topo.doctor.finding import Finding
+from ...topo.doctor import Examination, Finding
 from ...topo.graph import Topology
 from ...topo.matrix import LABELS, Connection, find_connections
 from ...topo.pictures import svg

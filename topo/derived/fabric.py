@@ -20,7 +20,8 @@ from ..graph import Topology
 CLUSTER, CLIQUE = str(keys.GPU_FABRIC_CLUSTER), str(keys.GPU_FABRIC_CLIQUE)
 SOURCE = "NVML: equal cluster and clique of the GPUs' fabric"
 
-_NO_CLUSTER = re.compile(r"[0-]*")
+# Clusters that are none: the UUID is missing or all zeros.
+NO_CLUSTER = re.compile(r"[0-]*")
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +48,7 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
         )
         if state is None and {CLUSTER, CLIQUE} <= gpu.extra.keys():
             state, cluster, clique = "completed", str(gpu.extra[CLUSTER]), str(gpu.extra[CLIQUE])
-        if state == "completed" and clique is not None and not _NO_CLUSTER.fullmatch(cluster or ""):
+        if state == "completed" and clique is not None and not NO_CLUSTER.fullmatch(cluster or ""):
             fabrics[gpu.id] = Fabric(str(cluster).lower(), clique)
     return fabrics
 

@@ -7,18 +7,19 @@ returns the checks that could not be made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
-from ..derived.parts import split_hosts
+from ..derived.fabric import Fabric, find_fabrics
+from ..derived.parts import Part, split_hosts
 from ..errors import InputError
 from ..facts import Facts, load_facts
+from ..facts.keys import qualify
 from ..graph import Topology
 from . import driver, links, nics, p2p, pcie, places, rates, stock
-from .finding import SEVERITIES, Finding
-from .hosts import check_fabrics, list_new_findings, merge_findings
-from .view import Check, DoctorView
+from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
 __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
 
@@ -37,6 +38,8 @@ CHECKS: tuple[Check, ...] = (
 _MAX_EVIDENCE = {"error": 6, "warning": 6, "note": 2}
 # Columns of a report if the caller does not give the terminal's width.
 _WIDTH = 120
+# Maximum number of hosts in a message.
+_MAX_HOSTS = 4
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,12 @@ class Examination:
     @property
     def summary(self) -> str:
         """One line: "2 errors, 1 warning in 20 checks", or "nothing wrong found in 20 checks"."""
-        counts = [
-            (sum(f.severity == severity for f in self.findings), severity)
+        counts = Counter(f.severity for f in self.findings)
+        listed = ", ".join(
+            f"{counts[severity]} {severity}{'s' * (counts[severity] > 1)}"
             for severity in SEVERITIES
-        ]
-        listed = ", ".join(f"{n} {severity}{'s' * (n > 1)}" for n, severity in counts if n)
+            if counts[severity]
+        )
         return (
             f"{listed or 'nothing wrong found'} in {len(self.checked)} "
             f"check{'s' * (len(self.checked) != 1)}"
@@ -89,11 +93,12 @@ def examine(topology: Topology) -> Examination:
             topology, extra={k: v for k, v in topology.extra.items() if k not in ("facts", "notes")}
         )
     )
-    findings = [*merge_findings((part.id, e.findings) for part, e in hosts), *check_fabrics(parts)]
-    findings += list_new_findings(whole.findings, findings)
-    checked = dict.fromkeys(name for _, e in hosts for name in e.checked) | dict.fromkeys(
-        whole.checked
-    )
+    findings = [
+        *_merge_findings((part.id, e.findings) for part, e in hosts),
+        *_check_fabrics(parts),
+    ]
+    findings += _list_new_findings(whole.findings, findings)
+    checked = dict.fromkeys(name for e in (*(e for _, e in hosts), whole) for name in e.checked)
     skipped = {name: lack for _, e in hosts for name, lack in e.skipped if name not in checked}
     return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
 
@@ -123,6 +128,86 @@ def _examine_host(topology: Topology) -> Examination:
         tuple(check.name for check in asked),
         tuple((check.name, check.lack) for check in CHECKS if check not in asked),
     )
+
+
+def _merge_findings(
+    findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]],
+) -> Iterator[Finding]:
+    """Yield the findings of all hosts, with equal findings of several hosts merged into one.
+
+    Device ids are those of the whole machine, and messages and evidence begin with the hosts.
+    """
+    hosts_with: dict[tuple[str, ...], dict[str, Finding]] = defaultdict(dict)
+    for host, findings in findings_of_hosts:
+        for f in findings:
+            hosts_with[(f.severity, f.what, f.message, *f.about)][host] = f
+    for of_hosts in hosts_with.values():
+        hosts, first = list(of_hosts), next(iter(of_hosts.values()))
+        named = (
+            join_names(hosts)
+            if len(hosts) <= _MAX_HOSTS
+            else f"{len(hosts)} hosts ({hosts[0]}, {hosts[1]}, ...)"
+        )
+        yield replace(
+            first,
+            about=tuple(qualify(host, ident) for host in hosts for ident in first.about),
+            message=f"{named}: {first.message}",
+            evidence=tuple(
+                f"{host}: {line}" for host, f in of_hosts.items() for line in f.evidence
+            ),
+        )
+
+
+def _list_new_findings(
+    of_the_whole: Iterable[Finding], of_hosts: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings about the whole machine that no host already has.
+
+    A host has a finding if it has findings of the same kind about all the same devices.
+    """
+    known: dict[str, set[str]] = defaultdict(set)
+    for finding in of_hosts:
+        known[finding.what] |= {*finding.about, ""}
+    for finding in of_the_whole:
+        if not {*finding.about, ""} <= known[finding.what]:
+            yield finding
+
+
+def _check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Report hosts whose GPUs are in different cliques of one cluster: a warning.
+
+    No NVLink connects them, although one fabric could. Hosts of different clusters (several NVL72
+    racks) are not reported.
+    """
+    gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
+    for part in parts:
+        try:
+            fabrics = find_fabrics(
+                part.topology, load_facts(part.topology.extra, part.topology.name)
+            )
+        except InputError:
+            continue  # reported as a finding of that host
+        for gpu, fabric in fabrics.items():
+            gpus_in[fabric].append((part.id, gpu))
+    for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):
+        cliques = {
+            fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster
+        }
+        members = [member for gpus in cliques.values() for member in gpus]
+        if len(cliques) > 1 and len({host for host, _ in members}) > 1:
+            listed = " | ".join(
+                f"{join_names(list(dict.fromkeys(host for host, _ in gpus)))} (clique {clique})"
+                for clique, gpus in cliques.items()
+            )
+            yield Finding(
+                "warning",
+                "fabric-split",
+                tuple(qualify(host, gpu) for host, gpu in members),
+                f"the hosts' GPUs are in {len(cliques)} cliques of one cluster, that no NVLink "
+                f"joins: {listed}",
+                (f"fabric_cluster = {cluster} (NVML)",),
+                "have the fabric manager put them into one partition if one job is to use them all",
+            )
 
 
 def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from ..derived.fabric import NO_CLUSTER
 from ..facts import keys
-from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, nvlink_subject, pci_subject
+from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
 from ..notes import Note
-from .finding import Case, Finding, join_names
 from .links import MIN_PEERS, check_link_counts
-from .view import Check, DoctorView
+from .view import Case, Check, DoctorView, Finding, join_names
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
 _FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
-_NO_CLUSTER = re.compile(r"[0-]*")
-
 _NOT_YET = ("not started", "in progress")
 
 
@@ -28,11 +25,12 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
     The source is the fact `nvml library` or a probe's note. It is an error if the versions of
     library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
     """
-    reason = view.facts.get_reason(NVML, keys.NVML_LIBRARY)
-    notes = [f"{note} (the topology's notes)" for note in view.list_notes("no-driver")]
-    if reason is None and not notes:
+    evidence = tuple(f"{note} (the topology's notes)" for note in view.list_notes("no-driver"))
+    if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None:
+        evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),)
+    addresses = _list_nvidia_gpus(view)
+    if not evidence:
         return
-    evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),) if reason is not None else tuple(notes)
     if "mismatch" in evidence[0].lower():
         yield Finding(
             "error",
@@ -44,9 +42,7 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
             "reboot, or reload the kernel module, after an update of the driver; in a container "
             "use the host's library",
         )
-        return
-    addresses = tuple(_list_nvidia_gpus(view))
-    if addresses:
+    elif addresses:
         ids = {gpu.bus_id: gpu.id for gpu in view.gpus}
         about = tuple(ids.get(bus_id, bus_id) for bus_id in addresses)
         evidence += tuple(
@@ -124,13 +120,13 @@ def _list_unlisted(view: DoctorView) -> list[Note]:
     return [note for note in view.list_notes("gpu-not-listed") if note.detail == "NVIDIA"]
 
 
-def _list_nvidia_gpus(view: DoctorView) -> Iterator[str]:
-    for bus_id in view.facts.list_names(PCI):
-        pci_class = view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS) or ""
-        if view.facts.get_text(
-            pci_subject(bus_id), keys.PCI_VENDOR
-        ) == _NVIDIA and pci_class.startswith(_GPU_CLASSES):
-            yield bus_id
+def _list_nvidia_gpus(view: DoctorView) -> list[str]:
+    return [
+        bus_id
+        for bus_id in view.facts.list_names(PCI)
+        if view.facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR) == _NVIDIA
+        and str(view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(_GPU_CLASSES)
+    ]
 
 
 def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
@@ -179,7 +175,7 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
     or cliques are a warning: no NVLink joins them.
     """
     pending: list[Case] = []
-    parts: dict[tuple[str, str], list[str]] = defaultdict(list)
+    parts: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     evidence_of: list[str] = []
     for index, ident in view.gpu_of.items():
         subject = gpu_subject(index)
@@ -187,8 +183,8 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
         if state in _NOT_YET:
             pending.append((state, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),)))
         cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
-        if state == "completed" and not _NO_CLUSTER.fullmatch(cluster):
-            parts[cluster, view.facts.get_text(subject, keys.GPU_FABRIC_CLIQUE) or ""].append(ident)
+        if state == "completed" and not NO_CLUSTER.fullmatch(cluster):
+            parts[cluster, view.facts.get_text(subject, keys.GPU_FABRIC_CLIQUE)].append(ident)
             evidence_of += [
                 view.format_fact(subject, key)
                 for key in _FABRIC
@@ -229,11 +225,12 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     states = {view.facts.get_text(subject, keys.GPU_FABRIC_STATE) for subject in subjects.values()}
     if not about or states & {*_NOT_YET}:
         return
-    evidence: list[str] = []
-    for ident, subject in subjects.items():
-        links = view.nvlink_subjects.get(view.index_of[ident], ())
-        evidence += [view.format_fact(link, keys.NVLINK_STATE) for link in links[:1]]
-        evidence += [] if links else [view.format_fact(subject, keys.GPU_NVLINK_COUNT)]
+    evidence = [
+        view.format_fact(links[0], keys.NVLINK_STATE)
+        if (links := view.list_nvlinks(ident))
+        else view.format_fact(subject, keys.GPU_NVLINK_COUNT)
+        for ident, subject in subjects.items()
+    ]
     yield Finding(
         "error",
         "no-active-nvlink",
@@ -281,16 +278,13 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
         if len(judged) < MIN_PEERS:
             continue
         active = Counter(
-            name
-            for ident in judged
-            for name, state in _list_states(view, ident)
-            if state == "active"
+            _find_number(link) for ident in judged for link in view.list_nvlinks(ident, "active")
         )
         dead_of = {
             ident: [
-                view.format_fact(nvlink_subject(view.index_of[ident], n), keys.NVLINK_STATE)
-                for n, state in _list_states(view, ident)
-                if state == "inactive" and 2 * active[n] > len(judged)
+                view.format_fact(link, keys.NVLINK_STATE)
+                for link in view.list_nvlinks(ident, "inactive")
+                if 2 * active[_find_number(link)] > len(judged)
             ]
             for ident in judged
             if ident not in short
@@ -310,9 +304,8 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
             )
 
 
-def _list_states(view: DoctorView, ident: str) -> Iterator[tuple[str, str | None]]:
-    for subject in view.nvlink_subjects.get(view.index_of.get(ident, ""), ()):
-        yield subject.rpartition("/")[2], view.facts.get_text(subject, keys.NVLINK_STATE)
+def _find_number(nvlink: str) -> str:
+    return nvlink.rpartition("/")[2]
 
 
 # The checks of this file.

@@ -10,8 +10,7 @@ from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..notes import NoteKind
-from .finding import Case, Finding, Severity, format_GBps, join_names
-from .view import Check, DoctorView, has_two_gpus
+from .view import Case, Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
 # Severity, problem and advice for each kind of note about NVLinks that the reader did not see.
@@ -124,8 +123,7 @@ def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, 
     counts = Counter(
         (index, peer)
         for index in view.index_of.values()
-        for subject in view.nvlink_subjects.get(index, ())
-        if view.facts.get_text(subject, keys.NVLINK_STATE) == "active"
+        for subject in view.list_nvlinks(view.gpu_of[index], "active")
         for peer in [at.get(view.facts.get_text(subject, keys.NVLINK_REMOTE_BUS_ID) or "")]
         if peer in view.nvlink_subjects and peer is not None and peer != index
     )
@@ -144,9 +142,9 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
     """
     if len(view.gpus) < 2:
         return
-    start = view.gpus[0].id
+    start, near = view.gpus[0].id, view.topology.out_neighbours
     back = view.topology.reversed().out_neighbours
-    reached = _find_reachable(view.topology.out_neighbours, start) & _find_reachable(back, start)
+    reached = _find_reachable(near, start) & _find_reachable(back, start)
     apart = tuple(gpu.id for gpu in view.gpus if gpu.id not in reached)
     if apart:
         yield Finding(
@@ -156,8 +154,7 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
             f"{join_names(apart)}: no path to and from {start} over any link, so they cannot work "
             "together",
             tuple(
-                f"{ident} links = {join_names(view.topology.out_neighbours[ident]) or 'none'} "
-                "(the topology)"
+                f"{ident} links = {join_names(near[ident]) or 'none'} (the topology)"
                 for ident in apart
             ),
             "plan for the connected part alone, or add the links that are missing in the file",
@@ -183,11 +180,12 @@ def check_forwarding(view: DoctorView) -> Iterator[Finding]:
     if not any(d.kind == "cpu" or d.family == "pcie" for d in view.topology.devices):
         return
     near = view.topology.out_neighbours
-    has_parent = {
-        gpu.id: any(view.topology.by_id[x].kind != "gpu" for x in near[gpu.id]) for gpu in view.gpus
-    }
-    bare = tuple(ident for ident, attached in has_parent.items() if not attached and near[ident])
-    if bare and 2 * len(bare) < len(has_parent):
+    bare = tuple(
+        gpu.id
+        for gpu in view.gpus
+        if near[gpu.id] and all(view.topology.by_id[x].kind == "gpu" for x in near[gpu.id])
+    )
+    if bare and 2 * len(bare) < len(view.gpus):
         yield Finding(
             "note",
             "no-way-but-gpus",
@@ -215,13 +213,6 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
         size, bare = _find_bridge_size(view, group)
         if size and len(bare) >= size:
             bridged = [gpu.id for gpu in group if view.wired[gpu.id]]
-            evidence = [f"{ident} NVLink or xGMI links = none (the topology)" for ident in bare]
-            evidence += [
-                view.format_link(x)
-                for ident in bridged
-                for x in view.links_from.get(ident, ())
-                if x.kind in WIRES
-            ]
             word = "in pairs" if size == 2 else f"by {size}"
             yield Finding(
                 "warning",
@@ -229,7 +220,15 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
                 bare,
                 f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are "
                 f"bridged {word}",
-                tuple(evidence),
+                (
+                    *(f"{ident} NVLink or xGMI links = none (the topology)" for ident in bare),
+                    *(
+                        view.format_link(x)
+                        for ident in bridged
+                        for x in view.links_from.get(ident, ())
+                        if x.kind in WIRES
+                    ),
+                ),
                 "fit the missing bridge, or check that it is seated (nvidia-smi nvlink -s)",
             )
 
@@ -239,15 +238,16 @@ def _find_thin_bridges(view: DoctorView, group: Sequence[Device]) -> Iterator[Fi
     most = max(by_count, default=0)
     for have, about in by_count.items():
         if have < most:
-            evidence = [f"{ident} NVLink or xGMI links = {have} (the topology)" for ident in about]
-            evidence += [line for ident in about for line in _list_inactive(view, ident)]
             yield Finding(
                 "warning",
                 "missing-bridge",
                 about,
                 f"{join_names(about)}: bridged by {have} links, where {join_names(by_count[most])} "
                 f"are by {most}",
-                tuple(evidence),
+                (
+                    *(f"{ident} NVLink or xGMI links = {have} (the topology)" for ident in about),
+                    *(line for ident in about for line in _list_inactive(view, ident)),
+                ),
                 "fit the missing bridge, or check that it is seated (nvidia-smi nvlink -s)",
             )
 
@@ -345,11 +345,7 @@ def _find_expected(view: DoctorView, links: Mapping[str, int]) -> int:
 
 
 def _list_inactive(view: DoctorView, ident: str) -> list[str]:
-    return [
-        view.format_fact(s, keys.NVLINK_STATE)
-        for s in view.nvlink_subjects.get(view.index_of.get(ident, ""), ())
-        if view.facts.get_text(s, keys.NVLINK_STATE) == "inactive"
-    ]
+    return [view.format_fact(s, keys.NVLINK_STATE) for s in view.list_nvlinks(ident, "inactive")]
 
 
 def check_link_peers(view: DoctorView) -> Iterator[Finding]:
@@ -371,14 +367,13 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
             "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
             "-m)",
         )
-    about = view.topology.ranks
     for note in view.list_notes("nvlinks-left-out", "no-nvlink-elements"):
         severity, problem, advice = _WITHOUT_NVLINKS[note.kind]
         yield Finding(
             severity,
             "no-nvlink-told",
-            about,
-            f"{join_names(about)}: {problem}",
+            view.topology.ranks,
+            f"{join_names(view.topology.ranks)}: {problem}",
             (f"{note} (the topology's notes)",),
             advice,
         )

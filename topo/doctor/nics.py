@@ -11,9 +11,17 @@ from ..facts import keys
 from ..facts.keys import NET, RDMA, net_subject, rdma_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
-from .finding import Case, Finding, format_GBps, join_names
-from .pcie import MAX_NIC_Mbps, find_nic_GBps, find_pcie_state, is_placeholder
-from .view import Check, DoctorView, parse_whole
+from .view import (
+    Case,
+    Check,
+    DoctorView,
+    Finding,
+    MAX_NIC_Mbps,
+    find_nic_GBps,
+    format_GBps,
+    join_names,
+    parse_whole,
+)
 
 _NOT_AT_WORK = re.compile(
     r"(?:\d+: *)?(?:down|init|armed|active_defer|lowerlayerdown|notpresent|testing|dormant|"
@@ -34,9 +42,8 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
     for nic in view.nics:
         state, line = _find_state(view, nic)
         if _NOT_AT_WORK.fullmatch(state):
-            plain = nic.id in view.facts.list_names(NET) and nic.id not in view.facts.list_names(
-                RDMA
-            )
+            rdma, interfaces = view.facts.list_names(RDMA), view.facts.list_names(NET)
+            plain = nic.id in interfaces and nic.id not in rdma
             cases.append(((plain, state.split(":")[-1].strip()), (nic.id,), (line,)))
     for (plain, state), about, evidence in view.group(cases):
         yield Finding(
@@ -88,7 +95,7 @@ def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
         rates = {nic.id: find_nic_GBps(nic) or 0 for nic in nics}
         best = max(rates.values())
         slow = tuple(ident for ident, rate in rates.items() if rate < best)
-        fast = tuple(ident for ident in rates if ident not in slow)
+        fast = tuple(ident for ident, rate in rates.items() if rate == best)
         if slow:
             yield Finding(
                 "warning",
@@ -132,11 +139,11 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
     """
     cases: list[Case] = []
     for nic in view.nics:
-        rate, state = find_nic_GBps(nic), find_pcie_state(view, nic)
-        raw = state.raw_GBps if state else None
-        if rate and state and raw and rate > raw and not is_placeholder(nic, state):
+        state = view.pcie_states.get(nic.id)
+        if state is not None and state.is_below_port and not state.is_placeholder:
             speed = view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
-            key = (rate, f"Gen{state.generation} x{state.lanes}", raw)
+            slot = f"Gen{state.generation} x{state.lanes}"
+            key = (find_nic_GBps(nic), slot, state.raw_GBps)
             cases.append((key, (nic.id,), (speed, *state.evidence)))
     for (rate, slot, raw), about, evidence in view.group(cases):
         yield Finding(
@@ -173,7 +180,7 @@ CHECKS = (
     Check(
         "NICs and their slots",
         check_nic_slots,
-        lambda view: any(find_nic_GBps(nic) and find_pcie_state(view, nic) for nic in view.nics),
+        lambda view: any(find_nic_GBps(nic) and nic.id in view.pcie_states for nic in view.nics),
         "no speeds and slots of NICs",
     ),
 )

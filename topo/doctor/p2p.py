@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from ..facts import keys
 from ..facts.keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
 from ..facts.view import WIRES
-from .finding import Finding, join_names
-from .view import Check, DoctorView
+from .view import Check, DoctorView, Finding, join_names
 
 # Terms of NVML and nvidia-smi for pairs of GPUs below a common PCIe switch.
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
@@ -103,9 +102,9 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
 
     It is "NVLink", "xGMI" or "a PCIe switch".
     """
-    near = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
-    switches = (x for x in near[0] & near[1] if view.topology.by_id[x].kind != "gpu")
-    if b in near[0] or a in near[1] or any(switches):
+    near_a, near_b = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
+    switches = (x for x in near_a & near_b if view.topology.by_id[x].kind != "gpu")
+    if b in near_a or a in near_b or any(switches):
         kinds = {x.kind for x in view.links_from.get(a, ())} & {*WIRES}
         return "xGMI" if kinds == {"xgmi"} else "NVLink"
     shared = view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED
@@ -122,7 +121,7 @@ def check_acs(view: DoctorView) -> Iterator[Finding]:
     above: dict[str, str] = {}
     for gpu in view.gpus:
         bridges = view.facts.get_texts(pci_subject(gpu.bus_id), keys.PCI_BRIDGES)
-        above |= {bridge: bridges[i] for i, bridge in enumerate(bridges[1:])}
+        above |= zip(bridges[1:], bridges, strict=False)
         for bridge in bridges:
             below[bridge].add(gpu.id)
     for _, about, evidence in view.group(

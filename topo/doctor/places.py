@@ -17,14 +17,12 @@ from ..facts.keys import pci_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
-from .finding import Case, Finding, join_names
+from .links import MIN_PEERS
 from .nics import list_data_nics
-from .view import Check, DisjointSets, DoctorView
+from .view import Case, Check, DisjointSets, DoctorView, Finding, join_names
 
 # The places of each device: CPUs or sockets, PCIe switches, directly linked devices.
 Places = Mapping[str, frozenset[str]]
-# Minimum number of GPUs to compare: if two differ, neither is the odd one.
-_MIN_PEERS = 3
 # Number of sockets assumed if no file assigns the NUMA nodes to sockets.
 _MAX_SOCKETS = 2
 # CPUs: an island of switches below more of them is near none of them.
@@ -98,7 +96,7 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
     nics = list_data_nics(view)
     on_cpu = {d.id: _find_cpus(view, d.id) for d in (*view.gpus, *nics)}
     for group in view.like_gpus:
-        if len(group) < _MIN_PEERS:
+        if len(group) < MIN_PEERS:
             continue
         near = {
             gpu.id: [nic.id for nic in nics if view.share_switch(gpu.id, nic.id)] for gpu in group
@@ -115,18 +113,19 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
         if not lacking or 2 * len(served) <= len(group):
             continue
         peer = served[0]
-        evidence = [f"{peer} and {near[peer][0]} share a PCIe switch (links of the topology)"]
-        evidence += [
-            f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)"
-            for nic in spare
-        ]
         yield Finding(
             "warning",
             "nic-not-at-switch",
             (*lacking, *spare),
             f"{join_names(lacking)}: no NIC below the same PCIe switch, where like GPUs such as "
             f"{peer} have one",
-            tuple(evidence),
+            (
+                f"{peer} and {near[peer][0]} share a PCIe switch (links of the topology)",
+                *(
+                    f"{nic} place = {', '.join(sorted(on_cpu[nic]))} (links of the topology)"
+                    for nic in spare
+                ),
+            ),
             f"move {join_names(spare)} below the switch of {join_names(lacking)}; until then it "
             "goes through the CPU",
         )
@@ -152,13 +151,17 @@ def _guess_sockets(view: DoctorView) -> dict[str, str]:
     Return an empty dict for other machines.
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
-    known = any(isinstance(cpu.extra.get("socket"), int) for cpu in nodes)
-    if known or len(nodes) <= _MAX_SOCKETS or len(nodes) % _MAX_SOCKETS:
+    if any(map(_get_socket, nodes)) or len(nodes) <= _MAX_SOCKETS or len(nodes) % _MAX_SOCKETS:
         return {}
     return {
         cpu.id: f"half {i * _MAX_SOCKETS // len(nodes)} of the NUMA nodes"
         for i, cpu in enumerate(nodes)
     }
+
+
+def _get_socket(cpu: Device) -> str | None:
+    socket = cpu.extra.get("socket")
+    return f"socket {socket}" if isinstance(socket, int) else None
 
 
 def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
@@ -189,7 +192,8 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
         if x.kind not in (*WIRES, "network") and {x.src, x.dst} <= kind_of.keys()
     ]
     connected = DisjointSets()
-    site = {cpu.id: _find_site(cpu) for cpu in view.cpus} | _guess_sockets(view)
+    # NUMA nodes of one socket are near each other.
+    site = {cpu.id: _get_socket(cpu) or cpu.id for cpu in view.cpus} | _guess_sockets(view)
     # The places of devices, and of islands of switches: the CPUs above these.
     at: dict[str, set[str]] = defaultdict(set)
     for x in links:
@@ -213,12 +217,6 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
             machine = machines[connected.find_root(device.id)]
             (machine.gpus if device.kind == "gpu" else machine.nics)[device.id] = places
     yield from machines.values()
-
-
-def _find_site(cpu: Device) -> str:
-    # NUMA nodes of one socket are near each other.
-    socket = cpu.extra.get("socket")
-    return f"socket {socket}" if isinstance(socket, int) else cpu.id
 
 
 def _has_assumed_place(view: DoctorView, device: Device) -> bool:
@@ -266,15 +264,19 @@ def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> 
     return None
 
 
-def _has_gpus_and_nics(view: DoctorView) -> bool:
-    return bool(view.gpus and view.nics)
-
-
 # The checks of this file.
 CHECKS = (
-    Check("NICs near GPUs", check_nic_places, _has_gpus_and_nics, "no GPUs or no NICs"),
     Check(
-        "NICs at the switches of GPUs", check_nic_switches, _has_gpus_and_nics, "no GPUs or no NICs"
+        "NICs near GPUs",
+        check_nic_places,
+        lambda view: view.gpus and view.nics,
+        "no GPUs or no NICs",
+    ),
+    Check(
+        "NICs at the switches of GPUs",
+        check_nic_switches,
+        lambda view: view.gpus and view.nics,
+        "no GPUs or no NICs",
     ),
     Check("NUMA nodes", check_numa_nodes, lambda view: len(view.cpus) > 1, "no second CPU"),
 )

@@ -17,8 +17,16 @@ from ..hardware import (
     nvlink_counted_GBps,
     xgmi_counted_GBps,
 )
-from .finding import Case, Finding, format_GBps, join_names
-from .view import Check, DisjointSets, DoctorView, parse_whole
+from .view import (
+    Case,
+    Check,
+    DisjointSets,
+    DoctorView,
+    Finding,
+    format_GBps,
+    join_names,
+    parse_whole,
+)
 
 # Ratios of measured to declared rate: below SLOW is a warning, below BROKEN an error; above FAST
 # the declaration is doubtful.
@@ -248,17 +256,11 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
         if gpu.bus_id:
             # A GPU without links is its own root, and may be in the same machine.
             root = machines.find_root(gpu.id)
-            machine = (
-                str(gpu.extra.get("box")),
-                gpu.id.rpartition("/")[0],
-                "" if root == gpu.id else root,
-            )
-            ids_at[gpu.bus_id, machine].append(gpu.id)
+            named = str(gpu.extra.get("box")), gpu.id.rpartition("/")[0]
+            ids_at[gpu.bus_id, (*named, root if root != gpu.id else "")].append(gpu.id)
     for (bus_id, _), about in ids_at.items():
-        if len(about) < 2:
-            continue
         evidence = tuple(view.format_attribute(by_id[i], "bus_id", bus_id) for i in about)
-        if all(_is_locality_part(by_id[ident]) for ident in about):
+        if len(about) > 1 and all(_is_locality_part(by_id[ident]) for ident in about):
             yield Finding(
                 "note",
                 "mlopart",
@@ -269,16 +271,17 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
                 "use NCCL 2.29 or later, which takes them for several GPUs; count the links of the "
                 "GPU once",
             )
-            continue
-        yield Finding(
-            "error",
-            "shared-bus-id",
-            tuple(about),
-            f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU and "
-            "refuses",
-            evidence,
-            "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the partition",
-        )
+        elif len(about) > 1:
+            yield Finding(
+                "error",
+                "shared-bus-id",
+                tuple(about),
+                f"{join_names(about)}: all at PCI address {bus_id}; NCCL takes them for one GPU "
+                "and refuses",
+                evidence,
+                "correct the addresses; of a partitioned GPU give NCCL one rank, or undo the "
+                "partition",
+            )
 
 
 def _is_locality_part(gpu: Device) -> bool:

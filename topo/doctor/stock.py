@@ -15,8 +15,16 @@ from ..facts.keys import gpu_subject, pci_subject
 from ..facts.view import read_pci_details
 from ..graph import Device, Link
 from ..matrix import ConnectionFinder
-from .finding import Finding, format_GBps, join_names
-from .view import Check, DisjointSets, DoctorView, has_two_gpus, parse_whole
+from .view import (
+    Check,
+    DisjointSets,
+    DoctorView,
+    Finding,
+    format_GBps,
+    has_two_gpus,
+    join_names,
+    parse_whole,
+)
 
 _GRAPH_FILE = "give NCCL a graph file, which topo-synth writes (format nccl-graph)"
 _MIN_RING_GBps = Fraction(18)

@@ -1,42 +1,175 @@
-"""A view of a machine for the doctor's checks, and the format of their evidence."""
+"""What the doctor's checks work with: a view of the machine, findings, and formats of values.
+
+The state of a PCIe link is joined from the facts of NVML and sysfs, from `extra["pcie"]` ("Gen4
+x16", written by the probe) and from `extra["pci"]` (of an NCCL XML file, which has the maximum
+generation and width of the parts).
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
-from ..facts import Facts
-from ..facts.keys import Key, gpu_subject
+from ..facts import keys
+from ..facts.keys import Key, gpu_subject, pci_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
-from ..graph import Device, Link, Topology
+from ..graph import Device, Link
+from ..hardware import PCIE_GTps, pcie_generation
 from ..notes import Note, NoteKind
-from .finding import Case, Finding, format_GBps, shorten
 
+Severity = Literal["error", "warning", "note"]
+
+# From worst to least. An error breaks communication, or the topology contradicts itself or the
+# hardware; a warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+# Maximum number of devices in a message: the GPUs of one box.
+_NAMED = 8
+# Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s
+# together).
+MAX_NIC_Mbps = 1_600_000
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.0+)?")
+_STATE = re.compile(r"Gen([1-6]) x([0-9]{1,2})")
+# The first PCIe generation with 128b/130b coding; Gen1 and Gen2 have 8b/10b.
+MODERN = 3
+# Values that a link may have, by the second word of their names.
+_POSSIBLE = {"generation": PCIE_GTps.keys(), "width": range(1, 33)}
+_NVML_KEYS = {
+    "max generation": keys.GPU_PCIE_MAX_GENERATION,
+    "max width": keys.GPU_PCIE_MAX_WIDTH,
+    "current generation": keys.GPU_PCIE_CURRENT_GENERATION,
+    "current width": keys.GPU_PCIE_CURRENT_WIDTH,
+}
+_SYSFS_KEYS = {
+    "max": (keys.PCI_MAX_LINK_SPEED, keys.PCI_MAX_LINK_WIDTH),
+    "current": (keys.PCI_CURRENT_LINK_SPEED, keys.PCI_CURRENT_LINK_WIDTH),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem of a machine.
+
+    `what` is its kind (a fixed word such as `missing-bridge`) and `about` the ids of the devices.
+    `message` describes the problem in one sentence, `evidence` contains "fact = value (source)"
+    lines, and `advice` the remedy.
+    """
+
+    severity: Severity
+    what: str
+    about: tuple[str, ...]
+    message: str
+    evidence: tuple[str, ...]
+    advice: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON object."""
+        return {**vars(self), "about": list(self.about), "evidence": list(self.evidence)}
+
+
+# The values that a finding's message depends on (cases with equal ones become one finding), the
+# devices concerned, and the evidence.
+Case = tuple[Any, Collection[str], Collection[str]]
+
+
+# -- values in messages
+
+
+def shorten(value: object) -> str:
+    """Return a value as one line, cut after 57 characters."""
+    text = (
+        " ".join(str(value).split())
+        if isinstance(value, (str, int, float, list, tuple))
+        else repr(value)
+    )
+    return repr(text) if not text else text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def format_GBps(rate: object) -> str:
+    """Return a bandwidth with its unit, rounded to three decimals."""
+    try:
+        return f"{round(float(rate), 3):g} GB/s"  # type: ignore[arg-type]
+    except OverflowError:
+        return "more than 1e300 GB/s"
+
+
+def join_names(ids: Sequence[str]) -> str:
+    """Join the first eight ids with commas and append the number of the others."""
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+# -- the machine
+
+
+@dataclass(frozen=True)
+class PcieState:
+    """The maximum and the current generation and number of PCIe lanes of a device's link.
+
+    Unknown values are None.
+    """
+
+    device: Device
+    generation: int | None
+    width: int | None
+    now_generation: int | None
+    now_width: int | None
+    evidence: tuple[str, ...]
+
+    @property
+    def lanes(self) -> int | None:
+        """The number of PCIe lanes in use, or the maximum if that is unknown; None if both are."""
+        return self.now_width or self.width
+
+    @property
+    def raw_GBps(self) -> Fraction | None:
+        """GB/s in one direction on the PCIe lanes in use, before packet headers.
+
+        It is the transfer rate of the link's maximum generation, after 8b/10b coding (Gen1 and 2)
+        or 128b/130b coding (later), by the PCI Express base specifications. None if unknown.
+        """
+        if self.generation is None or self.lanes is None:
+            return None
+        coding = Fraction(8, 10) if self.generation < MODERN else Fraction(128, 130)
+        return PCIE_GTps[self.generation] * coding * self.lanes / 8
+
+    @property
+    def is_below_port(self) -> bool:
+        """Whether the port of a NIC is faster than the PCIe lanes in use."""
+        rate, raw = find_nic_GBps(self.device), self.raw_GBps
+        return rate is not None and raw is not None and rate > raw
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether the link is declared as 2.5 GT/s x1 though the device is faster."""
+        is_least = (self.generation, self.width) == (1, 1)
+        return is_least and (self.device.kind != "nic" or self.is_below_port)
+
+
+def find_nic_GBps(device: Device) -> Fraction | None:
+    """Return the rate of a NIC's port in GB/s in one direction.
+
+    Return None if it is unknown or impossible.
+    """
+    speed = parse_whole(device.extra.get("speed"))
+    return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
 
 
 class DoctorView(MachineView):
     """A machine, with values that several checks derive from its links and facts."""
-
-    def __init__(self, topology: Topology, facts: Facts) -> None:
-        super().__init__(topology, facts)
-        self.pcie_states: dict[str, Any] = {}
-        """Results of `find_pcie_state` by device id, which several checks ask for."""
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
         """The GPUs grouped by model: by name, architecture and PCI device, if given."""
         groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
         for gpu in self.gpus:
-            model = (
-                *(gpu.extra.get(key) for key in ("name", "sm", "gcn")),
-                read_pci_details(gpu).get("device"),
-            )
-            groups[tuple(str(part) for part in model)].append(gpu)
+            model = *map(gpu.extra.get, ("name", "sm", "gcn")), read_pci_details(gpu).get("device")
+            groups[tuple(map(str, model))].append(gpu)
         return tuple(tuple(group) for group in groups.values())
 
     @cached_property
@@ -98,6 +231,52 @@ class DoctorView(MachineView):
         """Return whether two devices are on the same island of connected PCIe switches."""
         return bool(self.islands.get(a, frozenset()) & self.islands.get(b, frozenset()))
 
+    # -- PCI Express
+
+    @cached_property
+    def pcie_states(self) -> Mapping[str, PcieState]:
+        """The state of the PCIe link of each GPU, NIC and PCIe switch of which anything is known.
+
+        NVML takes precedence, then sysfs, then the device's file.
+        """
+        states: dict[str, PcieState] = {}
+        for device in self.topology.devices:
+            known: dict[str, tuple[int, str]] = {}
+            for name, value, line in self._list_link_values(device):
+                if value is not None and value in _POSSIBLE[name.split()[1]]:
+                    known.setdefault(name, (value, line))
+            if known:
+                values = (known[name][0] if name in known else None for name in _NVML_KEYS)
+                states[device.id] = PcieState(device, *values, tuple(x for _, x in known.values()))
+        return states
+
+    def _list_link_values(self, device: Device) -> Iterator[tuple[str, int | None, str]]:
+        """Yield all values that the sources give: name, value, and line of evidence."""
+        if device.kind not in ("gpu", "nic") and device.family != "pcie":
+            return
+        index, subject = self.index_of.get(device.id), pci_subject(device.bus_id)
+        for name, key in _NVML_KEYS.items() if index is not None else ():
+            of_gpu = gpu_subject(index)
+            yield name, self.facts.get_number(of_gpu, key), self.format_fact(of_gpu, key)
+        for part, (speed_key, width_key) in _SYSFS_KEYS.items() if device.bus_id else ():
+            generation = pcie_generation(self.facts.get_text(subject, speed_key))
+            yield f"{part} generation", generation, self.format_fact(subject, speed_key)
+            width = self.facts.get_number(subject, width_key)
+            yield f"{part} width", width, self.format_fact(subject, width_key)
+        states = device.extra.get("pcie")
+        for part in _SYSFS_KEYS if isinstance(states, Mapping) else ():
+            match = _STATE.fullmatch(str(states.get(part)))
+            if match and int(match[2]) in _POSSIBLE["width"]:
+                line = self.format_attribute(device, f"PCIe {part}", match[0])
+                yield f"{part} generation", int(match[1]), line
+                yield f"{part} width", int(match[2]), line
+        speed, lanes = map(read_pci_details(device).get, ("link_speed", "link_width"))
+        generation = pcie_generation(speed if isinstance(speed, str) else None)
+        yield "max generation", generation, self.format_attribute(device, "link_speed", speed)
+        yield "max width", parse_whole(lanes), self.format_attribute(device, "link_width", lanes)
+
+    # -- notes, facts and cases
+
     def list_notes(self, *kinds: NoteKind) -> list[Note]:
         """Return the topology's notes of these kinds.
 
@@ -108,6 +287,14 @@ class DoctorView(MachineView):
     def knows_of_gpus(self, key: Key[Any]) -> bool:
         """Return whether the facts have this key for any GPU."""
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
+
+    def list_nvlinks(self, gpu: str, state: str | None = None) -> list[str]:
+        """Return the subjects of a GPU's NVLinks in the facts: all, or those in one state."""
+        return [
+            subject
+            for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
+            if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
+        ]
 
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
         """Merge cases with equal keys.
