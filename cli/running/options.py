@@ -179,8 +179,12 @@ def build_parser() -> Parser:
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
     """Return the measurement to make. Raise InputError for wrong or contradictory options."""
-    from ...runtime.measuring.bench_options import BenchOptions
-    from ...runtime.measuring.spelling import spell_codec, spell_dtype, spell_op
+    from ...runtime.measuring.bench_options import (
+        BenchOptions,
+        spell_codec,
+        spell_dtype,
+        spell_op,
+    )
 
     low, high = parse_size(args.min_bytes), parse_size(args.max_bytes)
     if low > high or low < 1:

@@ -193,14 +193,14 @@ class System(ABC):
                 f"{what}() on rank {self.rank} after finish(); make a new system to train on"
             )
 
+    @torch.no_grad()
     def _copy_initial_model(self, model: nn.Module) -> None:
-        with torch.no_grad():
-            tensors = list(chain(model.parameters(), model.buffers()))
-            flats = [t.detach().reshape(-1).contiguous() for t in tensors]
-            self._broadcast_first(flats)
-            if self.rank != self.setting.first:
-                for t, flat in zip(tensors, flats, strict=True):
-                    t.copy_(flat.view(t.shape))
+        tensors = list(chain(model.parameters(), model.buffers()))
+        flats = [t.detach().reshape(-1).contiguous() for t in tensors]
+        self._broadcast_first(flats)
+        if self.rank != self.setting.first:
+            for t, flat in zip(tensors, flats, strict=True):
+                t.copy_(flat.view(t.shape))
         # `bytes_sent` counts from the end of `make` on.
         self.p2p.bytes_sent = 0
 

@@ -5,7 +5,6 @@ Wrong use is thus the same error on every rank.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,9 +24,8 @@ from ..ranks.groups import device_of, make_private_group
 from .base import MakeOptimizer, Setting, System
 from .buckets import Buckets
 from .systems.allreduce import ByteGrad, Hierarchical, Planned, Ring, Stock
-from .systems.async_parameter_server import AsyncParameterServer
 from .systems.neighbours import Neighbours, Neighbours8Bit
-from .systems.parameter_server import Gather, ParameterServer
+from .systems.parameter_server import AsyncParameterServer, Gather, ParameterServer
 
 _SYSTEMS: dict[str, type[System]] = {
     system.name: system
@@ -98,30 +96,32 @@ def make(
         problem, buckets = _check_arguments(
             name, model, optimizer, own_group, device, helper_ranks, plan
         )
-        layout = None if buckets is None else tuple(buckets.layout)
-        own = _Arguments(problem, name, helper_ranks, layout)
+        own = _Arguments(
+            problem, name, helper_ranks, None if buckets is None else tuple(buckets.layout)
+        )
         arguments = [own] * dist.get_world_size(own_group)
         dist.all_gather_object(arguments, own, own_group)
         _check_same(arguments)
         # From here on the ranks agree on name and helpers, and so on who works.
         workers = tuple(r for r in range(len(arguments)) if r not in helper_ranks)
-        setting = Setting(
-            group=own_group,
-            rank=dist.get_rank(own_group),
-            workers=workers,
-            helpers=helper_ranks,
-            device=device,
-            timeout=timeout,
-            model=model,
-            buckets=buckets,
-            layout=arguments[workers[0]].layout or (),
-            make_optimizer=optimizer,
-            plan=plan,
-            topology=topology,
-            helper_devices=tuple(helper_devices),
-            choose=choose,
+        return system_of(name)(
+            Setting(
+                group=own_group,
+                rank=dist.get_rank(own_group),
+                workers=workers,
+                helpers=helper_ranks,
+                device=device,
+                timeout=timeout,
+                model=model,
+                buckets=buckets,
+                layout=arguments[workers[0]].layout or (),
+                make_optimizer=optimizer,
+                plan=plan,
+                topology=topology,
+                helper_devices=tuple(helper_devices),
+                choose=choose,
+            )
         )
-        return system_of(name)(setting)
     except TopoplanError:
         raise
     except RuntimeError as error:
@@ -187,11 +187,11 @@ def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -
             f"{system.name} needs helpers, ranks without a model that hold the parameters; give "
             "helpers=(rank, ...)"
         )
-    for helper, times in Counter(helpers).items():
-        if not isinstance(helper, int) or not 0 <= helper < ranks or times > 1:
-            raise InputError(
-                f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}"
-            )
+    are_ranks = all(isinstance(helper, int) and 0 <= helper < ranks for helper in helpers)
+    if not are_ranks or len(set(helpers)) < len(helpers):
+        raise InputError(
+            f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}"
+        )
     if len(helpers) == ranks:
         raise InputError(f"all {ranks} ranks are helpers; at least one must bring a model")
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,9 +53,13 @@ class PointToPoint:
             for peer, tensor in posted
             if len(tensor)
         ]
-        calls: dict[str, Any] = {"receive": dist.irecv, "send": dist.isend}
         operations = [
-            dist.P2POp(calls[kind], tensor, dist.get_global_rank(self.group, peer), self.group)
+            dist.P2POp(
+                dist.isend if kind == "send" else dist.irecv,
+                tensor,
+                dist.get_global_rank(self.group, peer),
+                self.group,
+            )
             for kind, peer, tensor in messages
         ]
         works: list[dist.Work] = []

@@ -107,11 +107,13 @@ def equal_hosts(workers: int, helpers: int) -> Topology:
     hosts = [Device(f"gpu{i}") for i in range(workers)] + [
         Device(f"cpu{i}", "cpu") for i in range(helpers)
     ]
-    links = [
-        x for host in hosts for x in both_directions(Link(host.id, "network0", kind="network"))
-    ]
-    devices = (*hosts, Device("network0", "switch", "network"))
-    return Topology(f"{workers} worker and {helpers} helper hosts", devices, tuple(links))
+    return Topology(
+        f"{workers} worker and {helpers} helper hosts",
+        (*hosts, Device("network0", "switch", "network")),
+        tuple(
+            x for host in hosts for x in both_directions(Link(host.id, "network0", kind="network"))
+        ),
+    )
 
 
 def _check(topology: Topology, names: Sequence[str], what: str) -> None:
@@ -193,12 +195,13 @@ def _solve(
     """
     servers, scale = len(columns), float(sum(capacity, Fraction(0))) or 1.0
     # Times are scaled to numbers near 1, whatever the unit of the capacities.
-    rows: list[list[tuple[int, float]]] = [[] for _ in capacity]
-    for j, column in enumerate(columns):
-        for row, times in column.items():
-            rows[row].append((j, times * scale / float(capacity[row]) / len(capacity)))
     at_most, equal = Rows(), Rows()
-    for terms in rows:
+    for row, c in enumerate(capacity):
+        terms = [
+            (j, column[row] * scale / float(c) / len(capacity))
+            for j, column in enumerate(columns)
+            if row in column
+        ]
         at_most.add([*terms, (servers, -1.0)], 0.0)
     for j in range(servers):
         at_most.add([(j, 1.0), (servers + 1, -1.0)], 0.0)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from ipaddress import IPv4Address
 from itertools import pairwise
 
 from ...topo.derived.forwarding import Forwarding
@@ -21,9 +22,8 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..ranks.machine import find_own_cores
 
-# 10.99.0.0/16 and 10.128.0.0/16: private networks that only the namespaces see.
-IDENTITY_NET = 10 << 24 | 99 << 16
-_CABLE_NET = 10 << 24 | 128 << 16
+# Private networks that only the namespaces see: of ranks, and of the ends of cables.
+_IDENTITY_NET, _CABLE_NET = IPv4Address("10.99.0.0"), IPv4Address("10.128.0.0")
 _MAX_RANKS = 250  # each has several processes on this host
 _MAX_DEVICES = 600  # each is a namespace, a process that holds it, and several calls of ip and tc
 # Sum of all emulated links for each core of the host, at which links still keep their rates.
@@ -48,7 +48,7 @@ class VethPair:
 
     def address(self, device: int) -> str:
         """Return the address of the end at `device`."""
-        return format_address(_CABLE_NET + 2 * self.number + (device == self.b))
+        return str(_CABLE_NET + 2 * self.number + (device == self.b))
 
     def rate_out_of(self, device: int) -> int | None:
         """Return the rate from `device` into the cable, in bit/s."""
@@ -90,7 +90,7 @@ class Blueprint:
 
     def identity(self, rank: int) -> str:
         """Return the address of a rank."""
-        return format_address(IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
+        return str(_IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> VethPair:
         """Return the cable between two devices, given their numbers; KeyError without one."""
@@ -99,11 +99,6 @@ class Blueprint:
     @cached_property
     def _cables(self) -> dict[frozenset[int], VethPair]:
         return {frozenset((c.a, c.b)): c for c in self.cables}
-
-
-def format_address(address: int) -> str:
-    """Format an IPv4 address in dotted notation."""
-    return ".".join(str(address >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def parse_rate(text: str) -> Fraction:
@@ -156,8 +151,10 @@ def blueprint(
         links=tuple(x for x in topology.links if (x.src, x.dst) in crossed),
     )
     scale = _find_scale(pruned, slowest_bps)
-    links = (replace(x, bandwidth_GBps=x.bandwidth_GBps * scale) for x in pruned.links)
-    scaled = replace(pruned, links=tuple(links))
+    scaled = replace(
+        pruned,
+        links=tuple(replace(x, bandwidth_GBps=x.bandwidth_GBps * scale) for x in pruned.links),
+    )
     devices = tuple(d.id for d in scaled.devices)
     number = {device: i for i, device in enumerate(devices)}
     pairs = sorted({tuple(sorted((number[a], number[b]))) for a, b in scaled.capacity_GBps})
@@ -181,30 +178,26 @@ def blueprint(
 
 def _reorder(topology: Topology, order: tuple[int, ...]) -> Topology:
     """Reorder the GPUs so that rank i is the order[i]-th."""
-    gpus = [d for d in topology.devices if d.kind == "gpu"]
-    reordered = (gpus[i] for i in order)
-    devices = (next(reordered) if d.kind == "gpu" else d for d in topology.devices)
+    gpus = (topology.by_id[topology.ranks[i]] for i in order)
+    devices = (next(gpus) if d.kind == "gpu" else d for d in topology.devices)
     return replace(topology, devices=tuple(devices))
 
 
 def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
     router = Router(topology)
+    forwarding = Forwarding(topology)
     out: dict[tuple[int, int], tuple[str, ...]] = {}
-    forwarding: Forwarding | None = None
     for src, src_gpu in enumerate(topology.ranks):
-        direct = router.routes_from(src)
-        missing = [gpu for gpu in topology.ranks if gpu != src_gpu and gpu not in direct]
-        if missing:
-            forwarding = forwarding or Forwarding(topology)
-            forwarded = forwarding.routes_from(src_gpu)
-            for gpu in missing:
-                if gpu not in forwarded:
-                    raise InfeasibleError(
-                        f"{src_gpu} cannot reach {gpu}: sockets need a route there and back "
-                        "between all ranks"
-                    )
-                direct[gpu] = forwarded[gpu]
-        out |= {(src, dst): direct[x] for dst, x in enumerate(topology.ranks) if dst != src}
+        routes = router.routes_from(src)
+        if not routes.keys() >= set(topology.ranks) - {src_gpu}:
+            routes = forwarding.routes_from(src_gpu) | routes
+        for dst, gpu in enumerate(topology.ranks):
+            if gpu not in routes and dst != src:
+                raise InfeasibleError(
+                    f"{src_gpu} cannot reach {gpu}: sockets need a route there and back between "
+                    "all ranks"
+                )
+        out |= {(src, dst): routes[x] for dst, x in enumerate(topology.ranks) if dst != src}
     return out
 
 

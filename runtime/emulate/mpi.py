@@ -42,11 +42,6 @@ _DEFAULTS: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
 }
 _AS_ROOT: Mapping[str, str] = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_EXPECTED = (
-    "expected Open MPI 4 or 5 (Debian: apt-get install openmpi-bin; in a checkout: "
-    "sh scripts/system-packages.sh)"
-)
-_ENTER = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 _START_RANK = """\
 #!/bin/sh
 # The environment of this rank, and its command.
@@ -128,7 +123,10 @@ def find_open_mpi() -> OpenMpi:
             else f"another ({answer:.60})"
         )
         refused = refused or f"{path} is {what}"
-    raise EmulationError(f"{refused or 'mpirun: not found'}; {_EXPECTED}")
+    raise EmulationError(
+        f"{refused or 'mpirun: not found'}; expected Open MPI 4 or 5 (Debian: apt-get install "
+        "openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
+    )
 
 
 def why_not_mpi() -> str | None:
@@ -147,7 +145,8 @@ def enter_host(namespace: str, name: str) -> list[str]:
 
     The namespace is given by its file.
     """
-    renamed = ["unshare", "--uts", "--", "sh", "-c", _ENTER, name]
+    rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
+    renamed = ["unshare", "--uts", "--", "sh", "-c", rename, name]
     return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]
 
 
@@ -226,23 +225,18 @@ class Mpirun(subprocess.Popen[bytes]):
 
     def end_session(self) -> None:
         """Kill the remaining processes of its session: unreachable daemons, leftovers of ranks."""
-        for process in _list_session(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for process in (int(x.name) for x in Path("/proc").iterdir() if x.name.isdecimal()):
+            if _read_status(process)[1] == self.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
 
 def _has_ended(file: Path) -> bool:
     """Return whether the process with the id in a file has ended; False without the file."""
     try:
-        process = int(file.read_text(encoding="utf-8"))
+        return _read_status(int(file.read_text(encoding="utf-8")))[0] in ("", "Z")
     except (FileNotFoundError, ValueError):
         return False
-    return _read_status(process)[0] in ("", "Z")
-
-
-def _list_session(leader: int) -> list[int]:
-    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return [process for process in processes if _read_status(process)[1] == leader]
 
 
 def _read_status(process: int) -> tuple[str, int]:
@@ -273,22 +267,11 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
         start = str(_write_script(folder / "start", _START_RANK))
         started = list_mpirun(mpi, folder, hosts, *mpi.list_hosts(list(hosts)), start, *command)
         with _forward_output(folder):
-            return show_code(*_run_to_end(started, folder, len(ranks)))
-
-
-def _run_to_end(command: Sequence[str], folder: Path, ranks: int) -> tuple[int | None, int]:
-    """Run mpirun and end everything it started; return the result of `run_together`."""
-    running: list[Mpirun] = []
-
-    def start(_: int) -> Mpirun:
-        running.append(Mpirun(command, folder, ranks))
-        return running[0]
-
-    try:
-        return run_together(start, 1)
-    finally:
-        for mpirun in running:
-            mpirun.end_session()
+            mpirun = Mpirun(started, folder, len(ranks))
+            try:
+                return show_code(*run_together(lambda _: mpirun, 1))
+            finally:
+                mpirun.end_session()
 
 
 @contextmanager

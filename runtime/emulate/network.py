@@ -23,7 +23,7 @@ from ...topo.errors import ExecutionError, TopoplanError
 from ...topo.graph import Topology
 from .blueprint import Blueprint, blueprint
 
-MTU = 9000  # bytes; jumbo frames are fewer packets for the host to forward
+MTU = 9000  # bytes; jumbo frames: fewer packets for the host to forward
 # Bytes that a link may send at once after a pause: with less, short pauses cost rate; with more,
 # small messages travel free.
 BURST_BYTES = 64 << 10
@@ -32,7 +32,7 @@ WIRE = 0.99
 # Bytes of a burst that a TCP connection uses (measured: plans of six steps and 1 MB take as long as
 # with half of it).
 BURST_USED = BURST_BYTES // 2
-# Queue of a link: room for the socket buffers of all ranks, so that nothing is dropped.
+# Queue of a link: eight full socket buffers, so that little is dropped; chosen, not measured.
 _QUEUE_BYTES = 16 << 20
 _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0  # for namespaces and routes to come up, on a busy host
@@ -82,13 +82,13 @@ class Network:
         self.blueprint = plan
         self._holders: list[subprocess.Popen[bytes]] = []
 
-    def enter(self, device: int) -> list[str]:
-        """Return a command prefix that enters the namespace of a device, given its number."""
-        return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
-
     def namespace_of(self, device: int) -> str:
         """Return the namespace file of a device, given its number."""
         return f"/proc/{self._holders[device].pid}/ns/net"
+
+    def enter(self, device: int) -> list[str]:
+        """Return a command prefix that enters the namespace of a device, given its number."""
+        return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
 
     def enter_rank(self, rank: int) -> list[str]:
         """Return a command prefix that enters a rank's namespace."""
@@ -232,9 +232,9 @@ class Network:
                     # tc reports bytes per second, rounded.
                     got = rates.get(f"to{cable.other(device)}", 0) * 8
                     if abs(got - rate) > max(8, rate // 1000):
-                        peer = plan.devices[cable.other(device)]
                         raise ExecutionError(
-                            f"the link {name} -> {peer} has {got} bit/s where {rate} were asked for"
+                            f"the link {name} -> {plan.devices[cable.other(device)]} has {got} "
+                            f"bit/s where {rate} were asked for"
                         )
         self._check_reach()
 
@@ -276,13 +276,20 @@ class Network:
 def _describe_bucket(interface: str, rate_bps: int) -> str:
     # At least the bytes of a millisecond, so that late timers cost nothing.
     burst_bytes = max(BURST_BYTES, rate_bps // 8 // 1000)
-    bucket = f"rate {rate_bps}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
-    return f"qdisc replace dev {interface} root tbf {bucket}"
+    return (
+        f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {burst_bytes} limit "
+        f"{_QUEUE_BYTES}"
+    )
 
 
 def _run(command: list[str], lines: Sequence[str]) -> str:
-    text = "".join(line + "\n" for line in lines)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        input="".join(line + "\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         shown = " ".join(x for x in command if not x.startswith("--net"))
         message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -299,11 +306,9 @@ def emulate(
     Call it from the main thread, since namespaces end with their thread. Raise EmulationError,
     InputError, InfeasibleError (a rank cannot reach another) or ExecutionError.
     """
-    plan = blueprint(topology, slowest_bps, order)
-    reason = why_not()
-    if reason is not None:
+    network = Network(blueprint(topology, slowest_bps, order))
+    if reason := why_not():
         raise EmulationError(reason)
-    network = Network(plan)
     try:
         network.build()
         yield network

@@ -72,9 +72,11 @@ def run_ranks(network: Network, command: list[str]) -> int:
     """
     with share_folder() as folder:
         write_topology(network, folder)
-        ranks = len(network.blueprint.home)
         return show_code(
-            *run_together(lambda rank: start_rank(network, rank, command, folder), ranks)
+            *run_together(
+                lambda rank: start_rank(network, rank, command, folder),
+                len(network.blueprint.home),
+            )
         )
 
 

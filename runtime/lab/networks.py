@@ -15,8 +15,6 @@ from ..emulate.blueprint import blueprint
 
 LOOPBACK = "loopback"
 SLOW = "slow"
-DEFAULT_RANKS = (2, 4)  # few enough for a laptop's cores
-DEFAULT_SLOWEST_bps = Fraction(100_000_000)
 # Rate of links inside the slow network's hosts, as a multiple of the link between them.
 _RATE_INSIDE = 4
 _MAX_RANKS = 32  # each is a process that trains on this machine's cores
@@ -68,8 +66,8 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
     """
     out: list[Site] = []
     for network in networks:
-        rate_bps = None if network == LOOPBACK else slowest_bps
         if network in _MAKERS:
+            rate_bps = None if network == LOOPBACK else slowest_bps
             out += [Site(network, _MAKERS[network](n, 0), rate_bps) for n in ranks]
         else:
             out.append(_emulated_site(network, slowest_bps))

@@ -106,7 +106,8 @@ def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
         ]
         if shares:
             yield (
-                f"{where}: bytes sent, as parts of stock's {_mb(stock.bytes_per_epoch)}: "
+                f"{where}: bytes sent, as parts of stock's {stock.bytes_per_epoch / 1e6:.4g} "
+                f"MB: "
                 f"{', '.join(shares)}."
             )
 
@@ -196,7 +197,3 @@ def _times(slower: RunResult, row: RunResult) -> str:
 
 def _s(row: RunResult) -> str:
     return f"{_seconds(row):.3g} s"
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.4g} MB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 
 class TrainingJob(TypedDict):
@@ -22,8 +22,8 @@ class TrainingJob(TypedDict):
     plans: dict[str, str]
     """The plan's file, by system."""
     helpers: int
-    topology: str | None
-    """The topology's file; None for a process that trains alone."""
+    topology: str
+    """The topology's file."""
 
 
 class Fault(TypedDict):
@@ -54,12 +54,11 @@ class RunFolder:
 
     def write_job(self, job: TrainingJob) -> None:
         """Write the job of the ranks."""
-        (self.path / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        self._write("job.json", job)
 
     def read_job(self) -> TrainingJob:
         """Return the job of the ranks."""
-        job: TrainingJob = json.loads((self.path / "job.json").read_text(encoding="utf-8"))
-        return job
+        return cast("TrainingJob", self._read("job.json"))
 
     def note_epoch(self, system: str) -> None:
         """Record that an epoch of a system begins."""
@@ -74,28 +73,20 @@ class RunFolder:
 
     def write_results(self, results: list[dict[str, Any]]) -> None:
         """Write the measurements of each system."""
-        (self.path / "results.json").write_text(json.dumps(results), encoding="utf-8")
+        self._write("results.json", results)
 
     def read_results(self) -> list[dict[str, Any]] | None:
         """Return the measurements of each system, None before rank 0 has written them."""
-        path = self.path / "results.json"
-        if not path.is_file():
-            return None
-        results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        return results
+        return cast("list[dict[str, Any]] | None", self._read("results.json"))
 
     def write_fault(self, rank: int, system: str, why: str, known: bool) -> None:
         """Write why a rank failed."""
-        fault: Fault = {"system": system, "why": why, "known": known}
-        (self.path / f"fault{rank}.json").write_text(json.dumps(fault), encoding="utf-8")
+        self._write(f"fault{rank}.json", Fault(system=system, why=why, known=known))
 
     def read_faults(self, ranks: int) -> list[Fault]:
         """Return the faults of all ranks that wrote one, known errors first."""
-        paths = [self.path / f"fault{rank}.json" for rank in range(ranks)]
-        faults: list[Fault] = [
-            json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()
-        ]
-        return sorted(faults, key=lambda fault: not fault["known"])
+        faults: list[Fault | None] = [self._read(f"fault{rank}.json") for rank in range(ranks)]
+        return sorted(filter(None, faults), key=lambda fault: not fault["known"])
 
     def read_last_line(self, ranks: int) -> str | None:
         """Return the last line that the first rank with any output printed."""
@@ -104,3 +95,11 @@ class RunFolder:
             if text.strip():
                 return text.rstrip().splitlines()[-1]
         return None
+
+    def _write(self, name: str, value: object) -> None:
+        (self.path / name).write_text(json.dumps(value), encoding="utf-8")
+
+    def _read(self, name: str) -> Any:
+        """Return the JSON in a file, None if there is no such file."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...synth.planner.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
+from ...topo.graph import Device, Topology
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
 from ..ranks.launch import end_on_signals, is_rank, launch
@@ -22,8 +23,10 @@ from .settings import Settings
 from .systems import SERIAL, LabSystem
 from .training.dataset import Dataset
 
-_SYNTHESIS_S = 20.0  # time limit per plan; packing takes a second on the default machines
+_SYNTHESIS_S = 20.0  # time limit per plan: chosen, not measured
 _POLL_S = 0.2  # polling interval of the ranks' progress files
+# The site of the serial system: a single process.
+_ALONE = Site(SERIAL, Topology(SERIAL, (Device("gpu0"),), ()), slowest_bps=None)
 # The module that a rank runs.
 _RANK = f"{__package__}.training.rank"
 # Shows progress, given a description of what is running, the number of finished epochs, and the
@@ -58,16 +61,13 @@ class Lab:
         with tempfile.TemporaryDirectory(prefix="topoplan-") as name, end_on_signals():
             folder = Path(name)
             self.dataset.save(folder)
-            serial = tuple(system for system in self.systems if system.name == SERIAL)
-            if serial:
-                results += self.run_together(folder, None, serial, {}, _start_on_loopback)
-            for site in self.sites:
+            for site in (_ALONE, *self.sites):
                 results += self._run_at(site, folder)
         return _compare_with_serial(results)
 
     def _run_at(self, site: Site, folder: Path) -> list[RunResult]:
-        """Run all systems except the serial one at one site."""
-        systems = tuple(system for system in self.systems if system.name != SERIAL)
+        """Run all systems at one site; the serial one has its own."""
+        systems = tuple(x for x in self.systems if (x.name == SERIAL) == (site is _ALONE))
         reason = why_not() if site.slowest_bps is not None else None
         if reason is not None:
             return [_explain_missing(site, system, reason) for system in systems]
@@ -118,27 +118,23 @@ class Lab:
     def run_together(
         self,
         folder: Path,
-        site: Site | None,
+        site: Site,
         systems: tuple[LabSystem, ...],
         plans: dict[str, str],
         start: Start,
     ) -> list[RunResult]:
         """Run systems in one launch at a site, and return their results.
 
-        If a system fails, launch the remaining ones again. With `site` None, run a single process.
-        `plans` maps the names of systems to plan files.
+        If a system fails, launch the remaining ones again. `plans` maps the names of systems to
+        plan files.
         """
-        network, ranks, helpers = (
-            (SERIAL, 1, 0) if site is None else (site.network, site.ranks, site.helpers)
-        )
-        title = SERIAL if site is None else f"{network}, {ranks} ranks"
+        title = SERIAL if site is _ALONE else f"{site.network}, {site.ranks} ranks"
         failures: list[RunResult] = []
         remaining = [system.name for system in systems]
         while remaining:
             # A folder for each try, so that files of a failed one are not read.
             run = RunFolder(Path(tempfile.mkdtemp(dir=folder)))
-            if site is not None:
-                run.topology.write_text(site.topology.dumps(), encoding="utf-8")
+            run.topology.write_text(site.topology.dumps(), encoding="utf-8")
             run.write_job(
                 {
                     "dataset": self.dataset.name,
@@ -147,18 +143,21 @@ class Lab:
                     "settings": asdict(self.settings),
                     "systems": remaining,
                     "plans": plans,
-                    "helpers": helpers,
-                    "topology": None if site is None else str(run.topology),
+                    "helpers": site.helpers,
+                    "topology": str(run.topology),
                 }
             )
             with self._show_progress(run, title, len(remaining) * self.settings.epochs):
-                code = start(run.path, ranks + helpers)
+                code = start(run.path, len(site.topology.ranks))
             measured = run.read_results()
             if code == 0 and measured is not None:
                 tested = len(self.dataset.test_y)
-                return [*failures, *(summarize(network, ranks, x, tested) for x in measured)]
-            system, why = _find_fault(run, ranks + helpers, remaining, code)
-            failures.append(RunResult(network, ranks, system, reason=why, failed=True))
+                return [
+                    *failures,
+                    *(summarize(site.network, site.ranks, x, tested) for x in measured),
+                ]
+            system, why = _find_fault(run, len(site.topology.ranks), remaining, code)
+            failures.append(RunResult(site.network, site.ranks, system, reason=why, failed=True))
             # A failed rank ends the launch, so the other systems start over without its system.
             remaining.remove(system)
         return failures
@@ -222,8 +221,7 @@ def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tu
 
     The reason is a fault that a rank recorded, or else the exit code and a log's last line.
     """
-    faults = run.read_faults(ranks)
-    if faults:
+    if faults := run.read_faults(ranks):
         return faults[0]["system"], faults[0]["why"]
     begun = run.read_epochs()
     printed = run.read_last_line(ranks)

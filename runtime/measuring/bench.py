@@ -64,8 +64,7 @@ def run_benchmark(
     Collective; all ranks return the same rows. Without a communicator only the stock collective is
     timed. Raise ExecutionError if a rank fails.
     """
-    rank = dist.get_rank()
-    device = device_of(None)
+    rank, device = dist.get_rank(), device_of(None)
     if settings.collective.ranks != dist.get_world_size():
         raise InputError(
             f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running"
@@ -105,7 +104,10 @@ def _measure_size(
                 if turn >= settings.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes = _check_result(buffers, communicator, calls[0][0] or calls[1][0])
-    plan_us, stock_us = (_median_us(times, buffers.device) for _, times in calls)
+    plan_us, stock_us = (
+        statistics.median(find_slowest_s(times, None, buffers.device)) * 1e6 if times else None
+        for _, times in calls
+    )
     best_us = plan_us if plan_us is not None else stock_us
     algbw = buffers.bytes / best_us * 1e-3 if best_us else 0.0
     # Nothing is predicted or claimed of the stock collective.
@@ -146,8 +148,11 @@ def _check_result(
     before = 0 if communicator is None else communicator.wire_bytes
     call()
     sent = 0 if communicator is None else communicator.wire_bytes - before
-    engine = None if communicator is None else communicator.engine
-    errors = buffers.count_errors(*((engine.codec, engine.most_roundings) if engine else ()))
+    errors = (
+        buffers.count_errors()
+        if communicator is None
+        else buffers.count_errors(communicator.engine.codec, communicator.engine.most_roundings)
+    )
     sums = torch.tensor(
         [errors.wrong, errors.error2, errors.reference2, sent],
         dtype=torch.float64,
@@ -156,10 +161,6 @@ def _check_result(
     dist.all_reduce(sums)
     wrong, error2, reference2, sent_bytes = sums.tolist()
     return int(wrong), (error2 / reference2) ** 0.5 if reference2 else 0.0, int(sent_bytes)
-
-
-def _median_us(times: list[float], device: torch.device) -> float | None:
-    return statistics.median(find_slowest_s(times, None, device)) * 1e6 if times else None
 
 
 def _choose_plan_call(buffers: BenchBuffers, communicator: Communicator) -> Callable[[], object]:

@@ -132,10 +132,11 @@ class BenchBuffers:
         """Return the random input of a rank, equal wherever it is computed."""
         generator = torch.Generator().manual_seed(1000 + rank)
         length = max(1, min(numel, _TILE))
-        if self.settings.dtype.is_floating_point:
-            tile = torch.randn(length, generator=generator).to(self.settings.dtype)
-        else:
-            tile = torch.randint(0, 4, (length,), generator=generator).to(self.settings.dtype)
+        tile = (
+            torch.randn(length, generator=generator)
+            if self.settings.dtype.is_floating_point
+            else torch.randint(0, 4, (length,), generator=generator)
+        ).to(self.settings.dtype)
         return tile.repeat(-(-numel // length))[:numel].to(self.device)
 
     def reset(self) -> None:
@@ -172,10 +173,10 @@ class BenchBuffers:
         if self.name in ("broadcast", "scatter"):
             whole = self.make_input(self.root or 0, self.numel).double()
             return whole if self.name == "broadcast" else whole[self.own], 0.0
-        if self.name == "alltoall":
-            parts = [self.make_input(r, self.numel)[self.own] for r in range(self.ranks)]
-        else:
-            parts = [self.make_input(r, self.part) for r in range(self.ranks)]
+        numel, part = (
+            (self.numel, self.own) if self.name == "alltoall" else (self.part, slice(None))
+        )
+        parts = [self.make_input(rank, numel)[part] for rank in range(self.ranks)]
         return torch.cat(parts).double(), 0.0
 
     def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:

@@ -101,18 +101,15 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     play = engine.make_play(schedule, engine.make_scratch(numel, torch.float32))
     unrelated = torch.zeros(1024, device=device)
 
-    def call_another() -> None:
-        """Make an unrelated call: in training one seldom comes alone."""
-        if transport.mpi is None:
-            dist.all_reduce(unrelated, group=group)
-        else:
-            transport.find_slowest_s([0.0])
-
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
         with engine.guard(call):
-            call_another()
+            # An unrelated call first: in training one seldom comes alone.
+            if transport.mpi is None:
+                dist.all_reduce(unrelated, group=group)
+            else:
+                transport.find_slowest_s([0.0])
             return time_call_s(play, transport.meet, device)
 
     run_once()  # connects the ranks and fills caches

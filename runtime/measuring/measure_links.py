@@ -4,17 +4,17 @@ First every ordered pair alone: half a round trip of a small message, and the ra
 three sizes, found by doubling until a message takes long enough. Times are the receiver's, of a
 message right behind another. Pairs whose declared routes share no rank, cable or CPU are measured
 at once. Then every two ranks in both directions, and then contention groups: for each link shared
-by several pairs, as many of them as can send at once (experiments.py); if no links are declared,
-shifts instead. The data is on GPUs over NCCL and in host memory over gloo. Rates of simultaneous
+by several pairs, as many of them as can send at once; if no links are declared, shifts instead. The data is on GPUs over NCCL and in host memory over gloo. Rates of simultaneous
 flows are taken while all of them are running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import count
+from itertools import count, permutations
 from typing import Any
 
 import torch
@@ -24,11 +24,11 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
+from ...topo.routes import Route, Router, route_links
 from ..ranks.gather_objects import gather_objects
 from ..ranks.groups import device_of, uses_nccl
 from ..ranks.machine import count_cores, describe_machine, emulated, find_own_cores
 from ..ranks.places import Meeting, meeting
-from .experiments import find_routes, group_contending, group_disjoint, list_shifts
 from .rates import (
     Arrivals,
     Endpoint,
@@ -41,7 +41,8 @@ from .rates import (
 _REPEATS = 3  # of simultaneous flows; the median counts
 # Approximate multiples of `target_s` that a pair alone, and a flow of a group, take.
 _WORK_ALONE, _WORK_FLOW = 14, 5
-_CPU = torch.device("cpu")
+# Contention groups, each run several times: more would exceed the time budget on meshes.
+_MAX_GROUPS = 256
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ class _LinkMeasurement:
         )
         limits = _choose_limits(self.budget, disjoint, both, groups)
         endpoint = Endpoint(
-            torch.device("cuda", torch.cuda.current_device()) if self.batched else _CPU,
+            torch.device("cuda", torch.cuda.current_device())
+            if self.batched
+            else torch.device("cpu"),
             limits,
             group,
         )
@@ -191,13 +194,13 @@ class _LinkMeasurement:
         self, endpoint: Endpoint, batches: Sequence[_Simultaneous], step: Callable[[str], None]
     ) -> list[tuple[str, dict[Pair, Fraction]]]:
         """Measure simultaneous flows; return each experiment's median repetition, by total rate."""
-        own: list[list[Arrivals | None]] = []
+        own: list[Arrivals | None] = []
         for batch in batches:
             what = batch.experiments[0][0]
             self.ranks.doing = f"measuring {len(batch.flows)} flows at once ({what})"
             for _ in range(_REPEATS):
                 dist.barrier()
-                own.append([endpoint.run_flows(self.ranks.rank, batch.flows)])
+                own.append(endpoint.run_flows(self.ranks.rank, batch.flows))
                 step("both directions" if what == "both" else "contention groups")
         arrivals_by_rank = self.ranks.gather(own)
         out = []
@@ -205,7 +208,7 @@ class _LinkMeasurement:
             runs = slice(number * _REPEATS, (number + 1) * _REPEATS)
             # Per repetition, the arrivals at each rank.
             arrived = [
-                [x for (x,) in of_ranks if x is not None]
+                [x for x in of_ranks if x is not None]
                 for of_ranks in zip(*(arrivals[runs] for arrivals in arrivals_by_rank), strict=True)
             ]
             for how, pairs in batch.experiments:
@@ -310,3 +313,97 @@ def _count_steps(
             advance(f"measuring {what}", next(numbers), steps)
 
     return step
+
+
+def find_routes(topology: Topology) -> dict[Pair, Route]:
+    """Return the route of every ordered pair of ranks that the hardware connects.
+
+    Pairs that are connected only through other GPUs are left out.
+    """
+    router = Router(topology)
+    return {
+        pair: route
+        for pair in permutations(range(len(topology.ranks)), 2)
+        if (route := router.route(*pair)) is not None
+    }
+
+
+def group_disjoint(
+    pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]
+) -> list[list[Pair]]:
+    """Divide pairs into groups that can be measured at once, each pair as if alone.
+
+    No two pairs of a group share a rank, a CPU, or a cable in either direction of their routes
+    there and back (answers go back), as far as the topology knows. Greedy, pairs with long routes
+    first.
+    """
+
+    def resources(pair: Pair) -> set[object]:
+        both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
+        return {
+            *pair,
+            *(frozenset(hop) for route in both_routes for hop in route_links(route)),
+            *(x for route in both_routes for x in route if topology.by_id[x].kind == "cpu"),
+        }
+
+    groups: list[tuple[list[Pair], set[object]]] = []
+    for pair in sorted(
+        pairs, key=lambda p: (-len(routes.get(p, ())), (p[1] - p[0]) % len(topology.ranks), p)
+    ):
+        needed = resources(pair)
+        for group, used in groups:
+            if not needed & used:
+                group.append(pair)
+                used |= needed
+                break
+        else:
+            groups.append(([pair], needed))
+    return [group for group, _ in groups]
+
+
+def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
+    """Return, for each shared link, a largest set of its pairs that can send at once.
+
+    Each rank sends to at most one and receives from at most one (a maximum matching). Groups are
+    distinct; the 256 largest are returned.
+    """
+    crossing: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for pair, route in sorted(routes.items()):
+        for hop in route_links(route):
+            crossing[hop].append(pair)
+    groups = {group for pairs in crossing.values() if len(group := _match(pairs)) > 1}
+    return sorted(groups, key=lambda group: (-len(group), group))[:_MAX_GROUPS]
+
+
+def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return a maximum matching of senders and receivers (augmenting paths).
+
+    Each sender starts at a different receiver: spread out, the pairs share fewer other links.
+    """
+    receivers: dict[int, list[int]] = defaultdict(list)
+    for a, b in pairs:
+        receivers[a].append(b)
+    for number, (a, every) in enumerate(receivers.items()):
+        at = number * len(every) // len(receivers)
+        receivers[a] = every[at:] + every[:at]
+    sender_to: dict[int, int] = {}
+
+    def assign(a: int, tried: set[int]) -> bool:
+        for b in receivers[a]:
+            if b not in tried:
+                tried.add(b)
+                if b not in sender_to or assign(sender_to[b], tried):
+                    sender_to[b] = a
+                    return True
+        return False
+
+    for a in receivers:
+        assign(a, set())
+    return tuple(sorted((a, b) for b, a in sender_to.items()))
+
+
+def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
+    """Return groups in which every rank r sends to rank r + k, for machines without known links."""
+    if ranks <= 2:  # two ranks have no contention beyond both directions, measured anyway
+        return []
+    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]

@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from ...topo.measured.flows import Pair
 
-# Round trips of a small message, of which the median counts: one in ten meets a busy scheduler.
+# Round trips of a small message, of which the median counts: chosen, not measured.
 _PINGS = 15
 _SMALL_BYTES = 8  # one number: time in which size plays no part
 # Sizes start here and double until a message takes long enough.
 _FIRST_BYTES = 64 << 10
-# Granularity of chunks: a page, below which gloo copies eagerly.
+# Granularity and least size of chunks: chosen, not measured.
 _CHUNK_STEP_BYTES = 4 << 10
 # A message that takes longer than this is measured once.
 _PATIENCE_S = 0.5
@@ -103,8 +103,6 @@ class Endpoint:
         if self.batched:  # a batch must not be the first thing that a group does
             dist.all_reduce(self._number, group=group)
 
-    # -- one pair alone ----
-
     def measure_to(self, me: int, peer: int) -> PairRate:
         """Measure messages to `peer`, which must be in `answer` for this rank at the same time."""
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
@@ -134,7 +132,7 @@ class Endpoint:
         for _ in range(_PINGS + 2):
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)
-        while size := self._receive_number(peer):
+        while size := int(self._receive(self._number, peer).item()):
             lead, rest = self._run(
                 [[self._in(self.incoming[:n], peer)] for n in (_LEAD_BYTES, size)]
             )
@@ -154,18 +152,14 @@ class Endpoint:
         """
         self._send(self._number.fill_(size), peer)
         self._run([[self._out(self.outgoing[:n], peer)] for n in (_LEAD_BYTES, size)])
-        self._receive(self._seconds, peer)
-        return float(self._seconds.item())
-
-    def _receive_number(self, peer: int) -> int:
-        self._receive(self._number, peer)
-        return int(self._number.item())
+        return float(self._receive(self._seconds, peer).item())
 
     def _send(self, data: torch.Tensor, peer: int) -> None:
         self._carry_out(self._out(data, peer))
 
-    def _receive(self, data: torch.Tensor, peer: int) -> None:
+    def _receive(self, data: torch.Tensor, peer: int) -> torch.Tensor:
         self._carry_out(self._in(data, peer))
+        return data
 
     def _carry_out(self, operation: dist.P2POp) -> None:
         for work in self._post([operation]):
@@ -183,8 +177,6 @@ class Endpoint:
         if self.batched:
             return list(dist.batch_isend_irecv(operations))
         return [x.op(x.tensor, x.peer, group=self.group) for x in operations]
-
-    # -- several flows at the same time ----
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
         """Take part in flows (pair, bytes of a chunk) that all ranks start at once.
@@ -237,8 +229,7 @@ class Endpoint:
 
 def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> PairRate:
     """Fit a line to (bytes, seconds) of at least two sizes, by least squares."""
-    sizes = np.array([size for size, _ in times], dtype=np.float64)
-    seconds = np.array([s for _, s in times], dtype=np.float64)
+    sizes, seconds = np.array(times, dtype=np.float64).T
     (alpha, beta), *_ = np.linalg.lstsq(
         np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None
     )

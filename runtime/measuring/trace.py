@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ...synth.cost.segmentation import as_sent
@@ -35,21 +34,15 @@ Stamp = tuple[bool, int, int, float]
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
-    """Return the Chrome trace of a benchmark's largest size on rank 0, else None. Collective."""
-    numel = settings.list_sizes()[-1] // settings.dtype.itemsize
-    if settings.collective.name not in IN_PLACE:
-        numel -= numel % settings.collective.ranks
-    return trace_call(communicator, numel, settings.dtype)
-
-
-def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> str | None:
-    """Return the Chrome trace of a call on `numel` elements on rank 0, else None. Collective.
+    """Return the Chrome trace of a benchmark's largest size on rank 0, else None. Collective.
 
     The schedule is the one in use for the size, or, if that is the stock collective, the best of
     the plan's own. Raise InputError if there is too much to list.
     """
-    engine = communicator.engine
-    plan = communicator.plan
+    numel, dtype = settings.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
+    if settings.collective.name not in IN_PLACE:
+        numel -= numel % settings.collective.ranks
+    engine, plan = communicator.engine, communicator.plan
     size = engine.wire_size(numel, dtype)
     choice = communicator.choice(size)
     schedule = (choice and (choice.schedule or choice.own)) or plan.entry_for(size).schedule
@@ -78,12 +71,13 @@ def trace_call(communicator: Communicator, numel: int, dtype: torch.dtype) -> st
         ) from error
     if communicator.rank != 0:
         return None
-    codec, machine = engine.codec, engine.machine
-
-    def count_bytes(elements: int) -> int:
-        return elements * dtype.itemsize if codec is None else codec.nbytes(codec.padded(elements))
-
-    measured = pair_stamps(schedule, numel, count_bytes, [stamps for stamps, _ in everybody])
+    machine = engine.machine
+    measured = pair_stamps(
+        schedule,
+        numel,
+        lambda elements: engine.wire_size(elements, dtype),
+        [stamps for stamps, _ in everybody],
+    )
     sent = (
         schedule if machine.topology is None else as_sent(schedule, HARDWARE.on(machine.topology))
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .instructions import (
+    ERRORS,
     Await,
     Combine,
     Copy,
@@ -27,17 +28,12 @@ from .instructions import (
     Span,
 )
 
-ERRORS = "errors"
 # Sends to one rank that are in flight at once. MPI sends the parts of several messages in turn: if
 # they were many, all would arrive only at the end, and instructions that need the first would wait.
 WINDOW = 4
 # Waves are faster only if messages are small. Limits on the elements in all messages that a rank
 # sends and receives, and on the number of waves.
 _MAX_ELEMENTS, _MAX_WAVES = 1 << 14, 8
-# The wave of the instructions that need no message.
-_FIRST = -1
-# A buffer, and the range of its elements.
-_Region = tuple[str, int, int]
 
 
 class _Buffer:
@@ -66,9 +62,8 @@ class _Buffer:
                 continue
             before.update(self._readers[part])
             self._writers[part] = number
-            self._readers[
-                part
-            ].clear()  # later instructions wait for this one, which waits for them
+            # Later instructions wait for this one, which waits for them.
+            self._readers[part].clear()
 
 
 def find_dependencies(program: Program) -> list[tuple[int, ...]]:
@@ -80,23 +75,26 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
     """
     touched = {
         number: [
-            *((region, False) for region in _list_reads(program.instructions[number])),
-            *((region, True) for region in _list_writes(program.instructions[number])),
+            (span, writes)
+            for writes, spans in zip(
+                (False, True), _list_spans(program.instructions[number]), strict=True
+            )
+            for span in spans
         ]
         for number in _order_by_effect(program)
     }
     ends: dict[str, set[int]] = defaultdict(set)
-    for regions in touched.values():
-        for (name, lo, hi), _ in regions:
-            ends[name].update((lo, hi))
+    for spans in touched.values():
+        for span, _ in spans:
+            ends[span.buffer].update((span.start, span.end))
     buffers = {name: _Buffer(places) for name, places in ends.items()}
     sends: dict[int, list[int]] = defaultdict(list)
     all_before: list[set[int]] = [set() for _ in program.instructions]
     nearest: list[tuple[int, ...]] = [()] * len(program.instructions)
-    for number, regions in touched.items():
+    for number, spans in touched.items():
         before = all_before[number]
-        for (name, lo, hi), writes in regions:
-            buffers[name].touch(lo, hi, number, before, writes=writes)
+        for span, writes in spans:
+            buffers[span.buffer].touch(span.start, span.end, number, before, writes=writes)
         before.discard(number)
         instruction = program.instructions[number]
         if isinstance(instruction, Post) and instruction.kind == "send":
@@ -110,49 +108,31 @@ def find_dependencies(program: Program) -> list[tuple[int, ...]]:
 
 def _order_by_effect(program: Program) -> Iterator[int]:
     """Yield the instructions' numbers without awaits, each receive in place of its await."""
-    posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
+    posts = [(number, x) for number, x in enumerate(program.instructions) if isinstance(x, Post)]
     for number, x in enumerate(program.instructions):
         if isinstance(x, Await):
-            post = program.instructions[posts[x.post]]
-            if isinstance(post, Post) and post.kind == "receive":
-                yield posts[x.post]
+            posted, post = posts[x.post]
+            if post.kind == "receive":
+                yield posted
         elif not isinstance(x, Post) or x.kind == "send":
             yield number
 
 
-def _regions(spans: Iterable[Span]) -> Iterator[_Region]:
-    return ((span.buffer, span.start, span.start + span.length) for span in spans)
-
-
-def _list_reads(x: Instruction) -> Iterator[_Region]:
+def _list_spans(x: Instruction) -> tuple[Iterable[Span], Iterable[Span]]:
+    """Return the spans that an instruction reads, and those that it writes."""
     if isinstance(x, Post):
-        return _regions([x.span] if x.kind == "send" else [])
+        return ([x.span], []) if x.kind == "send" else ([], [x.span])
     if isinstance(x, Pack):
-        return _regions(x.parts)
+        return x.parts, [x.into]
     if isinstance(x, Encode):
-        return _regions(span for span, _ in x.parts)
-    if isinstance(x, Decode):
-        return _regions([x.message])
-    if isinstance(x, (Combine, Copy)):
-        return _regions(other for _, other in x.pairs)
-    return iter(())
-
-
-def _list_writes(x: Instruction) -> Iterator[_Region]:
-    if isinstance(x, Post):
-        return _regions([x.span] if x.kind == "receive" else [])
-    if isinstance(x, (Pack, Decode)):
-        return _regions([x.into])
-    if isinstance(x, Encode):
-        encoded = _regions([x.into, *(span for span, _ in x.keeps)])
         # The errors of elements that are rounded twice are added, which needs a fixed order.
-        errors = ((ERRORS, span.start, span.start + span.length) for span, _ in x.errors)
-        return iter([*encoded, *errors])
+        errors = [Span(ERRORS, span.start, span.length) for span, _ in x.errors]
+        return [span for span, _ in x.parts], [x.into, *(span for span, _ in x.keeps), *errors]
+    if isinstance(x, Decode):
+        return [x.message], [x.into]
     if isinstance(x, (Combine, Copy)):
-        return _regions(into for into, _ in x.pairs)
-    if isinstance(x, Divide):
-        return _regions(x.spans)
-    return iter(())
+        return [other for _, other in x.pairs], [into for into, _ in x.pairs]
+    return [], x.spans if isinstance(x, Divide) else []
 
 
 @dataclass
@@ -177,19 +157,21 @@ def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[
     ticks = sorted({post.tick for post in program.posts})
     if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:
         return None
-    wave_of_tick = {tick: number for number, tick in enumerate(ticks)}
+    wave_of_tick = {tick: number for number, tick in enumerate(ticks, 1)}
     waves = [Wave() for _ in range(1 + len(ticks))]
-    place: dict[int, int] = {}
-    posts = [number for number, x in enumerate(program.instructions) if isinstance(x, Post)]
-    for number in posts:
-        post = program.instructions[number]
-        assert isinstance(post, Post)
-        place[number] = wave_of_tick[post.tick]
-        waves[1 + place[number]].posts.append(number)
+    place = {
+        number: wave_of_tick[x.tick]
+        for number, x in enumerate(program.instructions)
+        if isinstance(x, Post)
+    }
+    for number, wave in place.items():
+        waves[wave].posts.append(number)
+    posts = list(place)
     for number, x in enumerate(program.instructions):
         if not isinstance(x, (Post, Await, Exchange)):
-            place[number] = max((place[before] for before in dependencies[number]), default=_FIRST)
-            waves[1 + place[number]].local.append(number)
+            # Instructions that need no message are in the first wave.
+            place[number] = max((place[before] for before in dependencies[number]), default=0)
+            waves[place[number]].local.append(number)
     if any(place[before] >= place[number] for number in posts for before in dependencies[number]):
         return None
     return waves

@@ -25,11 +25,12 @@ rules of synth/ir/lossy.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from .layout import Move
 
-Buffer = Literal["work", "staging", "wire"]
+# The rounding errors of the work buffer's elements, which are in no buffer of the program.
+ERRORS: Final = "errors"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class Span:
     The buffer is the work or the staging buffer, or the wire buffer, counted in bytes.
     """
 
-    buffer: Buffer
+    buffer: Literal["work", "staging", "wire", "errors"]
     start: int
     length: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last element."""
+        return self.start + self.length
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,9 @@ class Program:
     @property
     def posts(self) -> list[Post]:
         """Every message, in the order in which they are posted."""
-        lists = [
-            x.posts if isinstance(x, Exchange) else (x,)
+        return [
+            post
             for x in self.instructions
             if isinstance(x, (Post, Exchange))
+            for post in (x.posts if isinstance(x, Exchange) else (x,))
         ]
-        return [post for posts in lists for post in posts]

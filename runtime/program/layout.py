@@ -50,15 +50,11 @@ class Layout:
             for offset, chunk in zip(schedule.offsets(), schedule.chunks, strict=True)
         ]
         self.block = numel // self.collective.ranks
-        self.compact: dict[int, dict[int, int]] = {}
-        self.compact_numel: dict[int, int] = {}
+        self._compact: dict[int, tuple[dict[int, int], int]] = {}
 
     def work_numel(self, rank: int) -> int:
         """Return the number of elements in the work buffer of `rank`."""
-        if self.collective.name != "alltoall":
-            return self.numel
-        self._start_of(rank, -1)
-        return self.compact_numel[rank]
+        return self._lay_out(rank)[1] if self.collective.name == "alltoall" else self.numel
 
     def chunk(self, rank: int, c: int) -> Range:
         """Return the range of chunk `c` in the work buffer of `rank`."""
@@ -67,16 +63,19 @@ class Layout:
         return start + lo, start + hi
 
     def _start_of(self, rank: int, c: int) -> int:
-        if self.collective.name != "alltoall":
-            chunk = self.schedule.chunks[c]
-            owner = chunk.source if chunk.source is not None else chunk.target
-            return 0 if owner is None else owner * self.block
-        if rank not in self.compact:
-            self._lay_out(rank)
-        return self.compact[rank].get(c, 0)
+        if self.collective.name == "alltoall":
+            return self._lay_out(rank)[0].get(c, 0)
+        chunk = self.schedule.chunks[c]
+        owner = chunk.source if chunk.source is not None else chunk.target
+        return 0 if owner is None else owner * self.block
 
-    def _lay_out(self, rank: int) -> None:
-        """Lay out the chunks that a rank ever holds in an alltoall, one after the other."""
+    def _lay_out(self, rank: int) -> tuple[dict[int, int], int]:
+        """Lay out the chunks that a rank ever holds in an alltoall, one after the other.
+
+        Return the start of each chunk's block, and the number of elements of all of them.
+        """
+        if rank in self._compact:
+            return self._compact[rank]
         chunks, t = self.schedule.chunks, self.schedule.transfers
         held = {c for c, chunk in enumerate(chunks) if rank in (chunk.source, chunk.target)}
         held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
@@ -85,7 +84,8 @@ class Layout:
             lo, hi = self.in_block[c]
             starts[c] = at - lo
             at += hi - lo
-        self.compact[rank], self.compact_numel[rank] = starts, at
+        self._compact[rank] = starts, at
+        return starts, at
 
     def segment(self, rank: int, c: int, part: int) -> Range:
         """Return the range of segment `part` of chunk `c` in the work buffer of `rank`."""

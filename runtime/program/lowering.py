@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
-from typing import Literal
+from operator import attrgetter, itemgetter
+
+import numpy as np
 
 from ...synth.ir.schedule import Schedule
 from ...synth.ir.transfers import REDUCE
-from .encoding import Blocks, MessageEncoder
 from .instructions import (
     Await,
     Combine,
@@ -26,8 +26,10 @@ from .instructions import (
 )
 from .layout import Layout
 from .messages import (
+    Blocks,
     Group,
     Message,
+    MessageEncoder,
     Piece,
     Reads,
     Slots,
@@ -61,9 +63,7 @@ def lower(
     as they are completed, before they are forwarded: so each is divided once, by few ranks.
     """
     layout = Layout(schedule, numel)
-    sends, receives = list_messages(layout, rank)
-    completing = find_completing_steps(schedule, rank) if averages else {}
-    writer = _Writer(layout, rank, sends, receives, batched, codec, completing)
+    writer = _Writer(layout, rank, batched, codec, averages)
     instructions = tuple(writer.write_batches() if batched else writer.write_flow())
     return Program(
         rank=rank,
@@ -83,18 +83,23 @@ class _Writer:
         self,
         layout: Layout,
         rank: int,
-        sends: list[Message],
-        receives: list[Message],
         batched: bool,
         codec: Blocks | None,
-        completing: Mapping[int, int],
+        averages: bool,
     ) -> None:
-        self.completing = completing
-        self.rank, self.sends, self.receives = rank, sends, receives
+        self.rank = rank
+        self.sends, self.receives = sends, receives = list_messages(layout, rank)
+        self.completing = find_completing_steps(layout.schedule, rank) if averages else {}
         self.slots = Slots()
         self.out: list[Instruction] = []
         self.posted = 0
-        self.last_sum = _find_last_sums(layout.schedule)
+        t = layout.schedule.transfers
+        adds = t.op == REDUCE
+        # The last step in which each chunk is added to on any rank; -1 if it never is.
+        self.last_sum = np.full(len(layout.schedule.chunks), -1)
+        np.maximum.at(self.last_sum, t.chunk[adds], t.step[adds])
+        self.ticks = sorted({m.tick for m in [*sends, *receives]})
+        self.sends_at, self.receives_at = _group_by_tick(sends), _group_by_tick(receives)
         self.reads: Reads = defaultdict(list)
         self.writes: Writes = defaultdict(list)
         for message in sends:
@@ -120,51 +125,32 @@ class _Writer:
 
     def write_flow(self) -> list[Instruction]:
         """Return the instructions in which each send waits for its own pieces only."""
-        posted = 0
-
-        def receive_until(tick: int) -> None:
-            nonlocal posted
-            while posted < len(self.receives) and self.receives[posted].tick <= tick:
-                self._receive(self.receives[posted])
-                posted += 1
-
-        open_sends: list[Message] = []
-        ticks = sorted({m.tick for m in [*self.sends, *self.receives]})
-        by_tick: dict[int, list[Message]] = defaultdict(list)
-        for message in self.sends:
-            by_tick[message.tick].append(message)
-        for number, tick in enumerate(ticks):
-            late = ticks[max(number - AHEAD, 0)]
+        # Peers send at once in the first tick: receives of it are posted before anything else.
+        self._receive(self.ticks[:1])
+        for number, tick in enumerate(self.ticks):
             # Old sends are awaited, so that their staging can be used again.
-            for message in [m for m in open_sends if m.tick < late]:
-                self._await(message)
-            open_sends = [m for m in open_sends if not m.awaited]
-            # Peers send at once in the first tick: receives of it are posted before anything else.
-            if number == 0:
-                receive_until(tick)
+            if number > AHEAD:
+                for message in self.sends_at[self.ticks[number - AHEAD - 1]]:
+                    self._await(message)
             # All inputs of the tick first: awaiting one send's inputs must not hold up another that
             # is ready.
-            for message in by_tick[tick]:
+            for message in self.sends_at[tick]:
                 self._settle_inputs(message)
-            for message in by_tick[tick]:
+            for message in self.sends_at[tick]:
                 self.out.append(self._post_of(message, self._pack(message)))
-            open_sends += by_tick[tick]
             # Receives are posted ahead, so that a message never waits for its receiver to be ready.
-            receive_until(ticks[min(number + AHEAD, len(ticks) - 1)])
+            self._receive(self.ticks[number + AHEAD if number else 1 : number + AHEAD + 1])
         for message in self.receives:
             self._settle(message)
-        for message in open_sends:
+        for message in self.sends:
             self._await(message)
         self._round_unsent_sums()
         return self.out
 
     def write_batches(self) -> list[Instruction]:
         """Return the instructions in which each tick is one batch."""
-        by_tick: dict[int, list[Message]] = defaultdict(list)
-        for message in [*self.receives, *self.sends]:
-            by_tick[message.tick].append(message)
-        for tick in sorted(by_tick):
-            messages = by_tick[tick]
+        for tick in self.ticks:
+            messages = [*self.receives_at[tick], *self.sends_at[tick]]
             posts = [
                 self._post_of(m, self._pack(m) if m.sent else self._landing_span(m))
                 for m in messages
@@ -175,10 +161,9 @@ class _Writer:
                 message.awaited = True
                 if message.sent:
                     self._free(message)
-            receives = [message for message in messages if not message.sent]
-            for message in receives:
+            for message in self.receives_at[tick]:
                 self._decode(message)
-            for message in receives:
+            for message in self.receives_at[tick]:
                 self._operate(message)
         self._round_unsent_sums()
         return self.out
@@ -193,13 +178,20 @@ class _Writer:
                     for other, _ in group.messages:
                         self._settle(other)
 
-    def _receive(self, message: Message) -> None:
-        self.out.append(self._post_of(message, self._landing_span(message)))
+    def _receive(self, ticks: Sequence[int]) -> None:
+        for message in (m for tick in ticks for m in self.receives_at[tick]):
+            self.out.append(self._post_of(message, self._landing_span(message)))
 
     def _post_of(self, message: Message, span: Span) -> Post:
         message.post, self.posted = self.posted, self.posted + 1
-        kind: Literal["send", "receive"] = "send" if message.sent else "receive"
-        return Post(kind, message.peer, message.number, message.tick, message.step, span)
+        return Post(
+            "send" if message.sent else "receive",
+            message.peer,
+            message.number,
+            message.tick,
+            message.step,
+            span,
+        )
 
     def _pack(self, message: Message) -> Span:
         """Return the place of a message to send, after packing or encoding it if necessary."""
@@ -240,31 +232,29 @@ class _Writer:
             self._free(message)
 
     def _lands_in_place(self, message: Message, batched: bool) -> bool:
-        """Return whether a message may be received directly into its final place.
+        """Return whether a message may be received directly into its final place."""
+        return (
+            not any(p.adds for p in message.pieces)
+            and len(join_ranges([(p.lo, p.hi) for p in message.pieces])) == 1
+            and all(self._may_overwrite(p, message.tick, batched) for p in message.pieces)
+        )
 
-        It must not overwrite anything that is still to be read or added. In batches nothing is in
-        flight from one tick to the next. In a flow, a message must arrive after all uses of the
-        pieces' old values. That is certain if there were none, and if the rank gave its value away
-        in one send, after all additions, and the copy has the final sum: a sum that includes the
-        value that was sent cannot come earlier.
+    def _may_overwrite(self, piece: Piece, tick: int, batched: bool) -> bool:
+        """Return whether a piece that arrives overwrites nothing still to be read or added.
+
+        In batches nothing is in flight from one tick to the next. In a flow, a piece must arrive
+        after all uses of its old value. That is certain if there were none, and if the rank gave
+        its value away in one send, after all additions, and the copy has the final sum: a sum that
+        includes the value that was sent cannot come earlier.
         """
-        ranges = join_ranges([(p.lo, p.hi) for p in message.pieces])
-        if any(p.adds for p in message.pieces) or len(ranges) > 1:
-            return False
-        for piece in message.pieces:
-            readers = [(step, m) for step, m in self.reads[piece.key] if step <= piece.step]
-            if batched:
-                if any(m.tick == message.tick for _, m in readers):
-                    return False
-                continue
-            written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
-            if not readers and not written:
-                continue
-            given_away = len(readers) == 1 and all(step < readers[0][0] for step in written)
-            once = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages) == 1
-            if not (given_away and once and self.last_sum[piece.chunk] < piece.step):
-                return False
-        return True
+        readers = [(step, m) for step, m in self.reads[piece.key] if step <= piece.step]
+        if batched:
+            return all(m.tick != tick for _, m in readers)
+        written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
+        given_away = len(readers) == 1 and all(step < readers[0][0] for step in written)
+        once = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages) == 1
+        is_final = given_away and once and bool(self.last_sum[piece.chunk] < piece.step)
+        return is_final or not (readers or written)
 
     # Awaiting
 
@@ -278,13 +268,10 @@ class _Writer:
 
     def _settle(self, message: Message) -> None:
         """Await a received message, and add up or copy the pieces that it completes."""
-        if message.awaited:
-            return
-        if message.post is None:
-            self._receive(message)
-        self._await(message)
-        self._decode(message)
-        self._operate(message)
+        if not message.awaited:
+            self._await(message)
+            self._decode(message)
+            self._operate(message)
 
     def _operate(self, message: Message) -> None:
         """Add up and copy the pieces that a message completes, in waves.
@@ -402,11 +389,6 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     return completing
 
 
-def _find_last_sums(schedule: Schedule) -> dict[int, int]:
-    """Return the last step in which each chunk is added to on any rank; -1 if it never is."""
-    t = schedule.transfers
-    adds = t.op == REDUCE
-    last = dict.fromkeys(range(len(schedule.chunks)), -1)
-    for chunk, step in zip(t.chunk[adds].tolist(), t.step[adds].tolist(), strict=True):
-        last[chunk] = max(last[chunk], step)
-    return last
+def _group_by_tick(messages: list[Message]) -> dict[int, list[Message]]:
+    grouped = ((tick, list(group)) for tick, group in groupby(messages, attrgetter("tick")))
+    return defaultdict(list, grouped)

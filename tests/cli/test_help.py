@@ -176,7 +176,12 @@ def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> 
     from topoplan.cli.synthesis.options import STRATEGY_NAMES
     from topoplan.runtime.codecs import CODECS
     from topoplan.runtime.measuring.bench_data import DTYPES, OPS
-    from topoplan.runtime.measuring.spelling import CODEC_NAMES, DTYPE_NAMES, OP_NAMES, spell_dtype
+    from topoplan.runtime.measuring.bench_options import (
+        CODEC_NAMES,
+        DTYPE_NAMES,
+        OP_NAMES,
+        spell_dtype,
+    )
     from topoplan.synth.strategies import STRATEGIES
 
     assert set(STRATEGY_NAMES) == set(STRATEGIES)

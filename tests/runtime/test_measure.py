@@ -16,7 +16,7 @@ from random_graphs import graphs
 from thorough import count_examples
 
 from topoplan.runtime.emulate import blueprint, emulate, why_not
-from topoplan.runtime.measuring.experiments import (
+from topoplan.runtime.measuring.measure_links import (
     find_routes,
     group_contending,
     group_disjoint,

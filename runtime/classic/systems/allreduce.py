@@ -17,7 +17,7 @@ from ..base import Averaging, Setting
 from ..buckets import Flats
 from ..quantization import dequantize, quantize, quantized_bytes
 
-_SYNTHESIS_S = 20.0  # while the other ranks wait, well below their timeout
+_SYNTHESIS_S = 20.0  # while the other ranks wait, by default up to five minutes
 
 
 def count_ring_bytes(ranks: int, size_bytes: int) -> int:
@@ -46,10 +46,13 @@ class Planned(Averaging):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        plan = setting.plan if setting.plan is not None else self._find_plan(setting)
-        # A race could replace this system's strategy by stock.
-        choose = setting.choose if self.strategy == "auto" else "model"
-        self._communicator = Communicator(plan, setting.group, setting.timeout, choose)
+        self._communicator = Communicator(
+            setting.plan if setting.plan is not None else self._find_plan(setting),
+            setting.group,
+            setting.timeout,
+            # A race could replace this system's strategy by stock.
+            setting.choose if self.strategy == "auto" else "model",
+        )
         self._check_plan(self._communicator.plan)
         self._bytes_before, self._stock_bytes = self._communicator.wire_bytes, 0
 
@@ -70,12 +73,13 @@ class Planned(Averaging):
 
     def report(self) -> dict[str, object]:
         """Return `schedules`: the label of the schedule in use by bucket size in bytes."""
-        chosen = {
-            size: choice.label
-            for size in sorted({flat.nbytes for flat in self._flats})
-            if (choice := self._communicator.choice(size)) is not None
+        return {
+            "schedules": {
+                size: choice.label
+                for size in sorted({flat.nbytes for flat in self._flats})
+                if (choice := self._communicator.choice(size)) is not None
+            }
         }
-        return {"schedules": chosen}
 
     def _find_plan(self, setting: Setting) -> Plan:
         """Synthesize a plan by this system's strategy for the topology; return it on all ranks.
@@ -89,10 +93,9 @@ class Planned(Averaging):
 
             topology = setting.topology or self._default_topology(setting)
             setting.check_gpus(topology)
-            synthesis = synthesize(
-                collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S
-            )
-            return json.dumps(synthesis.plan.to_json())
+            collective = collective_on("allreduce", topology)
+            plan = synthesize(collective, topology, self.strategy, _SYNTHESIS_S).plan
+            return json.dumps(plan.to_json())
 
         return Plan.loads(setting.compute_on_rank_0(synthesize_as_text), self.name)
 

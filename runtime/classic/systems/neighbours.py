@@ -58,9 +58,7 @@ def neighbour_edges(topology: Topology) -> tuple[Edge, ...]:
 
 def ring_edges(ranks: int) -> tuple[Edge, ...]:
     """Return the pairs of consecutive ranks, including the last and the first."""
-    # As a set: of two ranks, each is both the next and the last of the other.
-    pairs = {(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)}
-    return tuple(sorted(pairs)) if ranks > 1 else ()
+    return tuple(sorted(nx.cycle_graph(ranks).edges)) if ranks > 1 else ()
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:

@@ -6,29 +6,240 @@ the machine affects all of them equally. Rank 0 writes progress and results into
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+import stat
+import struct
 import sys
+import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from ....synth.cost.host_costs import HostCosts
 from ....topo.errors import ExecutionError, TopoplanError
 from ....topo.graph import Topology
+from ... import classic
+from ...communicator import Communicator
+from ...ddp import ddp_hook
+from ...measuring.calibrate import calibrate
 from ...ranks.faults import first_line
 from ...ranks.launch import init_method
 from ..run_folder import RunFolder, TrainingJob
 from ..settings import Settings
-from ..systems import SYSTEMS
+from ..systems import SERIAL, SYSTEMS, LabSystem
 from .dataset import Dataset
-from .system_run import SystemRun, fit_host_costs, serve_as_helper
-from .trainer import Trainer
-from .workers import Workers
+from .trainer import Trainer, make_falling_sgd
 
 _TIMEOUT = timedelta(seconds=120)
+_DESCRIPTORS = Path("/proc/self/fd")
+# Offset of tcpi_bytes_received in tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h).
+_RECEIVED_AT = 128
+T = TypeVar("T")
+
+
+class Workers:
+    """All ranks but the last `helpers`, which hold no model.
+
+    Construction is collective; a single process needs no process group.
+    """
+
+    def __init__(self, rank: int, world: int, helpers: int) -> None:
+        self.rank, self.count = rank, world - helpers
+        self.helpers = tuple(range(self.count, world))
+        self.group: Any = dist.new_group(list(range(self.count))) if helpers else None
+
+    def barrier(self) -> None:
+        """Wait until all workers are here."""
+        if self.count > 1:
+            dist.barrier(self.group)
+
+    def gather(self, value: T) -> list[T]:
+        """Return every worker's value, by rank. Collective among workers."""
+        values = [value] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value, self.group)
+        return values
+
+    def add_over_all(self, value: float) -> float:
+        """Return the sum over all ranks, including helpers. Collective among all."""
+        if self.count + len(self.helpers) == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total)
+
+
+def received_bytes() -> int | None:
+    """Return the bytes received over all open TCP connections; None if the kernel does not count.
+
+    The count is exact, needs no privileges, and is the same measure for every system: it includes
+    gloo's headers, not those of TCP and IP. All ranks together have received what they have sent.
+    """
+    if sys.platform != "linux" or not _DESCRIPTORS.is_dir():
+        return None
+    return sum(_received(int(path.name)) for path in _DESCRIPTORS.iterdir())
+
+
+def _received(descriptor: int) -> int:
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return 0
+        # A duplicate, because closing the socket object must not close the connection.
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if not is_ip or connection.type != socket.SOCK_STREAM:
+                return 0
+            tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
+    except OSError:  # the connection has been closed since the folder was listed
+        return 0
+    # Older kernels return a shorter structure, without this counter.
+    is_counted = len(tcp_info) >= _RECEIVED_AT + 8
+    return int(struct.unpack_from("Q", tcp_info, _RECEIVED_AT)[0]) if is_counted else 0
+
+
+class SystemRun:
+    """A model that a worker trains through one system.
+
+    Construction, `train_epoch` and `result` are collective.
+    """
+
+    def __init__(
+        self,
+        system: LabSystem,
+        trainer: Trainer,
+        workers: Workers,
+        topology: Topology,
+        plan: str | None,
+        host: HostCosts | None,
+    ) -> None:
+        self.system, self.trainer, self.workers = system, trainer, workers
+        self.communicator: Communicator | None = None
+        self.classic: classic.System | None = None
+        self.buckets: Counter[int] = Counter()
+        self.seconds: list[float] = []
+        self.bytes: list[int] = []
+        self.loss = 0.0
+        if system.classic:
+            self.classic = make_classic(
+                system, workers, trainer.net, topology, trainer.settings, trainer.steps
+            )
+            trainer.update = self.classic.step  # it communicates before it updates
+        elif system.name != SERIAL:
+            trainer.model = model = DistributedDataParallel(trainer.net)
+            if plan is not None:
+                model.register_comm_hook(None, self._make_hook(plan, host))
+
+    def _make_hook(self, plan: str, host: HostCosts | None) -> Any:
+        """Return the DDP hook of a plan, which also counts the sizes of its buckets."""
+        hook: Any = ddp_hook(
+            plan,
+            timeout=_TIMEOUT,
+            choose=self.system.choose,
+            compress=self.system.compress,
+            error_feedback=self.system.compress is not None,
+        )
+        self.communicator = hook.communicator
+        if host is not None:
+            hook.communicator.engine.set_host_costs(host)
+
+        def count_and_average(
+            state: object,
+            bucket: dist.GradBucket,  # type: ignore[name-defined]
+        ) -> torch.futures.Future[torch.Tensor]:
+            self.buckets[bucket.buffer().numel()] += 1
+            averaged: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+            return averaged
+
+        # DDP compares annotations with the types themselves; this module's are text.
+        count_and_average.__annotations__ = {
+            "bucket": dist.GradBucket,  # type: ignore[attr-defined]
+            "return": torch.futures.Future[torch.Tensor],
+        }
+        return count_and_average
+
+    def train_epoch(self, number: int) -> None:
+        """Train for one epoch; record the slowest worker's time, all workers' bytes, and loss."""
+        self.workers.barrier()
+        before = received_bytes()
+        self.workers.barrier()  # no worker sends before all have read their counters
+        started = time.perf_counter()
+        loss = self.trainer.train_epoch(number)
+        seconds = time.perf_counter() - started
+        # Read before the gathers below, whose own bytes must not count.
+        received = _subtract(received_bytes(), before)
+        self.seconds.append(max(self.workers.gather(seconds)))
+        self.bytes.append(int(sum(self.workers.gather(received))))
+        self.loss = sum(self.workers.gather(loss))
+
+    def find_schedule(self) -> str:
+        """Return the label of the schedule that most gradients used, empty without a plan."""
+        if self.communicator is None:
+            return ""
+        used: Counter[str] = Counter()
+        # Weighted by elements, as small buckets move few of the gradients.
+        for numel, times in self.buckets.items():
+            size = self.communicator.engine.wire_size(numel, torch.float32)
+            choice = self.communicator.choice(size)
+            used["" if choice is None else choice.label] += times * numel
+        return used.most_common(1)[0][0] if used else ""
+
+    def result(self) -> dict[str, Any]:
+        """End the training; return the measurements as lab/results.py reads them."""
+        if self.classic is not None:
+            self.classic.finish()
+        # Helpers count all epochs together.
+        helper_bytes = self.workers.add_over_all(0.0) / len(self.bytes)
+        replica = hashlib.sha256(self.trainer.flat().numpy().tobytes()).hexdigest()
+        return {
+            "system": self.system.name,
+            "schedule": self.find_schedule(),
+            "seconds": self.seconds,
+            "bytes": [round(x + helper_bytes) for x in self.bytes]
+            if min(self.bytes) >= 0
+            else None,
+            "loss": self.loss,
+            "correct": self.trainer.count_correct(),
+            "replicas_equal": len(set(self.workers.gather(replica))) == 1,
+        }
+
+
+def make_classic(
+    system: LabSystem,
+    workers: Workers,
+    net: nn.Module | None,
+    topology: Topology,
+    settings: Settings,
+    steps: int,
+) -> classic.System:
+    """Create this rank's part in a classic system; helpers have no net. Collective."""
+    # An asynchronous server updates once for each worker's gradients, a synchronous one once for
+    # all.
+    updates_a_step = workers.count if system.name == "async-parameter-server" else 1
+    return classic.make(
+        system.name,
+        net,
+        lambda parameters: make_falling_sgd(
+            parameters, settings, steps * updates_a_step, updates_a_step
+        ),
+        topology=topology,
+        helpers=workers.helpers,
+        timeout=_TIMEOUT,
+    )
+
+
+def _subtract(after: int | None, before: int | None) -> float:
+    """Return the bytes received between two readings; far below zero if they are not counted."""
+    # Larger than any sum of counts, so that a sum over ranks is negative if one has no counter.
+    return float("-1e18") if before is None or after is None else float(after - before)
 
 
 @dataclass
@@ -45,24 +256,28 @@ class Rank:
         """Train through every system of the job and return the measurements; none on a helper."""
         job = self.job
         data = Dataset.open_saved(job["dataset"], job["classes"], Path(job["data"]))
-        settings = Settings(**{**job["settings"], "hidden": tuple(job["settings"]["hidden"])})
-        topology = None if job["topology"] is None else Topology.load(job["topology"])
+        settings = Settings.from_json(job["settings"])
+        topology = Topology.load(job["topology"])
         workers = Workers(self.rank, self.world, job["helpers"])
-        if workers.is_helper and topology is not None:
+        if self.rank in workers.helpers:
+            steps = settings.steps(len(data.train_x))
             for self.system in job["systems"]:
-                serve_as_helper(
-                    SYSTEMS[self.system],
-                    workers,
-                    topology,
-                    settings,
-                    settings.steps(len(data.train_x)),
+                helper = make_classic(
+                    SYSTEMS[self.system], workers, None, topology, settings, steps
                 )
+                before = received_bytes()
+                helper.serve()
+                workers.add_over_all(_subtract(received_bytes(), before))
             return []
         # Host costs are a property of the machine, not of a plan: they are fitted once, for all
         # systems.
         planned = [name for name in job["systems"] if name in job["plans"]]
         self.system = planned[-1] if planned else ""
-        host = fit_host_costs(job["plans"][self.system]) if planned else None
+        host = (
+            calibrate(Communicator(job["plans"][self.system], timeout=_TIMEOUT))
+            if planned
+            else None
+        )
         runs = []
         for self.system in job["systems"]:
             trainer = Trainer(data, settings, self.rank, workers.count)
