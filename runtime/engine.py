@@ -27,7 +27,7 @@ from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .mpi.stock import has_collective, make_collective
 from .players.local import is_numpys
-from .players.overdue import CollectivePlayer
+from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 
 from ...synth.plan import Plan
@@ -22,7 +21,7 @@ from ..ranks.faults import Faults
 from .buckets import DTYPES, Buckets, Flats, average_in_order
 from .point_to_point import PointToPoint
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 T = TypeVar("T")
 
 
@@ -36,7 +35,7 @@ class Setting:
     helpers: tuple[int, ...]
     device: torch.device
     timeout: timedelta
-    model: nn.Module | None
+    model: torch.nn.Module | None
     buckets: Buckets | None
     layout: tuple[tuple[int, str], ...]
     make_optimizer: MakeOptimizer
@@ -194,7 +193,7 @@ class System(ABC):
             )
 
     @torch.no_grad()
-    def _copy_initial_model(self, model: nn.Module) -> None:
+    def _copy_initial_model(self, model: torch.nn.Module) -> None:
         tensors = list(chain(model.parameters(), model.buffers()))
         flats = [t.detach().reshape(-1).contiguous() for t in tensors]
         self._broadcast_first(flats)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import nn
 
 from ...topo.errors import InputError
 
@@ -41,7 +40,7 @@ class Buckets:
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES
+        self, model: torch.nn.Module, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES
     ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
@@ -106,17 +105,17 @@ class Buckets:
         for p, view in self._views(flats):
             p.copy_(view)
 
-    def _views(self, flats: Flats) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    def _views(self, flats: Flats) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Yield each parameter with the view of `flats` that has its elements and shape."""
         for members, flat in zip(self.members, flats, strict=True):
             parts = torch.split(flat, [p.numel() for p in members])
             yield from ((p, part.view(p.shape)) for p, part in zip(members, parts, strict=True))
 
 
-def _divide(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    out: list[list[nn.Parameter]] = []
+def _divide(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    out: list[list[torch.nn.Parameter]] = []
     # A bucket stays open while parameters of other dtypes come between.
-    last_of_dtype: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    last_of_dtype: dict[torch.dtype, tuple[list[torch.nn.Parameter], int]] = {}
     for p in parameters:
         members, size = last_of_dtype.get(p.dtype, ([], 0))
         if not members or size + p.nbytes > BUCKET_BYTES:

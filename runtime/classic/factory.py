@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...synth.plan import Plan
@@ -67,7 +66,7 @@ class _Arguments:
 
 def make(
     name: str,
-    model: nn.Module | None,
+    model: torch.nn.Module | None,
     optimizer: MakeOptimizer,
     *,
     group: dist.ProcessGroup | None = None,
@@ -133,7 +132,7 @@ def make(
 
 def _check_arguments(
     name: str,
-    model: nn.Module | None,
+    model: torch.nn.Module | None,
     optimizer: MakeOptimizer,
     group: dist.ProcessGroup,
     device: torch.device,
@@ -163,7 +162,7 @@ def _check_arguments(
             if model is not None:
                 raise InputError("this rank is a helper, but it brought a model; helpers give None")
             return None, None
-        if not isinstance(model, nn.Module):
+        if not isinstance(model, torch.nn.Module):
             raise InputError(
                 f"this rank brought {type(model).__name__} as its model; expected a module (None "
                 "is for helpers)"

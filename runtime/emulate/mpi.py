@@ -91,9 +91,9 @@ class OpenMpi:
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
         """Return options that put one rank on each host, in their order."""
+        places = ",".join(f"{host}:1" for host in hosts)
         quiet = ["--quiet"] if self.version < 5 else []
-        placed = ["--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "node"]
-        return [*quiet, "-np", str(len(hosts)), *placed]
+        return [*quiet, "-np", str(len(hosts)), "--host", places, "--map-by", "node"]
 
 
 def find_open_mpi() -> OpenMpi:
@@ -161,8 +161,14 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
         f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
         for host, file in hosts.items()
     ]
-    unknown = 'echo "$host: no host of this emulated machine" >&2; exit 255'
-    lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in', *cases, "esac", unknown]
+    lines = [
+        "#!/bin/sh",
+        "host=$1; shift",
+        'case "$host" in',
+        *cases,
+        "esac",
+        'echo "$host: no host of this emulated machine" >&2; exit 255',
+    ]
     return _write_script(folder / "agent", "\n".join(lines) + "\n")
 
 
@@ -260,8 +266,8 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
     with share_folder() as folder:
         write_topology(network, folder)
         for rank in ranks:
-            over = {TRANSPORT: os.environ.get(TRANSPORT, "mpi")}
-            variables = list_rank_variables(network, rank, folder) | over
+            variables = list_rank_variables(network, rank, folder)
+            variables[TRANSPORT] = os.environ.get(TRANSPORT, "mpi")
             lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
             (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
         start = str(_write_script(folder / "start", _START_RANK))

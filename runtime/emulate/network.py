@@ -38,9 +38,6 @@ _SOCKET_BYTES = "4096 131072 2097152"
 _SETTLE_S = 20.0  # for namespaces and routes to come up, on a busy host
 # Name of the interface with a rank's identity address; what GLOO_SOCKET_IFNAME is set to.
 IDENTITY = "id0"
-# Routing tables of single sources begin here: the kernel itself uses those up to 255.
-_FIRST_TABLE = 1000
-_PROBE = Path(__file__).with_name("reach.py")
 
 
 class EmulationError(TopoplanError):
@@ -161,7 +158,6 @@ class Network:
                 time.sleep(0.002)
 
     def _configure(self, device: int) -> None:
-        plan = self.blueprint
         settings = {
             "ip_forward": "1",
             "tcp_congestion_control": "reno",
@@ -172,11 +168,13 @@ class Network:
             "tcp_no_metrics_save": "1",
             "tcp_slow_start_after_idle": "0",
         }
-        script = [
-            f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1"
-            for name, value in settings.items()
-        ]
-        _run([*self.enter(device), "sh", "-s"], script)
+        _run(
+            [*self.enter(device), "sh", "-s"],
+            [
+                f"echo '{value}' > /proc/sys/net/ipv4/{name} || exit 1"
+                for name, value in settings.items()
+            ],
+        )
         lines = ["link set lo up"]
         if (own := self._find_identity(device)) is not None:
             lines += [
@@ -186,7 +184,7 @@ class Network:
                 f"link set {IDENTITY} up",
             ]
         buckets = []
-        for cable in plan.cables:
+        for cable in self.blueprint.cables:
             if device in (cable.a, cable.b):
                 name = f"to{cable.other(device)}"
                 lines += [f"addr add {cable.address(device)}/31 dev {name}", f"link set {name} up"]
@@ -201,15 +199,18 @@ class Network:
         plan, own = self.blueprint, self._find_identity(device)
         lines = []
         for hop in plan.hops.get(device, ()):
-            next_address = plan.cable_between(device, hop.via).address(hop.via)
-            line = f"route replace {plan.identity(hop.dst)}/32 via {next_address} dev to{hop.via}"
+            via = plan.cable_between(device, hop.via).address(hop.via)
+            line = f"route replace {plan.identity(hop.dst)}/32 via {via} dev to{hop.via}"
             if hop.src is None:
                 lines.append(line + (f" src {own}" if own else ""))
             else:
-                # A routing table for each source whose packets leave the usual route.
-                table = _FIRST_TABLE + hop.src
-                lines.append(f"rule add from {plan.identity(hop.src)} lookup {table}")
-                lines.append(f"{line} table {table}")
+                # A routing table for each source whose packets leave the usual route; the kernel
+                # itself uses those up to 255.
+                table = 1000 + hop.src
+                lines += [
+                    f"rule add from {plan.identity(hop.src)} lookup {table}",
+                    f"{line} table {table}",
+                ]
         return list(dict.fromkeys(lines))
 
     def _find_identity(self, device: int) -> str | None:
@@ -244,7 +245,11 @@ class Network:
         # All at once, since each waits for the others' connections.
         probes = [
             subprocess.Popen(
-                [*self.enter_rank(rank), sys.executable, "-I", str(_PROBE), str(rank), *addresses],
+                [
+                    *self.enter_rank(rank),
+                    *(sys.executable, "-I", str(Path(__file__).with_name("reach.py"))),
+                    *(str(rank), *addresses),
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
                 preexec_fn=die_with_parent,

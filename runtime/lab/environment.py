@@ -54,10 +54,9 @@ def _describe_processor(topology: Topology) -> str:
 
 def _describe_memory() -> str | None:
     try:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
     except (ValueError, OSError):  # sysconf does not know these names on every system
         return None
-    return f"{pages / 2**30:.1f} GiB"
 
 
 def _describe_gpus(topology: Topology) -> str:
@@ -73,10 +72,8 @@ def _describe_gpus(topology: Topology) -> str:
 def _describe_links(topology: Topology) -> str | None:
     kinds = Counter(link.kind for link in topology.links if link.kind)
     # A topology lists both directions of a link, which a reader counts as one.
-    counts = {kind: times // 2 or times for kind, times in sorted(kinds.items())}
-    return (
-        ", ".join(f"{n} {kind} link{'' if n == 1 else 's'}" for kind, n in counts.items()) or None
-    )
+    counts = ((kind, times // 2 or times) for kind, times in sorted(kinds.items()))
+    return ", ".join(f"{n} {kind} link{'' if n == 1 else 's'}" for kind, n in counts) or None
 
 
 def _describe_cuda() -> str | None:

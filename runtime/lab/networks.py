@@ -93,11 +93,12 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
     """
     half = -(-gpus // 2)
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
-    hosts = [names[:half] + names[gpus::2], names[half:gpus] + names[gpus + 1 :: 2]]
     devices = [Device(name) for name in names]
     ends: list[str] = []
     links: list[Link] = []
-    for number, members in enumerate(hosts):
+    for number, members in enumerate(
+        (names[:half] + names[gpus::2], names[half:gpus] + names[gpus + 1 :: 2])
+    ):
         ends.append(members[0] if len(members) == 1 else f"switch{number}")
         if len(members) > 1:
             devices.append(Device(ends[-1], "switch"))

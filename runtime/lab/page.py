@@ -69,9 +69,10 @@ class LabReport:
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the table's rows; the schedule "failed" or "not run" marks one without figures."""
-        return [self._format_row(row) for row in self.rows]
+        stock_s = {row.site: row.epoch_s for row in self.rows if row.system == "stock"}
+        return [self._format_row(row, stock_s.get(row.site)) for row in self.rows]
 
-    def _format_row(self, row: RunResult) -> tuple[str, ...]:
+    def _format_row(self, row: RunResult, stock_s: float | None) -> tuple[str, ...]:
         ranks = str(row.ranks)
         network = "" if row.system == SERIAL else row.network
         if row.epoch_s is None or row.first_epoch_s is None or row.accuracy_percent is None:
@@ -83,19 +84,13 @@ class LabReport:
             row.schedule or "-",
             f"{row.first_epoch_s:.3f}",
             f"{row.epoch_s:.3f}",
-            self._compare_with_stock(row),
+            "-" if stock_s is None or not row.epoch_s else f"{stock_s / row.epoch_s:.2f}x",
             "-" if row.bytes_per_epoch is None else f"{row.bytes_per_epoch / 1e6:.2f}",
             f"{row.accuracy_percent:.2f}",
             "-"
             if row.serial_points is None or row.system == SERIAL
             else f"{row.serial_points:+.2f}",
         )
-
-    def _compare_with_stock(self, row: RunResult) -> str:
-        stock = next(
-            (r.epoch_s for r in self.rows if r.site == row.site and r.system == "stock"), None
-        )
-        return "-" if stock is None or not row.epoch_s else f"{stock / row.epoch_s:.2f}x"
 
     def markdown(self) -> str:
         """Return the whole report as Markdown."""
@@ -170,8 +165,10 @@ network namespaces with rate-limited links."""
 
 
 def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return ["| " + " | ".join(_escape(cell) for cell in line) + " |" for line in lines]
+    return [
+        "| " + " | ".join(_escape(cell) for cell in line) + " |"
+        for line in (head, ("---",) * len(head), *rows)
+    ]
 
 
 def _escape(text: str) -> str:
@@ -185,6 +182,7 @@ def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> 
     Stock has its own colour. Runs without figures are listed with the reason in place of a bar.
     """
     sites = list(dict.fromkeys(row.site for row in rows))
+    stock_s = {row.site: row.epoch_s for row in rows if row.system == "stock"}
     longest = max((row.epoch_s for row in rows if row.epoch_s is not None), default=1.0)
     height = _TOP + _BOTTOM + _HEAD * len(sites) + _ROW * len(rows)
     width = _WIDTH - _LEFT - _RIGHT
@@ -200,10 +198,8 @@ def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> 
     for network, ranks in sites:
         lines.append(draw_text(8, y + 20, f"{network}, {ranks} rank{'s' if ranks > 1 else ''}", 13))
         y += _HEAD
-        site_rows = [row for row in rows if row.site == (network, ranks)]
-        stock_s = next((row.epoch_s for row in site_rows if row.system == "stock"), None)
-        for row in site_rows:
-            lines += _draw_row(row, stock_s, y, width / longest)
+        for row in (row for row in rows if row.site == (network, ranks)):
+            lines += _draw_row(row, stock_s.get(row.site), y, width / longest)
             y += _ROW
     return "\n".join([*lines, "</svg>"]) + "\n"
 

@@ -29,22 +29,23 @@ _POLL_S = 0.2  # polling interval of the ranks' progress files
 _ALONE = Site(SERIAL, Topology(SERIAL, (Device("gpu0"),), ()), slowest_bps=None)
 # The module that a rank runs.
 _RANK = f"{__package__}.training.rank"
-# Shows progress, given a description of what is running, the number of finished epochs, and the
-# total number of epochs.
-Say = Callable[[str, int, int], None]
 # Starts ranks, given the folder of a run and the number of ranks, and returns their exit code.
 Start = Callable[[Path, int], int]
 
 
 @dataclass(frozen=True)
 class Lab:
-    """The training runs of one report; `say` shows their progress."""
+    """The training runs of one report.
+
+    `say` shows progress, given a description of what is running, the number of finished epochs, and
+    the total number of epochs.
+    """
 
     dataset: Dataset
     settings: Settings
     systems: tuple[LabSystem, ...]
     sites: list[Site]
-    say: Say
+    say: Callable[[str, int, int], None]
 
     def run(self) -> list[RunResult]:
         """Run every system at every site; return the results in the table's order.
@@ -151,10 +152,9 @@ class Lab:
                 code = start(run.path, len(site.topology.ranks))
             measured = run.read_results()
             if code == 0 and measured is not None:
-                tested = len(self.dataset.test_y)
-                return [
-                    *failures,
-                    *(summarize(site.network, site.ranks, x, tested) for x in measured),
+                return failures + [
+                    summarize(site.network, site.ranks, x, len(self.dataset.test_y))
+                    for x in measured
                 ]
             system, why = _find_fault(run, len(site.topology.ranks), remaining, code)
             failures.append(RunResult(site.network, site.ranks, system, reason=why, failed=True))

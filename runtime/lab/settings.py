@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import isfinite
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +31,7 @@ class Settings:
     seed: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
 
     def __post_init__(self) -> None:
-        for name, declared in _declared_fields().items():
+        for name, declared in get_type_hints(Settings, include_extras=True).items():
             value = getattr(self, name)
             # msgspec checks annotations only when it decodes, and this class is also called.
             try:
@@ -59,13 +58,7 @@ class Settings:
 
     def parameters(self, features: int, classes: int) -> int:
         """Return the number of trained parameters."""
-        widths = self.widths(features, classes)
-        return sum(a * b + b for a, b in pairwise(widths))
-
-
-@cache
-def _declared_fields() -> dict[str, Any]:
-    return get_type_hints(Settings, include_extras=True)
+        return sum(a * b + b for a, b in pairwise(self.widths(features, classes)))
 
 
 def _spell(value: object) -> str:

@@ -139,8 +139,11 @@ class BenchOptions:
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
         """Return the plan's collective, or without a plan the named one, rooted at rank 0."""
-        named = Collective.with_default_root
-        return named(self.collective, ranks) if plan is None else plan.collective
+        return (
+            Collective.with_default_root(self.collective, ranks)
+            if plan is None
+            else plan.collective
+        )
 
     def settings_for(self, collective: Collective) -> BenchSettings:
         """Return the benchmark's settings; raise InputError if dtype and reduction do not fit."""

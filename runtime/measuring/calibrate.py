@@ -33,7 +33,6 @@ _MIN_REPEATS, _MAX_REPEATS = 7, 41
 # Approximate duration of all runs of a probe.
 _PROBE_S = 0.25
 _FLOOR = 0.05  # us, so that logarithms of times stay finite
-_EVALUATIONS = 40  # of the simulation; more would change costs by less than runs differ
 # Weight of the initial costs, which decide the costs that the probes leave open.
 _PRIOR = 0.05
 
@@ -142,16 +141,24 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
         costs = host(x)
-        out = []
-        for (schedule, size), measured in rows:
-            predicted = predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
-            # Logarithms, so that small and large messages count equally.
-            out.append(math.log(max(predicted or measured, _FLOOR) / max(measured, _FLOOR)))
-        return np.array([*out, *(_PRIOR * x)])
+        predicted = (
+            predict_us(schedule, machine.topology, costs, size, batched=machine.batched)
+            for (schedule, size), _ in rows
+        )
+        # Logarithms, so that small and large messages count equally.
+        errors = (
+            math.log(max(us or measured, _FLOOR) / max(measured, _FLOOR))
+            for us, (_, measured) in zip(predicted, rows, strict=True)
+        )
+        return np.array([*errors, *(_PRIOR * x)])
 
     # The simulation is a maximum of many sums, flat in most places: small steps would see no
     # gradient.
     fit = least_squares(
-        residuals, np.zeros(4), diff_step=0.05, max_nfev=_EVALUATIONS, loss="soft_l1"
+        residuals,
+        np.zeros(4),
+        diff_step=0.05,
+        max_nfev=40,  # more would change costs by less than runs differ
+        loss="soft_l1",
     )
     return host(fit.x)

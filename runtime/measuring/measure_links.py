@@ -124,10 +124,8 @@ class _LinkMeasurement:
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
-        cores_of_hosts = count_cores(
-            gather_objects(world, world.size(), device_of(world), find_own_cores())
-        )
-        at_hand = describe_machine(self.topology, cores_of_hosts, batched=uses_nccl(world))
+        cores = gather_objects(world, world.size(), device_of(world), find_own_cores())
+        at_hand = describe_machine(self.topology, count_cores(cores), batched=uses_nccl(world))
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         if at_hand.what == "emulated":  # its links are between network namespaces
@@ -154,13 +152,17 @@ class _LinkMeasurement:
             group,
         )
         is_first = self.ranks.rank == 0
-        steps = len(disjoint) + _REPEATS * (len(both) + len(groups))
-        step = _count_steps(advance if is_first else None, steps)
+        steps, numbers = len(disjoint) + _REPEATS * (len(both) + len(groups)), count(1)
+
+        def step(what: str) -> None:
+            if advance is not None and is_first:
+                advance(f"measuring {what}", next(numbers), steps)
+
         alone = self._measure_alone(endpoint, disjoint, step)
         # Rank 0 alone has all rates of single pairs, by which it sizes the flows.
         planned = _list_simultaneous(both, groups, alone, limits) if is_first else None
-        experiments = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
-        return self._summarize(alone, experiments) if is_first else None
+        together = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
+        return self._summarize(alone, together) if is_first else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
         """Return groups of pairs alone, of pairs in both directions, and of contending pairs."""
@@ -302,19 +304,6 @@ def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _count_steps(
-    advance: Callable[[str, float, float], None] | None, steps: int
-) -> Callable[[str], None]:
-    """Return a function that reports progress; call it with the name of each finished step."""
-    numbers = count(1)
-
-    def step(what: str) -> None:
-        if advance is not None:
-            advance(f"measuring {what}", next(numbers), steps)
-
-    return step
-
-
 def find_routes(topology: Topology) -> dict[Pair, Route]:
     """Return the route of every ordered pair of ranks that the hardware connects.
 
@@ -404,6 +393,6 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
     """Return groups in which every rank r sends to rank r + k, for machines without known links."""
-    if ranks <= 2:  # two ranks have no contention beyond both directions, measured anyway
-        return []
-    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in range(1, ranks)]
+    # Two ranks have no contention beyond both directions, measured anyway.
+    shifts = range(1, ranks) if ranks > 2 else ()
+    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in shifts]

@@ -88,8 +88,11 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         "predicted_for": machine.what,
         "host_costs": machine.host.source,
     }
-    times = {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured}
-    return chrome_trace.write(plan.topology, times, about)
+    return chrome_trace.write(
+        plan.topology,
+        {chrome_trace.PREDICTED: predicted, chrome_trace.MEASURED: measured},
+        about,
+    )
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:

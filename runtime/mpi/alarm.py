@@ -66,7 +66,6 @@ def _watch() -> None:
         time.sleep(_LOOK_S)
         with _guard:
             alarms = list(_alarms)
-        now = time.monotonic()
         for alarm in alarms:
-            alarm.look(now)
+            alarm.look(time.monotonic())
         del alarms

@@ -13,8 +13,6 @@ from typing import Any
 from ...topo.errors import InputError
 from .library import describe_mpi, load_mpi
 
-# The largest tag that the MPI standard guarantees.
-_GUARANTEED_TAG = 32767
 # Tags needed: a message's number between two ranks takes 16 bits.
 _MIN_TAGS = 1 << 16
 # Environment variables in which launchers name the job.
@@ -38,8 +36,8 @@ class MpiRank:
 def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
     """Return this process as an MPI rank; raise InputError without MPI."""
     world = load_mpi().COMM_WORLD
-    name = next((os.environ[key] for key in _JOBS if key in os.environ), "")
-    return MpiRank(world.rank, world.size, name, host, cores)
+    job = next((os.environ[key] for key in _JOBS if key in os.environ), "")
+    return MpiRank(world.rank, world.size, job, host, cores)
 
 
 class MpiChannel:
@@ -50,7 +48,7 @@ class MpiChannel:
     """
 
     def __init__(self, ranks: Sequence[MpiRank], rank: int, name: str, *, yields: bool) -> None:
-        mpi = load_mpi()
+        self.mpi = mpi = load_mpi()
         check_mpi_ranks(ranks)
         world = mpi.COMM_WORLD
         self.max_tag = int(world.Get_attr(mpi.TAG_UB))
@@ -60,13 +58,11 @@ class MpiChannel:
                 f"{_MIN_TAGS}; use gloo"
             )
         members = world.Get_group().Incl([member.world_rank for member in ranks])
-        self.mpi = mpi
-        # The tag keeps two groups that threads create at once apart; Create_group needs one.
-        self.comm = world.Create_group(members, zlib.crc32(name.encode()) % _GUARANTEED_TAG)
+        # The tag keeps two groups that threads create at once apart; Create_group needs one. The
+        # MPI standard guarantees tags up to 32767.
+        self.comm = world.Create_group(members, zlib.crc32(name.encode()) % 32767)
         members.Free()
-        self.rank = rank
-        self.yields = yields
-        self.what = describe_mpi()
+        self.rank, self.yields, self.what = rank, yields, describe_mpi()
         # A communicator with this process alone carries wake-ups, so that no message matches them.
         self._own = mpi.COMM_SELF.Dup()
         # `wake_up` sends from another thread while this one is inside MPI.

@@ -10,11 +10,6 @@ from typing import Any
 from ...topo.errors import InputError
 
 _MPICHS = "libmpi.so.12"
-_HOW_DEBIANS = (
-    "mpi4py looks for MPICH under this name, and Debian calls it libmpich.so.12: link the one to "
-    "the other in a folder of "
-    f"LD_LIBRARY_PATH (ln -s /usr/lib/*/libmpich.so.12 FOLDER/{_MPICHS})"
-)
 _HOW = "install it beside an MPI (Debian: apt-get install openmpi-bin): pip install 'topoplan[mpi]'"
 
 
@@ -25,7 +20,13 @@ def load_mpi() -> Any:
         from mpi4py import MPI
     except ImportError as error:
         missing = "mpi4py is not installed" if error.name == "mpi4py" else str(error)
-        how = _HOW_DEBIANS if _MPICHS in missing else _HOW
+        how = (
+            "mpi4py looks for MPICH under this name, and Debian calls it libmpich.so.12: link the "
+            "one to the other in a folder of LD_LIBRARY_PATH (ln -s /usr/lib/*/libmpich.so.12 "
+            f"FOLDER/{_MPICHS})"
+            if _MPICHS in missing
+            else _HOW
+        )
         raise InputError(f"transport mpi: {' '.join(missing.split())}; {how}") from error
     except RuntimeError as error:  # mpi4py's wheels look for an MPI when they are imported
         raise InputError(

@@ -71,8 +71,10 @@ def _view(channel: MpiChannel, tensor: torch.Tensor, collective: Collective) -> 
     Without additions the elements are bytes.
     """
     mpi = channel.mpi
-    memory = mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
-    return [memory, _name_types(mpi)[tensor.dtype] if collective.reduces else mpi.BYTE]
+    return [
+        mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes),
+        _name_types(mpi)[tensor.dtype] if collective.reduces else mpi.BYTE,
+    ]
 
 
 @cache

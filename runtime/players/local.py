@@ -20,16 +20,21 @@ from ..reductions import IN_PLACE_REDUCTIONS, REDUCTIONS_BY_NUMPY, ReduceOp
 
 # An operation with its views bound.
 Local = Callable[[], object]
-# Dtypes that numpy adds as fast as torch: half precision is not among them.
-_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-)
 Views = Sequence[torch.Tensor]
 
 
 def is_numpys(dtype: torch.dtype) -> bool:
     """Return whether numpy does the operations on CPU tensors of a dtype."""
-    return dtype in _DTYPES
+    # Those that numpy adds as fast as torch: half precision is not among them.
+    return dtype in (
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    )
 
 
 def make_quiet() -> Callable[..., Any]:
@@ -63,15 +68,16 @@ class LocalOperations:
         """Return a function that reduces each of `others` into one of `into`."""
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
-        pairs = [(a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
+        pairs = ((a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True))
         return _together([partial(REDUCTIONS_BY_NUMPY[op], a, b, a) for a, b in pairs])
 
     def copy(self, into: Views, others: Views) -> Local:
         """Return a function that copies each of `others` to one of `into`."""
         if not self._suits_numpy(into):
             return partial(torch._foreach_copy_, list(into), list(others))
-        pairs = zip(into, others, strict=True)
-        return _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in pairs])
+        return _together(
+            [partial(np.copyto, a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
+        )
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
         """Return a function that packs `parts` one after the other."""

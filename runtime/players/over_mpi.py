@@ -1,4 +1,4 @@
-"""The players of programs over MPI: small programs in waves, others as their messages come.
+"""The players over MPI: of small programs in waves, of others as messages come, of collectives.
 
 In waves (program/dependencies.py) all messages of a tick start at once and are awaited at once,
 with one wait per wave, which another thread ends at the deadline: that takes the host less time
@@ -12,8 +12,9 @@ has the same bits as in the program's own order.
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +24,8 @@ from ...topo.errors import TopoplanError
 from ..mpi.alarm import Alarm
 from ..mpi.channel import MpiChannel
 from ..program.dependencies import Wave
-from ..program.instructions import Post, Program
+from ..program.instructions import Program
+from ..ranks.faults import Call, Faults
 from .contract import AWAIT, LOCAL, SEND, Operation, Player, PlayError, Stamp
 
 # After adding or copying at least this many bytes, messages are tested before the next operation:
@@ -37,6 +39,9 @@ _CANCEL_POLL_S = 0.01
 # Marks instead of a message's node: the wake-up request, and a message that has ended.
 _WAKE_UP, _ENDED = -1, -2
 _LATE = "it did not complete"
+# Time before this process ends, in which others can report where they are stuck: mpirun ends all
+# ranks when the first one ends.
+_LAST_WORDS_S = 1.0
 
 
 class Requests:
@@ -54,23 +59,18 @@ class Requests:
         self.channel = channel
         numbers = [number for number, x in enumerate(operations) if x[0] != AWAIT]
         self.node_of = {number: node for node, number in enumerate(numbers)}
-        self.posts: list[Post | None] = []
-        self.requests: list[Any] = []
-        self.actions: list[Any] = []
-        self.sizes: list[int] = []
-        self.device: torch.device | None = None
-        # MPI stores only addresses: the memory must live as long as the requests.
-        self._views = [x[1] for x in operations if x[0] not in (AWAIT, LOCAL)]
+        kept = [operations[number] for number in numbers]
         posts = iter(program.posts)
-        for number in numbers:
-            code, a, b, tag = operations[number]
-            is_local = code == LOCAL
-            self.posts.append(None if is_local else next(posts))
-            self.requests.append(None if is_local else _make_request(channel, code, a[0], b, tag))
-            self.actions.append(a if is_local else None)
-            self.sizes.append(tag if is_local else 0)
-            if not is_local and a[0].device.type == "cuda":
-                self.device = a[0].device
+        self.posts = [None if code == LOCAL else next(posts) for code, *_ in kept]
+        self.requests: list[Any] = [
+            None if x[0] == LOCAL else _make_request(channel, *x) for x in kept
+        ]
+        self.actions: list[Any] = [a if code == LOCAL else None for code, a, _, _ in kept]
+        self.sizes = [size if code == LOCAL else 0 for code, _, _, size in kept]
+        # MPI stores only addresses: the memory must live as long as the requests.
+        self._views = [views for code, views, _, _ in kept if code != LOCAL]
+        devices = (views[0].device for views in self._views)
+        self.device = next((device for device in devices if device.type == "cuda"), None)
 
     def is_post(self, node: int, kind: str) -> bool:
         """Return whether a node is a message of a kind, "send" or "receive"."""
@@ -104,8 +104,11 @@ class Requests:
                         request.Free()
 
 
-def _make_request(channel: MpiChannel, code: int, view: torch.Tensor, peer: int, tag: int) -> Any:
-    mpi, memory = channel.mpi, channel.mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
+def _make_request(
+    channel: MpiChannel, code: int, views: Sequence[torch.Tensor], peer: int, tag: int
+) -> Any:
+    mpi, view = channel.mpi, views[0]
+    memory = mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
     make = channel.comm.Send_init if code == SEND else channel.comm.Recv_init
     return make([memory, view.nbytes, mpi.BYTE], peer, channel.tag(tag))
 
@@ -352,3 +355,48 @@ class PlayerInWaves:
             if wave is self._wave:
                 break
         return begun
+
+
+class CollectivePlayer:
+    """Runs MPI's own collectives over one group, one at a time."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._call: tuple[str, int] | None = None
+        self._alarm = Alarm(self._end)
+
+    def carry_out(
+        self,
+        collective: Callable[[], object],
+        what: str,
+        finish: Callable[[], object] | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Call `collective`, then `finish`; `what` describes the call.
+
+        `number` is the number of the call, if drawn before. Raise ExecutionError if it fails; if it
+        is overdue, print which rank is to blame, and end this process with exit code 1.
+        """
+        alarm = self._alarm
+        number, deadline = self._faults.admit(number)
+        self._call = what, number
+        alarm.deadline = deadline
+        try:
+            collective()
+        except TopoplanError:
+            raise
+        except RuntimeError as error:
+            raise self._faults.stuck_in_stock(Call(what, number, deadline), error) from error
+        finally:
+            alarm.stop(deadline)
+        if finish is not None:
+            finish()
+
+    def _end(self) -> None:
+        """End the process, with a line that says which rank is to blame."""
+        if self._call is not None:
+            call = Call(*self._call, self._alarm.struck)
+            error = self._faults.stuck_in_stock(call, RuntimeError("it did not end"))
+            print(f"topoplan: {error}", file=sys.stderr, flush=True)
+            time.sleep(_LAST_WORDS_S)
+            os._exit(1)

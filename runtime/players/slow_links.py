@@ -50,9 +50,6 @@ _PAUSE_S = 60.0
 # Time for the other ranks' stamps to come, and the polling interval: nothing waits for the result.
 _COMPARE_S, _POLL_S = 5.0, 0.1
 
-# Names the link from one rank to another.
-Describe = Callable[[int, int], str]
-
 
 @dataclass
 class _Pace:
@@ -89,17 +86,22 @@ class Record:
 
     def sum_blocked_s(self, rank: int, peer: int, sent: Mapping[str, float]) -> float:
         """Return how long this rank was blocked on messages of a peer after they were `sent`."""
-        total = 0.0
-        for (src, number), (since, until) in self.blocked.items():
-            if src == peer and f"{rank} {number}" in sent:
-                total += max(0.0, until - max(since, sent[f"{rank} {number}"]))
-        return total
+        return sum(
+            max(0.0, until - max(since, sent[f"{rank} {number}"]))
+            for (src, number), (since, until) in self.blocked.items()
+            if src == peer and f"{rank} {number}" in sent
+        )
 
 
 class SlowLinks:
-    """Watches the calls of one group's executor; the group's ranks share `store`."""
+    """Watches the calls of one group's executor; the group's ranks share `store`.
 
-    def __init__(self, rank: int, ranks: int, store: Store, describe: Describe) -> None:
+    `describe` names the link from one rank to another.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, store: Store, describe: Callable[[int, int], str]
+    ) -> None:
         self._rank, self._ranks, self._store, self._describe = rank, ranks, store, describe
         self._paces: WeakKeyDictionary[object, _Pace] = WeakKeyDictionary()
         self._records: dict[int, Record] = {}

@@ -172,6 +172,7 @@ def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[
             # Instructions that need no message are in the first wave.
             place[number] = max((place[before] for before in dependencies[number]), default=0)
             waves[place[number]].local.append(number)
-    if any(place[before] >= place[number] for number in posts for before in dependencies[number]):
-        return None
-    return waves
+    late = any(
+        place[before] >= place[number] for number in posts for before in dependencies[number]
+    )
+    return None if late else waves

@@ -20,9 +20,10 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
     """
     part, name = numel // collective.ranks, collective.name
     at_root = numel if rank == collective.root else 0
-    input_numel = {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel)
-    output_numel = {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel)
-    return input_numel, output_numel
+    return (
+        {"allgather": part, "gather": part, "scatter": at_root}.get(name, numel),
+        {"reduce-scatter": part, "scatter": part, "gather": at_root}.get(name, numel),
+    )
 
 
 def ends_with_result(collective: Collective, rank: int) -> bool:

@@ -87,7 +87,7 @@ class _Writer:
         codec: Blocks | None,
         averages: bool,
     ) -> None:
-        self.rank = rank
+        self.rank, self.codec = rank, codec
         self.sends, self.receives = sends, receives = list_messages(layout, rank)
         self.completing = find_completing_steps(layout.schedule, rank) if averages else {}
         self.slots = Slots()
@@ -267,7 +267,6 @@ class _Writer:
                 self._free(message)
 
     def _settle(self, message: Message) -> None:
-        """Await a received message, and add up or copy the pieces that it completes."""
         if not message.awaited:
             self._await(message)
             self._decode(message)
@@ -356,10 +355,8 @@ class _Writer:
         message, piece = arrival
         if message is None:
             return Span("work", piece.lo, piece.hi - piece.lo)
-        padded = None if self.encoder is None else self.encoder.codec.padded
-        return Span(
-            "staging", message.start + message.offset_of(piece, padded), piece.hi - piece.lo
-        )
+        offset = message.offset_of(piece, None if self.codec is None else self.codec.padded)
+        return Span("staging", message.start + offset, piece.hi - piece.lo)
 
     def _free(self, message: Message) -> None:
         if message.slot is not None:
@@ -377,9 +374,8 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     all_ranks = (1 << ranks) - 1  # sets of ranks as bits
     holds = {(chunk, r): 1 << r for chunk in range(len(schedule.chunks)) for r in range(ranks)}
     completing: dict[int, int] = {}
-    columns = t.step, t.chunk, t.src, t.dst, t.op == REDUCE
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    for step, group in groupby(sorted(rows), key=itemgetter(0)):
+    columns = (column.tolist() for column in (t.step, t.chunk, t.src, t.dst, t.op == REDUCE))
+    for step, group in groupby(sorted(zip(*columns, strict=True)), key=itemgetter(0)):
         sent = [(chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group]
         for chunk, dst, contributions, adds in sent:
             before = holds[chunk, dst]
@@ -390,5 +386,5 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
 
 
 def _group_by_tick(messages: list[Message]) -> dict[int, list[Message]]:
-    grouped = ((tick, list(group)) for tick, group in groupby(messages, attrgetter("tick")))
-    return defaultdict(list, grouped)
+    grouped = groupby(messages, attrgetter("tick"))
+    return defaultdict(list, {tick: list(group) for tick, group in grouped})

@@ -143,17 +143,15 @@ def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Messag
         for part in range(schedule.segments):
             lo, hi = layout.segment(rank, transfer.chunk, part)
             if lo < hi:
-                tick = schedule.tick(transfer.step, part)
                 piece = Piece(transfer.step, transfer.chunk, part, transfer.op == "reduce", lo, hi)
-                pieces_of[tick, sent, peer].append(piece)
+                pieces_of[schedule.tick(transfer.step, part), sent, peer].append(piece)
     sends: list[Message] = []
     receives: list[Message] = []
     count: dict[tuple[bool, int], int] = defaultdict(int)
     for (tick, sent, peer), pieces in sorted(pieces_of.items(), key=lambda item: item[0]):
-        ordered = sorted(pieces, key=lambda p: (p.adds, p.chunk, p.part))
-        message = Message(sent, peer, count[sent, peer], tick, ordered)
+        pieces.sort(key=lambda p: (p.adds, p.chunk, p.part))
+        (sends if sent else receives).append(Message(sent, peer, count[sent, peer], tick, pieces))
         count[sent, peer] += 1
-        (sends if sent else receives).append(message)
     return sends, receives
 
 

@@ -91,10 +91,10 @@ def find_mixing_matrix(setting: Setting) -> MixingMatrix:
 
     def find() -> MixingMatrix:
         ranks, topology = len(setting.workers), setting.topology
-        if topology is None:
-            return metropolis_weights(ranks, ring_edges(ranks))
-        setting.check_gpus(topology)
-        return metropolis_weights(ranks, neighbour_edges(topology))
+        if topology is not None:
+            setting.check_gpus(topology)
+        edges = ring_edges(ranks) if topology is None else neighbour_edges(topology)
+        return metropolis_weights(ranks, edges)
 
     return setting.compute_on_rank_0(find)
 
@@ -143,7 +143,6 @@ class Neighbours(System):
         self._mix_and_update()
 
     def _exchange(self, sent: Flats, received: dict[int, Flats]) -> None:
-        """Send the same tensors to every neighbour, and receive each neighbour's."""
         self.p2p.exchange(
             [(j, flat) for j in self._neighbours for flat in sent],
             [(j, flat) for j, flats in received.items() for flat in flats],

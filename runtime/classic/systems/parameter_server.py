@@ -10,7 +10,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from ....topo.errors import ExecutionError, InputError
 from ....topo.graph import Topology
@@ -27,10 +26,12 @@ GO, END = 1, 0
 Part = tuple[int, int]
 
 
-def find_server_shares(setting: Setting, servers: Sequence[int]) -> Shares:
-    """Return the best shares of `servers` (ranks) on the topology. Collective.
+def divide_buckets(
+    setting: Setting, servers: Sequence[int]
+) -> tuple[Shares, list[dict[int, Part]]]:
+    """Return the best shares of `servers` (ranks) on the topology, and their parts of each bucket.
 
-    The default topology is equal hosts on one switch.
+    The default topology is equal hosts on one switch. Collective.
     """
 
     def find() -> Shares:
@@ -41,7 +42,10 @@ def find_server_shares(setting: Setting, servers: Sequence[int]) -> Shares:
             topology, [device[w] for w in setting.workers], [device[s] for s in servers]
         )
 
-    return setting.compute_on_rank_0(find)
+    shares = setting.compute_on_rank_0(find)
+    return shares, [
+        dict(zip(servers, divide(shares.share, numel), strict=True)) for numel, _ in setting.layout
+    ]
 
 
 def _map_devices(setting: Setting) -> tuple[Topology, dict[int, str]]:
@@ -70,15 +74,6 @@ def divide(shares: Sequence[Fraction], numel: int) -> list[Part]:
     """Return each server's part of `numel` elements."""
     # Exact fractions, so that all ranks cut at the same elements and the last part ends at `numel`.
     return list(pairwise(int(end * numel) for end in accumulate(shares, initial=Fraction(0))))
-
-
-def divide_buckets(
-    setting: Setting, servers: Sequence[int], shares: Shares
-) -> list[dict[int, Part]]:
-    """Return each bucket's parts by the server (rank) that they belong to."""
-    return [
-        dict(zip(servers, divide(shares.share, numel), strict=True)) for numel, _ in setting.layout
-    ]
 
 
 def allocate_parts(setting: Setting, parts: Sequence[dict[int, Part]]) -> Flats:
@@ -115,8 +110,7 @@ class ParameterServer(Averaging):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.servers = (*setting.workers, *setting.helpers)
-        self.shares = find_server_shares(setting, self.servers)
-        self._parts = divide_buckets(setting, self.servers, self.shares)
+        self.shares, self._parts = divide_buckets(setting, self.servers)
         self._sums = allocate_parts(setting, self._parts)
         # Room for every worker's push of this rank's part, since all may arrive at once.
         self._pushed = [{w: torch.empty_like(total) for w in self.others} for total in self._sums]
@@ -257,8 +251,7 @@ class AsyncParameterServer(System):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.shares = find_server_shares(setting, setting.helpers)
-        self._parts: list[dict[int, Part]] = divide_buckets(setting, setting.helpers, self.shares)
+        self.shares, self._parts = divide_buckets(setting, setting.helpers)
         self._staleness: list[int] = []
         self._lost: list[int] = []
         if self.is_helper:
@@ -327,7 +320,7 @@ class AsyncParameterServer(System):
         """Receive the first worker's parameters as flat parts and create an optimizer for them."""
         parameters = allocate_parts(self.setting, self._parts)
         self.p2p.exchange(receives=[(self.setting.first, flat) for flat in parameters])
-        self._parameters = [nn.Parameter(flat) for flat in parameters]
+        self._parameters = [torch.nn.Parameter(flat) for flat in parameters]
         # A helper whose share is 0 has nothing to update.
         trained = [p for p in self._parameters if p.numel()]
         self.optimizer = self.setting.make_optimizer(trained) if trained else None

@@ -67,9 +67,8 @@ def load(argument: str, seed: int) -> Dataset:
     A quarter of the samples, chosen by `seed`, is held out. Raise InputError if the file cannot be
     read or is not a dataset.
     """
-    if argument == DIGITS:
-        return prepare(DIGITS, *_load_digits(), seed)
-    return prepare(Path(argument).name, *_read(argument), seed)
+    samples, labels = _load_digits() if argument == DIGITS else _read(argument)
+    return prepare(Path(argument).name, samples, labels, seed)
 
 
 def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
@@ -111,9 +110,8 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
         )
     usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
     if not usable.all():
-        row = int(np.flatnonzero(~usable)[0])
         raise InputError(
-            f"{where}: sample {row} has a feature that is no finite number below {_LARGEST:g}; "
+            f"{where}: sample {np.flatnonzero(~usable)[0]} has a feature that is no finite number below {_LARGEST:g}; "
             "clean the data"
         )
     labels, classes = _number_labels(where, y)
@@ -226,8 +224,8 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
         )
     with archive.open(f"{name}.npy") as file:
         try:
-            version = npy.read_magic(file)
-            header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            is_first = npy.read_magic(file) == (1, 0)
+            header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
             shape, fortran, dtype = header(file)
         except ValueError as error:
             raise InputError(

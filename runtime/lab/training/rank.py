@@ -21,7 +21,6 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ....synth.cost.host_costs import HostCosts
@@ -215,7 +214,7 @@ class SystemRun:
 def make_classic(
     system: LabSystem,
     workers: Workers,
-    net: nn.Module | None,
+    net: torch.nn.Module | None,
     topology: Topology,
     settings: Settings,
     steps: int,

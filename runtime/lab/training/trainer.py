@@ -11,8 +11,6 @@ from torch import nn
 from ..settings import Settings
 from .dataset import Dataset
 
-_MOMENTUM = 0.9  # as in torch's ImageNet example
-
 
 def make_falling_sgd(
     parameters: Iterable[torch.Tensor], settings: Settings, steps: int, updates_a_step: int = 1
@@ -23,7 +21,9 @@ def make_falling_sgd(
     by that factor.
     """
     optimizer = torch.optim.SGD(
-        parameters, lr=settings.learning_rate / updates_a_step, momentum=_MOMENTUM
+        parameters,
+        lr=settings.learning_rate / updates_a_step,
+        momentum=0.9,  # as in torch's ImageNet example
     )
     done = 0
 
