@@ -32,8 +32,8 @@ from topoplan.runtime.lab.runs import Lab
 from topoplan.runtime.lab.settings import Settings, parse_hidden
 from topoplan.runtime.lab.systems import SYSTEMS, parse_systems
 from topoplan.runtime.lab.training.dataset import Dataset, load, prepare
-from topoplan.runtime.lab.training.trainer import Trainer
 from topoplan.runtime.lab.training.rank import received_bytes
+from topoplan.runtime.lab.training.trainer import Trainer
 from topoplan.topo.errors import InputError
 
 RATE = Fraction(10**8)
