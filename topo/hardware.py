@@ -198,6 +198,9 @@ class PcieLink:
         """GB/s in one direction."""
         return pcie_GBps(self.generation, self.width)
 
+    def __str__(self) -> str:
+        return f"{float(PCIE_GTps[self.generation]):g} GT/s x{self.width}"
+
 
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
     """Return the link of a speed and width, with NCCL's defaults for unknown ones."""

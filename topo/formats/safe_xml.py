@@ -6,8 +6,10 @@ Nothing is ever fetched: if a format has a document type, its name is ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
@@ -31,13 +33,16 @@ _CUT_OFF = ("no element found", "unclosed token", "partial character")
 
 @dataclass(eq=False)
 class Element:
-    """An element: tag, attributes, children in order and stripped text, with its file and line."""
+    """An element: tag, attributes, children in order and stripped text.
+
+    `where` and `line` are its file and line, empty and 0 for an element to be written.
+    """
 
     tag: str
-    attributes: Mapping[str, str]
-    where: str
-    line: int
+    attributes: dict[str, str]
     children: list[Element] = field(default_factory=list)
+    where: str = ""
+    line: int = 0
     text: str = ""
 
     def __iter__(self) -> Iterator[Element]:
@@ -70,12 +75,10 @@ class Element:
         text = self.get(key)
         if text is None:
             return default
-        try:
-            value = int(text) if len(text) <= 20 else maximum + 1  # int() of long texts is slow
-        except ValueError:
-            value = maximum + 1
-        if minimum <= value <= maximum:
-            return value
+        with suppress(ValueError):
+            # int() of long texts is slow
+            if len(text) <= 20 and minimum <= int(text) <= maximum:
+                return int(text)
         raise self.make_error(
             f"{key}={text[:40]!r}: expected a whole number from {minimum} to {maximum}"
         )
@@ -86,23 +89,21 @@ class Element:
 
 
 class _Builder:
-    """Builder of elements from the parser's events.
+    """Builder of the tree below `root` from the parser's events; raises InputError at a limit."""
 
-    Raises InputError if a limit is exceeded.
-    """
+    root: Element
+    parser: Any  # expat's, which knows the line
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.parser: Any = None
-        self.root: Element | None = None
         self._open: list[Element] = []
-        self._texts: list[list[str]] = []
-        self._lengths: list[int] = []
+        self._texts: list[StringIO] = []
         self._count = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        line = int(self.parser.CurrentLineNumber) if self.parser is not None else 0
-        element = Element(tag, attributes, self.where, line)
+        element = Element(
+            tag, attributes, where=self.where, line=int(self.parser.CurrentLineNumber)
+        )
         self._count += 1
         if len(self._open) >= MAX_DEPTH:
             raise element.make_error(f"is nested deeper than {MAX_DEPTH} elements; no topology is")
@@ -115,26 +116,18 @@ class _Builder:
         else:
             self.root = element
         self._open.append(element)
-        self._texts.append([])
-        self._lengths.append(0)
+        self._texts.append(StringIO(newline=""))
 
     def end(self, tag: str) -> None:
-        self._lengths.pop()
-        self._open.pop().text = "".join(self._texts.pop()).strip()
+        self._open.pop().text = self._texts.pop().getvalue().strip()
 
     def data(self, text: str) -> None:
-        if not self._open:
-            return
-        self._lengths[-1] += len(text)
-        if self._lengths[-1] > MAX_TEXT_CHARACTERS:
+        self._texts[-1].write(text)
+        if self._texts[-1].tell() > MAX_TEXT_CHARACTERS:
             raise self._open[-1].make_error(
                 f"has a text of more than {MAX_TEXT_CHARACTERS} characters; so long a text is "
                 "refused"
             )
-        self._texts[-1].append(text)
-
-    def close(self) -> Element | None:
-        return self.root
 
 
 def _refuse_subset(
@@ -154,8 +147,7 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: {len(text)} characters; more than {MAX_CHARACTERS} are refused")
-    many = _MANY_ATTRIBUTES.search(text)
-    if many is not None:
+    if many := _MANY_ATTRIBUTES.search(text):
         line = text.count("\n", 0, many.start()) + 1
         raise InputError(
             f"{where}, line {line}: an element with more than {MAX_ATTRIBUTES} attributes; no "
@@ -185,6 +177,4 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
         ) from None
     except (ValueError, LookupError) as error:
         raise InputError(f"{where}: not usable XML: {error}") from None
-    if builder.root is None:
-        raise InputError(f"{where}: no XML element found")
     return builder.root

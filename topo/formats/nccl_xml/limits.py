@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
+from ..safe_xml import Element
 from .partial_topology import TOPOPLAN_PREFIX
-from .xml_tree import XmlNode, quote
+from .xml_tree import quote
 
 # Longest attribute value, as written between the quotes: neither parser decodes entities.
 MAX_VALUE_bytes = 253
@@ -54,16 +55,17 @@ _FILLED_IN: Mapping[str, tuple[str, ...]] = {
 _TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 2, "net": 1}
 # `keep` decides which elements NCCL discards; a `busid` on any element moves the NVLinks below it.
 _NOT_WRITTEN = ("keep", "busid")
-_INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
-    "dev": (0, 10**6),
-    "sm": (0, 10_000),
-    "familyid": (-1, 10**9),
-    "modelid": (-1, 10**9),
-    "speed": (-1, 10**9),
-    "link_width": (0, 64),
-    "gdr": (0, 10**6),
-    "mlopart": (-1, 1),
+_INTEGER_RANGES: Mapping[str, range] = {
+    "dev": range(10**6 + 1),
+    "sm": range(10_001),
+    "familyid": range(-1, 10**9 + 1),
+    "modelid": range(-1, 10**9 + 1),
+    "speed": range(-1, 10**9 + 1),
+    "link_width": range(65),
+    "gdr": range(10**6 + 1),
+    "mlopart": range(-1, 2),
 }
+_NUMBER = re.compile(r"-?[0-9]{1,11}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8})*")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -105,15 +107,12 @@ def _is_readable(key: str, text: str) -> bool:
     """Return whether the libraries can read an attribute: a mask, or an integer in its range."""
     if key == "affinity":
         return _MASK.fullmatch(text) is not None
-    if key not in _INTEGER_RANGES:
-        return True
-    minimum, maximum = _INTEGER_RANGES[key]
-    is_number = text.isascii() and text.lstrip("-").isdigit() and len(text) < 12
-    return is_number and minimum <= int(text) <= maximum
+    numbers = _INTEGER_RANGES.get(key)
+    return numbers is None or (_NUMBER.fullmatch(text) is not None and int(text) in numbers)
 
 
 def check_limits(
-    root: XmlNode, name: str, dialect: Dialect, gpu_addresses: Iterable[tuple[str, str]]
+    root: Element, name: str, dialect: Dialect, gpu_addresses: Iterable[tuple[str, str]]
 ) -> None:
     """Raise InputError if the library would not load the file.
 
@@ -128,8 +127,7 @@ def check_limits(
             f"{dialect.elements} that {dialect.name} reads of a file; keep it as JSON"
         )
     widest = max(elements, key=lambda node: len(node.children))
-    width = sum(not child.tag.startswith(TOPOPLAN_PREFIX) for child in widest.children)
-    if width > dialect.children:
+    if sum(not child.tag.startswith(TOPOPLAN_PREFIX) for child in widest) > dialect.children:
         raise InputError(
             f"topology {name!r}: more than {dialect.children} elements below one <{widest.tag}>; "
             f"{keep}"

@@ -83,9 +83,9 @@ def _add_nvswitch(
     The generation of the oldest GPU decides whether the switches can add data.
     """
     counts = {link.src: link.count for link in links if link.dst == nvswitch}
-    capabilities = [
-        gpu.element.get_integer("sm", None, maximum=_MAX_SM) for gpu in gpus if gpu.id in counts
-    ]
+    capabilities = (
+        gpu.element.get_integer("sm", maximum=_MAX_SM) for gpu in gpus if gpu.id in counts
+    )
     generation = min((nvlink_generation(sm) for sm in capabilities if sm), default=None)
     members = sorted(name for name in targets if not _UNREADABLE.fullmatch(name))
     partial.add(
@@ -156,12 +156,11 @@ def _get_rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, end: st
 
 def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
     """Yield the links between a GPU and its CPU, in both directions."""
-    cpu = gpu.position.cpu
+    cpu, source = gpu.position.cpu, "bw x count of the c2c element"
     for element in gpu.element.select("c2c") if cpu is not None else ():
         count = element.get_integer("count", 1, maximum=_MAX_LINKS) or 0
         rate = c2c_GBps(element.get_integer("bw", 0, maximum=_MAX_C2C_MBps) or 0, count)
         if rate and cpu is not None:
-            source = "bw x count of the c2c element"
             yield from both_directions(
                 Link(gpu.id, cpu, rate, LATENCY_us["c2c"], "c2c", count, source)
             )
@@ -178,21 +177,19 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
         for x in links
         if x.kind != "c2c" and (x.src, x.dst) not in partial.exact_pairs
     }
-    ids = {gpu.id for gpu in gpus}
+    ids = [gpu.id for gpu in gpus]
     for (a, b), count in counts.items():
         back = counts.get((b, a))
         if back is None and (b, a) not in partial.exact_pairs:
             partial.notes.add(
                 f"{a} -> {b}", "only one end lists it; taken as one direction, as the file says"
             )
-        elif back is not None and back < count and {a, b} <= ids:
+        elif back is not None and back < count and {a, b} <= set(ids):
             partial.notes.add(f"{a} -> {b}", f"{count} links in one direction, {back} in the other")
-    if partial.exact_pairs:
-        return
-    totals = {gpu.id: sum(n for (a, _), n in counts.items() if a == gpu.id) for gpu in gpus}
+    totals = {name: sum(n for (a, _), n in counts.items() if a == name) for name in ids}
     most = max(totals.values(), default=0)
     for name, total in totals.items():
-        if total < most:
+        if total < most and not partial.exact_pairs:
             partial.notes.add(
                 name, f"has {total} NVLink or xGMI links; the best connected GPU has {most}"
             )
@@ -207,11 +204,12 @@ def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
         end = partial.bridge_by_bus.get((host, address))
         if end is not None and end != bridge:
             yield Link(bridge, end, LOCAL_GBps, LATENCY_us["pcie"], "pcie", 1, source, extra)
-            continue
-        partial.notes.add(
-            bridge,
-            f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left out",
-        )
+        else:
+            partial.notes.add(
+                bridge,
+                f"its pcilink leads to {address or 'nowhere'}, no other bridge in the file; left "
+                "out",
+            )
 
 
 # -- topoplan's own elements ---------------------------------------------------

@@ -7,7 +7,7 @@ marked, so that reading the file again does not take them for facts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from ...devices import Device
@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...facts import Facts, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...facts.view import MachineView
-from ...graph import Topology
+from ...graph import Link, Topology
 from ...hardware import inter_cpu_GBps_of
 from .partial_topology import TOPOPLAN_PREFIX
 
@@ -24,15 +24,14 @@ MADE_UP = TOPOPLAN_PREFIX + "made_up"
 CPU_MODEL, CAPABILITY = "model", "sm"
 CPU_ATTRIBUTES = ("arch", "vendor", "familyid", "modelid")
 
-_SKYLAKE = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
-_ARM = {"arch": "arm64"}
+SKYLAKE = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
 # The x86 CPUs with different rates between sockets in NCCL: Skylake, Broadwell, Sapphire and
 # Emerald Rapids, EPYC.
 _CPUS: tuple[Mapping[str, str], ...] = (
-    _SKYLAKE,
-    {**_SKYLAKE, "modelid": "79"},
-    {**_SKYLAKE, "modelid": "143"},
-    {**_SKYLAKE, "modelid": "207"},
+    SKYLAKE,
+    {**SKYLAKE, "modelid": "79"},
+    {**SKYLAKE, "modelid": "143"},
+    {**SKYLAKE, "modelid": "207"},
     {"arch": "x86_64", "vendor": "AuthenticAMD", "familyid": "25", "modelid": "1"},
 )
 # Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100.
@@ -49,36 +48,32 @@ def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> d
     if arch in ("arm64", "ppc64") or (arch and vendor):
         return {}
     if any(x.kind == "c2c" for x in topology.links):
-        made_up: Mapping[str, str] = _ARM  # GPUs with C2C are on Grace
+        made_up: Mapping[str, str] = {"arch": "arm64"}  # GPUs with C2C are on Grace
     else:
         rates = [x.bandwidth_GBps for x in topology.links if x.kind == "smp" and x.src == cpu.id]
-        fitting = [each for each in _CPUS if vendor in (None, each["vendor"])] or [_SKYLAKE]
+        fitting = [each for each in _CPUS if vendor in (None, each["vendor"])] or [SKYLAKE]
         wanted = min(rates, default=inter_cpu_GBps_of(fitting[0]))
         made_up = min(fitting, key=lambda each: abs(inter_cpu_GBps_of(each) - wanted))
     known = {key: listed[key] for key in CPU_ATTRIBUTES if key in listed}
     return {**made_up, **known, MADE_UP: CPU_MODEL}
 
 
-class Capabilities:
-    """The compute capabilities, times ten, of a topology's GPUs: from its facts, else made up."""
+def view_machine(topology: Topology) -> MachineView:
+    """Return a topology with its facts, none if they cannot be read, as topo.doctor reports."""
+    try:
+        return MachineView(topology, load_facts(topology.extra, topology.name))
+    except InputError:
+        return MachineView(topology, Facts())
 
-    def __init__(self, topology: Topology) -> None:
-        try:
-            facts = load_facts(topology.extra, topology.name)
-        except InputError:
-            facts = Facts()  # topo.doctor reports that they cannot be read
-        self._view = MachineView(topology, facts)
-        self._nvlinks = [link for link in topology.links if link.kind == "nvlink"]
 
-    def find_attributes(self, gpu: str) -> dict[str, str]:
-        """Return a GPU's `sm` from its facts, else one made up from its NVLinks, with the mark."""
-        subject = gpu_subject(self._view.find_gpu_index(gpu))
-        known = self._view.facts.get_number(subject, keys.GPU_SM)
-        if known is not None:
-            return {"sm": str(known)}
-        links = [link for link in self._nvlinks if link.src == gpu]
-        count = sum(link.count for link in links)
-        sm = next((sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum), _SM_OF_CARDS)
-        if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in links):
-            sm = _SM_OF_FAST_NVLINKS
-        return {"sm": str(sm), MADE_UP: CAPABILITY}
+def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
+    """Return a GPU's `sm` from its facts, else one made up from its `links`, with the mark."""
+    known = machine.facts.get_number(gpu_subject(machine.find_gpu_index(gpu)), keys.GPU_SM)
+    if known is not None:
+        return {"sm": str(known)}
+    nvlinks = [link for link in links if link.kind == "nvlink"]
+    count = sum(link.count for link in nvlinks)
+    sm = next((sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum), _SM_OF_CARDS)
+    if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in nvlinks):
+        sm = _SM_OF_FAST_NVLINKS
+    return {"sm": str(sm), MADE_UP: CAPABILITY}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from pathlib import PurePath
-from typing import Any
 
 from ...errors import InputError
 from ...exact import fraction_to_json
@@ -40,7 +40,7 @@ _MAX_WIDTH_lanes = 64
 _MAX_Mbps = 10**9
 # NCCL's rate for a NIC of unknown speed (ncclTopoAddNet).
 _UNSPECIFIED_NET_Mbps = 10_000
-# Boards with NVLink have four or more GPUs of one kind, except for bridged pairs of cards.
+# The smallest boards with NVLink, such as HGX A100 4-GPU; fewer GPUs may be cards without a bridge.
 _MIN_BOARD_GPUS = 4
 # Compute capabilities, times ten, of GPUs that are mostly sold on such boards.
 _NVLINK_CAPABILITIES = ("60", "70", "80", "90", "100", "103")
@@ -163,12 +163,15 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
     if numa == -1:
         numa = None
         taken = {f"{prefix}cpu{e.get('numaid')}" for _, _, e in partial.cpus} | set(partial.devices)
-        free_names = (f"{prefix}cpu{i}" for i in range(len(taken) + 1))
+        free_names = (f"{prefix}cpu{i}" for i in count())
         name = next(name for name in free_names if name not in taken)
         partial.notes.add(name, "NUMA node unknown (numaid -1), as virtual machines report it")
-    extra = read_attributes(element, "numaid", *(CPU_ATTRIBUTES if made_up else ()))
-    name = get_topoplan_attribute(element, "id") or name
-    cpu = partial.add(name, kind="cpu", numa_node=numa, extra=extra)
+    cpu = partial.add(
+        get_topoplan_attribute(element, "id") or name,
+        kind="cpu",
+        numa_node=numa,
+        extra=read_attributes(element, "numaid", *(CPU_ATTRIBUTES if made_up else ())),
+    )
     partial.cpus.append((cpu.id, host, element))
     return TreePosition(host, prefix, cpu.id, numa, cpu.id)
 
@@ -213,9 +216,10 @@ def _read_bridge(
     children, merged = _flatten_bridge(element)
     if earlier := get_topoplan_attribute(element, "flattened"):
         merged = earlier.split()
-    extra: dict[str, Any] = {"pci": read_attributes(element, "busid")}
-    if merged:
-        extra["flattened"] = merged
+    extra = {
+        "pci": read_attributes(element, "busid"),
+        **({"flattened": merged} if merged else {}),
+    }
     made_up = get_topoplan_attribute(element, "made_up")
     switch = partial.add(
         get_topoplan_attribute(element, "id") or f"{position.prefix}pci-{bus}",
@@ -246,11 +250,8 @@ def _get_broadcom_generation(element: Element, level: int) -> int:
         vendor, device, sub_vendor, sub_device = (int(element.get(k) or "", 16) for k in keys)
     except ValueError:
         return 0
-    generations = {
-        (0x1000, 0xC010, 0x1000, 0xA): 4,
-        (0x1000, 0xC030, 0x1000, level): 5,
-    }
-    return generations.get((vendor, device, sub_vendor, sub_device >> 12), 0)
+    ids = vendor, device, sub_vendor, sub_device >> 12
+    return {(0x1000, 0xC010, 0x1000, 0xA): 4, (0x1000, 0xC030, 0x1000, level): 5}.get(ids, 0)
 
 
 def _flatten_bridge(element: Element) -> tuple[list[Element], list[str]]:
@@ -356,10 +357,13 @@ def _read_nic(
 
 def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> None:
     """Note GPUs without nvlink elements whose model comes with NVLink."""
-    if len(gpus) < _MIN_BOARD_GPUS or any(gpu.element.select("nvlink", "xgmi") for gpu in gpus):
-        return
     first = gpus[0].element
-    if first.get("gcn") is None and first.get("sm") in _NVLINK_CAPABILITIES:
+    if (
+        len(gpus) >= _MIN_BOARD_GPUS
+        and not any(gpu.element.select("nvlink", "xgmi") for gpu in gpus)
+        and first.get("gcn") is None
+        and first.get("sm") in _NVLINK_CAPABILITIES
+    ):
         partial.notes.add(
             f"{len(gpus)} GPUs of sm {first.get('sm')}",
             "the file has no nvlink elements; if the machine has NVLink (NCCL finds it by "

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...errors import InputError
+from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import LATENCY_us, inter_cpu_GBps_of
 from ...names import join_first, pick_unused_name
@@ -22,7 +23,6 @@ from .xml_tree import build_tree, normalize_address
 
 # Most addresses that a message lists before "and 5 more".
 _MAX_NAMED = 3
-_TREE_KINDS = ("pcie", "smp")
 
 
 def is_skeleton(text: str) -> bool:
@@ -76,16 +76,12 @@ def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
     Raise InputError if no GPU has a slot.
     """
     slots = _find_slots(root)
-    count = 0
     for rank, name in enumerate(live.ranks):
-        slot = slots.get(normalize_address(live.by_id[name].bus_id) or "")
-        if slot is None:
-            continue
-        count += 1
-        _note_spelling(slot, notes)
-        facts = {"dev": str(rank), "rank": str(rank), TOPOPLAN_PREFIX + "id": name}
-        slot.children.append(Element("gpu", facts, slot.where, slot.line))
-    if count:
+        if slot := slots.get(normalize_address(live.by_id[name].bus_id) or ""):
+            _note_spelling(slot, notes)
+            facts = {"dev": str(rank), "rank": str(rank), TOPOPLAN_PREFIX + "id": name}
+            slot.children.append(Element("gpu", facts))
+    if not has_no_gpus(root):
         return
     gpu_slots = [e for e in root.walk() if e.tag == "pci" and has_class(e, GPU_CLASSES)]
     in_file = _list_addresses([normalize_address(e.get("busid")) or "" for e in gpu_slots])
@@ -121,11 +117,11 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
     nics = {d.id: d for d in live.devices if d.kind == "nic"}
     named_in_file: set[str] = set()
     for nic in [element for element in root.walk() if element.tag == "nic"]:
-        for net in [child for child in nic if child.tag == "net"]:
+        for net in nic.select("net"):
             name = net.get("name") or ""
             if name in nics and name not in named_in_file:
                 named_in_file.add(name)
-                net.attributes = {**net.attributes, TOPOPLAN_PREFIX + "id": name}
+                net.attributes[TOPOPLAN_PREFIX + "id"] = name
             else:
                 nic.children.remove(net)
                 notes.add(
@@ -136,31 +132,16 @@ def _put_nics(root: Element, live: Topology, notes: Notes) -> None:
     slots = _find_slots(root)
     for number, device in enumerate(nics.values()):
         slot = slots.get(normalize_address(device.bus_id) or "")
-        if device.id in named_in_file or slot is None or any(child.tag == "gpu" for child in slot):
+        if device.id in named_in_file or slot is None or slot.select("gpu"):
             continue
         _note_spelling(slot, notes)
-        facts = {
-            "name": device.id,
-            "dev": str(number),
-            TOPOPLAN_PREFIX + "id": device.id,
-            **_format_net_speed(device),
-        }
-        net = Element("net", facts, slot.where, slot.line)
-        nic_element = next((child for child in slot if child.tag == "nic"), None)
-        if nic_element is None:
-            slot.children.append(Element("nic", {}, slot.where, slot.line, [net]))
-        else:
-            nic_element.children.append(net)
-
-
-def _format_net_speed(nic: Device) -> dict[str, str]:
-    """Return a NIC's `speed` attribute in Mbit/s, or no attribute if the speed is unknown."""
-    GBps = nic.extra.get("net_speed_GBps")
-    return (
-        {"speed": str(round(GBps * 8000))}
-        if isinstance(GBps, (int, float)) and 0 < GBps < 10_000
-        else {}
-    )
+        facts = {"name": device.id, "dev": str(number), TOPOPLAN_PREFIX + "id": device.id}
+        speed_GBps = device.extra.get("net_speed_GBps")
+        if isinstance(speed_GBps, (int, float)) and 0 < speed_GBps < 10_000:
+            facts["speed"] = str(round(speed_GBps * 8000))
+        if not slot.select("nic"):
+            slot.children.append(Element("nic", {}))
+        slot.select("nic")[0].children.append(Element("net", facts))
 
 
 def _prune(element: Element, notes: Notes) -> bool:
@@ -169,7 +150,7 @@ def _prune(element: Element, notes: Notes) -> bool:
         return True
     remaining = []
     for child in element.children:
-        if child.tag not in ("pci", "nic") or _prune(child, notes):
+        if child.tag not in ("cpu", "pci", "nic") or _prune(child, notes):
             remaining.append(child)
         elif has_class(child, (*GPU_CLASSES, "0x02")):
             kind = "GPU" if has_class(child, GPU_CLASSES) else "NIC"
@@ -178,12 +159,8 @@ def _prune(element: Element, notes: Notes) -> bool:
                 f"a slot for a {kind} that this machine does not have; left out",
             )
     element.children = remaining
-    if element.tag in ("system", "cpu"):
-        for child in remaining:
-            if child.tag == "cpu":
-                _prune(child, notes)
-        return True
-    return any(child.tag in ("pci", "nic", "gpu", "net") for child in remaining)
+    devices = element.select("pci", "nic", "gpu", "net")
+    return bool(devices) or element.tag in ("system", "cpu")
 
 
 # -- adding the machine's facts and links
@@ -212,8 +189,7 @@ class _FilledTree:
         for device in self.live.devices:
             if device.kind in ("gpu", "nic") and device.id not in self.devices:
                 self._add_as_probed(device)
-        others = [d for d in self.live.devices if d.family in ("nvswitch", "network")]
-        self.devices |= {d.id: d for d in others}
+        self.devices |= {d.id: d for d in self.live.devices if d.family in ("nvswitch", "network")}
         self.links += self._list_crossing_links()
         ranks = {name: self.devices.pop(name) for name in self.live.ranks}
         notes = [*self.file_topology.extra.get("notes", ()), *self.notes.format_lines()]
@@ -231,7 +207,7 @@ class _FilledTree:
         probed = self.live.by_id.get(from_file.id)
         if from_file.kind not in ("gpu", "nic") or probed is None:
             return from_file
-        pci = {**(probed.extra.get("pci") or {}), **(from_file.extra.get("pci") or {})}
+        pci = {**read_pci_details(probed), **read_pci_details(from_file)}
         numa_node = probed.numa_node if from_file.numa_node is None else from_file.numa_node
         return replace(
             probed, numa_node=numa_node, extra={**probed.extra, "pci": pci} if pci else probed.extra
@@ -243,11 +219,8 @@ class _FilledTree:
         doubt = f"a {kind} that has no slot in the file; it stays where it was probed, as in NCCL"
         self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
         self.devices[device.id] = device
-        lower: str | None = device.id
-        while lower is not None:
-            above = self.live_tree.get(lower)
-            if above is None:
-                return
+        lower = device.id
+        while above := self.live_tree.get(lower):
             parent = self.live.by_id[above]
             known = (
                 self.by_bus.get(parent.bus_id or "")
@@ -255,11 +228,10 @@ class _FilledTree:
                 else self._find_cpu(parent)
             )
             self.links += self._link_up(lower, above, known or above)
-            if known is None and above not in self.devices:
-                self.devices[above] = parent
-                lower = above
-            else:
-                lower = None
+            if known is not None or above in self.devices:
+                return
+            self.devices[above] = parent
+            lower = above
 
     def _link_up(self, below: str, above: str, upper: str) -> Iterator[Link]:
         """Yield the machine's links between two devices, the upper one named as in the file."""
@@ -295,18 +267,15 @@ class _FilledTree:
         A link to a CPU ends at the file's CPU above the link's other device.
         """
         for link in self.live.links:
-            if link.kind in _TREE_KINDS or all(
-                self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)
-            ):
+            kinds = {self.live.by_id[end].kind for end in (link.src, link.dst)}
+            if link.kind in ("pcie", "smp") or kinds == {"cpu"}:
                 continue
             src, dst = self._rename_end(link.src, link.dst), self._rename_end(link.dst, link.src)
-            if src != dst and {src, dst} <= set(self.devices) and not self._is_in_tree(link):
+            # a link of unknown kind may be part of the probed PCI tree
+            above = self.live_tree.get(link.src), self.live_tree.get(link.dst)
+            is_in_tree = link.kind == "link" and (link.dst == above[0] or link.src == above[1])
+            if src != dst and self.devices.keys() >= {src, dst} and not is_in_tree:
                 yield replace(link, src=src, dst=dst)
-
-    def _is_in_tree(self, link: Link) -> bool:
-        """Return whether a link of unknown kind is part of the probed PCI tree."""
-        ends = {self.live_tree.get(link.src) == link.dst, self.live_tree.get(link.dst) == link.src}
-        return link.kind == "link" and True in ends
 
     def _rename_end(self, name: str, other: str) -> str:
         """Return the file's name for a link's end; a CPU becomes the CPU above the end `other`."""

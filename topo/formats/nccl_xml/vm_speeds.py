@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ...devices import Device
 from ...facts import Facts, keys
 from ...facts.keys import gpu_subject, net_subject, rdma_subject
-from ...hardware import PCIE_GTps, pcie_GBps
+from ...hardware import PCIE_GTps, PcieLink
 
 # NVML inside a virtual machine may report a placeholder below Gen3.
 _MIN_GPU_GENERATION = 3
@@ -40,80 +38,51 @@ _GENERATION_OF_Gbps: tuple[tuple[int, int], ...] = ((100, 3), (200, 4), (400, 5)
 _MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
 
 
-@dataclass(frozen=True)
-class PcieSpeed:
-    """A PCI Express link; `why` is the reason for an estimate, empty for a reported link."""
+def find_gpu_link(gpu: Device, facts: Facts, index: str | None) -> PcieLink:
+    """Estimate a GPU's link from NVML's facts, its architecture, compute capability or name.
 
-    generation: int
-    width: int = 16
-    why: str = ""
-
-    @property
-    def GBps(self) -> Fraction:
-        """The rate in one direction in GB/s, as NCCL counts it."""
-        return pcie_GBps(self.generation, self.width)
-
-    def __str__(self) -> str:
-        return f"{float(PCIE_GTps[self.generation]):g} GT/s x{self.width}"
-
-
-def find_gpu_speed(gpu: Device, facts: Facts, index: str | None) -> PcieSpeed:
-    """Estimate a GPU's link from NVML's facts, its compute capability, architecture or name."""
+    As in `find_nic_link`, the link's `assumed` is the reason for the estimate.
+    """
     subject = gpu_subject(index)
-    for speed in _read_nvml_speeds(gpu, facts, subject):
-        if speed.generation >= _MIN_GPU_GENERATION and speed.width:
-            return speed
-    gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
-    generation = next((g for pattern, g in _GENERATION_OF_GCN if pattern.fullmatch(gcn)), None)
-    if generation is not None:
-        return PcieSpeed(generation, why=f"what {gcn} is made for")
-    sm = (
-        gpu.extra.get("sm")
-        if isinstance(gpu.extra.get("sm"), int)
-        else facts.get_number(subject, keys.GPU_SM)
-    )
-    if isinstance(sm, int) and not gcn:
-        generation = next((g for least, g in _GENERATION_OF_SM if sm >= least), None)
-        if generation is not None:
-            return PcieSpeed(
-                generation, why=f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for"
-            )
-    name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
-    generation = next((g for pattern, g in _GENERATION_OF_NAME if pattern.search(name)), None)
-    if generation is not None:
-        return PcieSpeed(generation, why=f"what {name} is made for")
-    return PcieSpeed(3, why="as NCCL takes it, since nothing is known of the GPU")
-
-
-def _read_nvml_speeds(gpu: Device, facts: Facts, subject: str) -> Iterator[PcieSpeed]:
-    """Yield a GPU's fastest link according to NVML, from the facts and the device."""
-    generation = facts.get_number(subject, keys.GPU_PCIE_MAX_GENERATION)
-    width = facts.get_number(subject, keys.GPU_PCIE_MAX_WIDTH)
-    if generation and generation in PCIE_GTps and width and 1 <= width <= 32:
-        yield PcieSpeed(generation, width, "the GPU's own most, as NVML says")
-    pcie = gpu.extra.get("pcie")
-    match = _MAX.fullmatch(str(pcie.get("max"))) if isinstance(pcie, dict) else None
-    if match and 1 <= int(match.group(2)) <= 32:
-        yield PcieSpeed(
-            int(match.group(1)), int(match.group(2)), "the GPU's own most, as NVML says"
+    by_nvml = [
+        (
+            facts.get_number(subject, keys.GPU_PCIE_MAX_GENERATION) or 0,
+            facts.get_number(subject, keys.GPU_PCIE_MAX_WIDTH) or 0,
         )
+    ]
+    pcie = gpu.extra.get("pcie")
+    if isinstance(pcie, dict) and (match := _MAX.fullmatch(str(pcie.get("max")))):
+        by_nvml.append((int(match[1]), int(match[2])))
+    for generation, width in by_nvml:
+        if _MIN_GPU_GENERATION <= generation in PCIE_GTps and 1 <= width <= 32:
+            return PcieLink(generation, width, ("the GPU's own most, as NVML says",))
+    gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
+    for pattern, generation in _GENERATION_OF_GCN:
+        if pattern.fullmatch(gcn):
+            return PcieLink(generation, 16, (f"what {gcn} is made for",))
+    sm = gpu.extra.get("sm")
+    sm = sm if isinstance(sm, int) else facts.get_number(subject, keys.GPU_SM)
+    for least, generation in _GENERATION_OF_SM:
+        if sm is not None and sm >= least and not gcn:
+            model = f"GPUs of compute capability {sm // 10}.{sm % 10}"
+            return PcieLink(generation, 16, (f"what {model} are made for",))
+    name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
+    for pattern, generation in _GENERATION_OF_NAME:
+        if pattern.search(name):
+            return PcieLink(generation, 16, (f"what {name} is made for",))
+    return PcieLink(3, 16, ("as NCCL takes it, since nothing is known of the GPU",))
 
 
-def find_nic_speed(nic: Device, facts: Facts) -> PcieSpeed:
+def find_nic_link(nic: Device, facts: Facts) -> PcieLink:
     """Estimate the link that a NIC of this speed is made for."""
-    Gbps = read_nic_Gbps(nic, facts)
-    if Gbps is None:
-        return PcieSpeed(3, why="as NCCL takes it, since the speed of the NIC is not known")
-    generation = next((g for most, g in _GENERATION_OF_Gbps if Gbps <= most), 6)
-    return PcieSpeed(generation, why=f"what a NIC of {float(Gbps):g} Gb/s is made for")
-
-
-def read_nic_Gbps(nic: Device, facts: Facts) -> Fraction | None:
-    """Return the speed of a NIC in Gb/s, None if it is unknown."""
     speed_GBps = nic.extra.get("net_speed_GBps")
     if isinstance(speed_GBps, (int, float)) and 0 < speed_GBps < 10**6:
-        return Fraction(speed_GBps) * 8
-    Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps) or facts.get_number(
-        net_subject(nic.id), keys.NET_SPEED_Mbps
-    )
-    return Fraction(Mbps, 1000) if Mbps and Mbps > 0 else None
+        Gbps = Fraction(speed_GBps) * 8
+    else:
+        rdma_Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps)
+        Mbps = rdma_Mbps or facts.get_number(net_subject(nic.id), keys.NET_SPEED_Mbps)
+        Gbps = Fraction(Mbps or 0, 1000)
+    if Gbps <= 0:
+        return PcieLink(3, 16, ("as NCCL takes it, since the speed of the NIC is not known",))
+    generation = next((g for most, g in _GENERATION_OF_Gbps if Gbps <= most), 6)
+    return PcieLink(generation, 16, (f"what a NIC of {float(Gbps):g} Gb/s is made for",))

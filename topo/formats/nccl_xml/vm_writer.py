@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from fractions import Fraction
+from collections.abc import Callable
 
 from ...errors import InputError
 from ...facts import keys, load_facts
 from ...facts.keys import GPU, gpu_subject, pci_subject
+from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology
-from ...hardware import PCIE_GTps, pcie_link
+from ...hardware import PCIE_GTps, PcieLink, pcie_generation, pcie_link
+from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, select_attributes
-from .vm_speeds import PcieSpeed, find_gpu_speed, find_nic_speed
+from .vm_speeds import find_gpu_link, find_nic_link
 from .writer import BRIDGE_CLASS, NIC_CLASS, PCIE_WIDTHS, choose_gpu_class, format_speed, is_amd
-from .xml_tree import XmlNode, assign_addresses, build_tree, normalize_address, number_nodes
+from .xml_tree import assign_addresses, build_tree, format_xml, normalize_address, number_nodes
 
 _CPU_KEYS = ("affinity", "arch", "vendor", "familyid", "modelid")
 _DECLARED = re.compile(r"(\d+(?:\.\d+)? GT/s) x(\d{1,2})")
@@ -38,10 +39,9 @@ def write_for_vm(topology: Topology) -> str:
     """
     file = _VmFile(topology)
     head = "for NCCL_TOPO_FILE; NCCL finds GPUs, NICs and NVLinks at these addresses by itself"
-    return (
-        "".join(f"<!-- {_escape_comment(line)} -->\n" for line in (head, *file.notes))
-        + file.root.to_text()
-    )
+    return "".join(
+        f"<!-- {_escape_comment(line)} -->\n" for line in (head, *file.notes)
+    ) + format_xml(file.root)
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
@@ -88,30 +88,24 @@ class _VmFile:
     def _note(self, device: Device, what: str) -> None:
         self._devices_by_note.setdefault(what, []).append(device.id)
 
-    def _build_system(self) -> XmlNode:
+    def _build_system(self) -> Element:
         """Build the <system> element.
 
         Raise InputError if NCCL would not load it.
         """
         amd = is_amd(self.topology)
-        root = XmlNode("system", {"version": "2" if amd else "1"})
+        root = Element("system", {"version": "2" if amd else "1"})
         cpus = [d for d in self.topology.devices if d.kind == "cpu"]
         numbers = number_nodes(cpus)
-        nodes: dict[int, XmlNode] = {}
+        nodes: dict[int, Element] = {}
         for cpu in cpus:
+            without = "affinity" if cpu.numa_node is None else ""
+            listed = select_attributes("cpu", cpu.extra, without)
+            facts = {key: text for key, text in listed.items() if key in _CPU_KEYS}
             for numa, below in self._group_by_numa(cpu, numbers[cpu.id], len(cpus)).items():
-                children = [node for d in below if (node := self._build_element(d, cpu))]
-                if children:
-                    facts = {
-                        k: v
-                        for k, v in select_attributes("cpu", cpu.extra).items()
-                        if k in _CPU_KEYS
-                    }
-                    if cpu.numa_node is None:
-                        facts.pop("affinity", None)
-                    nodes.setdefault(
-                        numa, XmlNode("cpu", {"numaid": str(numa), **facts})
-                    ).children += children
+                if children := [node for d in below if (node := self._build_element(d, cpu))]:
+                    own = Element("cpu", {"numaid": str(numa), **facts})
+                    nodes.setdefault(numa, own).children += children
         # orphans come last: they are put below a CPU that is written anyway, if there is one
         self._place_orphans(nodes)
         root.children = [nodes[numa] for numa in sorted(nodes)]
@@ -135,7 +129,7 @@ class _VmFile:
             numa = self._find_numa(device)
             (unknown if numa is None else groups[numa]).append(device)
         if groups:
-            names = ", ".join(str(numa) for numa in sorted(groups))
+            names = ", ".join(map(str, sorted(groups)))
             self._note(cpu, f"NUMA node unknown; from what is known of the devices below: {names}")
             groups[min(groups)] += unknown
         elif unknown:
@@ -151,24 +145,17 @@ class _VmFile:
         None if it is unknown.
         """
         if device.kind == "switch":
-            return next(
-                (n for d in self.tree.children[device.id] if (n := self._find_numa(d)) is not None),
-                None,
-            )
-        address = normalize_address(device.bus_id)
-        index = self.index.get(address)
-        candidates = [
-            device.numa_node,
-            self.facts.get_number(pci_subject(address), keys.PCI_NUMA_NODE),
-        ]
-        candidates += (
-            [self.facts.get_number(gpu_subject(index), keys.GPU_NUMA_NODE)]
-            if index is not None
-            else []
-        )
+            candidates = [self._find_numa(below) for below in self.tree.children[device.id]]
+        else:
+            address = normalize_address(device.bus_id)
+            candidates = [
+                device.numa_node,
+                self.facts.get_number(pci_subject(address), keys.PCI_NUMA_NODE),
+                self.facts.get_number(gpu_subject(self.index.get(address)), keys.GPU_NUMA_NODE),
+            ]
         return next((n for n in candidates if n is not None and n >= 0), None)
 
-    def _place_orphans(self, nodes: dict[int, XmlNode]) -> None:
+    def _place_orphans(self, nodes: dict[int, Element]) -> None:
         for device in self.tree.orphans:
             node = self._build_element(device, None)
             if node is None:
@@ -176,27 +163,24 @@ class _VmFile:
             numa = self._find_numa(device)
             reason = "its NUMA node" if numa is not None else "the first one"
             numa = min(nodes, default=0) if numa is None else numa
-            nodes.setdefault(numa, XmlNode("cpu", {"numaid": str(numa)})).children.append(node)
+            nodes.setdefault(numa, Element("cpu", {"numaid": str(numa)})).children.append(node)
             self._note(device, f"not known what it hangs on; put below CPU {numa}, {reason}")
 
     # -- PCI
 
-    def _build_element(self, device: Device, parent: Device | None) -> XmlNode | None:
+    def _build_element(self, device: Device, parent: Device | None) -> Element | None:
         """Build a device's pci element, None if it needs none.
 
         Left out are switches without devices, devices without a PCI address or with that of a
         switch, and further ports of an adapter.
         """
         if device.kind == "switch":
-            below = [
-                node
-                for d in self.tree.children[device.id]
-                if (node := self._build_element(d, device))
-            ]
+            nodes = (self._build_element(d, device) for d in self.tree.children[device.id])
+            below = [node for node in nodes if node]
             if not below:
                 return None
-            speed = self._choose_speed(device, parent, lambda: _match_fastest(below))
-            return self._build_slot(self.addresses[device.id], BRIDGE_CLASS, speed, below)
+            link = self._choose_link(device, parent, lambda: _match_fastest(below))
+            return _build_slot(self.addresses[device.id], BRIDGE_CLASS, link, below)
         address = normalize_address(device.bus_id)
         if address is None:
             self._note(device, "no PCI address known; left out, and NCCL puts it where it finds it")
@@ -207,101 +191,83 @@ class _VmFile:
         if address in self.written:
             return None
         self.written.add(address)
-        pci = device.extra.get("pci")
-        listed_class = str(pci.get("class") or "") if isinstance(pci, Mapping) else ""
+        index = self.index.get(address)
         if device.kind == "gpu":
-            index = self.index.get(address)
-            speed = self._choose_speed(
-                device, parent, lambda: find_gpu_speed(device, self.facts, index)
+            prefix, usual_class = "0x03", self.gpu_class
+            link = self._choose_link(
+                device, parent, lambda: find_gpu_link(device, self.facts, index)
             )
-            return self._build_slot(
-                address,
-                listed_class if listed_class.startswith("0x03") else self.gpu_class,
-                speed,
-                [],
-            )
-        speed = self._choose_speed(device, parent, lambda: find_nic_speed(device, self.facts))
-        return self._build_slot(
-            address, listed_class if listed_class.startswith("0x02") else NIC_CLASS, speed, []
-        )
+        else:
+            prefix, usual_class = "0x02", NIC_CLASS
+            link = self._choose_link(device, parent, lambda: find_nic_link(device, self.facts))
+        listed_class = str(read_pci_details(device).get("class") or "")
+        pci_class = listed_class if listed_class.startswith(prefix) else usual_class
+        return _build_slot(address, pci_class, link, [])
 
-    def _build_slot(
-        self, address: str, pci_class: str, speed: PcieSpeed, below: list[XmlNode]
-    ) -> XmlNode:
-        facts = {"busid": address, "class": pci_class, "link_speed": format_speed(speed.generation)}
-        return XmlNode("pci", {**facts, "link_width": str(speed.width)}, below)
-
-    def _choose_speed(
-        self, device: Device, parent: Device | None, estimate: Callable[[], PcieSpeed]
-    ) -> PcieSpeed:
-        """Return the declared speed of a device's uplink, or `estimate()` for a placeholder."""
+    def _choose_link(
+        self, device: Device, parent: Device | None, estimate: Callable[[], PcieLink]
+    ) -> PcieLink:
+        """Return the declared link above a device, or `estimate()` for a placeholder."""
         link = self.uplinks.get((device.id, parent.id)) if parent is not None else None
         declared = None if link is None else _read_declared(device, link)
-        if declared is not None and not _is_placeholder(device, declared):
-            if (
-                link is not None
-                and declared.GBps != link.bandwidth_GBps
-                and "declared" not in link.extra
-            ):
-                self._note(
-                    device,
-                    f"{float(link.bandwidth_GBps):g} GB/s is no PCIe rate; written as {declared}",
-                )
+        if link and declared and not _is_placeholder(device, declared):
+            rate = link.bandwidth_GBps
+            if declared.bandwidth_GBps != rate and "declared" not in link.extra:
+                self._note(device, f"{float(rate):g} GB/s is no PCIe rate; written as {declared}")
             return declared
-        speed = estimate()
-        was = (
-            "link unknown" if declared is None else f"{declared}, a placeholder or read while idle"
-        )
-        self._note(device, f"{was}; written as {speed}, {speed.why}")
-        return speed
+        estimated = estimate()
+        was = f"{declared}, a placeholder or read while idle" if declared else "link unknown"
+        self._note(device, f"{was}; written as {estimated}, {estimated.assumed[0]}")
+        return estimated
 
 
-def _match_fastest(below: list[XmlNode]) -> PcieSpeed:
+def _build_slot(address: str, pci_class: str, link: PcieLink, below: list[Element]) -> Element:
+    facts = {"busid": address, "class": pci_class, "link_speed": format_speed(link.generation)}
+    return Element("pci", {**facts, "link_width": str(link.width)}, below)
+
+
+def _match_fastest(below: list[Element]) -> PcieLink:
     """Return a link that matches the fastest device below a switch."""
-    fastest = max(
-        pcie_link(n.attributes["link_speed"], int(n.attributes["link_width"])).generation
-        for n in below
-    )
-    return PcieSpeed(fastest, why="as the fastest device below")
+    fastest = max(pcie_generation(node.get("link_speed")) or 0 for node in below)
+    return PcieLink(fastest, 16, ("as the fastest device below",))
 
 
-def _read_declared(device: Device, link: Link) -> PcieSpeed | None:
+def _read_declared(device: Device, link: Link) -> PcieLink | None:
     """Return the declared link, None if it was assumed.
 
-    If only its rate is known, return the PCIe link with the nearest rate.
+    If only its rate is known, return the PCIe link with the nearest rate; if several are equal, a
+    plausible, wide one.
     """
     if link.is_assumed:
         return None
-    match = _DECLARED.fullmatch(str(link.extra.get("declared") or ""))
-    if match:
-        declared = pcie_link(match.group(1), int(match.group(2)))
-        return None if declared.assumed else PcieSpeed(declared.generation, declared.width)
-    pci = device.extra.get("pci")
-    if isinstance(pci, Mapping) and ("link_speed" in pci or "link_width" in pci):
+    if match := _DECLARED.fullmatch(str(link.extra.get("declared") or "")):
+        declared = pcie_link(match[1], int(match[2]))
+        return None if declared.assumed else declared
+    pci = read_pci_details(device)
+    if "link_speed" in pci or "link_width" in pci:
         width = str(pci.get("link_width") or "")
         listed = pcie_link(
             str(pci.get("link_speed") or ""), int(width) if width.isdecimal() else None
         )
         if listed.bandwidth_GBps == link.bandwidth_GBps:
-            return None if listed.assumed else PcieSpeed(listed.generation, listed.width)
-    return _find_nearest(link.bandwidth_GBps)
-
-
-def _find_nearest(rate: Fraction) -> PcieSpeed:
-    """Return the PCIe link with the nearest rate; if several are equal, a plausible, wide one."""
-    links = [PcieSpeed(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps]
-    return min(links, key=lambda x: (abs(x.GBps - rate), x.generation <= _PLACEHOLDER_GENERATION))
-
-
-def _is_placeholder(device: Device, declared: PcieSpeed) -> bool:
-    """Return whether a declared speed is too low: a placeholder, or read while idle."""
-    if device.kind != "nic":
-        return declared.generation <= _PLACEHOLDER_GENERATION
-    net = device.extra.get("net_speed_GBps")
-    slow = isinstance(net, (int, float)) and declared.GBps < Fraction(net)
-    return (declared.generation, declared.width) == (1, 1) or (
-        declared.generation <= _PLACEHOLDER_GENERATION and slow
+            return None if listed.assumed else listed
+    return min(
+        (PcieLink(generation, width) for width in PCIE_WIDTHS for generation in PCIE_GTps),
+        key=lambda each: (
+            abs(each.bandwidth_GBps - link.bandwidth_GBps),
+            each.generation <= _PLACEHOLDER_GENERATION,
+        ),
     )
+
+
+def _is_placeholder(device: Device, declared: PcieLink) -> bool:
+    """Return whether a declared speed is too low: a placeholder, or read while idle."""
+    is_low = declared.generation <= _PLACEHOLDER_GENERATION
+    if device.kind != "nic":
+        return is_low
+    net = device.extra.get("net_speed_GBps")
+    is_slow = isinstance(net, (int, float)) and declared.bandwidth_GBps < net
+    return (declared.generation, declared.width) == (1, 1) or (is_low and is_slow)
 
 
 def _check_writable(topology: Topology) -> None:

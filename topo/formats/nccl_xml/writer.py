@@ -12,19 +12,20 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from ...errors import InputError
+from ...facts.view import read_pci_details
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, PCIE_GTps, pcie_GBps
+from ..safe_xml import Element
 from .limits import NCCL, RCCL, check_limits, fits, select_attributes
-from .made_up import MADE_UP, Capabilities, make_up_cpu
+from .made_up import MADE_UP, SKYLAKE, make_up_capability, make_up_cpu, view_machine
 from .partial_topology import CPU_CLASS, GPU_CLASSES, NVSWITCH_CLASS, TOPOPLAN_PREFIX
 from .reader import read
-from .xml_tree import XmlNode, assign_addresses, build_tree, iterate_free_numbers, number_nodes
+from .xml_tree import assign_addresses, build_tree, format_xml, iterate_free_numbers, number_nodes
 
 NIC_CLASS = "0x020000"
 BRIDGE_CLASS = "0x060400"
 # The address that NCCL writes if it cannot query a target's; it reads this as an NVSwitch.
 _NO_TARGET = "fffffff:ff:ff.0"
-_NVIDIA_GPU_CLASS, _AMD_GPU_CLASS = "0x030200", "0x038000"
 # Generation and width written if no PCIe link has the rate; `_list_differences` corrects the rate.
 _DEFAULT_SLOT = (4, 16)
 # Lanes of PCIe links, the widest first: if rates are equal, the widest counts.
@@ -52,9 +53,9 @@ def write_all(topology: Topology) -> str:
     # limits are checked before reading back, which is slow for large files, and again with the
     # added elements
     check_limits(root, topology.name, dialect, gpu_addresses)
-    root.children += _list_differences(topology, read(root.to_text(), topology.name))
+    root.children += _list_differences(topology, read(format_xml(root), topology.name))
     check_limits(root, topology.name, dialect, gpu_addresses)
-    return root.to_text()
+    return format_xml(root)
 
 
 def is_amd(topology: Topology) -> bool:
@@ -65,18 +66,12 @@ def is_amd(topology: Topology) -> bool:
 
 def choose_gpu_class(topology: Topology) -> str:
     """Return the PCI class for GPUs whose file does not give one."""
-    return _AMD_GPU_CLASS if is_amd(topology) else _NVIDIA_GPU_CLASS
+    return "0x038000" if is_amd(topology) else "0x030200"
 
 
 def format_speed(generation: int) -> str:
     """Return the speed of a PCIe generation as Linux prints it."""
     return f"{float(PCIE_GTps[generation]):.1f} GT/s PCIe"
-
-
-def get_pci_fields(device: Device) -> Mapping[str, object]:
-    """Return the PCI fields of a device from its file, empty if the file has none."""
-    fields = device.extra.get("pci")
-    return fields if isinstance(fields, Mapping) else {}
 
 
 class _XmlWriter:
@@ -95,11 +90,11 @@ class _XmlWriter:
             self.out[link.src].append(link)
         self.pcie = {(x.src, x.dst): x.bandwidth_GBps for x in topology.links if x.kind == "pcie"}
         self.nets = 0
-        self.capabilities = Capabilities(topology)
+        self.machine = view_machine(topology)
 
-    def build_system(self) -> XmlNode:
+    def build_system(self) -> Element:
         """Build the <system> element; devices below no CPU are put below a made-up one."""
-        root = XmlNode("system", {"version": "2" if self.amd else "1"})
+        root = Element("system", {"version": "2" if self.amd else "1"})
         if fits(self.topology.name):
             root.attributes[TOPOPLAN_PREFIX + "name"] = self.topology.name
         nvswitches = [d.id for d in self.topology.devices if d.family == "nvswitch"]
@@ -108,24 +103,25 @@ class _XmlWriter:
         root.children = [self._build_cpu(d) for d in self.topology.devices if d.kind == "cpu"]
         if self.tree.orphans:
             numa = str(next(iterate_free_numbers(self.numbers.values())))
-            skylake = {"arch": "x86_64", "vendor": "GenuineIntel", "familyid": "6", "modelid": "85"}
             below = self._build_below(self.tree.orphans, None)
-            root.children.append(XmlNode("cpu", {"numaid": numa, **skylake, MADE_UP: "1"}, below))
+            root.children.append(Element("cpu", {"numaid": numa, **SKYLAKE, MADE_UP: "1"}, below))
         return root
 
-    def _build_cpu(self, cpu: Device) -> XmlNode:
+    def _build_cpu(self, cpu: Device) -> Element:
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
-        attributes = {"numaid": str(numa), **listed, **make_up_cpu(self.topology, cpu, listed)}
-        node = XmlNode("cpu", attributes)
-        node.name(cpu.id, f"cpu{numa}")
-        node.children = self._build_below(self.tree.children[cpu.id], cpu)
-        return node
+        made_up = make_up_cpu(self.topology, cpu, listed)
+        own_name = _name(cpu.id, f"cpu{numa}")
+        return Element(
+            "cpu",
+            {"numaid": str(numa), **listed, **made_up, **own_name},
+            self._build_below(self.tree.children[cpu.id], cpu),
+        )
 
-    def _build_below(self, devices: list[Device], parent: Device | None) -> list[XmlNode]:
+    def _build_below(self, devices: list[Device], parent: Device | None) -> list[Element]:
         """Build the elements below one CPU or switch; the ports of one NIC share an element."""
-        nodes: list[XmlNode] = []
-        adapters: dict[str, XmlNode] = {}
+        nodes: list[Element] = []
+        adapters: dict[str, Element] = {}
         for device in devices:
             bus = self.addresses[device.id]
             if device.kind == "gpu":
@@ -133,17 +129,17 @@ class _XmlWriter:
             elif device.kind == "switch":
                 nodes.append(self._build_bridge(device, parent))
             elif device.bus_id is None and (parent is None or parent.kind == "cpu"):
-                nodes.append(XmlNode("nic", {}, [self._build_net(device)]))
+                nodes.append(Element("nic", {}, [self._build_net(device)]))
             elif bus in adapters:
                 adapters[bus].children.append(self._build_net(device))
             else:
-                adapters[bus] = XmlNode("nic", {}, [self._build_net(device)])
+                adapters[bus] = Element("nic", {}, [self._build_net(device)])
                 nodes.append(self._build_slot(device, parent, adapters[bus]))
         return nodes
 
-    def _build_slot(self, device: Device, parent: Device | None, *children: XmlNode) -> XmlNode:
+    def _build_slot(self, device: Device, parent: Device | None, *children: Element) -> Element:
         """Build a device's pci element with the PCIe link from its file, else one with its rate."""
-        facts = select_attributes("pci", get_pci_fields(device))
+        facts = select_attributes("pci", read_pci_details(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
         fits_rate = ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate)
         generation, width = next(fits_rate, _DEFAULT_SLOT)
@@ -154,7 +150,7 @@ class _XmlWriter:
         attributes.setdefault("link_width", str(width))
         if device.bus_id is None or address != device.bus_id.lower():
             attributes[MADE_UP] = "bus" if parent is not None else "slot"
-        return XmlNode("pci", attributes, list(children))
+        return Element("pci", attributes, list(children))
 
     def _choose_class(self, device: Device, listed: str) -> str:
         """Return the device's listed PCI class if NCCL reads it as the device's kind.
@@ -169,30 +165,28 @@ class _XmlWriter:
         is_leaf = listed.startswith((*GPU_CLASSES, "0x02", NVSWITCH_CLASS, CPU_CLASS))
         return listed if listed and not is_leaf else BRIDGE_CLASS
 
-    def _build_bridge(self, switch: Device, parent: Device | None) -> XmlNode:
+    def _build_bridge(self, switch: Device, parent: Device | None) -> Element:
         node = self._build_slot(switch, parent)
-        node.name(switch.id, f"pci-{node.attributes['busid']}")
+        node.attributes |= _name(switch.id, f"pci-{node.attributes['busid']}")
         merged = switch.extra.get("flattened")
         if isinstance(merged, list) and fits(" ".join(map(str, merged))):
             node.attributes[TOPOPLAN_PREFIX + "flattened"] = " ".join(map(str, merged))
         node.children = self._build_below(self.tree.children[switch.id], switch)
         node.children += [
-            XmlNode("pcilink", {"target": self.addresses[link.dst]})
+            Element("pcilink", {"target": self.addresses[link.dst]})
             for link in self.out[switch.id]
             if link.extra.get("element") == "pcilink"
         ]
         return node
 
-    def _build_net(self, nic: Device) -> XmlNode:
+    def _build_net(self, nic: Device) -> Element:
         without = ("net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
         facts = select_attributes("net", nic.extra, *without)
         name, dev = facts.pop("name", nic.id), facts.pop("dev", str(self.nets))
-        node = XmlNode("net", {"name": name, "dev": dev, **facts})
         self.nets += 1
         if "speed" not in facts and (speed := self._estimate_net_GBps(nic)):
-            node.attributes["speed"] = str(min(int(speed * 8000), _MAX_Mbps))
-        node.name(nic.id, name)
-        return node
+            facts["speed"] = str(min(int(speed * 8000), _MAX_Mbps))
+        return Element("net", {"name": name, "dev": dev, **facts, **_name(nic.id, name)})
 
     def _estimate_net_GBps(self, nic: Device) -> Fraction:
         """Return a NIC's rate in GB/s: its own, else that of its links to networks."""
@@ -201,37 +195,43 @@ class _XmlWriter:
             return Fraction(listed)
         return sum((x.bandwidth_GBps for x in self.out[nic.id] if x.kind == "network"), Fraction(0))
 
-    def _build_gpu(self, gpu: Device) -> XmlNode:
+    def _build_gpu(self, gpu: Device) -> Element:
         facts = select_attributes("gpu", gpu.extra, "rank", "box", "host")
-        rank = str(self.rank[gpu.id])
+        rank, links = str(self.rank[gpu.id]), self.out[gpu.id]
         dev = facts.pop("dev", rank)
-        node = XmlNode("gpu", {"dev": dev, "rank": rank, **facts})
         if "sm" not in facts and not self.amd:
-            node.attributes |= self.capabilities.find_attributes(gpu.id)
-        node.name(gpu.id, f"gpu{dev}")
-        for link in self.out[gpu.id]:
-            if link.count <= _MAX_LINKS:
-                node.children += self._build_direct_links(link)
-        return node
+            facts |= make_up_capability(self.machine, gpu.id, links)
+        return Element(
+            "gpu",
+            {"dev": dev, "rank": rank, **facts, **_name(gpu.id, f"gpu{dev}")},
+            [element for link in links for element in self._build_direct_links(link)],
+        )
 
-    def _build_direct_links(self, link: Link) -> Iterator[XmlNode]:
+    def _build_direct_links(self, link: Link) -> Iterator[Element]:
         """Yield the elements of a GPU's link other than PCI, nothing if NCCL has no such links."""
         peer = self.topology.by_id[link.dst]
         tag = "xgmi" if link.kind == "xgmi" else "nvlink"
+        if link.count > _MAX_LINKS:
+            return
         if peer.kind == "cpu" and link.kind == "c2c":
             rate_MBps = round(link.bandwidth_GBps * 1000 / link.count)
             if rate_MBps <= _MAX_C2C_MBps:
-                yield XmlNode("c2c", {"bw": str(rate_MBps), "count": str(link.count)})
+                yield Element("c2c", {"bw": str(rate_MBps), "count": str(link.count)})
             return
         counts: Mapping[str, int] = {}
         if peer.family == "nvswitch" or (peer.kind == "cpu" and link.kind == "nvlink"):
             tclass = NVSWITCH_CLASS if peer.kind == "switch" else CPU_CLASS
             counts = _count_targets(link)
         elif peer.kind == "gpu" and link.kind in ("nvlink", "xgmi", "link"):
-            tclass = self._choose_class(peer, str(get_pci_fields(peer).get("class") or ""))
+            tclass = self._choose_class(peer, str(read_pci_details(peer).get("class") or ""))
             counts = {self.addresses[peer.id]: link.count}
         for target, count in counts.items():
-            yield XmlNode(tag, {"target": target, "count": str(count), "tclass": tclass})
+            yield Element(tag, {"target": target, "count": str(count), "tclass": tclass})
+
+
+def _name(ident: str, implied: str) -> dict[str, str]:
+    """Return the attribute with a device's id, none if the reader gives it that name anyway."""
+    return {} if ident == implied else {TOPOPLAN_PREFIX + "id": ident}
 
 
 def _count_targets(link: Link) -> Mapping[str, int]:
@@ -246,13 +246,13 @@ def _count_targets(link: Link) -> Mapping[str, int]:
 # -- properties that NCCL's own elements cannot express -------------------------
 
 
-def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode]:
+def _list_differences(topology: Topology, as_read: Topology) -> Iterator[Element]:
     """Yield the elements that correct the text, read back as `as_read`, to `topology`."""
     for device in topology.devices:
         other = as_read.by_id.get(device.id)
         fields = _get_written_fields(device)
         if other is None or _get_written_fields(other) != fields:
-            yield XmlNode(TOPOPLAN_PREFIX + "device", {"id": device.id, **fields})
+            yield Element(TOPOPLAN_PREFIX + "device", {"id": device.id, **fields})
     links_of_pair, read_links = _group_links(topology), _group_links(as_read)
     for src, dst in dict.fromkeys((*links_of_pair, *read_links)):
         links = links_of_pair.get((src, dst), [])
@@ -260,11 +260,10 @@ def _list_differences(topology: Topology, as_read: Topology) -> Iterator[XmlNode
             continue
         ends = {"src": src, "dst": dst}
         if not links:
-            yield XmlNode(TOPOPLAN_PREFIX + "link", {**ends, "GBps": "0"})
+            yield Element(TOPOPLAN_PREFIX + "link", {**ends, "GBps": "0"})
         for rate, latency, kind, count in links:
-            rates = {"GBps": str(rate), "us": str(latency)}
-            fields = {**ends, **rates, "kind": kind, "count": str(count)}
-            yield XmlNode(TOPOPLAN_PREFIX + "link", fields)
+            fields = {"GBps": str(rate), "us": str(latency), "kind": kind, "count": str(count)}
+            yield Element(TOPOPLAN_PREFIX + "link", {**ends, **fields})
 
 
 def _get_written_fields(device: Device) -> dict[str, str]:

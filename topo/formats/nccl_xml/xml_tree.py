@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from xml.sax.saxutils import escape
 
 from ...errors import InputError
 from ...graph import Device, Topology
 from ...printable import printable
-from ..safe_xml import MAX_DEPTH
-from .partial_topology import TOPOPLAN_PREFIX
+from ..safe_xml import MAX_DEPTH, Element
 
 _ADDRESS = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([01][0-9a-f])\.([0-9a-f])")
 # Larger domains do not fit the ids that NCCL makes of addresses.
 _MAX_DOMAINS = 1 << 20
-# Larger numbers are replaced; Linux numbers at most 1,024 NUMA nodes.
+# Larger numbers are replaced: Linux has at most 1,024 NUMA nodes (CONFIG_NODES_SHIFT is up to 10).
 _MAX_NODES = 1 << 15
 # Room for the elements above and below a chain of switches: system, cpu, pci, nic, net.
 _MAX_SWITCH_DEPTH = MAX_DEPTH - 6
@@ -35,41 +34,13 @@ def quote(value: str) -> str:
     return f'"{text}"'
 
 
-@dataclass(eq=False)
-class XmlNode:
-    """An element to be written."""
-
-    tag: str
-    attributes: dict[str, str]
-    children: list[XmlNode] = field(default_factory=list)
-
-    def name(self, ident: str, implied: str) -> None:
-        """Add a device's id unless the reader would give it that name anyway."""
-        if ident != implied:
-            self.attributes[TOPOPLAN_PREFIX + "id"] = ident
-
-    def format_lines(self, indent: int = 0) -> Iterator[str]:
-        """Yield the element as lines of XML."""
-        head = "  " * indent + " ".join(
-            [f"<{self.tag}", *(f"{k}={quote(v)}" for k, v in self.attributes.items())]
-        )
-        if not self.children:
-            yield head + "/>"
-            return
-        yield head + ">"
-        for child in self.children:
-            yield from child.format_lines(indent + 1)
-        yield "  " * indent + f"</{self.tag}>"
-
-    def walk(self) -> Iterator[XmlNode]:
-        """Yield this element and all below it."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-    def to_text(self) -> str:
-        """Return the element as the text of a file."""
-        return "\n".join(self.format_lines()) + "\n"
+def format_xml(element: Element, indent: str = "") -> str:
+    """Return an element as the text of a file, a line each for its start and its end."""
+    attributes = "".join(f" {k}={quote(v)}" for k, v in element.attributes.items())
+    if not element.children:
+        return f"{indent}<{element.tag}{attributes}/>\n"
+    below = "".join(format_xml(child, indent + "  ") for child in element)
+    return f"{indent}<{element.tag}{attributes}>\n{below}{indent}</{element.tag}>\n"
 
 
 def normalize_address(text: str | None) -> str | None:
@@ -79,12 +50,9 @@ def normalize_address(text: str | None) -> str | None:
     domain is too large for NCCL.
     """
     match = _ADDRESS.fullmatch((text or "").strip().lower())
-    domain = int(match[1] or "0", 16) if match else _MAX_DOMAINS
-    return (
-        f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
-        if match and domain < _MAX_DOMAINS
-        else None
-    )
+    if match and (domain := int(match[1] or "0", 16)) < _MAX_DOMAINS:
+        return f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}"
+    return None
 
 
 @dataclass(frozen=True)
