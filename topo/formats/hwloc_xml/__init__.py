@@ -8,8 +8,7 @@ other information is in `extra["facts"]`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +16,7 @@ from ...errors import InputError
 from ...facts import facts_to_json
 from ...facts.slots import Slot
 from ...graph import Device, Link, Topology, both_directions
-from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, PCIE_GTps, nvswitch_adding
+from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, nvswitch_adding
 from ...names import pick_unused_name
 from ...notes import assumed
 from ..notes import Notes
@@ -36,8 +35,8 @@ from .objects import (
 from .pci import SOURCE, HwlocGpu, HwlocNic, find_gpus, find_nics, find_nvswitches, find_slots
 
 _VERSION = re.compile(r"([1-9][0-9]?)(\.[0-9]{1,4})?")
-# Major versions of the format; hwloc 3 is the newest.
-_KNOWN_VERSIONS = (1, 2, 3)
+# Major version of the format that hwloc 3 writes.
+_NEWEST_VERSION = 3
 _KEPT_OF_NICS = re.compile(r"Address|NodeGUID|SysImageGUID|Port|Port[0-9]{1,3}(State|LID|LMC)")
 _LINK_TOOLS = "hwloc writes NVLinks only where it was built with NVML"
 
@@ -61,19 +60,18 @@ def read(text: str, where: str) -> Topology:
             "in one file, which does not say what joins them; they stand apart",
         )
     readers: list[_Reader] = []
-    nodes = 0
     for machine in machines:
         readers.append(_Reader(root, machine, whole=len(machines) == 1))
-        nodes += len(readers[-1].cpus.nodes)
-        if nodes > MAX_NODES:
+        if sum(len(reader.cpus.nodes) for reader in readers) > MAX_NODES:
             raise machine.element.make_error(
                 f"is one of machines with more than {MAX_NODES} NUMA nodes; these are refused"
             )
-    devices = [device for reader in readers for device in reader.build_devices()]
+    devices = [device for reader in readers for device in reader.devices]
     devices.sort(key=lambda device: device.kind != "gpu")
-    if not any(device.kind == "gpu" for device in devices):
+    if not any(reader.gpus for reader in readers):
         notes.add("no GPUs", "the file lists none, so there is nothing to plan for", "no-gpus")
-    extra: dict[str, Any] = {"notes": notes.format_lines()} if notes.format_lines() else {}
+    lines = notes.format_lines()
+    extra: dict[str, Any] = {"notes": lines} if lines else {}
     if len(machines) == 1:
         extra["facts"] = readers[0].collect_facts()
     try:
@@ -94,10 +92,10 @@ def _read_version(root: Element, notes: Notes) -> tuple[str, int]:
     match = _VERSION.fullmatch(text)
     if match is None:
         raise root.make_error(f"version={text[:40]!r}: expected one such as 2.0")
-    number = int(match.group(1))
-    if number not in _KNOWN_VERSIONS:
-        notes.add("topology", f"version {text} is not known; read as version {_KNOWN_VERSIONS[-1]}")
-    return text, min(number, _KNOWN_VERSIONS[-1])
+    number = int(match[1])
+    if number > _NEWEST_VERSION:
+        notes.add("topology", f"version {text} is not known; read as version {_NEWEST_VERSION}")
+    return text, min(number, _NEWEST_VERSION)
 
 
 class _Reader:
@@ -114,33 +112,30 @@ class _Reader:
         self.links: list[Link] = []
         self._add_pci_tree(find_slots(machine, self.gpus, list(self.nics.values())))
         self.links += join_cpus(self.cpus)
-        gpu_by_gp = {gp: gpu for gpu in self.gpus for gp in _read_gp_indexes(gpu.function)}
-        self.links += MatrixLinkReader(machine, self.cpus, self.gpus, gpu_by_gp, nvswitches).read(
-            matrices
-        )
-        self.nvswitches = list(nvswitches.values())
-
-    def build_devices(self) -> Iterator[Device]:
-        """Yield GPUs, CPUs, PCIe switches, NICs and NVSwitches."""
-        yield from (self._build_gpu(gpu) for gpu in self.gpus)
-        yield from self.cpus.devices
-        yield from self.pcie_switches
-        yield from (self._build_nic(name, nic) for name, nic in self.nics.items())
-        yield from self.nvswitches
+        gpu_by_gp = {
+            number: gpu
+            for gpu in self.gpus
+            for element in (gpu.function.element, *gpu.function.osdevs)
+            if (number := read_gp_index(element)) is not None
+        }
+        self.links += MatrixLinkReader(machine, self.cpus, gpu_by_gp, nvswitches).read(matrices)
+        self.devices = [
+            *map(self._build_gpu, self.gpus),
+            *self.cpus.devices,
+            *self.pcie_switches,
+            *map(self._build_nic, self.nics, self.nics.values()),
+            *nvswitches.values(),
+        ]
 
     def collect_facts(self) -> list[dict[str, Any]]:
         """Return the file's information about the machine, as facts in JSON."""
-        functions = [gpu.function for gpu in self.gpus] + [
-            nic.function for nic in self.nics.values()
-        ]
+        nics = list(self.nics.values())
         nodes = {
-            f.bus_id: node
-            for f in functions
-            if f.bus_id and (node := self._find_node(f)) is not None
+            device.function.bus_id: node
+            for device in (*self.gpus, *nics)
+            if device.function.bus_id and (node := self._find_node(device.function)) is not None
         }
-        return facts_to_json(
-            read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes)
-        )
+        return facts_to_json(read_facts(self.machine, self.cpus, self.gpus, nics, nodes))
 
     # -- positions
 
@@ -160,12 +155,12 @@ class _Reader:
         return near[0].device
 
     def _add_pci_tree(self, slots: list[Slot]) -> None:
-        names: dict[str, list[str]] = {gpu.key: [gpu.id] for gpu in self.gpus}
-        functions: dict[str, PciFunction] = {gpu.key: gpu.function for gpu in self.gpus}
+        names = {gpu.key: [gpu.id] for gpu in self.gpus}
+        functions = {gpu.key: gpu.function for gpu in self.gpus}
         for name, nic in self.nics.items():
             names.setdefault(nic.function.bus_id or "", []).append(name)
             functions.setdefault(nic.function.bus_id or "", nic.function)
-        # the elements of the bridges and leaves that slots name by address
+        # the elements of the bridges that slots name by address
         bridges = {read_bus_id(bridge): bridge for f in functions.values() for bridge in f.bridges}
         # a chain is connected to the CPU near its first leaf: bridges have no NUMA node themselves
         leaf_of = {slot.top: slot.bus_id for slot in reversed(slots) if not slot.is_switch}
@@ -181,52 +176,46 @@ class _Reader:
             for child in [switch] if slot.is_switch else names[slot.bus_id]:
                 self.links += both_directions(self._build_pcie_link(child, parent, slot))
             if slot.is_switch:
-                extra = {"pci": _select_pci_ids(read_pci_ids(bridges[slot.bus_id]))}
-                node = cpu.numa_node
                 self.pcie_switches.append(
-                    Device(switch, "switch", "pcie", False, False, node, slot.bus_id, SOURCE, extra)
+                    Device(
+                        switch,
+                        "switch",
+                        "pcie",
+                        numa_node=cpu.numa_node,
+                        bus_id=slot.bus_id,
+                        source=SOURCE,
+                        extra={"pci": _select_pci_ids(read_pci_ids(bridges[slot.bus_id]))},
+                    )
                 )
         for ports in names.values():
             self.notes.add_shared_ports(ports)
 
     def _build_pcie_link(self, child: str, parent: str, slot: Slot) -> Link:
-        link = slot.link
-        declared = f"{float(PCIE_GTps[link.generation]):g} GT/s x{link.width}"
         source = "hwloc XML, pci_link_speed"
-        if link.assumed:
+        if slot.link.assumed:
             source = assumed("hwloc gives no PCIe speed")
             self.notes.add(
                 child, "no pci_link_speed above it; taken as PCIe Gen3 x16, as NCCL does"
             )
-        extra = {"declared": declared}
         return Link(
             child,
             parent,
-            link.bandwidth_GBps,
+            slot.link.bandwidth_GBps,
             LATENCY_us["pcie"],
             "pcie",
             source=source,
-            extra=extra,
+            extra={"declared": str(slot.link)},
         )
 
     # -- devices
 
     def _build_gpu(self, gpu: HwlocGpu) -> Device:
-        function = gpu.function
-        extra: dict[str, Any] = {
+        own = {
             "name": gpu.infos.get("GPUModel"),
             "uuid": find_uuid(gpu),
             "osdevs": list(gpu.names),
         }
-        extra |= {"pci": _select_pci_ids(function.ids), "root": function.root}
-        extra = {key: value for key, value in extra.items() if value}
-        return Device(
-            gpu.id,
-            numa_node=self._find_node(function),
-            bus_id=function.bus_id,
-            source=SOURCE,
-            extra=extra,
-        )
+        return self._build_function(gpu.id, "gpu", gpu.function, own)
 
     def _name_nics(self, nics: list[HwlocNic]) -> dict[str, HwlocNic]:
         """Return the NICs by their device ids; if names are equal, later ones get a number."""
@@ -239,17 +228,23 @@ class _Reader:
         return by_id
 
     def _build_nic(self, name: str, nic: HwlocNic) -> Device:
-        state, _ = find_port_state(nic.infos)
-        extra: dict[str, Any] = {
-            key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)
+        own = {
+            **{key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)},
+            "state": find_port_state(nic.infos)[0],
+            "interfaces": list(nic.interfaces),
         }
-        extra |= {"state": state, "interfaces": list(nic.interfaces)}
-        extra |= {"pci": _select_pci_ids(nic.function.ids), "root": nic.function.root}
+        return self._build_function(name, "nic", nic.function, own)
+
+    def _build_function(
+        self, name: str, kind: str, function: PciFunction, own: Mapping[str, Any]
+    ) -> Device:
+        """Build the device of a PCI function, with its `own` fields that have a value."""
+        extra = {**own, "pci": _select_pci_ids(function.ids), "root": function.root}
         return Device(
             name,
-            "nic",
-            numa_node=self._find_node(nic.function),
-            bus_id=nic.function.bus_id,
+            kind,
+            numa_node=self._find_node(function),
+            bus_id=function.bus_id,
             source=SOURCE,
             extra={key: value for key, value in extra.items() if value},
         )
@@ -257,29 +252,24 @@ class _Reader:
     def _find_linked_nvswitches(self, matrices: Mapping[str, BandwidthMatrix]) -> dict[int, Device]:
         """Return the NVSwitches that a matrix links, by gp_index, ordered by address."""
         matrix = matrices.get("NVLinkBandwidth")
-        linked = {matrix.objects[i] for pair in matrix.values for i in pair} if matrix else set()
+        linked = {number for pair in matrix.values for number in pair} if matrix else set()
         listed = find_nvswitches(self.machine)
         by_gp: dict[int, Device] = {}
         for function in listed:
             number = read_gp_index(function.element)
             if number is None or number not in linked:
                 continue
-            name = f"{self.machine.prefix}nvswitch{len(by_gp)}"
-            extra = {"pci": _select_pci_ids(function.ids)} if function.ids else {}
-            node = self._find_node(function)
-            generation = NVSWITCH_GENERATIONS.get(
-                function.ids.get("device", "").removeprefix("0x").lower()
-            )
-            adding = nvswitch_adding(generation)
-            switch = Device(
-                name,
+            model = function.ids.get("device", "").removeprefix("0x")
+            by_gp[number] = Device(
+                f"{self.machine.prefix}nvswitch{len(by_gp)}",
                 "switch",
                 "nvswitch",
-                numa_node=node,
+                numa_node=self._find_node(function),
                 bus_id=function.bus_id,
-                in_network=adding,
+                source=SOURCE,
+                extra={"pci": _select_pci_ids(function.ids)} if function.ids else {},
+                in_network=nvswitch_adding(NVSWITCH_GENERATIONS.get(model)),
             )
-            by_gp[number] = replace(switch, source=SOURCE, extra=extra)
         if listed and not by_gp:
             self.notes.add(
                 f"{len(listed)} NVSwitches",
@@ -291,10 +281,3 @@ class _Reader:
 def _select_pci_ids(ids: Mapping[str, str]) -> dict[str, str]:
     """Return the PCI ids that a function's device gets, by the keys of NCCL's XML."""
     return {key: ids[key] for key in ("class", "vendor", "device") if key in ids}
-
-
-def _read_gp_indexes(function: PciFunction) -> Iterator[int]:
-    """Yield the numbers by which matrices may name a PCI function."""
-    for element in (function.element, *function.osdevs):
-        if (number := read_gp_index(element)) is not None:
-            yield number

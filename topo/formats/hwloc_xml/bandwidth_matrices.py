@@ -37,7 +37,7 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True)
 class BandwidthMatrix:
-    """Objects by gp_index, and nonzero MB/s off the diagonal, keyed (row, column)."""
+    """Objects by gp_index, and nonzero MB/s off the diagonal, keyed by two objects."""
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
@@ -90,7 +90,7 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
                 f"{_MAX_MBps}"
             )
         if int(text) and i // size != i % size:
-            nonzero[i // size, i % size] = int(text)
+            nonzero[numbers[i // size], numbers[i % size]] = int(text)
     return BandwidthMatrix(numbers, nonzero)
 
 
@@ -104,37 +104,33 @@ class MatrixLinkReader:
 
     machine: HwlocMachine
     cpus: Cpus
-    gpus: list[HwlocGpu]
     gpu_by_gp: Mapping[int, HwlocGpu]
     switches: Mapping[int, Device]
     links: list[Link] = field(default_factory=list)
 
     def read(self, matrices: Mapping[str, BandwidthMatrix]) -> list[Link]:
         """Return the links in the matrices, and assumed ones between groups of NVSwitches."""
-        hops = self._key_by_objects(matrices.get(_HOPS))
+        hops = matrices[_HOPS].values if _HOPS in matrices else {}
         for name, kind in _KINDS.items():
             if name in matrices:
                 self._read_links(matrices[name], name, kind, hops if kind == "xgmi" else {})
         if "NVLinkBandwidth" in matrices:
-            self.links += join_switch_groups(self.machine, list(self.switches.values()), self.links)
+            names = [device.id for device in self.switches.values()]
+            self.links += join_switch_groups(self.machine, names, self.links)
         return self.links
 
     @cached_property
     def _gpu_by_id(self) -> Mapping[str, HwlocGpu]:
-        return {gpu.id: gpu for gpu in self.gpus}
+        return {gpu.id: gpu for gpu in self.gpu_by_gp.values()}
+
+    @cached_property
+    def _device_ids(self) -> Mapping[int, str]:
+        """The ids of GPUs and NVSwitches by gp_index."""
+        return {n: x.id for n, x in (*self.switches.items(), *self.gpu_by_gp.items())}
 
     @cached_property
     def _switch_ids(self) -> frozenset[str]:
         return frozenset(device.id for device in self.switches.values())
-
-    @staticmethod
-    def _key_by_objects(matrix: BandwidthMatrix | None) -> dict[tuple[int, int], int]:
-        """Return a matrix's values keyed by the gp_index of row and column."""
-        if matrix is None:
-            return {}
-        return {
-            (matrix.objects[i], matrix.objects[j]): value for (i, j), value in matrix.values.items()
-        }
 
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
@@ -148,7 +144,7 @@ class MatrixLinkReader:
             )
             return
         rates: dict[tuple[str, str], int] = {}
-        for pair, value in self._key_by_objects(matrix).items():
+        for pair, value in matrix.values.items():
             ends = self._find_ends(*pair)
             if ends is None:
                 continue
@@ -158,9 +154,8 @@ class MatrixLinkReader:
                 )
                 continue
             earlier = rates.get(ends, 0)
-            rates[ends] = (
-                max(earlier, value) if kind == "xgmi" else earlier + value
-            )  # parts of a GPU share its xGMI
+            # parts of a GPU share its xGMI
+            rates[ends] = max(earlier, value) if kind == "xgmi" else earlier + value
         if kind == "xgmi" and set(rates.values()) == {_CONSTANT_XGMI_MBps}:
             self.machine.notes.add(
                 f"matrix {name}",
@@ -173,38 +168,27 @@ class MatrixLinkReader:
 
         One of them must be a GPU or NVSwitch; the other may be a CPU.
         """
-        first, second = (self._find_device(number) for number in (row, column))
-        if first is None and second is None:
-            return None
-        first, second = (
-            first or self._find_cpu(row, second),
-            second or self._find_cpu(column, first),
-        )
+        first, second = self._device_ids.get(row), self._device_ids.get(column)
+        if first is not None or second is not None:
+            first = first or self._find_cpu(row, second or "")
+            second = second or self._find_cpu(column, first or "")
         return None if first is None or second is None or first == second else (first, second)
 
-    def _find_device(self, number: int) -> str | None:
-        """Return the id of the GPU or NVSwitch with a gp_index, None for other objects."""
-        if (gpu := self.gpu_by_gp.get(number)) is not None:
-            return gpu.id
-        switch = self.switches.get(number)
-        return switch.id if switch is not None else None
-
-    def _find_cpu(self, number: int, other: str | None) -> str | None:
+    def _find_cpu(self, number: int, other: str) -> str | None:
         """Return the CPU of an object; if several, the one near the GPU at the other end."""
         element = self.machine.by_gp[number]
         if element.get("type") in ("Bridge", "PCIDev", "OSDev", "Misc"):
             self.machine.notes.add(
-                str(other), f"has a link to object {number}, a {element.get('type')} that is no GPU"
+                other, f"has a link to object {number}, a {element.get('type')} that is no GPU"
             )
             return None
         near = self.cpus.find_near(element)
-        gpu = self._gpu_by_id.get(other or "")
-        if gpu is not None and len(near) > 1:
-            near_gpu = self.cpus.find_near(gpu.function.near)
+        if other in self._gpu_by_id and len(near) > 1:
+            near_gpu = self.cpus.find_near(self._gpu_by_id[other].function.near)
             near = [node for node in near_gpu if node in near] or near
         if len(near) > 1:
             self.machine.notes.add(
-                str(other),
+                other,
                 f"its links to the CPUs lead to several NUMA nodes; taken for {near[0].device.id}",
             )
         return near[0].device.id
@@ -214,17 +198,16 @@ class MatrixLinkReader:
     ) -> Iterator[Link]:
         """Yield a link for each rate, for both directions if they are equal; note unequal ones."""
         uneven: list[str] = []
-        done: set[tuple[str, str]] = set()
+        left = dict(rates)
         for (src, dst), value in rates.items():
             back = rates.get((dst, src))
             link = self._build_link(src, dst, value, name, kind)
-            if back == value:
-                if (dst, src) not in done:
-                    yield from both_directions(link)
-                done.add((src, dst))
-                continue
-            uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
-            yield link
+            if back != value:
+                uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
+                yield link
+            elif left.pop((src, dst), None):
+                del left[dst, src]
+                yield from both_directions(link)
         if uneven:
             pairs = join_first(uneven, _MAX_NAMED, "; ")
             self.machine.notes.add(
@@ -255,9 +238,7 @@ class MatrixLinkReader:
 # -- links that GPUs do not report
 
 
-def join_switch_groups(
-    machine: HwlocMachine, switches: list[Device], links: list[Link]
-) -> list[Link]:
+def join_switch_groups(machine: HwlocMachine, switches: list[str], links: list[Link]) -> list[Link]:
     """Return assumed links between two equal, unconnected groups of NVSwitches (DGX-2).
 
     Each switch is joined to its counterpart, in the order of addresses, with the total rate of its
@@ -294,24 +275,13 @@ def join_switch_groups(
     return joined
 
 
-def _group_switches(switches: list[Device], links: list[Link]) -> list[list[str]]:
+def _group_switches(switches: list[str], links: list[Link]) -> list[list[str]]:
     """Return the groups of switches that NVLinks connect, in the order of `switches`."""
-    neighbours: dict[str, set[str]] = {}
+    group_of = {name: {name} for name in switches}
     for link in links:
-        if link.kind == "nvlink":
-            neighbours.setdefault(link.src, set()).add(link.dst)
-            neighbours.setdefault(link.dst, set()).add(link.src)
-    names = {device.id for device in switches}
-    groups: list[list[str]] = []
-    seen: set[str] = set()
-    for device in switches:
-        if device.id in seen:
-            continue
-        stack, reached = [device.id], {device.id}
-        while stack:
-            new = neighbours.get(stack.pop(), set()) - reached
-            reached |= new
-            stack += new
-        seen |= reached & names
-        groups.append([d.id for d in switches if d.id in reached])
-    return groups
+        src, dst = (group_of.setdefault(end, {end}) for end in (link.src, link.dst))
+        if link.kind == "nvlink" and src is not dst:
+            src |= dst
+            group_of |= dict.fromkeys(dst, src)
+    groups = {id(group_of[name]): group_of[name] for name in switches}
+    return [[name for name in switches if name in group] for group in groups.values()]

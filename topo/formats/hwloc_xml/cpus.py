@@ -42,21 +42,18 @@ class Cpus:
     """The NUMA nodes of one machine that have CPUs, by number."""
 
     nodes: list[NumaNode]
-    _near: dict[int, list[NumaNode]] = field(default_factory=dict)
+    _near: dict[Element, list[NumaNode]] = field(default_factory=dict)
 
     def find_near(self, element: Element) -> list[NumaNode]:
         """Return the nodes that share CPUs, else memory, with an object; all if it has neither."""
-        nodes = self._near.get(id(element))
-        if nodes is None:
+        if element not in self._near:
             cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
-            nodes = [node for node in self.nodes if node.cpuset & cpuset]
-            nodes = (
-                nodes
+            self._near[element] = (
+                [node for node in self.nodes if node.cpuset & cpuset]
                 or [node for node in self.nodes if nodeset >> (node.number or 0) & 1]
                 or self.nodes
             )
-            self._near[id(element)] = nodes
-        return nodes
+        return self._near[element]
 
     @property
     def devices(self) -> list[Device]:
@@ -72,27 +69,23 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
             f"{machine.prefix}cpu0",
             "no NUMA node is listed; the machine is taken to have one socket",
         )
-        return Cpus(
-            [
-                NumaNode(
-                    None, -1, Device(f"{machine.prefix}cpu0", "cpu", source=assumed(), extra=extra)
-                )
-            ]
-        )
+        cpu = Device(f"{machine.prefix}cpu0", "cpu", source=assumed(), extra=extra)
+        return Cpus([NumaNode(None, -1, cpu)])
     nodes: list[NumaNode] = []
     for number, (element, cpuset) in sorted(_assign_cpus(machine).items()):
-        package = machine.package_of.get(id(element)) or _find_package_below(element)
+        # in version 1 of the format a package may be inside a NUMA node
+        below = (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket"))
+        package = machine.numa[element] or next(below, None)
         socket = read_os_index(package) if package is not None else None
-        node_extra = {"cpus": format_cpu_list(cpuset) or None, "socket": socket}
-        cpu_extra = extra | {key: value for key, value in node_extra.items() if value is not None}
-        name = f"{machine.prefix}cpu{number}"
-        nodes.append(
-            NumaNode(
-                number,
-                cpuset,
-                Device(name, "cpu", numa_node=number, source="hwloc XML", extra=cpu_extra),
-            )
+        own = {"cpus": format_cpu_list(cpuset) or None, "socket": socket}
+        device = Device(
+            f"{machine.prefix}cpu{number}",
+            "cpu",
+            numa_node=number,
+            source="hwloc XML",
+            extra=extra | {key: value for key, value in own.items() if value is not None},
         )
+        nodes.append(NumaNode(number, cpuset, device))
     if len(nodes) > MAX_NODES:
         raise machine.element.make_error(
             f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused"
@@ -123,25 +116,16 @@ def _assign_cpus(machine: HwlocMachine) -> dict[int, tuple[Element, int]]:
     for number in sorted(
         sets, key=lambda n: (bool(numbered[n].get("subtype")), sets[n].bit_count(), n)
     ):
-        if sets[number] & ~taken:
-            assigned[number] = numbered[number], sets[number] & ~taken
-            taken |= sets[number]
+        if own := sets[number] & ~taken:
+            assigned[number] = numbered[number], own
+            taken |= own
     return assigned
-
-
-def _find_package_below(element: Element) -> Element | None:
-    """Return the package inside a NUMA node, as in version 1 of the format; None in later ones."""
-    return next(
-        (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket")), None
-    )
 
 
 def _read_model(machine: HwlocMachine) -> dict[str, str]:
     """Return the model of a machine's CPUs, all of one model, by the keys of NCCL's XML."""
-    cpu_infos = next(
-        (read_infos(package) for package in machine.packages if read_infos(package)), {}
-    )
-    cpu_infos = {**machine.infos, **cpu_infos}
+    of_packages = (infos for package in machine.packages if (infos := read_infos(package)))
+    cpu_infos = {**machine.infos, **next(of_packages, {})}
     model = {word: cpu_infos[key] for word, key in _INFO_KEYS.items() if cpu_infos.get(key)}
     arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""))
     if arch is None and "vendor" in model:

@@ -72,16 +72,12 @@ def read_facts(
         values: dict[Key[Any], Value | None] = {
             keys.GPU_BUS_ID: address,
             keys.GPU_UUID: find_uuid(gpu),
-        }
-        values |= {
             keys.GPU_NAME: gpu.infos.get("GPUModel"),
             keys.GPU_NUMA_NODE: node_of.get(address or ""),
+            keys.GPU_OWN_NUMA_NODE: memory.get(address or ""),
         }
-        values |= {keys.GPU_OWN_NUMA_NODE: memory.get(address or "")}
         facts += _build_facts(gpu_subject(i), values)
-    functions = {
-        f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id
-    }
+    functions = {d.function.bus_id: d.function for d in (*gpus, *nics) if d.function.bus_id}
     for address, function in functions.items():
         facts += _read_function_facts(address, function, node_of)
     for nic in nics:
@@ -100,14 +96,11 @@ def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
     Both are None if no ports are listed.
     """
     ports = sorted(
-        (int(match.group(1)), value)
-        for name, value in infos.items()
-        if (match := _PORT.fullmatch(name))
+        (int(match[1]), value) for name, value in infos.items() if (match := _PORT.fullmatch(name))
     )
     if not ports:
         return None, None
-    states = [value for _, value in ports]
-    state = "4" if "4" in states else states[0]
+    state = next((value for _, value in ports if value == "4"), ports[0][1])
     return _STATES.get(state, state), len(ports)
 
 
@@ -120,8 +113,8 @@ def _read_function_facts(
 ) -> Iterator[Fact]:
     """Yield the facts of a PCI function and of the bridges above it."""
     chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
-    values: dict[Key[Any], Value | None] = {key: function.ids.get(key) for key in _IDS}
-    values |= {
+    values: dict[Key[Any], Value | None] = {
+        **{key: function.ids.get(key) for key in _IDS},
         keys.PCI_NUMA_NODE: node_of.get(address),
         keys.PCI_BRIDGES: chain,
         keys.PCI_ROOT: function.root,
@@ -151,7 +144,7 @@ def _find_gpu_memory(machine: HwlocMachine) -> dict[str, int]:
     """Return the numbers of the NUMA nodes that are memory of GPUs, by the GPU's address."""
     node_of_gpu: dict[str, int] = {}
     for element in machine.numa:
-        address, number = read_infos(element).get("PCIBusID", "").lower(), read_os_index(element)
-        if address and number is not None:
+        address = read_infos(element).get("PCIBusID", "").lower()
+        if address and (number := read_os_index(element)) is not None:
             node_of_gpu[address] = number
     return node_of_gpu

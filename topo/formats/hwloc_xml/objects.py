@@ -20,7 +20,8 @@ MAX_INDEX = 2**32 - 1
 
 NVIDIA, AMD = "0x10de", "0x1002"
 
-_BUS_ID = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-9a-f])", re.IGNORECASE)
+_OBJECT_ID = re.compile(r"obj([0-9]{1,19})(?=[0-9]*$)")
+_BUS_ID = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])", re.IGNORECASE)
 _BUSES = re.compile(r"([0-9a-f]{1,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]", re.IGNORECASE)
 _IDS = r"\[([0-9a-f]{4}):([0-9a-f]{4})\]"
 _PCI_TYPE = re.compile(
@@ -59,14 +60,8 @@ def read_gp_index(element: Element) -> int | None:
 
     Version 3 also has it in the id.
     """
-    number = element.get_integer("gp_index", maximum=2**63)
-    if (
-        number is None
-        and (name := element.get("id") or "").startswith("obj")
-        and name[3:].isdecimal()
-    ):
-        return int(name[3:22])
-    return number
+    match = _OBJECT_ID.match(element.get("id") or "")
+    return element.get_integer("gp_index", int(match[1]) if match else None, maximum=2**63)
 
 
 def read_os_index(element: Element) -> int | None:
@@ -89,9 +84,9 @@ def parse_bits(element: Element, key: str) -> int:
     return int("".join([word.removeprefix("0x").zfill(8) for word in words.split(",")]), 16)
 
 
-def has_bits(element: Element, *keys: str) -> bool:
-    """Return whether one of an object's sets is not empty."""
-    return any(_ANY_BIT.search(element.get(key) or "") for key in keys)
+def has_bits(element: Element) -> bool:
+    """Return whether an object has CPUs or memory: its cpuset or nodeset is not empty."""
+    return any(_ANY_BIT.search(element.get(key) or "") for key in ("cpuset", "nodeset"))
 
 
 def format_cpu_list(number: int) -> str:
@@ -105,12 +100,13 @@ def read_bus_id(element: Element) -> str:
 
     Raise InputError if it has none.
     """
-    match = _BUS_ID.fullmatch(element.get("pci_busid") or "")
+    text = element.get("pci_busid") or ""
+    match = _BUS_ID.fullmatch(text)
     if match is None:
-        text = (element.get("pci_busid") or "")[:40]
-        raise element.make_error(f"pci_busid={text!r}: expected an address such as 0000:3b:00.0")
-    domain, bus, device, function = match.groups()
-    return f"{int(domain, 16):04x}:{bus}:{device}.{function}".lower()
+        raise element.make_error(
+            f"pci_busid={text[:40]!r}: expected an address such as 0000:3b:00.0"
+        )
+    return f"{int(match[1], 16):04x}:{match[2]}".lower()
 
 
 def read_root_name(element: Element) -> str | None:
@@ -175,6 +171,16 @@ class PciFunction:
     near: Element
     osdevs: list[Element] = field(default_factory=list)
 
+    @property
+    def osdev_names(self) -> list[str]:
+        """The names of the OS devices, empty where there is none."""
+        return [osdev.get("name") or "" for osdev in self.osdevs]
+
+    @property
+    def address_key(self) -> tuple[int, str]:
+        """The key that sorts functions by address, those of longer domains last."""
+        return len(self.bus_id or ""), self.bus_id or ""
+
     def has_class(self, *prefixes: str) -> bool:
         """Return whether the PCI class starts with one of `prefixes`, such as 0x02."""
         return self.ids.get("class", "").startswith(prefixes)
@@ -184,7 +190,7 @@ class PciFunction:
 class HwlocMachine:
     """A Machine object: NUMA nodes, PCI functions, and the OS devices on none of them (`loose`).
 
-    `package_of` maps a NUMA node's identity to its package; `by_gp` maps a gp_index to its object.
+    `numa` maps each node to the package around it, if any, `by_gp` a gp_index to its object.
     """
 
     element: Element
@@ -192,12 +198,10 @@ class HwlocMachine:
     version: int
     notes: Notes
     infos: Mapping[str, str]
-    numa: list[Element] = field(default_factory=list)
-    package_of: dict[int, Element] = field(default_factory=dict)
+    numa: dict[Element, Element | None] = field(default_factory=dict)
     packages: list[Element] = field(default_factory=list)
     functions: list[PciFunction] = field(default_factory=list)
     loose: list[PciFunction] = field(default_factory=list)
-    near_of: dict[int, Element] = field(default_factory=dict)
     by_gp: dict[int, Element] = field(default_factory=dict)
 
     def read(self) -> HwlocMachine:
@@ -205,15 +209,13 @@ class HwlocMachine:
 
         Raise InputError for malformed objects.
         """
-        self._index(self.element, self.element)
+        self._index(self.element)
         self._read_below(self.element, self.element, (), None, None)
         return self
 
-    def _index(self, element: Element, near: Element) -> None:
-        """Record an object by its gp_index, with the closest object that has CPUs."""
+    def _index(self, element: Element) -> None:
         if (number := read_gp_index(element)) is not None:
             self.by_gp.setdefault(number, element)
-        self.near_of[id(element)] = near
 
     def _read_below(
         self,
@@ -226,48 +228,30 @@ class HwlocMachine:
         """Read the objects below one: packages, NUMA nodes, and devices with the bridges above."""
         for element in iterate_objects(above):
             kind = element.get("type")
-            if kind in ("Bridge", "PCIDev", "OSDev", "Misc"):
-                self._index(element, near)
-                self._read_io(element, near, bridges, root, package)
-                continue
-            inside = element if has_bits(element, "cpuset", "nodeset") else near
-            self._index(element, inside)
-            below = element if kind in ("Package", "Socket") else package
-            if below is element:
-                self.packages.append(element)
-            if kind == "NUMANode":
-                self.numa.append(element)
-                if package is not None:
-                    self.package_of[id(element)] = package
-            self._read_below(element, inside, (), None, below)
-
-    def _read_io(
-        self,
-        element: Element,
-        near: Element,
-        bridges: tuple[Element, ...],
-        root: str | None,
-        package: Element | None,
-    ) -> None:
-        """Read a bridge, PCI function or OS device and all objects below it."""
-        kind = element.get("type")
-        if kind == "Bridge":
-            if element.get("pci_busid") is None:
+            self._index(element)
+            if kind == "Bridge" and element.get("pci_busid") is None:
                 self._read_below(element, near, (), read_root_name(element), package)
+            elif kind in ("Bridge", "Misc"):
+                chain = (*bridges, element) if kind == "Bridge" else bridges
+                self._read_below(element, near, chain, root, package)
+            elif kind == "PCIDev":
+                osdevs = [inner for inner in element.walk() if inner.get("type") == "OSDev"]
+                bus_id, ids = read_bus_id(element), read_pci_ids(element)
+                for inner in osdevs:
+                    self._index(inner)
+                self.functions.append(
+                    PciFunction(element, bus_id, ids, bridges, root, near, osdevs)
+                )
+            elif kind == "OSDev":
+                self.loose.append(PciFunction(element, None, {}, (), None, near, [element]))
             else:
-                self._read_below(element, near, (*bridges, element), root, package)
-        elif kind == "PCIDev":
-            function = PciFunction(
-                element, read_bus_id(element), read_pci_ids(element), bridges, root, near
-            )
-            function.osdevs = [inner for inner in element.walk() if inner.get("type") == "OSDev"]
-            for inner in function.osdevs:
-                self._index(inner, near)
-            self.functions.append(function)
-        elif kind == "OSDev":
-            self.loose.append(PciFunction(element, None, {}, (), None, near, [element]))
-        else:
-            self._read_below(element, near, bridges, root, package)
+                if kind == "NUMANode":
+                    self.numa[element] = package
+                is_package = kind in ("Package", "Socket")
+                if is_package:
+                    self.packages.append(element)
+                inside = element if has_bits(element) else near
+                self._read_below(element, inside, (), None, element if is_package else package)
 
 
 def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
@@ -284,13 +268,11 @@ def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachin
             f"holds {len(elements)} machines; more than {MAX_MACHINES} are refused"
         )
     shared = {} if len(elements) > 1 else read_infos(root)
-    machines = []
-    for i, element in enumerate(elements):
-        prefix = f"host{i}/" if len(elements) > 1 else ""
-        machines.append(
-            HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read()
-        )
-    return machines
+    prefixes = [f"host{i}/" for i in range(len(elements))] if len(elements) > 1 else [""]
+    return [
+        HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read()
+        for element, prefix in zip(elements, prefixes, strict=True)
+    ]
 
 
 def _find_outermost_machines(element: Element) -> Iterator[Element]:

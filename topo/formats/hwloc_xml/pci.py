@@ -15,7 +15,7 @@ from functools import lru_cache
 from ...facts import Fact, Facts, keys
 from ...facts.keys import pci_subject
 from ...facts.slots import Slot, list_slots
-from ...hardware import PCIE_GTps
+from ...hardware import PCIE_GTps, PcieLink
 from ..safe_xml import Element
 from .objects import (
     AMD,
@@ -79,25 +79,22 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     vendor's tool lists others.
     """
     # a vendor's tool that lists any GPU lists all: that vendor's other display adapters are no GPUs
-    osdev_names = [osdev.get("name") or "" for f in machine.functions for osdev in f.osdevs]
-    osdev_names += [f.element.get("name") or "" for f in machine.loose]
+    listed_names = [n for f in (*machine.functions, *machine.loose) for n in f.osdev_names]
     listing_vendors = {
         vendor
         for vendor, tool in _DRIVER.items()
-        if any(re.match(tool + "[0-9]", n) for n in osdev_names)
+        if any(re.match(tool + "[0-9]", name) for name in listed_names)
     }
     functions = [f for f in machine.functions if _is_gpu(machine, f, listing_vendors)]
     # version 1 may list GPUs outside the PCI tree as well; those that are also in it count once
-    names_on_pci = {
-        name for f in functions for osdev in f.osdevs for name in [osdev.get("name") or ""]
-    }
+    names_on_pci = {name for f in functions for name in f.osdev_names}
     tools = ("nvml", "rsmi") if listing_vendors else ("cuda",)
     functions += [
         f
         for f in machine.loose
-        if (name := f.element.get("name") or "").startswith(tools)
-        and _COMPUTE.fullmatch(name)
-        and name not in names_on_pci
+        if f.osdev_names[0].startswith(tools)
+        and _COMPUTE.fullmatch(f.osdev_names[0])
+        and f.osdev_names[0] not in names_on_pci
     ]
     if len(functions) > MAX_DEVICES:
         raise machine.element.make_error(
@@ -106,18 +103,13 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     functions.sort(key=_sort_key)
     gpus = []
     for i, function in enumerate(functions):
-        names = tuple(
-            osdev.get("name") or ""
-            for osdev in function.osdevs
-            if _match_compute_name(osdev.get("name"))
-        )
+        names = tuple(name for name in function.osdev_names if _COMPUTE.fullmatch(name))
         gpu_infos: dict[str, str] = {}
         for osdev in sorted(function.osdevs, key=lambda osdev: _rank_tool(osdev.get("name"))):
             gpu_infos = read_infos(osdev) | gpu_infos
         gpus.append(HwlocGpu(f"{machine.prefix}gpu{i}", function, names, gpu_infos))
         _note_oddities(machine, gpus[-1])
-    makers = dict.fromkeys(gpu.function.ids.get("vendor") for gpu in gpus)
-    if len(makers.keys() - {None}) > 1:
+    if len({gpu.function.ids.get("vendor") for gpu in gpus} - {None}) > 1:
         listed = ", ".join(
             f"{gpu.id} ({gpu.function.ids.get('vendor')})" for gpu in gpus[:_MAX_NAMED]
         )
@@ -127,37 +119,24 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
     return gpus
 
 
-def _match_compute_name(name: str | None) -> re.Match[str] | None:
-    return _COMPUTE.fullmatch(name or "")
-
-
 def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
     """Return whether a PCI function is a GPU that can be a rank; note adapters that are not."""
-    if any(
-        (match := _match_compute_name(osdev.get("name"))) and match.group(1) != "opencl"
-        for osdev in function.osdevs
-    ):
+    matches = [_COMPUTE.fullmatch(name) for name in function.osdev_names]
+    tools = {match[1] for match in matches if match}
+    is_display = function.has_class(*_GPU_CLASSES)
+    if tools - {"opencl"} or (tools and is_display):
         return True
     vendor = function.ids.get("vendor")
-    if not function.has_class(*_GPU_CLASSES):
-        return False
-    if any(_match_compute_name(osdev.get("name")) for osdev in function.osdevs):
-        return True
-    if vendor not in _DRIVER:
+    if not is_display or vendor not in _DRIVER:
         return False
     if vendor in listing:
-        machine.notes.add(
-            str(function.bus_id),
-            f"a display adapter or GPU that {_DRIVER[vendor].upper()} does not list; it is no rank",
-        )
-        return False
-    if vendor == AMD and function.has_class(_VGA) and _is_off_pcie(machine, function):
-        machine.notes.add(
-            str(function.bus_id),
-            "a display adapter of AMD (ATI) without PCI Express; it is no rank",
-        )
-        return False
-    return True
+        doubt = f"a display adapter or GPU that {_DRIVER[vendor].upper()} does not list"
+    elif vendor == AMD and function.has_class(_VGA) and _is_off_pcie(machine, function):
+        doubt = "a display adapter of AMD (ATI) without PCI Express"
+    else:
+        return True
+    machine.notes.add(str(function.bus_id), f"{doubt}; it is no rank")
+    return False
 
 
 def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
@@ -170,26 +149,23 @@ def _is_off_pcie(machine: HwlocMachine, function: PciFunction) -> bool:
         function.bridges and ":00." not in (function.bus_id or ":00.")[4:]
     ):
         return True
-    return find_lanes(read_link_GBps(function.element)) is None and any(
+    return find_link(read_link_GBps(function.element)) is None and any(
         read_link_GBps(f.element) for f in machine.functions
     )
 
 
 def _rank_tool(name: str | None) -> tuple[int, int]:
     """Return the sort key of a tool's device: NVML, ROCm SMI, CUDA, Level Zero, then its number."""
-    match = _match_compute_name(name)
-    if match is None or match.group(1) == "opencl":
+    match = _COMPUTE.fullmatch(name or "")
+    if match is None or match[1] == "opencl":
         return 9, _UNLISTED
-    return ("nvml", "rsmi", "cuda", "ze").index(match.group(1)), int(match.group(2))
+    return ("nvml", "rsmi", "cuda", "ze").index(match[1]), int(match[2])
 
 
 def _sort_key(function: PciFunction) -> tuple[tuple[int, int], tuple[int, str]]:
     """Return the sort key of a GPU: its tools' numbers, then its address."""
-    address = function.bus_id or ""
-    return min((_rank_tool(o.get("name")) for o in function.osdevs), default=(9, _UNLISTED)), (
-        len(address),
-        address,
-    )
+    first_tool = min(map(_rank_tool, function.osdev_names), default=(9, _UNLISTED))
+    return first_tool, function.address_key
 
 
 def _note_oddities(machine: HwlocMachine, gpu: HwlocGpu) -> None:
@@ -217,19 +193,15 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
             for kind in ("openfabrics", "network")
         )
         interfaces = tuple(str(osdev.get("name")) for osdev in nets) if rdma else ()
-        for osdev in rdma or nets:
-            nics.append(
-                HwlocNic(
-                    str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev)
-                )
-            )
+        nics += [
+            HwlocNic(str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev))
+            for osdev in rdma or nets
+        ]
     if len(nics) > MAX_DEVICES:
         raise machine.element.make_error(
             f"has {len(nics)} network devices; more than {MAX_DEVICES} are refused"
         )
-    return sorted(
-        nics, key=lambda nic: (len(nic.function.bus_id or ""), nic.function.bus_id or "", nic.name)
-    )
+    return sorted(nics, key=lambda nic: (nic.function.address_key, nic.name))
 
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
@@ -240,39 +212,35 @@ def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
         if f.element.get("subtype") == "NVSwitch"
         or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
     ]
-    return sorted(functions, key=lambda f: (len(f.bus_id or ""), f.bus_id or ""))
+    return sorted(functions, key=lambda f: f.address_key)
 
 
 # -- the tree
 
 
-def _raw_lane_GBps(generation: int) -> Fraction:
-    """Return hwloc's rate of a lane in one direction, in GB/s.
-
-    It takes off the encoding, but not the overhead of packets.
-    """
-    encoding = (
-        Fraction(8, 10)
-        if generation <= 2
-        else Fraction(128, 130)
-        if generation <= 5
-        else Fraction(242, 256)
-    )
-    return PCIE_GTps[generation] * encoding / 8
-
-
-_RAW_GBps = {(g, width): _raw_lane_GBps(g) * width for width in _WIDTHS for g in PCIE_GTps}
+# The part of a lane's bits that are data, by generation: hwloc's rates take off the encoding, but
+# not the overhead of packets.
+_ENCODING = {
+    **dict.fromkeys((1, 2), Fraction(8, 10)),
+    **dict.fromkeys((3, 4, 5), Fraction(128, 130)),
+    6: Fraction(242, 256),
+}
+_RAW_GBps = {
+    PcieLink(g, width): PCIE_GTps[g] * _ENCODING[g] / 8 * width
+    for width in _WIDTHS
+    for g in PCIE_GTps
+}
 
 
 @lru_cache(maxsize=1024)
-def find_lanes(raw_GBps: Fraction) -> tuple[int, int] | None:
-    """Return the generation and width with the nearest raw rate, None if none is within 2 %."""
+def find_link(raw_GBps: Fraction) -> PcieLink | None:
+    """Return the PCIe link with the nearest raw rate, None if none is within 2 %."""
     near = {
-        pair: abs(raw_GBps - rate)
-        for pair, rate in _RAW_GBps.items()
+        link: abs(raw_GBps - rate)
+        for link, rate in _RAW_GBps.items()
         if abs(raw_GBps - rate) * 50 <= rate
     }
-    return min(near, key=lambda pair: near[pair], default=None)
+    return min(near, key=lambda link: near[link], default=None)
 
 
 def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
@@ -280,30 +248,20 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }
-    _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
-    facts: dict[str, tuple[Fact, ...]] = {}
+    _refuse_shared_addresses([device.function for device in (*gpus, *nics)])
+    facts: list[Fact] = []
+    first_leaf: dict[str, str] = {}
     is_gpu = {gpu.key for gpu in gpus}
     least_generation = _find_least_generations(gpus)
     for key, function in leaves.items():
-        chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
-        facts[key] = (
-            Fact(pci_subject(key), keys.PCI_BRIDGES, chain, SOURCE),
-            *_read_leaf_speed(machine, key, function, key in is_gpu),
-        )
-        for bridge, address in zip(function.bridges, chain, strict=True):
-            facts.setdefault(
-                address,
-                tuple(
-                    _read_bridge_speed(
-                        machine, address, read_link_GBps(bridge), least_generation.get(address, 0)
-                    )
-                ),
-            )
-    return list(
-        list_slots(
-            Facts(tuple(fact for of_address in facts.values() for fact in of_address)), leaves
-        )
-    )
+        chain = {read_bus_id(bridge): bridge for bridge in function.bridges}
+        facts.append(Fact(pci_subject(key), keys.PCI_BRIDGES, tuple(chain), SOURCE))
+        facts += _read_leaf_speed(machine, key, function, key in is_gpu)
+        for address, bridge in chain.items():
+            if first_leaf.setdefault(address, key) == key:  # each bridge once
+                below = least_generation.get(address, 0)
+                facts += _read_bridge_speed(machine, address, bridge, below)
+    return list(list_slots(Facts(tuple(facts)), leaves))
 
 
 def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
@@ -324,17 +282,16 @@ def _read_leaf_speed(
 ) -> Iterator[Fact]:
     """Yield the facts of a GPU's or NIC's link; note idle GPUs and placeholders."""
     raw_GBps = read_link_GBps(function.element) if function.bus_id is not None else Fraction(0)
-    pair = find_lanes(raw_GBps)
-    if is_gpu and pair == (1, 1):
+    link = find_link(raw_GBps)
+    if is_gpu and link == PcieLink(1, 1):
         machine.notes.add(
             key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account"
         )
         return
-    if is_gpu and pair is not None and pair[0] <= 2:
-        speed = f"{float(PCIE_GTps[pair[0]]):g} GT/s x{pair[1]}"
+    if is_gpu and link is not None and link.generation <= 2:
         machine.notes.add(
             key,
-            f"its PCIe link was at {speed} when hwloc ran; idle GPUs clock down, so it may be "
+            f"its PCIe link was at {link} when hwloc ran; idle GPUs clock down, so it may be "
             "faster",
         )
     yield from _build_speed_facts(machine, key, raw_GBps)
@@ -344,26 +301,25 @@ def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
     """Return the lowest generation of the GPUs below each bridge, by its address."""
     least: dict[str, int] = {}
     for gpu in gpus:
-        pair = find_lanes(read_link_GBps(gpu.function.element))
-        if pair is None:
-            continue
-        for address in map(read_bus_id, gpu.function.bridges):
-            least[address] = min(least.get(address, pair[0]), pair[0])
+        if link := find_link(read_link_GBps(gpu.function.element)):
+            for address in map(read_bus_id, gpu.function.bridges):
+                least[address] = min(least.get(address, link.generation), link.generation)
     return least
 
 
 def _read_bridge_speed(
-    machine: HwlocMachine, key: str, raw_GBps: Fraction, below: int
+    machine: HwlocMachine, key: str, bridge: Element, below: int
 ) -> Iterator[Fact]:
     """Yield the facts of a bridge's link; note an idle link.
 
     GPUs report their best speed, bridges the current one.
     """
-    pair = find_lanes(raw_GBps)
-    if pair is not None and 1 == pair[0] < below and pair[1] > 1:
+    raw_GBps = read_link_GBps(bridge)
+    link = find_link(raw_GBps)
+    if link is not None and 1 == link.generation < below and link.width > 1:
         machine.notes.add(
             key,
-            f"its PCIe link was at 2.5 GT/s x{pair[1]} when hwloc ran, and GPUs below declare "
+            f"its PCIe link was at {link} when hwloc ran, and GPUs below declare "
             f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
         )
     yield from _build_speed_facts(machine, key, raw_GBps)
@@ -371,16 +327,11 @@ def _read_bridge_speed(
 
 def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
     """Yield the generation and width of a raw rate as facts, nothing if PCIe has no such rate."""
-    pair = find_lanes(raw_GBps)
-    if pair is None:
-        if raw_GBps:
-            machine.notes.add(
-                key,
-                f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account",
-            )
-        return
-    generation, width = pair
-    yield Fact(
-        pci_subject(key), keys.PCI_MAX_LINK_SPEED, f"{float(PCIE_GTps[generation]):g} GT/s", SOURCE
-    )
-    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, width, SOURCE)
+    if link := find_link(raw_GBps):
+        speed = f"{float(PCIE_GTps[link.generation]):g} GT/s"
+        yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, speed, SOURCE)
+        yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
+    elif raw_GBps:
+        machine.notes.add(
+            key, f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account"
+        )
