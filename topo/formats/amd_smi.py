@@ -32,7 +32,7 @@ from ..notes import assumed
 
 # No machine has as many GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256
-# Five tables of 256 rows take some 1,300 lines; the rest allows for text around them.
+# Five tables of 256 rows take some 1,300 lines. The room for other text is chosen.
 MAX_LINES = 100_000
 TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
 
@@ -57,7 +57,7 @@ _NUMA = re.compile(
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 # Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
-# rocm-smi gives an xGMI hop the weight 15 and prints sums.
+# The recorded texts give one xGMI hop the weight 15; that weights add up over hops is assumed.
 _WEIGHT_OF_A_HOP = 15
 # Number of GPUs on an MI300X board, each joined to all others.
 _MESH = 8
@@ -195,7 +195,6 @@ def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
 
 
 def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> Iterator[Link]:
-    """Yield the links of each pair that xGMI joins directly."""
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
     is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
     rate, source = (
@@ -234,12 +233,8 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     """
     if output.nodes:
         return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
-    by_pcie = [
-        (a, b)
-        for a, b in combinations(output.names, 2)
-        if output.get_cell(TYPE, a, b).upper() == "PCIE"
-    ]
-    if not by_pcie:
+    pairs = combinations(output.names, 2)
+    if not any(output.get_cell(TYPE, *pair).upper() == "PCIE" for pair in pairs):
         notes.append(
             "NUMA nodes and PCIe are not listed, so no CPUs are here; rocm-smi --showtopo prints "
             "the nodes"
@@ -264,17 +259,15 @@ def _join_pcie(
     output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]
 ) -> Iterator[Link]:
     """Yield the links from GPUs to their CPUs, and those between CPUs."""
-    slot = pcie_link(None, None)
     for name, node in nodes.items():
-        source = assumed("Gen3 x16, as RCCL takes PCIe links that are not known")
         yield from both_directions(
             Link(
                 ids[name],
                 f"cpu{node}",
-                slot.bandwidth_GBps,
+                pcie_link(None, None).bandwidth_GBps,
                 LATENCY_us["pcie"],
                 "pcie",
-                source=source,
+                source=assumed("Gen3 x16, as RCCL takes PCIe links that are not known"),
             )
         )
     for a, b in combinations(dict.fromkeys(nodes.values()), 2):

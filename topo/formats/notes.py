@@ -22,8 +22,10 @@ class Notes:
     def add_shared_ports(self, ports: list[str]) -> None:
         """Note that several NICs are ports of one adapter; a single one is not noted."""
         if len(ports) > 1:
-            doubt = "ports of one adapter: they share one PCI link, though each is given it all"
-            self.add(" and ".join(ports), doubt)
+            self.add(
+                " and ".join(ports),
+                "ports of one adapter: they share one PCI link, though each is given it all",
+            )
 
     def format_lines(self) -> list[Note]:
         """Return one note for each doubt; its line names the first few things it is about."""

@@ -1,23 +1,38 @@
 """Read clusters from the files of schedulers and clouds: hosts and the switches above them.
 
-These files do not describe a host itself; the caller must give its topology, a box.
+These files do not describe a host itself; the caller must give its topology, a box. Every host is
+the same box behind network switches. Links between switches get assumed rates, since no file gives
+any.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import PurePath
 
+from ...derived.hosts import NETWORK, group_by_host, join_hosts
+from ...devices import Device, Link, both_directions
 from ...errors import InputError
 from ...graph import Topology
+from ...hardware import LATENCY_us
+from ...names import pick_unused_name
+from ...notes import Note, assumed
+from ...presets import PRESETS, preset
+from ...topology_file import MAX_DEVICES, MAX_LINKS
 from . import kubernetes, layers, slurm_conf
-from .build import Box, build, read_box
 from .cluster import Cluster
 
 __all__ = ["CLUSTER_FORMATS", "Box", "ClusterFormat", "read_box", "read_cluster"]
 
 # Characters at the start of a text in which its format is detected.
 _SNIFF_CHARACTERS = 64 * 2**10
+# Files do not give the rates of uplinks; one carries the rate of the hosts below, divided by this.
+# Chosen, not measured.
+OVERSUBSCRIBED = 2
+_SOURCE = assumed(f"1/{OVERSUBSCRIBED} of what the hosts below send")
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class ClusterFormat:
     """
 
     name: str
-    starts: Callable[[str], bool]
+    starts: Callable[[str], object]
     read: Callable[[str, str], Cluster]
     whole: bool = False
 
@@ -41,10 +56,10 @@ def _read_yaml(text: str, where: str) -> Cluster:
 
 # Formats that locate hosts, in the order in which they are tried.
 CLUSTER_FORMATS = (
-    ClusterFormat(layers.TOPOGRAPH, layers.looks_like_topograph, layers.read_topograph),
-    ClusterFormat("kubectl get nodes -o json", kubernetes.looks_like, kubernetes.read),
-    ClusterFormat(slurm_conf.CONF, slurm_conf.looks_like_conf, slurm_conf.read_conf),
-    ClusterFormat(slurm_conf.YAML, slurm_conf.looks_like_yaml, _read_yaml),
+    ClusterFormat(layers.TOPOGRAPH, layers.TOPOGRAPH_START.match, layers.read_topograph),
+    ClusterFormat("kubectl get nodes -o json", kubernetes.START.match, kubernetes.read),
+    ClusterFormat(slurm_conf.CONF, slurm_conf.CONF_START.match, slurm_conf.read_conf),
+    ClusterFormat(slurm_conf.YAML, slurm_conf.YAML_START.match, _read_yaml),
     ClusterFormat(
         "a list of hosts (first line: host rack spine)",
         layers.looks_like_list,
@@ -80,4 +95,136 @@ def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
             "cluster with its box as JSON",
             parameter="box",
         )
-    return build(cluster, box)
+    return _build(cluster, box)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A host: its devices, its links, and its links into the network, to a switch named later."""
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    uplinks: tuple[Link, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def rate_GBps(self) -> Fraction:
+        """The rate at which the host can send into the network over all its links, in GB/s."""
+        return sum((link.bandwidth_GBps for link in self.uplinks), Fraction(0))
+
+
+def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
+    """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
+
+    Presets of several boxes define how each is joined to the network. A box from a file is joined
+    by its NICs of known speed; if there are none, the rate is assumed as when hosts are joined.
+    Raise InputError if the argument names anything but one host with GPUs.
+    """
+    entry = PRESETS.get(argument)
+    if entry is not None and entry.size == "boxes":
+        boxes = preset(f"{argument}:2")
+        first = {d.id: d for d in boxes.devices if d.extra.get("box") == 0}
+        links = [link for link in boxes.links if link.src in first]
+        return Box(
+            argument,
+            tuple(first.values()),
+            tuple(link for link in links if link.dst in first),
+            tuple(link for link in links if link.dst == NETWORK),
+        )
+    machine = resolve(argument)
+    if not machine.ranks:
+        raise InputError(
+            f"{argument}: it has no GPU; a box is one host with its GPUs", parameter="box"
+        )
+    hosts = len(group_by_host([machine.by_id[gpu] for gpu in machine.ranks]))
+    if hosts > 1 or NETWORK in machine.by_id:
+        raise InputError(
+            f"{argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100",
+            parameter="box",
+        )
+    locations = [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
+    joined = join_hosts([machine, machine], locations)
+    assumptions = [note for note in joined.notes if note.kind == "network-rate-assumed"][:1]
+    return Box(
+        argument,
+        machine.devices,
+        machine.links,
+        tuple(
+            replace(link, src=link.src.removeprefix("host0/"))
+            for link in joined.links
+            if link.dst == NETWORK and link.src.startswith("host0/")
+        ),
+        tuple(note.with_text(f"every host: {note.detail}") for note in assumptions),
+    )
+
+
+def _build(cluster: Cluster, box: Box) -> Topology:
+    """Build the topology of a cluster in which each host is a `box`.
+
+    Ranks follow the file's order, host by host. Device `gpu3` of host node7 is `node7/gpu3`, and
+    its field `host` names the host. Hosts are connected to their switch by the box's links into the
+    network. A link from a switch to one above it is assumed to carry half of the rate at which the
+    hosts below can send, and at least the rate of one host. Raise InputError if the result is
+    larger than a topology may be.
+    """
+    devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)
+    links = len(cluster.hosts) * (len(box.links) + 2 * len(box.uplinks))
+    links += 2 * sum(map(len, cluster.above.values()))
+    if devices > MAX_DEVICES or links > MAX_LINKS:
+        raise InputError(
+            f"{cluster.where}: {len(cluster.hosts)} hosts, each {box.name}, are {devices} devices "
+            f"and {links} links; more than {MAX_DEVICES} and {MAX_LINKS} are refused: give the "
+            "part of the cluster that the job runs on"
+        )
+    # a switch keeps its name: names of other devices contain a slash
+    ids: dict[str, str] = {}
+    for name in cluster.above:
+        ids[name] = pick_unused_name(name, ids.values())
+    gpus: list[Device] = []
+    others: list[Device] = []
+    wires: list[Link] = []
+    for name, host in cluster.hosts.items():
+        for device in box.devices:
+            extra = {k: v for k, v in device.extra.items() if k not in ("box", "host")}
+            own = replace(device, id=f"{name}/{device.id}", extra={**extra, "host": name})
+            (gpus if device.kind == "gpu" else others).append(own)
+        wires += [
+            replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links
+        ]
+        for link in box.uplinks:
+            wires += both_directions(replace(link, src=f"{name}/{link.src}", dst=ids[host.switch]))
+    below = Counter(
+        switch for host in cluster.hosts.values() for switch in cluster.find_above({host.switch})
+    )
+    for child, parents in cluster.above.items():
+        carried = max(Fraction(below[child], OVERSUBSCRIBED), Fraction(1))
+        for parent in parents:
+            rate = box.rate_GBps * carried / len(parents)
+            wires += both_directions(
+                Link(
+                    ids[child],
+                    ids[parent],
+                    rate,
+                    LATENCY_us["network"],
+                    "network",
+                    source=_SOURCE,
+                )
+            )
+    switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
+    notes = [*cluster.notes, *box.notes]
+    if any(cluster.above.values()):
+        notes.append(
+            Note(
+                f"no file gives the links between switches: taken to carry 1/{OVERSUBSCRIBED} of "
+                "the hosts' GB/s into the network",
+                "network-rate-assumed",
+            )
+        )
+    return Topology(
+        PurePath(cluster.where).name,
+        (*gpus, *others, *switches),
+        tuple(wires),
+        f"{cluster.what}; every host taken to be {box.name}",
+        {"hosts": list(cluster.hosts), "notes": notes},
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 from ...errors import InputError
 from ...names import join_first
@@ -97,8 +98,9 @@ class Cluster:
             self.add_switch(network, self.where)
             for top in tops:
                 self.put_below(top, network, self.where)
-            names = join_first(tops, _MAX_NAMED)
-            self.notes.append(f"{names}: assumed to be joined by one network")
+            self.notes.append(
+                f"{join_first(tops, _MAX_NAMED)}: assumed to be joined by one network"
+            )
 
     def finish(self) -> Cluster:
         """Check the cluster, drop switches without hosts and merge equivalent ones.
@@ -129,25 +131,14 @@ class Cluster:
         return reached
 
     def _refuse_circles(self) -> None:
-        done: set[str] = set()
-        for start in self.above:
-            path: dict[str, None] = {}
-            stack: list[tuple[str, bool]] = [(start, False)]
-            while stack:
-                name, is_left = stack.pop()
-                if is_left:
-                    del path[name]
-                    done.add(name)
-                elif name in path:
-                    circle = list(path)[list(path).index(name) :]
-                    place = self.above[circle[-1]][name]
-                    raise InputError(
-                        f"{place}: switches in a circle: {' below '.join([*circle, name])}; a "
-                        "tree has none"
-                    )
-                elif name not in done:
-                    path[name] = None
-                    stack += [(name, True), *((parent, False) for parent in self.above[name])]
+        try:
+            TopologicalSorter(self.above).prepare()
+        except CycleError as error:
+            circle = error.args[1][::-1]  # each below the next
+            place = self.above[circle[-2]][circle[-1]]
+            raise InputError(
+                f"{place}: switches in a circle: {' below '.join(circle)}; a tree has none"
+            ) from None
 
     def _merge_planes(self) -> None:
         """Merge switches above the same switches, since they share traffic.
@@ -161,8 +152,7 @@ class Cluster:
                 if children:
                     key = (*sorted(children), "", *sorted(self.above[name]))
                     alike[key].append(name)
-            planes = [names for names in alike.values() if len(names) > 1]
-            planes = [names for names in planes if not hosting & set(names)]
+            planes = [x for x in alike.values() if len(x) > 1 and hosting.isdisjoint(x)]
             if not planes:
                 return
             for names in planes:
@@ -170,11 +160,10 @@ class Cluster:
                     f"{join_first(names, _MAX_NAMED)}: above the same switches; taken as one, "
                     f"{names[0]}: data is spread over them"
                 )
-                for parents in self.above.values():
-                    for name in names[1:]:
-                        parents.pop(name, None)
                 for name in names[1:]:
                     del self.above[name]
+                    for parents in self.above.values():
+                        parents.pop(name, None)
 
     def _list_below(self) -> Mapping[str, list[str]]:
         below: dict[str, list[str]] = {name: [] for name in self.above}
@@ -185,13 +174,11 @@ class Cluster:
 
     def _refuse_parts(self) -> None:
         below, first = self._list_below(), next(iter(self.hosts))
-        joined = {self.hosts[first].switch}
-        stack = list(joined)
-        while stack:
-            name = stack.pop()
-            near = [n for n in (*below[name], *self.above[name]) if n not in joined]
-            joined.update(near)
-            stack += near
+        joined: set[str] = set()
+        fresh = {self.hosts[first].switch}
+        while fresh:
+            joined |= fresh
+            fresh = {n for name in fresh for n in (*below[name], *self.above[name])} - joined
         for name, host in self.hosts.items():
             if host.switch not in joined:
                 raise InputError(

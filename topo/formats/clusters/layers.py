@@ -19,10 +19,9 @@ from ...schema import Identifier, read_as
 from .cluster import Cluster
 
 TOPOGRAPH = "topograph's graph JSON"
-_TOPOGRAPH_START = re.compile(r'\{\s*"instances"\s*:')
-# Characters of JSON: 16,384 hosts with their tiers take about 2 MB.
-_MAX_JSON = 5_000_000
-_LIST = "a list of hosts"
+TOPOGRAPH_START = re.compile(r'\{\s*"instances"\s*:')
+# Far more than 16,384 hosts with their tiers and labels have; chosen, not measured.
+_MAX_JSON_VALUES = 5_000_000
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEADING = "host"
 # Longer texts are no list of at most MAX_HOSTS hosts, and checking all their lines is slow.
@@ -45,11 +44,6 @@ class Graph(Struct):
     instances: Annotated[list[Instance], Meta(min_length=1)]
 
 
-def looks_like_topograph(text: str) -> bool:
-    """Return whether a text is topograph's JSON, by its first field."""
-    return _TOPOGRAPH_START.match(text) is not None
-
-
 def read_topograph(text: str, where: str) -> Cluster:
     """Read topograph's JSON.
 
@@ -65,7 +59,7 @@ def read_topograph(text: str, where: str) -> Cluster:
 def parse_json(text: str, where: str) -> object:
     """Parse JSON text. Raise InputError if it is malformed."""
     try:
-        return load_json(text, _MAX_JSON)
+        return load_json(text, _MAX_JSON_VALUES)
     except ValueError as error:
         raise InputError(f"{where}: malformed JSON: {error}") from None
 
@@ -77,13 +71,12 @@ def looks_like_list(text: str) -> bool:
     least two, and some lines share their last name.
     """
     rows = [words for _, words in _list_lines(text)] if len(text) <= _MAX_LIST_CHARACTERS else []
-    if not rows:
+    if not rows or len(rows[0]) == 1:
         return False
-    if rows[0][0].lower() == _HEADING and len(rows[0]) > 1 and all(map(_WORD.fullmatch, rows[0])):
+    if rows[0][0].lower() == _HEADING and all(map(_WORD.fullmatch, rows[0])):
         return True
     return (
-        len(rows[0]) > 1
-        and all(len(row) == len(rows[0]) for row in rows)
+        all(len(row) == len(rows[0]) for row in rows)
         and len({row[-1] for row in rows}) < len(rows)
         and not any("X" in row for row in rows)  # the diagonal of nvidia-smi's matrix
         and all(_WORD.fullmatch(word) for row in rows for word in row)
@@ -108,7 +101,7 @@ def read_list(text: str, where: str) -> Cluster:
                 "give each host all tiers"
             )
         rows.append((words[0], tuple(words[1:]), place))
-    return build_cluster(Cluster(_LIST, where), rows, qualify=False)
+    return build_cluster(Cluster("a list of hosts", where), rows, qualify=False)
 
 
 def _list_lines(text: str) -> list[tuple[int, list[str]]]:
@@ -164,12 +157,7 @@ def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
 def drop_single_tiers(rows: list[Row]) -> list[Row]:
     """Drop tiers in which every host is alone, or which group hosts as the tier before does."""
     depths = range(min((len(path) for _, path, _ in rows), default=0))
-    used: list[int] = []
-    before = len(rows)
-    for depth in depths:
-        parts = len({path[depth:] for _, path, _ in rows})
-        if parts < before:
-            used.append(depth)
-            before = parts
-    used = used or list(depths[-1:])
+    # the number of parts never grows from one tier to the next
+    parts = [len(rows), *(len({path[depth:] for _, path, _ in rows}) for depth in depths)]
+    used = [depth for depth in depths if parts[depth + 1] < parts[depth]] or depths[-1:]
     return [(name, tuple(path[depth] for depth in used), place) for name, path, place in rows]

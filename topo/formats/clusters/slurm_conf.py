@@ -11,8 +11,8 @@ from ...errors import InputError
 from .cluster import MAX_HOSTS, Cluster
 
 CONF, YAML = "Slurm's topology.conf", "Slurm's topology.yaml"
-_YAML_START = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
-_CONF_START = re.compile(
+YAML_START = re.compile(r"(?:\s|#[^\n]*(?:\n|$)|---[^\n]*(?:\n|$))*-\s+topology\s*:")
+CONF_START = re.compile(
     r"(?:\s|#[^\n]*(?:\n|$))*(SwitchName|BlockName|BlockSizes)\s*=", re.IGNORECASE
 )
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)\s*")
@@ -25,16 +25,10 @@ _LINES: dict[str, tuple[str, tuple[str, ...]]] = {
 # Parts of a host list: text with an optional bracket, and a range in a bracket.
 _PIECE = re.compile(r"([^\[\],]*)(?:\[([^\[\]]*)\])?")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # outside brackets
 
-
-def looks_like_conf(text: str) -> bool:
-    """Return whether a text is a topology.conf, by its first line."""
-    return _CONF_START.match(text) is not None
-
-
-def looks_like_yaml(text: str) -> bool:
-    """Return whether a text is a topology.yaml, by its first line; slurm_yaml.py reads it."""
-    return _YAML_START.match(text) is not None
+# A switch, the lists of hosts and of switches below it, if any, and the place in the file.
+SwitchRow = tuple[str, "str | None", "str | None", str]
 
 
 def read_conf(text: str, where: str) -> Cluster:
@@ -43,7 +37,7 @@ def read_conf(text: str, where: str) -> Cluster:
     Raise InputError that names file and line.
     """
     cluster = Cluster(CONF, where)
-    children: list[tuple[str, list[str], str]] = []
+    switches: list[SwitchRow] = []
     blocks: list[str] = []
     sizes: list[int] = []
     for place, kind, fields in _read_lines(text, where):
@@ -51,18 +45,14 @@ def read_conf(text: str, where: str) -> Cluster:
             sizes = read_block_sizes(fields[kind].split(","), place)
             continue
         name = fields[kind]
-        cluster.add_switch(name, place, once=True)
         blocks += [name] if kind == "blockname" else []
-        if "nodes" not in fields and "switches" not in fields:
+        if not fields.keys() & {"nodes", "switches"}:
             raise InputError(
                 f"{place}: {_LINES[kind][0]}={name} names nothing below it; expected Nodes= or "
                 "Switches="
             )
-        for host in expand_hostlist(fields["nodes"], place) if "nodes" in fields else ():
-            cluster.add_host(host, name, place)
-        if "switches" in fields:
-            children.append((name, expand_hostlist(fields["switches"], place), place))
-    put_children(cluster, children)
+        switches.append((name, fields.get("nodes"), fields.get("switches"), place))
+    add_switches(cluster, switches)
     if blocks and len(blocks) < len(cluster.above):
         raise InputError(
             f"{where}: SwitchName and BlockName in one file; it is of topology/tree or of "
@@ -73,14 +63,18 @@ def read_conf(text: str, where: str) -> Cluster:
     return cluster.finish()
 
 
-def put_children(cluster: Cluster, children: list[tuple[str, list[str], str]]) -> None:
-    """Put each switch below the switch that lists it.
+def add_switches(cluster: Cluster, switches: list[SwitchRow]) -> None:
+    """Add switches with the hosts and switches below them.
 
-    The items of `children` are (switch, names below it, place). Raise InputError for a name that no
-    line describes.
+    Raise InputError for a switch that is there twice, and for one below another that no line
+    describes.
     """
-    for parent, names, place in children:
-        for name in names:
+    for name, hosts, _, place in switches:
+        cluster.add_switch(name, place, once=True)
+        for host in () if hosts is None else expand_hostlist(hosts, place):
+            cluster.add_host(host, name, place)
+    for parent, _, children, place in switches:
+        for name in () if children is None else expand_hostlist(children, place):
             if name not in cluster.above:
                 raise InputError(
                     f"{place}: switch {parent} has {name!r:.60} below it, which no line "
@@ -112,14 +106,12 @@ def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
     level = blocks
     for number, size in enumerate(sizes[1:]):
         each = size // sizes[number]
-        upper = []
-        for first in range(0, len(level), each):
-            name = f"blocks-of-{size}-{first // each}"
+        groups = [level[first : first + each] for first in range(0, len(level), each)]
+        level = [f"blocks-of-{size}-{i}" for i in range(len(groups))]
+        for name, group in zip(level, groups, strict=True):
             cluster.add_switch(name, cluster.where, once=True)
-            upper.append(name)
-            for below in level[first : first + each]:
+            for below in group:
                 cluster.put_below(below, name, cluster.where)
-        level = upper
     cluster.join_tops()
 
 
@@ -180,7 +172,9 @@ def expand_hostlist(text: str, place: str) -> list[str]:
     Raise InputError that names the place for a malformed list.
     """
     names: list[str] = []
-    for part in _split_list(text, place):
+    if not text.strip():
+        raise _make_list_error(text, place)
+    for part in map(str.strip, _COMMA.split(text)):
         pieces: list[list[str]] = []
         at = 0
         while at < len(part):
@@ -198,21 +192,6 @@ def expand_hostlist(text: str, place: str) -> list[str]:
             )
         names += map("".join, product(*pieces))
     return names
-
-
-def _split_list(text: str, place: str) -> Iterator[str]:
-    """Yield the parts between commas outside brackets."""
-    depth, start = 0, 0
-    for at, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if depth not in (0, 1):
-            raise _make_list_error(text, place)
-        if character == "," and not depth:
-            yield text[start:at].strip()
-            start = at + 1
-    if depth or not text.strip():
-        raise _make_list_error(text, place)
-    yield text[start:].strip()
 
 
 def _expand_ranges(text: str, part: str, place: str) -> list[str]:

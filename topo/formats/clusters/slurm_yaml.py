@@ -8,7 +8,7 @@ import yaml
 
 from ...errors import InputError
 from .cluster import Cluster
-from .slurm_conf import YAML, expand_hostlist, join_blocks, put_children, read_block_sizes
+from .slurm_conf import YAML, SwitchRow, add_switches, join_blocks, read_block_sizes
 
 # Bounds the time of the parser in Python, 9 s for a file of 500 KB.
 _MAX_CHARACTERS = 2**19
@@ -50,13 +50,11 @@ def read(text: str, where: str) -> Cluster:
         ) from None
     except ValueError as error:
         raise InputError(f"{where}: no YAML: {error}") from None
-    entries = [_Map(item, where) for item in _list(root, where, "topologies")]
+    entries = (_Map(item, where) for item in _list(root, where, "topologies"))
     kind, chosen = _choose([entry for entry in entries if entry.fields], where)
     cluster = Cluster(YAML, where)
-    if kind == "tree":
-        _read_tree(cluster, chosen)
-    else:
-        _read_blocks(cluster, chosen)
+    add_hosts = _read_tree if kind == "tree" else _read_blocks
+    add_hosts(cluster, chosen)
     return cluster.finish()
 
 
@@ -66,7 +64,10 @@ def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
     If there is only one topology, it is the default.
     """
     defaults = [
-        e for e in entries if e.read("cluster_default", "false").lower() in ("true", "yes", "on")
+        entry
+        for entry in entries
+        if "cluster_default" in entry.fields
+        and entry.read("cluster_default").lower() in ("true", "yes", "on")
     ]
     if not defaults and len(entries) != 1:
         names = ", ".join(e.read("topology") for e in entries[:4])
@@ -85,40 +86,31 @@ def _choose(entries: list[_Map], where: str) -> tuple[str, _Map]:
 
 
 def _read_tree(cluster: Cluster, tree: _Map) -> None:
-    children: list[tuple[str, list[str], str]] = []
+    switches: list[SwitchRow] = []
     for item in tree.list("switches"):
         name = item.read("switch")
-        cluster.add_switch(name, item.place, once=True)
-        if "nodes" not in item.fields and "children" not in item.fields:
+        hosts, children = (
+            item.read(key) if key in item.fields else None for key in ("nodes", "children")
+        )
+        if hosts is None and children is None:
             raise InputError(
                 f"{item.place}: switch {name} names nothing below it; expected nodes: or children:"
             )
-        for host in (
-            expand_hostlist(item.read("nodes"), item.place) if "nodes" in item.fields else ()
-        ):
-            cluster.add_host(host, name, item.place)
-        if "children" in item.fields:
-            children.append((name, expand_hostlist(item.read("children"), item.place), item.place))
-    put_children(cluster, children)
+        switches.append((name, hosts, children, item.place))
+    add_switches(cluster, switches)
 
 
 def _read_blocks(cluster: Cluster, block: _Map) -> None:
     sizes = []
-    if "block_sizes" in block.fields:
-        node = block.fields["block_sizes"]
-        texts = [
-            _text(n, cluster.where, "block_sizes")
-            for n in _list(node, cluster.where, "block_sizes")
-        ]
+    if node := block.fields.get("block_sizes"):
+        items = _list(node, cluster.where, "block_sizes")
+        texts = [_text(item, cluster.where, "block_sizes") for item in items]
         sizes = read_block_sizes(texts, f"{cluster.where}: line {node.start_mark.line + 1}")
-    names = []
-    for item in block.list("blocks"):
-        name = item.read("block")
-        cluster.add_switch(name, item.place, once=True)
-        names.append(name)
-        for host in expand_hostlist(item.read("nodes"), item.place):
-            cluster.add_host(host, name, item.place)
-    join_blocks(cluster, names, sizes)
+    blocks: list[SwitchRow] = [
+        (item.read("block"), item.read("nodes"), None, item.place) for item in block.list("blocks")
+    ]
+    add_switches(cluster, blocks)
+    join_blocks(cluster, [name for name, *_ in blocks], sizes)
 
 
 class _Map:
@@ -139,20 +131,19 @@ class _Map:
             fields[name] = value
         self.fields: Mapping[str, yaml.Node] = fields
 
-    def read(self, name: str, default: str | None = None) -> str:
-        """Return a field's text."""
-        if name not in self.fields:
-            if default is None:
-                raise InputError(f"{self.place}: {name}: is missing; add it")
-            return default
-        return _text(self.fields[name], self.where, name)
-
-    def list(self, name: str) -> Iterator[_Map]:
-        """Yield a field's items."""
+    def find(self, name: str) -> yaml.Node:
+        """Return a field. Raise InputError if it is missing."""
         if name not in self.fields:
             raise InputError(f"{self.place}: {name}: is missing; add it")
-        for item in _list(self.fields[name], self.where, name):
-            yield _Map(item, self.where)
+        return self.fields[name]
+
+    def read(self, name: str) -> str:
+        """Return a field's text."""
+        return _text(self.find(name), self.where, name)
+
+    def list(self, name: str) -> Iterator[_Map]:
+        """Iterate over a field's items."""
+        return (_Map(item, self.where) for item in _list(self.find(name), self.where, name))
 
 
 def _text(node: yaml.Node, where: str, what: str) -> str:

@@ -131,9 +131,9 @@ class _Reader:
         """Return the file's information about the machine, as facts in JSON."""
         nics = list(self.nics.values())
         nodes = {
-            device.function.bus_id: node
-            for device in (*self.gpus, *nics)
-            if device.function.bus_id and (node := self._find_node(device.function)) is not None
+            device.bus_id: device.numa_node
+            for device in self.devices
+            if device.kind in ("gpu", "nic") and device.bus_id and device.numa_node is not None
         }
         return facts_to_json(read_facts(self.machine, self.cpus, self.gpus, nics, nodes))
 

@@ -126,7 +126,8 @@ class MatrixLinkReader:
     @cached_property
     def _device_ids(self) -> Mapping[int, str]:
         """The ids of GPUs and NVSwitches by gp_index."""
-        return {n: x.id for n, x in (*self.switches.items(), *self.gpu_by_gp.items())}
+        switch_ids = {number: switch.id for number, switch in self.switches.items()}
+        return switch_ids | {number: gpu.id for number, gpu in self.gpu_by_gp.items()}
 
     @cached_property
     def _switch_ids(self) -> frozenset[str]:
@@ -217,8 +218,15 @@ class MatrixLinkReader:
     def _build_link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
         switched = not self._switch_ids.isdisjoint((src, dst))
         count = self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1
-        latency = LATENCY_us["nvswitch" if switched else kind]
-        return Link(src, dst, Fraction(value, 1000), latency, kind, count, f"hwloc XML, {name}")
+        return Link(
+            src,
+            dst,
+            Fraction(value, 1000),
+            LATENCY_us["nvswitch" if switched else kind],
+            kind,
+            count,
+            f"hwloc XML, {name}",
+        )
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
         """Return the number of NVLinks that a rate represents, by the GPU's model.

@@ -77,7 +77,9 @@ def read_facts(
             keys.GPU_OWN_NUMA_NODE: memory.get(address or ""),
         }
         facts += _build_facts(gpu_subject(i), values)
-    functions = {d.function.bus_id: d.function for d in (*gpus, *nics) if d.function.bus_id}
+    functions = {
+        f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id
+    }
     for address, function in functions.items():
         facts += _read_function_facts(address, function, node_of)
     for nic in nics:
@@ -111,7 +113,6 @@ def _build_facts(subject: str, values: Mapping[Key[Any], Value | None]) -> Itera
 def _read_function_facts(
     address: str, function: PciFunction, node_of: Mapping[str, int]
 ) -> Iterator[Fact]:
-    """Yield the facts of a PCI function and of the bridges above it."""
     chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
     values: dict[Key[Any], Value | None] = {
         **{key: function.ids.get(key) for key in _IDS},

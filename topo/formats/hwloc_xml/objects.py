@@ -144,8 +144,13 @@ def read_pci_ids(element: Element) -> dict[str, str]:
     kind, vendor, device, sub_vendor, sub_device, interface = (
         group and f"0x{group.lower()}" for group in match.groups()
     )
-    ids = {"class": f"{kind}{(interface or '0x00')[2:]}", "vendor": vendor, "device": device}
-    return ids | {"subsystem_vendor": sub_vendor, "subsystem_device": sub_device}
+    return {
+        "class": f"{kind}{(interface or '0x00')[2:]}",
+        "vendor": vendor,
+        "device": device,
+        "subsystem_vendor": sub_vendor,
+        "subsystem_device": sub_device,
+    }
 
 
 def is_osdev(element: Element, version: int, *kinds: str) -> bool:

@@ -248,7 +248,7 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }
-    _refuse_shared_addresses([device.function for device in (*gpus, *nics)])
+    _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
     facts: list[Fact] = []
     first_leaf: dict[str, str] = {}
     is_gpu = {gpu.key for gpu in gpus}

@@ -155,7 +155,6 @@ def _get_rate_GBps(partial: PartialTopology, gpu: GpuElement, kind: str, end: st
 
 
 def _read_c2c_links(gpu: GpuElement) -> Iterator[Link]:
-    """Yield the links between a GPU and its CPU, in both directions."""
     cpu, source = gpu.position.cpu, "bw x count of the c2c element"
     for element in gpu.element.select("c2c") if cpu is not None else ():
         count = element.get_integer("count", 1, maximum=_MAX_LINKS) or 0

@@ -227,7 +227,6 @@ def _build_slot(address: str, pci_class: str, link: PcieLink, below: list[Elemen
 
 
 def _match_fastest(below: list[Element]) -> PcieLink:
-    """Return a link that matches the fastest device below a switch."""
     fastest = max(pcie_generation(node.get("link_speed")) or 0 for node in below)
     return PcieLink(fastest, 16, ("as the fastest device below",))
 

@@ -60,8 +60,9 @@ def write_all(topology: Topology) -> str:
 
 def is_amd(topology: Topology) -> bool:
     """Return whether the machine's library is RCCL."""
-    has_xgmi = any(x.kind == "xgmi" for x in topology.links)
-    return has_xgmi or any("gcn" in d.extra for d in topology.devices)
+    return any(x.kind == "xgmi" for x in topology.links) or any(
+        "gcn" in d.extra for d in topology.devices
+    )
 
 
 def choose_gpu_class(topology: Topology) -> str:
@@ -111,10 +112,9 @@ class _XmlWriter:
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
         made_up = make_up_cpu(self.topology, cpu, listed)
-        own_name = _name(cpu.id, f"cpu{numa}")
         return Element(
             "cpu",
-            {"numaid": str(numa), **listed, **made_up, **own_name},
+            {"numaid": str(numa), **listed, **made_up, **_name(cpu.id, f"cpu{numa}")},
             self._build_below(self.tree.children[cpu.id], cpu),
         )
 

@@ -6,15 +6,18 @@ of a topology read from such a text is assumed, and its source says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import PurePath
 
 from ...derived.hosts import join_hosts
 from ...errors import InputError
-from ...facts import Fact, Facts, facts_to_json
+from ...facts import Fact, Facts, facts_to_json, keys, load_facts
+from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
-from ...matrix import ConnectionFinder
+from ...matrix import LABELS, ConnectionFinder
 from ...notes import Note
 from .cells import list_some, read_cells
 from .facts import MAX_PAIRED, SOURCE, build_matrix_facts, build_p2p_facts, is_p2p, read_affinities
@@ -28,9 +31,16 @@ from .nvlink_output import (
     match_peers,
 )
 from .other_links import join_other_links
-from .parser import GPU_NAME, LabelMatrix, NvlinkListing, SmiOutput, looks_like, parse_output
+from .parser import (
+    GPU_NAME,
+    RANGES,
+    LabelMatrix,
+    NvlinkListing,
+    SmiOutput,
+    looks_like,
+    parse_output,
+)
 from .pcie_tree import infer_pcie_tree, list_matrix_devices
-from .writer import write
 
 __all__ = ["looks_like", "read", "write"]
 
@@ -45,6 +55,18 @@ _NO_NVLINKS = Note(
 )
 # Labels of nvidia-smi for which topo/matrix.py has another word.
 _LABEL_OF_SMI = {"C2C": "LNK"}
+_LEGEND = {
+    "X": "Self",
+    "SYS": "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., "
+    "QPI/UPI)",
+    "NODE": "Connection traversing PCIe as well as the interconnect between PCIe Host Bridges "
+    "within a NUMA node",
+    "PHB": "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
+    "PXB": "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
+    "PIX": "Connection traversing at most a single PCIe bridge",
+    "NV#": "Connection traversing a bonded set of # NVLinks",
+}
+_GPU_ID = re.compile(r"gpu(\d{1,6})")
 
 
 def read(text: str, where: str) -> Topology:
@@ -96,20 +118,19 @@ def _read_hosts(text: str, matrices: list[LabelMatrix], where: str) -> Topology:
             f"{where}: the same matrix {len(matrices)} times, with more than {_MAX_DEVICES} "
             "devices together; give topo-probe one host, or a file for each"
         )
-    lines, starts = text.split("\n"), [matrix.start - 1 for matrix in matrices]
     stem = PurePath(where).stem or where
+    lines, cuts = text.split("\n"), [0, *(matrix.start - 1 for matrix in matrices[1:]), None]
     hosts = [
         replace(read("\n".join(lines[start:end]), where), name=matrix.host or f"{stem} {i}")
-        for i, (start, end, matrix) in enumerate(
-            zip([0, *starts[1:]], [*starts[1:], None], matrices, strict=True)
-        )
+        for i, (matrix, (start, end)) in enumerate(zip(matrices, pairwise(cuts), strict=True))
     ]
     joined = join_hosts(hosts, name=stem)
-    note = (
+    notes = [
         f"the same matrix {len(matrices)} times: taken for {len(matrices)} hosts; if all are of "
-        "one machine, keep only one"
-    )
-    return replace(joined, extra={**joined.extra, "notes": [note, *joined.extra["notes"]]})
+        "one machine, keep only one",
+        *joined.extra["notes"],
+    ]
+    return replace(joined, extra={**joined.extra, "notes": notes})
 
 
 def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) -> Topology:
@@ -170,11 +191,7 @@ def _read_matrix(
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
     named = {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
-    devices = [
-        replace(device, extra={**device.extra, **named.get(device.id, {})})
-        for device in list_matrix_devices(inferred)
-    ]
-    devices += inferred.devices
+    devices = [*list_matrix_devices(inferred, named), *inferred.devices]
     notes += _find_mismatches(Topology("labels", tuple(devices), tuple(inferred.links)), inferred)
     sources = [SOURCE, "topo -p2p"] if p2p else [SOURCE]
     return _build(where, devices, inferred.links, notes, listings, facts, sources)
@@ -194,20 +211,18 @@ def _build(
     A last note lists the assumed rates.
     """
     has_rates = any(any(listing.speed.values()) for listing in listings.values())
-    assumed = "all rates but those of NVLinks" if has_rates else "all rates"
     notes.append(
-        f"labels are not bandwidths: {assumed} are assumed; topo-probe can measure the real ones"
+        f"labels are not bandwidths: all rates{' but those of NVLinks' if has_rates else ''} are "
+        "assumed; topo-probe can measure the real ones"
     )
-    if any(listing.remote for listing in listings.values()):
-        sources = [*sources, REMOTE]
-    if any(listing.speed for listing in listings.values()):
-        sources = [*sources, STATUS]
+    remote = (REMOTE for listing in listings.values() if listing.remote)
+    status = (STATUS for listing in listings.values() if listing.speed)
     every = Facts((*facts, *build_nvlink_facts(listings)))
     return Topology(
         PurePath(where).stem or where,
         tuple(devices),
         tuple(links),
-        ", ".join(sources),
+        ", ".join(dict.fromkeys((*sources, *remote, *status))),
         {"notes": notes, "facts": facts_to_json(every)},
     )
 
@@ -235,3 +250,85 @@ def _find_mismatches(topology: Topology, inferred: InferredTopology) -> list[str
         "the labels are no hierarchy of switches and CPUs; the nearest is taken, which differs in "
         f"{list_some(odd, 3)}"
     ]
+
+
+def write(topology: Topology) -> str:
+    """Write the topology as `nvidia-smi topo -m` prints a machine: labels, affinities, legends.
+
+    GPUs have the numbers in their ids if all are `gpuN`, else their ranks. For routes without a
+    label of nvidia-smi, topo/matrix.py has labels (XGMI#, LNK, SW, NET, DIS), which the legend
+    explains. `read` restores the properties for which the format has room: writing the topology
+    that it reads gives the same text.
+    """
+    connections, facts = ConnectionFinder(topology), load_facts(topology.extra, topology.name)
+    names = {ident: f"GPU{rank}" for rank, ident in enumerate(topology.ranks)}
+    if all(_GPU_ID.fullmatch(ident) for ident in names):
+        names = {ident: ident.upper() for ident in names}
+    nics = [device.id for device in topology.devices if device.kind == "nic"]
+    names |= {nic: f"NIC{i}" for i, nic in enumerate(nics)}
+    labels = {src: [connections.find(src, dst).label for dst in names] for src in names}
+    lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
+    for ident, name in names.items():
+        cells = [f" {label} " if label == "X" else label for label in labels[ident]]
+        if ident not in nics:
+            cells += _write_affinities(topology, connections, facts, topology.by_id[ident])
+        lines.append("\t".join((name, *cells)))
+    own = {re.sub(r"\d+$", "#", x) for row in labels.values() for x in row} - _LEGEND.keys()
+    legend = _LEGEND | {x: f"{LABELS[x]} (a label of topoplan)" for x in LABELS if x in own}
+    lines += ["", "Legend:", ""]
+    lines += [f"  {label:4} = {meaning}" for label, meaning in legend.items()]
+    if nics:
+        lines += ["", "NIC Legend:", ""]
+        lines += [f"  {names[nic]}: {' '.join(nic.split())}" for nic in nics]
+    return "\n".join(lines) + "\n"
+
+
+def _write_affinities(
+    topology: Topology, connections: ConnectionFinder, facts: Facts, gpu: Device
+) -> tuple[str, ...]:
+    """Return a GPU's CPU affinity, NUMA affinity, an empty field, and its memory's NUMA node.
+
+    nvidia-smi aligns the columns with the empty field.
+    """
+    match = _GPU_ID.fullmatch(gpu.id)
+    subject = gpu_subject(match.group(1)) if match else ""
+    cpu = _find_nearest_cpu(topology, connections, gpu)
+    cpus = (
+        facts.get_text(subject, keys.GPU_CPU_AFFINITY),
+        gpu.extra.get("cpus"),
+        cpu and cpu.extra.get("cpus"),
+    )
+    nodes = (
+        facts.get_text(subject, keys.GPU_NUMA_NODE),
+        gpu.numa_node,
+        cpu and cpu.numa_node,
+    )
+    own_node = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
+    return _choose_first(cpus), _choose_first(nodes), "", _choose_first((own_node,))
+
+
+def _choose_first(values: tuple[object, ...]) -> str:
+    """Return the first value that is a number or a list of ranges, N/A if there is none."""
+    texts = ("".join(str(value).split()) for value in values if value is not None)
+    return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
+
+
+def _find_nearest_cpu(
+    topology: Topology, connections: ConnectionFinder, gpu: Device
+) -> Device | None:
+    """Return the CPU that a GPU reaches over the fewest links, else the one of its NUMA node.
+
+    None if there is neither.
+    """
+    cpus = [device for device in topology.devices if device.kind == "cpu"]
+    lengths = {
+        cpu.id: len(route)
+        for cpu in cpus
+        if (route := connections.route(gpu.id, cpu.id)) is not None
+    }
+    if lengths:
+        return topology.by_id[min(lengths, key=lambda ident: lengths[ident])]
+    same_node = (
+        cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node
+    )
+    return next(same_node, None)

@@ -16,7 +16,7 @@ PCIE_LABELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 BONDED = re.compile(r"(NV|XGMI)([1-9][0-9]{0,3})")
 _OTHER_LABELS = ("C2C", "LNK", "SW", "NET", "DIS")
-_OLD_LABELS = {"SOC": "SYS"}  # "socket": before drivers distinguished NODE from SYS
+_OLD_SYS = "SOC"  # "socket": before drivers distinguished NODE from SYS
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ class Cells:
     def find_with(self, i: int, *labels: str) -> int:
         """Return the set of devices that have one of the labels with i."""
         return unite(self.with_label[label][i] for label in labels)
+
+    def find_around(self, group: int, *labels: str) -> int:
+        """Return the set of devices that have one of the labels with a device of a set."""
+        return unite(self.find_with(i, *labels) for i in iterate_members(group))
+
+    def find_classes(self, among: int, label: str) -> list[int]:
+        """Return the sets of devices that `label` or nearer ones join, by their first devices."""
+        return find_components(among, lambda i: self.find_near(i, label))
 
 
 def iterate_members(mask: int) -> Iterator[int]:
@@ -77,21 +85,16 @@ def list_some(names: Iterable[str], limit: int = 6) -> str:
     return join_first(names, limit)
 
 
-def find_family(label: str) -> str:
-    """Return the label without its number: NV, XGMI, PIX ..."""
+def split_label(label: str) -> tuple[str, int]:
+    """Return the label without its number (NV, XGMI, PIX ...), and the links that it bonds."""
     bonded = BONDED.fullmatch(label)
-    return bonded.group(1) if bonded else label
-
-
-def count_bonded(label: str | None) -> int:
-    """Return how many links an NV# or XGMI# label bonds; 0 for any other."""
-    bonded = BONDED.fullmatch(label or "")
-    return int(bonded.group(2)) if bonded else 0
+    return (bonded[1], int(bonded[2])) if bonded else (label, 1)
 
 
 def count_nvlinks(label: str | None) -> int:
     """Return how many NVLinks an NV# label bonds; 0 for any other."""
-    return count_bonded(label) if label and label.startswith("NV") else 0
+    family, count = split_label(label or "")
+    return count if family == "NV" else 0
 
 
 def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
@@ -115,7 +118,7 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
                 continue
             if forth != back:
                 uneven.append(f"{ids[i]} -> {ids[j]} is {forth}, {ids[j]} -> {ids[i]} is {back}")
-            pair = {find_family(forth), find_family(back)}
+            pair = {split_label(forth)[0], split_label(back)[0]}
             farther = [label for label in PCIE_LABELS if label in pair][1:]
             for label in pair.difference(farther):
                 with_label[label][i] |= 1 << j
@@ -133,21 +136,16 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
 
 def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
     """Name GPUs `gpuN`, and NICs as in the legend unless another device has that name."""
-    used = {name.lower() for name in table.names if GPU_NAME.fullmatch(name)}
-    ids: list[str] = []
-    for name in table.names:
-        if GPU_NAME.fullmatch(name):
-            ids.append(name.lower())
-            continue
+    ids = {name: name.lower() for name in table.names if GPU_NAME.fullmatch(name)}
+    for name in [name for name in table.names if name not in ids]:
         ident = nics.get(name, name)
-        if ident in used:
+        if ident in ids.values():
             notes.append(f"{name} is called {ident}, as another device is; it is listed as {name}")
             ident = name
-        while ident in used:
+        while ident in ids.values():
             ident += "'"
-        used.add(ident)
-        ids.append(ident)
-    return tuple(ids)
+        ids[name] = ident
+    return tuple(ids[name] for name in table.names)
 
 
 def _read_labels(
@@ -169,7 +167,7 @@ def _read_labels(
             cells = ()
         labels: list[str | None] = [None] * len(ids)
         for j, cell in enumerate(cells):
-            label = _OLD_LABELS.get(cell or "", cell)
+            label = "SYS" if cell == _OLD_SYS else cell
             if label in (None, *PCIE_LABELS, *_OTHER_LABELS) or BONDED.fullmatch(label or ""):
                 labels[j] = label
             elif label is not None and i != j:

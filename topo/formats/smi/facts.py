@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, p2p_subject
-from .cells import PCIE_LABELS, Cells, find_family
+from .cells import PCIE_LABELS, Cells, split_label
 from .inferred import Affinity
 from .parser import CPU, GPU_NAME, GPU_NUMA, NUMA, RANGES, LabelMatrix
 
@@ -59,20 +59,16 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
         if name in table.rows and GPU_NAME.fullmatch(name)
     }
     cpus = {i: _get_ranges(row, CPU) for i, row in rows.items()}
-    nodes: dict[int, int | None] = {}
-    near_several: list[str] = []
-    for i, row in rows.items():
-        # the first NUMA node of `0`, `0-1` or `0,2`; None for `N/A`
-        ranges = _get_ranges(row, NUMA)
-        nodes[i] = int(re.split("[-,]", ranges)[0]) if ranges else None
-        if ranges and not ranges.isdigit():
-            near_several.append(table.names[i])
+    numa = {i: _get_ranges(row, NUMA) for i, row in rows.items()}
+    # the first NUMA node of `0`, `0-1` or `0,2`; None for `N/A`
+    nodes = {i: int(re.split("[-,]", text)[0]) if text else None for i, text in numa.items()}
+    near_several = [table.names[i] for i, text in numa.items() if text and not text.isdigit()]
     if near_several:
         notes.append(
             f"{', '.join(near_several[:6])}: near several NUMA nodes; counted with the first"
         )
     if NUMA not in table.columns:
-        texts = dict.fromkeys(text for text in cpus.values() if text)
+        texts = dict.fromkeys(filter(None, cpus.values()))
         numbers = {text: number for number, text in enumerate(texts)}
         nodes = {i: numbers[text] if text else None for i, text in cpus.items()}
         if numbers:
@@ -105,7 +101,7 @@ def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
             if (
                 label is not None
                 and cells.gpus >> i & cells.gpus >> j & 1
-                and (label in PCIE_LABELS or find_family(label) == "NV")
+                and (label in PCIE_LABELS or split_label(label)[0] == "NV")
             ):
                 subject = p2p_subject(_get_index(name), _get_index(table.names[j]))
                 yield Fact(subject, keys.P2P_ANCESTOR, label, SOURCE)
@@ -125,23 +121,22 @@ def build_p2p_facts(
                 "out"
             )
             continue
-        flag_keys = _KEYS.get(table.flag or "")
-        if flag_keys is None:
-            flag_keys = _KEYS["rw"]
+        source = "nvidia-smi topo -p2p"
+        if table.flag in _KEYS:
+            source += f" {table.flag}"
+        else:
             notes.append(
                 f"no -p2p flag stands before line {table.line}; taken as what GPUs may read and "
                 "write"
             )
-        flag = f" {table.flag}" if table.flag in _KEYS else ""
         for name, row in table.rows.items():
             for other, cell in zip(table.names, row.cells, strict=True):
                 if cell is None or cell not in STATUSES or name == other:
                     continue
                 status = STATUSES[cell]
-                missing = None if status else "unknown"
                 subject = p2p_subject(_get_index(name), _get_index(other))
-                for key in flag_keys:
-                    yield Fact(subject, key, status, f"nvidia-smi topo -p2p{flag}", missing)
+                for key in _KEYS.get(table.flag or "", _KEYS["rw"]):
+                    yield Fact(subject, key, status, source, None if status else "unknown")
 
 
 def _get_index(name: str) -> str:

@@ -74,6 +74,11 @@ class Affinity:
     cpus: str | None = None
     numa_node: int | None = None
 
+    @property
+    def key(self) -> int | str | None:
+        """The identity of the NUMA node: its number, else its CPUs, None if both are unknown."""
+        return self.cpus if self.numa_node is None else self.numa_node
+
 
 # The affinity of a row with `N/A` for both.
 UNKNOWN = Affinity()

@@ -69,15 +69,15 @@ def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link
         )
     gpu_at = match_peers(listings)
     address = {gpu: bus for bus, gpu in (gpu_at or {}).items()}
-    devices: list[Device] = []
+    devices = [
+        Device(f"gpu{gpu}", bus_id=address.get(gpu), source=REMOTE, extra=listing.identity)
+        for gpu, listing in sorted(listings.items())
+    ]
     rate, source = choose_nvlink_rate(listings)
     latency = LATENCY_us["nvswitch" if gpu_at is None else "nvlink"]
     links: list[Link] = []
     odd: list[str] = []
     for gpu, listing in sorted(listings.items()):
-        devices.append(
-            Device(f"gpu{gpu}", bus_id=address.get(gpu), source=REMOTE, extra=listing.identity)
-        )
         ends = Counter(
             "nvswitch0" if gpu_at is None else f"gpu{gpu_at[bus]}"
             for bus in listing.remote.values()
@@ -91,8 +91,9 @@ def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link
         if listing.speed and listing.remote and active != len(listing.remote):
             odd.append(f"gpu{gpu} ({active} and {len(listing.remote)})")
     if gpu_at is None:
-        most = max(len(listing.remote) for listing in listings.values())
-        adding = nvswitch_adding(links_per_gpu=most)
+        adding = nvswitch_adding(
+            links_per_gpu=max(len(listing.remote) for listing in listings.values())
+        )
         devices.append(Device("nvswitch0", "switch", "nvswitch", source=REMOTE, in_network=adding))
         notes = ["the remote ends are not the GPUs listed; taken for NVSwitches, as NCCL does"]
     else:
@@ -118,10 +119,8 @@ def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
             order = f"{REMOTE}, by the order of the GPUs"
             facts.append(Fact(gpu_subject(gpu), keys.GPU_BUS_ID, address[gpu], order))
         for number, speed in sorted(listing.speed.items()):
-            subject = nvlink_subject(gpu, number)
-            facts.append(
-                Fact(subject, keys.NVLINK_STATE, "active" if speed else "inactive", STATUS)
-            )
+            subject, state = nvlink_subject(gpu, number), "active" if speed else "inactive"
+            facts.append(Fact(subject, keys.NVLINK_STATE, state, STATUS))
             if speed:
                 rate_MBps = int(Fraction(speed) * 1000)
                 facts.append(Fact(subject, keys.NVLINK_SPEED_MBps, rate_MBps, STATUS))

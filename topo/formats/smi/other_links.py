@@ -15,14 +15,7 @@ from fractions import Fraction
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
 from ...hardware import LATENCY_us, XGMI_DATASHEET_MI250_GBps, nvswitch_adding
 from ...notes import assumed
-from .cells import (
-    count_bonded,
-    count_nvlinks,
-    find_components,
-    find_family,
-    iterate_members,
-    list_some,
-)
+from .cells import count_nvlinks, find_components, iterate_members, list_some, split_label
 from .inferred import MAX_NVLINKS, InferredTopology
 
 # Assumed GB/s of one NVLink in one direction: right for V100 to H100 (P100: 20, B200: 50).
@@ -109,16 +102,15 @@ def _add_nvswitch(
     inferred: InferredTopology, nvlink: tuple[Fraction, str], counts: dict[int, int]
 ) -> None:
     """Add an NVSwitch (one device for all of them) with `counts[i]` links to column i's device."""
-    number = sum(device.family == "nvswitch" for device in inferred.devices)
-    switch = inferred.pick_id("nvswitch", number)
+    switch = inferred.pick_id(
+        "nvswitch", sum(device.family == "nvswitch" for device in inferred.devices)
+    )
     most = max(counts.values())
     adding = nvswitch_adding(links_per_gpu=most)
     inferred.devices.append(
         Device(switch, "switch", "nvswitch", source=inferred.source, in_network=adding)
     )
-    rate, source = nvlink
-    latency = LATENCY_us["nvswitch"]
-    ids = inferred.cells.ids
+    (rate, source), latency, ids = nvlink, LATENCY_us["nvswitch"], inferred.cells.ids
     for i, count in counts.items():
         inferred.join(Link(ids[i], switch, rate * count, latency, "nvlink", count, source))
     fewer = [ids[i] for i, count in counts.items() if count < most]
@@ -142,15 +134,20 @@ def _add_direct_links(
         same_switch = next((group for group in switched if group >> i & 1), 0)
         for j in iterate_members(cells.find_with(i, *kinds) >> i + 1 << i + 1):
             for src, dst in ((i, j), (j, i)):
-                label = cells.labels[src][dst] or ""
-                family = find_family(label)
+                family, count = split_label(cells.labels[src][dst] or "")
                 if family not in kinds or (family == "NV" and same_switch >> j & 1):
                     continue
                 kind, rate, source = kinds[family]
-                count = count_bonded(label) or 1
-                ends = cells.ids[src], cells.ids[dst]
                 inferred.links.append(
-                    Link(*ends, rate * count, LATENCY_us["nvlink"], kind, count, source)
+                    Link(
+                        cells.ids[src],
+                        cells.ids[dst],
+                        rate * count,
+                        LATENCY_us["nvlink"],
+                        kind,
+                        count,
+                        source,
+                    )
                 )
 
 
@@ -205,8 +202,7 @@ def _add_networks(inferred: InferredTopology) -> None:
 
 
 def _add_switch(inferred: InferredTopology, stem: str, group: int) -> None:
-    switch = inferred.pick_id(stem)
-    is_network = stem == "network"
+    switch, is_network = inferred.pick_id(stem), stem == "network"
     inferred.devices.append(
         Device(switch, "switch", "network" if is_network else None, source=inferred.source)
     )

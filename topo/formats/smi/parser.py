@@ -16,7 +16,7 @@ from ...errors import InputError
 
 # Matrices of more devices are refused: no machine has as many.
 MAX_COLUMNS = 512
-# Seven matrices of 512 devices take some 4,000 lines; the rest allows for text around them.
+# Seven matrices of 512 devices take some 4,000 lines. The room for other text is chosen.
 MAX_LINES = 100_000
 # A machine has one matrix of `-m`, and six of `-p2p`; some texts hold several hosts.
 MAX_TABLES = 64
@@ -33,9 +33,8 @@ _COLUMNS = (
     (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
     (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity")),
 )
-# Single words that replace the column names of several words while a heading is split.
-_COLUMN_OF = {"\x00c": CPU, "\x00n": NUMA, "\x00g": GPU_NUMA}
-_MARK = {column: mark for mark, column in _COLUMN_OF.items()}
+# Replaces the spaces in names of columns while a heading is split; no line has it.
+_SPACE = "\x00"
 _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
 _MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
@@ -50,7 +49,6 @@ _GLUED_LABELS = re.compile(rf"(?:{_KNOWN_LABEL.pattern}){{2,}}")
 _GLUED_AFFINITY = re.compile(
     rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
 )
-_ENDS = ("Legend:", "```")
 _TOO_WIDE = f"a matrix of more than {MAX_COLUMNS} devices is refused, since no machine has as many"
 _WORTH_A_LOOK = re.compile(r"GPU|NIC\d|topo|Link")
 _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
@@ -127,8 +125,7 @@ class NvlinkListing:
     @property
     def identity(self) -> dict[str, str]:
         """The GPU's name and UUID, if printed, by the keys of facts and devices."""
-        named = {"name": self.name, "uuid": self.uuid}
-        return {key: text for key, text in named.items() if text}
+        return {key: text for key, text in (("name", self.name), ("uuid", self.uuid)) if text}
 
 
 @dataclass
@@ -168,7 +165,7 @@ def parse_output(text: str, where: str) -> SmiOutput:
         if not _WORTH_A_LOOK.search(line) and (
             matrix is None or line.split(maxsplit=1)[0] not in matrix.known
         ):
-            matrix = None if line.strip() in _ENDS else matrix
+            matrix = None if line.strip() in ("Legend:", "```") else matrix
             continue
         # the flag belongs to the next matrix: commands and titles precede their output
         flags = _P2P.search(line) if "-p2p" in line else None
@@ -189,15 +186,10 @@ def parse_output(text: str, where: str) -> SmiOutput:
                     f"{where}: line {number}: more than {MAX_TABLES} matrices; expected one "
                     "machine in a file"
                 )
-        elif (
-            matrix is not None
-            and (row := _parse_row(line, matrix, where, number, number > last)) is not None
-        ):
+        elif matrix is not None and (row := _parse_row(line, matrix, where, number, number > last)):
             name, cells = row
-            if name in matrix.rows:
-                matrix.repeated += [name] if matrix.rows[name] != cells else []
-            else:
-                matrix.rows[name] = cells
+            if matrix.rows.setdefault(name, cells) != cells:
+                matrix.repeated.append(name)
         elif named := _NIC_LEGEND.fullmatch(line):
             output.nics.setdefault(named.group(1), " ".join(named.group(2).split()))
         elif gpu := _GPU_HEAD.fullmatch(line):
@@ -245,16 +237,16 @@ def _remove_markup(line: str) -> str:
 
 def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
     """Parse a heading (GPUs, other devices, affinities); return None for any other line."""
-    before = _BEFORE_HEADING.match(line)
-    line = line[before.end() :] if before else line
+    if before := _BEFORE_HEADING.match(line):
+        line = line[before.end() :]
     start = line.split(maxsplit=2)[:2]
     if not start or not GPU_NAME.fullmatch(start[0]) or _KNOWN_LABEL.fullmatch(start[-1]):
         return None
     for column, pattern in _COLUMNS:
-        line = pattern.sub(f" {_MARK[column]} ", line)
+        line = pattern.sub(f" {column.replace(' ', _SPACE)} ", line)
     words = [part for word in line.split() for part in _GLUED_NAMES.split(word)]
-    names = [word for word in words if word not in _COLUMN_OF]
-    columns = tuple(_COLUMN_OF[word] for word in words if word in _COLUMN_OF)
+    names = [word for word in words if _SPACE not in word]
+    columns = tuple(word.replace(_SPACE, " ") for word in words if _SPACE in word)
     others = [name for name in names if not GPU_NAME.fullmatch(name)]
     if (
         any(_KNOWN_LABEL.fullmatch(name) or not _DEVICE.fullmatch(name) for name in others)
@@ -270,10 +262,10 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
         raise InputError(
             f"{where}: line {number} has the heading of {len(names)} devices; {_TOO_WIDE}"
         )
-    if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise InputError(
-            f"{where}: line {number} names {twice[:40]} twice; expected the heading of one matrix"
+            f"{where}: line {number} names {twice[0][:40]} twice; expected the heading of one "
+            "matrix"
         )
     return LabelMatrix(number, tuple(names), columns, flag)
 
@@ -318,8 +310,7 @@ def _parse_row(
 
 
 def _is_one_label(cell: str) -> bool:
-    is_glued = _GLUED_LABELS.fullmatch(cell) and not _KNOWN_LABEL.fullmatch(cell)
-    return _LABEL.fullmatch(cell) is not None and not is_glued
+    return _LABEL.fullmatch(cell) is not None and len(_split_glued(cell)) == 1
 
 
 def _split_glued(word: str) -> list[str]:

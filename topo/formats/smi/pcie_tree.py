@@ -11,7 +11,7 @@ by their other labels and by their affinities.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations, count
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from ...exact import fraction_to_json
 from ...graph import Device, Link
 from ...hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
 from ...notes import assumed
-from .cells import PCIE_LABELS, Cells, find_components, iterate_members, list_some, unite
+from .cells import PCIE_LABELS, iterate_members, list_some, unite
 from .inferred import UNKNOWN, Affinity, InferredTopology
 
 # More NUMA nodes are refused: they would have to be joined pairwise.
@@ -39,7 +39,7 @@ def infer_pcie_tree(inferred: InferredTopology, where: str) -> None:
     """
     cells = inferred.cells
     on_pcie = _find_pcie_devices(inferred)
-    pix, pxb = (_find_classes(on_pcie, cells, label) for label in ("PIX", "PXB"))
+    pix, pxb = (cells.find_classes(on_pcie, label) for label in ("PIX", "PXB"))
     nodes = _place_lonely_nics(inferred, _find_numa_classes(inferred, on_pcie))
     if len(nodes) > MAX_NODES:
         raise InputError(
@@ -64,11 +64,13 @@ def _find_pcie_devices(inferred: InferredTopology) -> int:
     These are devices with a PCI Express label, and devices with an affinity that have only labels
     of nvidia-smi.
     """
-    cells, on_pcie = inferred.cells, 0
-    for i in range(len(cells.ids)):
-        has_affinity = inferred.affinities.get(i, UNKNOWN) != UNKNOWN
-        if cells.find_near(i, "SYS") or (has_affinity and not cells.find_with(i, *_OWN_LABELS)):
-            on_pcie |= 1 << i
+    cells = inferred.cells
+    placed = {i for i, affinity in inferred.affinities.items() if affinity != UNKNOWN}
+    on_pcie = sum(
+        1 << i
+        for i in range(len(cells.ids))
+        if cells.find_near(i, "SYS") or (i in placed and not cells.find_with(i, *_OWN_LABELS))
+    )
     lonely = [
         name
         for i, name in enumerate(cells.ids)
@@ -77,11 +79,6 @@ def _find_pcie_devices(inferred: InferredTopology) -> int:
     if lonely:
         inferred.notes.append(f"nothing says how {list_some(lonely)} is connected")
     return on_pcie
-
-
-def _find_classes(among: int, cells: Cells, label: str) -> list[int]:
-    """Return the sets of devices that `label` or nearer ones join, by their first devices."""
-    return find_components(among, lambda i: cells.find_near(i, label))
 
 
 def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
@@ -93,12 +90,12 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
     cells = inferred.cells
     classes: list[int] = []
     by_key: dict[int | str | None, list[int]] = {}
-    several = len({_get_key(affinity) for affinity in inferred.affinities.values()} - {None}) > 1
+    several = len({affinity.key for affinity in inferred.affinities.values()} - {None}) > 1
     merged: list[tuple[int, int]] = []
-    for group in _find_classes(on_pcie, cells, "NODE"):
-        keys = [_get_key(affinity) for affinity in _list_affinities(inferred, group)]
+    for group in cells.find_classes(on_pcie, "NODE"):
+        keys = dict.fromkeys(affinity.key for affinity in _list_affinities(inferred, group))
         key = next((key for key in keys if key is not None), None)
-        if len(set(keys) - {None}) > 1:
+        if len(keys.keys() - {None}) > 1:
             inferred.notes.append(
                 f"{list_some(inferred.get_names(group))}: labels of one NUMA node, affinities of "
                 "several"
@@ -106,7 +103,7 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
         # GPUs whose NVLinks hide their PCIe routes have only their affinity in common; NET and DIS
         # overrule it, and SYS does if all affinities are equal: that column is then meaningless
         apart_labels = ("NET", "DIS") if several and key is not None else ("SYS", "NET", "DIS")
-        apart = unite(cells.find_with(i, *apart_labels) for i in iterate_members(group))
+        apart = cells.find_around(group, *apart_labels)
         position = next((p for p in by_key.get(key, ()) if not classes[p] & apart), None)
         if position is None:
             by_key.setdefault(key, []).append(len(classes))
@@ -163,27 +160,17 @@ def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int
     return [node | nics if node == nearest else node for node in nodes if node not in lonely]
 
 
-def _get_key(affinity: Affinity) -> int | str | None:
-    """Return the identity of an affinity's NUMA node: its number, else its CPUs.
-
-    None if neither is known.
-    """
-    return affinity.cpus if affinity.numa_node is None else affinity.numa_node
-
-
 def _add_cpu(inferred: InferredTopology, group: int) -> Device:
     """Add the CPU of a NUMA class, named by its node if that is known, and return it."""
     affinities = _list_affinities(inferred, group)
     node = _find_common([a.numa_node for a in affinities])
     cpus = _find_common([a.cpus for a in affinities])
-    number = node
-    if number is None:
-        # the first number that no NUMA node and no other CPU has
-        taken = {f"cpu{affinity.numa_node}" for affinity in inferred.affinities.values()}
-        taken |= {device.id for device in inferred.devices}
-        number = next(n for n in count() if f"cpu{n}" not in taken)
+    # if its number is unknown, the first that no NUMA node and no other CPU has
+    taken = {f"cpu{affinity.numa_node}" for affinity in inferred.affinities.values()}
+    taken |= {device.id for device in inferred.devices}
+    free = next(n for n in count() if f"cpu{n}" not in taken)
     cpu = Device(
-        inferred.pick_id("cpu", number),
+        inferred.pick_id("cpu", free if node is None else node),
         "cpu",
         numa_node=node,
         source=inferred.source,
@@ -198,12 +185,13 @@ def _add_cpu(inferred: InferredTopology, group: int) -> Device:
 
 def _note_assumed(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:
     """Note CPUs that are inferred only from labels, since none of their devices has an affinity."""
-    without_gpus: list[str] = []
-    without_affinities: list[str] = []
-    for node, cpu in zip(nodes, cpus, strict=True):
-        if not _list_affinities(inferred, node):
-            assumed = without_affinities if node & inferred.cells.gpus else without_gpus
-            assumed.append(f"{list_some(inferred.get_names(node))} ({cpu.id})")
+    unknown = [
+        (f"{list_some(inferred.get_names(node))} ({cpu.id})", node & inferred.cells.gpus)
+        for node, cpu in zip(nodes, cpus, strict=True)
+        if not _list_affinities(inferred, node)
+    ]
+    without_gpus = [name for name, gpus in unknown if not gpus]
+    without_affinities = [name for name, gpus in unknown if gpus]
     if without_gpus:
         inferred.notes.append(
             f"no GPU is near {list_some(without_gpus)}; a CPU of its own is assumed for each"
@@ -224,21 +212,19 @@ def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None
     """Name root complexes below a CPU if NODE sets groups of devices apart; else name none."""
     cells = inferred.cells
     on_cpu = unite(groups)
-    apart = [
-        g
-        for g in groups
-        if unite(cells.find_with(i, "NODE", "SYS") for i in iterate_members(g)) & on_cpu & ~g
-    ]
+    apart = [g for g in groups if cells.find_around(g, "NODE", "SYS") & on_cpu & ~g]
     # groups with PHB between them are on one root complex, though NODE sets both apart from a third
     of_group = {g: number for number, g in enumerate(apart)}
     for a, b in combinations(apart, 2):
         first, second = of_group[a], of_group[b]
-        if first != second and unite(cells.with_label["PHB"][i] for i in iterate_members(a)) & b:
+        if first != second and cells.find_around(a, "PHB") & b:
             of_group = {g: first if n == second else n for g, n in of_group.items()}
     order = list(dict.fromkeys(of_group.values()))
-    for group, number in of_group.items():
-        for i in iterate_members(group):
-            inferred.root[i] = f"{cpu}-root{order.index(number)}"
+    inferred.root |= {
+        i: f"{cpu}-root{order.index(number)}"
+        for group, number in of_group.items()
+        for i in iterate_members(group)
+    }
 
 
 def _add_branch(inferred: InferredTopology, cpu: Device, group: int, parts: list[int]) -> None:
@@ -250,31 +236,39 @@ def _add_branch(inferred: InferredTopology, cpu: Device, group: int, parts: list
     for part, switch in zip(parts, switches, strict=True):
         for name in inferred.get_names(part):
             _add_pcie_link(inferred, name, switch)
-    top = switches[0]
     if len(parts) > 1:
-        top = _add_switch(inferred, cpu.numa_node)
-        for switch in switches:
-            _add_pcie_link(inferred, switch, top)
-    _add_pcie_link(inferred, top, cpu.id)
+        switches.append(_add_switch(inferred, cpu.numa_node))
+    for switch in switches[:-1]:
+        _add_pcie_link(inferred, switch, switches[-1])
+    _add_pcie_link(inferred, switches[-1], cpu.id)
 
 
 def _add_switch(inferred: InferredTopology, node: int | None) -> str:
-    number = sum(device.family == "pcie" for device in inferred.devices)
-    ident = inferred.pick_id("pcie-switch", number)
+    ident = inferred.pick_id(
+        "pcie-switch", sum(device.family == "pcie" for device in inferred.devices)
+    )
     inferred.devices.append(Device(ident, "switch", "pcie", numa_node=node, source=inferred.source))
     return ident
 
 
 def _add_pcie_link(inferred: InferredTopology, below: str, above: str) -> None:
-    rate, source = inferred.rates.pcie.bandwidth_GBps, inferred.rates.pcie_source
-    inferred.join(Link(below, above, rate, LATENCY_us["pcie"], "pcie", source=source))
+    inferred.join(
+        Link(
+            below,
+            above,
+            inferred.rates.pcie.bandwidth_GBps,
+            LATENCY_us["pcie"],
+            "pcie",
+            source=inferred.rates.pcie_source,
+        )
+    )
 
 
 def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:
     """Join every CPU to every other, unless their devices are labelled NET or DIS."""
     cells = inferred.cells
-    far = [unite(cells.find_with(i, "NET", "DIS") for i in iterate_members(node)) for node in nodes]
-    by_sys = [unite(cells.with_label["SYS"][i] for i in iterate_members(node)) for node in nodes]
+    far = [cells.find_around(node, "NET", "DIS") for node in nodes]
+    by_sys = [cells.find_around(node, "SYS") for node in nodes]
     assumed: list[str] = []
     for (i, a), (j, b) in combinations(enumerate(cpus), 2):
         if far[i] & nodes[j]:
@@ -297,7 +291,7 @@ def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -
     hidden = 0
     for group in pxb:
         node = next(node for node in nodes if node & group)
-        known = group | unite(cells.find_near(i, PCIE_LABELS[-1]) for i in iterate_members(group))
+        known = group | cells.find_around(group, *PCIE_LABELS)
         others = unite(other for other in pxb if other & node and not other & known)
         hidden |= group & cells.gpus if others & cells.gpus else 0
     if hidden:
@@ -307,10 +301,12 @@ def _note_hidden(inferred: InferredTopology, nodes: list[int], pxb: list[int]) -
         )
 
 
-def list_matrix_devices(inferred: InferredTopology) -> Iterator[Device]:
+def list_matrix_devices(
+    inferred: InferredTopology, named: Mapping[str, Mapping[str, str]]
+) -> Iterator[Device]:
     """Yield the devices of the columns, with inferred NUMA nodes and root complexes.
 
-    NICs also have their assumed rates.
+    NICs also have their assumed rates, GPUs the fields that `named` has for their ids.
     """
     for i, ident in enumerate(inferred.cells.ids):
         node = inferred.affinities.get(i, UNKNOWN).numa_node
@@ -324,5 +320,5 @@ def list_matrix_devices(inferred: InferredTopology) -> Iterator[Device]:
             kind,
             numa_node=inferred.node.get(i) if node is None else node,
             source=inferred.source,
-            extra=extra,
+            extra={**extra, **named.get(ident, {})},
         )
