@@ -25,7 +25,7 @@ from .choose import Choice, ChooseMode, Chooser
 from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
-from .mpi.stock import has_collective, make_collective
+from .mpi.channel import has_collective, make_collective
 from .players.local import is_numpys
 from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result

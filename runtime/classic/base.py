@@ -78,7 +78,10 @@ class Setting:
 
 
 class System(ABC):
-    """One rank's part in a system; `classic.make` creates it on all ranks of a group."""
+    """One rank's part in a system; `classic.make` creates it on all ranks of a group.
+
+    `only_cpu` is the reason why it cannot run over NCCL; empty where it can.
+    """
 
     name: ClassVar[str]
     promise: ClassVar[str]
@@ -87,7 +90,6 @@ class System(ABC):
     needs_helpers: ClassVar[bool] = False
     takes_plan: ClassVar[bool] = False
     only_cpu: ClassVar[str] = ""
-    """The reason why it cannot run over NCCL; empty where it can."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = DTYPES
 
     def __init__(self, setting: Setting) -> None:

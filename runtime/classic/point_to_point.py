@@ -93,10 +93,12 @@ class PointToPoint:
 
     def remaining(self) -> timedelta | None:
         """Return the time to the call's deadline, None if the group's own timeout applies."""
-        if self._call is None:
-            return None
         # At least 1 ms: torch takes 0 for no timeout.
-        return timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
+        return (
+            None
+            if self._call is None
+            else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
+        )
 
 
 class PendingMessages:

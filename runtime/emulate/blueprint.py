@@ -157,13 +157,14 @@ def blueprint(
     )
     devices = tuple(d.id for d in scaled.devices)
     number = {device: i for i, device in enumerate(devices)}
-    pairs = sorted({tuple(sorted((number[a], number[b]))) for a, b in scaled.capacity_GBps})
-
-    def rate(a: int, b: int) -> int | None:
-        capacity = scaled.capacity_GBps.get((devices[a], devices[b]))
-        return None if capacity is None else max(8000, round(capacity * 8 * 10**9))
-
-    cables = tuple(VethPair(i, a, b, rate(a, b), rate(b, a)) for i, (a, b) in enumerate(pairs))
+    rate_bps = {
+        (number[a], number[b]): max(8000, round(capacity * 8 * 10**9))
+        for (a, b), capacity in scaled.capacity_GBps.items()
+    }
+    cables = tuple(
+        VethPair(i, a, b, rate_bps.get((a, b)), rate_bps.get((b, a)))
+        for i, (a, b) in enumerate(sorted({(min(pair), max(pair)) for pair in rate_bps}))
+    )
     paths = {pair: tuple(number[x] for x in route) for pair, route in routes.items()}
     return Blueprint(
         topology=scaled,

@@ -11,19 +11,20 @@ from typing import Any, TypedDict, cast
 
 
 class TrainingJob(TypedDict):
-    """The model, training, data and systems of one run's ranks; stored as JSON."""
+    """The model, training, data and systems of one run's ranks; stored as JSON.
+
+    `data` is the folder with the dataset's arrays, `topology` the topology's file; `plans` has the
+    plan's file by system.
+    """
 
     dataset: str
     classes: int
     data: str
-    """The folder with the dataset's arrays."""
     settings: dict[str, Any]
     systems: list[str]
     plans: dict[str, str]
-    """The plan's file, by system."""
     helpers: int
     topology: str
-    """The topology's file."""
 
 
 class Fault(TypedDict):

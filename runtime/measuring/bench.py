@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ...synth.pictures.curves import Curve, draw_curves
 from ...topo.errors import ExecutionError, InputError, TopoplanError
 from ..communicator import Communicator
-from ..mpi.stock import has_collective, make_collective
+from ..mpi.channel import has_collective, make_collective
 from ..ranks.faults import first_line
 from ..ranks.groups import device_of
 from ..ranks.stock import has_stock, make_stock_call
@@ -183,20 +183,20 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
 
     gloo and MPI have no AVG, so the call sums and divides.
     """
-    if buffers.numel == 0:
-        return None
     settings, channel, op = buffers.settings, transport.mpi, OPS[buffers.settings.op]
-    call: Callable[[], object]
-    if channel is not None:
-        if not has_collective(channel, settings.collective, settings.dtype, op):
-            return None
-        call = make_collective(channel, settings.collective, buffers.input, buffers.output, op)
-    elif not has_stock(settings.dtype, is_nccl=transport.batched):
+    is_there = (
+        has_stock(settings.dtype, is_nccl=transport.batched)
+        if channel is None
+        else has_collective(channel, settings.collective, settings.dtype, op)
+    )
+    if buffers.numel == 0 or not is_there:
         return None
-    else:
-        group = dist.group.WORLD
-        assert group is not None
-        call = make_stock_call(settings.collective, group, buffers.input, buffers.output, op)
+    collective, source, target = settings.collective, buffers.input, buffers.output
+    call: Callable[[], object] = (
+        make_stock_call(collective, dist.group.WORLD, source, target, op)
+        if channel is None
+        else make_collective(channel, collective, source, target, op)
+    )
 
     def run() -> None:
         call()

@@ -39,7 +39,11 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` count after `warmup`."""
+    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` count after `warmup`.
+
+    `place` says where results go: "in" the input's place, "out" to another tensor, "both" one after
+    the other; None: as torch does.
+    """
 
     collective: Collective
     min_bytes: int
@@ -50,9 +54,6 @@ class BenchSettings:
     dtype: torch.dtype = torch.float32
     op: str = "sum"
     place: str | None = None
-    """Where results go: "in" the input's place, "out" to another tensor, "both" one after the
-    other; None: as torch does.
-    """
 
     def __post_init__(self) -> None:
         if self.place == "in" and self.collective.name == "alltoall":

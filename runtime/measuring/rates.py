@@ -174,9 +174,11 @@ class Endpoint:
         return dist.P2POp(dist.irecv, data, peer, group=self.group)
 
     def _post(self, operations: list[dist.P2POp]) -> list[dist.Work]:
-        if self.batched:
-            return list(dist.batch_isend_irecv(operations))
-        return [x.op(x.tensor, x.peer, group=self.group) for x in operations]
+        return (
+            list(dist.batch_isend_irecv(operations))
+            if self.batched
+            else [x.op(x.tensor, x.peer, group=self.group) for x in operations]
+        )
 
     def run_flows(self, me: int, flows: Sequence[tuple[Pair, int]]) -> Arrivals | None:
         """Take part in flows (pair, bytes of a chunk) that all ranks start at once.

@@ -52,9 +52,7 @@ def describe_mpi() -> str:
 @cache
 def takes_gpu_memory() -> bool:
     """Return whether this MPI declares that it sends and receives CUDA memory."""
-    library = _open_library()
-    if library is None:
-        return False
+    library: Any = _open_library()
     if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, MVAPICH
         return bool(library.MPIX_Query_cuda_support())
     if hasattr(library, "MPIX_GPU_query_support"):  # MPICH: 0 is MPIX_GPU_SUPPORT_CUDA

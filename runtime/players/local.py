@@ -73,23 +73,28 @@ class LocalOperations:
 
     def copy(self, into: Views, others: Views) -> Local:
         """Return a function that copies each of `others` to one of `into`."""
-        if not self._suits_numpy(into):
-            return partial(torch._foreach_copy_, list(into), list(others))
-        return _together(
-            [partial(np.copyto, a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True)]
+        pairs = zip(into, others, strict=True)
+        return (
+            _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in pairs])
+            if self._suits_numpy(into)
+            else partial(torch._foreach_copy_, list(into), list(others))
         )
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
         """Return a function that packs `parts` one after the other."""
-        if not self._suits_numpy([into]):
-            return partial(torch.cat, list(parts), out=into)
-        return partial(np.concatenate, [part.numpy() for part in parts], out=into.numpy())
+        return (
+            partial(np.concatenate, [part.numpy() for part in parts], out=into.numpy())
+            if self._suits_numpy([into])
+            else partial(torch.cat, list(parts), out=into)
+        )
 
     def divide(self, views: Views, by: int) -> Local:
         """Return a function that divides floating-point views by a number."""
-        if not self._suits_numpy(views):
-            return partial(torch._foreach_div_, list(views), by)
-        return _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])
+        return (
+            _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])
+            if self._suits_numpy(views)
+            else partial(torch._foreach_div_, list(views), by)
+        )
 
     def _suits_numpy(self, views: Views) -> bool:
         return not self.on_stream and all(

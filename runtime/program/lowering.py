@@ -209,14 +209,15 @@ class _Writer:
     def _landing_span(self, message: Message) -> Span:
         if self.encoder is not None:
             return self.encoder.take_room(message)
-        if self.lands[id(message)]:
-            return Span("work", message.pieces[0].lo, message.length)
-        return self._staging(message, message.length)
+        return (
+            Span("work", message.pieces[0].lo, message.length)
+            if self.lands[id(message)]
+            else self._staging(message, message.length)
+        )
 
     def _staging(self, message: Message, length: int) -> Span:
-        start = self.slots.take(length)
-        message.slot = self.slots, start, length
-        return Span("staging", start, length)
+        message.slot = self.slots, self.slots.take(length), length
+        return Span("staging", message.start, length)
 
     def _decode(self, message: Message) -> None:
         if self.encoder is not None:

@@ -14,8 +14,7 @@ from ....topo.graph import Topology
 from ....topo.presets import preset
 from ...communicator import Communicator
 from ..base import Averaging, Setting
-from ..buckets import Flats
-from ..quantization import dequantize, quantize, quantized_bytes
+from ..buckets import Flats, dequantize, quantize, quantized_bytes
 
 _SYNTHESIS_S = 20.0  # while the other ranks wait, by default up to five minutes
 

@@ -22,8 +22,7 @@ from ....topo.errors import InfeasibleError, InputError
 from ....topo.graph import Topology
 from ....topo.routes import Router
 from ..base import Setting, System
-from ..buckets import Flats, sum_dtype
-from ..quantization import dequantize, quantize, quantized_bytes
+from ..buckets import Flats, dequantize, quantize, quantized_bytes, sum_dtype
 
 Edge = tuple[int, int]
 

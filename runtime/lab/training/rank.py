@@ -39,7 +39,6 @@ from .dataset import Dataset
 from .trainer import Trainer, make_falling_sgd
 
 _TIMEOUT = timedelta(seconds=120)
-_DESCRIPTORS = Path("/proc/self/fd")
 # Offset of tcpi_bytes_received in tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h).
 _RECEIVED_AT = 128
 T = TypeVar("T")
@@ -83,9 +82,10 @@ def received_bytes() -> int | None:
     The count is exact, needs no privileges, and is the same measure for every system: it includes
     gloo's headers, not those of TCP and IP. All ranks together have received what they have sent.
     """
-    if sys.platform != "linux" or not _DESCRIPTORS.is_dir():
+    descriptors = Path("/proc/self/fd")
+    if sys.platform != "linux" or not descriptors.is_dir():
         return None
-    return sum(_received(int(path.name)) for path in _DESCRIPTORS.iterdir())
+    return sum(_received(int(path.name)) for path in descriptors.iterdir())
 
 
 def _received(descriptor: int) -> int:

@@ -10,8 +10,14 @@ from launch import run_ranks
 from ranks import classic, classic_errors, classic_neighbours
 
 from topoplan.runtime.classic import NAMES, system_of
-from topoplan.runtime.classic.buckets import BUCKET_BYTES, Buckets
-from topoplan.runtime.classic.quantization import BLOCK, dequantize, quantize, quantized_bytes
+from topoplan.runtime.classic.buckets import (
+    BLOCK,
+    BUCKET_BYTES,
+    Buckets,
+    dequantize,
+    quantize,
+    quantized_bytes,
+)
 from topoplan.topo.errors import InputError
 
 
