@@ -242,14 +242,11 @@ class Network:
     def _check_reach(self) -> None:
         plan = self.blueprint
         addresses = [plan.identity(rank) for rank in range(len(plan.home))]
+        program = str(Path(__file__).with_name("reach.py"))
         # All at once, since each waits for the others' connections.
         probes = [
             subprocess.Popen(
-                [
-                    *self.enter_rank(rank),
-                    *(sys.executable, "-I", str(Path(__file__).with_name("reach.py"))),
-                    *(str(rank), *addresses),
-                ],
+                [*self.enter_rank(rank), sys.executable, "-I", program, str(rank), *addresses],
                 stdout=subprocess.PIPE,
                 text=True,
                 preexec_fn=die_with_parent,

@@ -102,18 +102,14 @@ class Lab:
         """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
-        by_strategy: dict[str, str | TopoplanError] = {}
-        for system in systems:
-            if system.strategy is None:
-                continue
-            if system.strategy not in by_strategy:
-                self.say(f"{site.network}, {site.ranks} ranks: planning ({system.strategy})", 0, 0)
-                by_strategy[system.strategy] = _find_plan(site, system.strategy, folder)
-            plan = by_strategy[system.strategy]
+        for strategy in dict.fromkeys(x.strategy for x in systems if x.strategy is not None):
+            self.say(f"{site.network}, {site.ranks} ranks: planning ({strategy})", 0, 0)
+            plan = _find_plan(site, strategy, folder)
+            planned = [system for system in systems if system.strategy == strategy]
             if isinstance(plan, TopoplanError):
-                failures.append(_explain_missing(site, system, str(plan)))
+                failures += [_explain_missing(site, system, str(plan)) for system in planned]
             else:
-                plans[system.name] = plan
+                plans |= {system.name: plan for system in planned}
         return plans, failures
 
     def run_together(

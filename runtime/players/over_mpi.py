@@ -62,9 +62,9 @@ class Requests:
         kept = [operations[number] for number in numbers]
         posts = iter(program.posts)
         self.posts = [None if code == LOCAL else next(posts) for code, *_ in kept]
-        self.requests: list[Any] = [
-            None if x[0] == LOCAL else _make_request(channel, *x) for x in kept
-        ]
+        # One by one, so that those made before an error are freed.
+        self.requests: list[Any] = []
+        self.requests.extend(None if x[0] == LOCAL else _make_request(channel, *x) for x in kept)
         self.actions: list[Any] = [a if code == LOCAL else None for code, a, _, _ in kept]
         self.sizes = [size if code == LOCAL else 0 for code, _, _, size in kept]
         # MPI stores only addresses: the memory must live as long as the requests.
