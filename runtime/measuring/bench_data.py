@@ -189,16 +189,11 @@ class BenchBuffers:
         wide = torch.float64 if self.settings.dtype.is_floating_point else torch.int64
         total = self.make_input(0, self.numel).to(wide)
         size = total.abs()
+        reductions = {"prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
         for rank in range(1, n):
             other = self.make_input(rank, self.numel).to(wide)
-            if op in ("sum", "avg"):
-                total += other
-                size += other.abs()
-            elif op == "prod":
-                total *= other
-                size = total.abs()
-            else:
-                total = torch.maximum(total, other) if op == "max" else torch.minimum(total, other)
+            total = reductions.get(op, torch.add)(total, other)
+            size = size + other.abs() if op in ("sum", "avg") else total.abs()
         if op == "avg":
             total, size = total / n, size / n
         if op in ("max", "min") or not self.settings.dtype.is_floating_point:

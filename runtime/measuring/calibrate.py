@@ -158,7 +158,7 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
         residuals,
         np.zeros(4),
         diff_step=0.05,
-        max_nfev=40,  # more would change costs by less than runs differ
+        max_nfev=40,  # simulations of all probes: chosen, not measured
         loss="soft_l1",
     )
     return host(fit.x)

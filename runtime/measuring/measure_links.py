@@ -41,7 +41,7 @@ from .rates import (
 _REPEATS = 3  # of simultaneous flows; the median counts
 # Approximate multiples of `target_s` that a pair alone, and a flow of a group, take.
 _WORK_ALONE, _WORK_FLOW = 14, 5
-# Contention groups, each run several times: more would exceed the time budget on meshes.
+# Contention groups, each run several times: chosen, not measured, to bound the time on meshes.
 _MAX_GROUPS = 256
 
 

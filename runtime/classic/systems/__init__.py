@@ -1,1 +1,1 @@
-"""The classic systems, one file each."""
+"""The classic systems, those alike in one file."""

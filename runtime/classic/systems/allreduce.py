@@ -16,7 +16,7 @@ from ...communicator import Communicator
 from ..base import Averaging, Setting
 from ..buckets import Flats, dequantize, quantize, quantized_bytes
 
-_SYNTHESIS_S = 20.0  # while the other ranks wait, by default up to five minutes
+_SYNTHESIS_S = 20.0  # chosen: the other ranks wait meanwhile, by default at most 300 s
 
 
 def count_ring_bytes(ranks: int, size_bytes: int) -> int:
