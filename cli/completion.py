@@ -6,8 +6,9 @@ import argparse
 import sys
 from importlib import import_module
 
-from .commands import OWN
 from .shared.common import Example, Parser, call_as, run_command
+from .topoplan import OWN
+from .topoplan import build_parser as build_whole
 
 PROG = "topoplan completion"
 # shtab adds this function to the bash script; bash completes with the words that it prints.
@@ -26,8 +27,8 @@ and tcsh for topoplan and for each topo-* command, in zsh for topoplan.
 
 def main(argv: list[str] | None = None) -> int:
     """Print the script and return the exit code."""
-    args = build_parser().parse_args(argv)
-    return run_command(PROG, lambda: _print(args.shell))
+    shell = build_parser().parse_args(argv).shell
+    return run_command(PROG, lambda: _print(shell))
 
 
 def build_parser() -> Parser:
@@ -49,15 +50,15 @@ def write_script(shell: str) -> str:
     """Return the script for a shell."""
     import shtab
 
-    from .topoplan import build_parser as build_whole
+    from ..topo.presets import PRESETS
 
     parsers: list[argparse.ArgumentParser] = [build_whole(with_options=True)]
     if shell != "zsh":  # whose files are for one command
         parsers += [import_module(f".{name}", __package__).build_parser() for name in OWN]
-    topologies = _list_topologies()
+    # Names of topologies that are not files.
+    topologies = ["local", *(preset.example for preset in PRESETS.values())]
     for parser in parsers:
         _name_values(parser, topologies)
-    scripts = [shtab.complete(parser, shell) for parser in parsers]
     named = " ".join(topologies)
     function = {
         "bash": f'{_TOPOLOGIES}() {{ compgen -W "{named}" -- "$1"; compgen -f -- "$1"; }}\n',
@@ -65,15 +66,9 @@ def write_script(shell: str) -> str:
         "}\n",
         "tcsh": "",
     }[shell]
+    first, *others = (shtab.complete(parser, shell) for parser in parsers)
     # zsh's first line says which command a file is for.
-    return scripts[0].replace("\n", "\n" + function, 1) + "\n".join(["", *scripts[1:]])
-
-
-def _list_topologies() -> list[str]:
-    """Return the names of topologies that are not files."""
-    from ..topo.presets import PRESETS
-
-    return ["local", *(preset.example for preset in PRESETS.values())]
+    return str(first).replace("\n", "\n" + function, 1) + "\n".join(["", *others])
 
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:

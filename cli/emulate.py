@@ -51,14 +51,11 @@ iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if "--" in arguments:
-        at = arguments.index("--")
-        own, command = arguments[:at], arguments[at + 1 :]
-    else:
-        own, command = arguments, []
+    arguments = [*(sys.argv[1:] if argv is None else argv), "--"]
+    at = arguments.index("--")
+    command = arguments[at + 1 : -1]
     parser = build_parser()
-    args = parser.parse_args(own)
+    args = parser.parse_args(arguments[:at])
     if not command:
         parser.error("no command given; put it after --")
     return run_command(PROG, lambda: _run(args, command))

@@ -28,9 +28,9 @@ _OBJECTS_BEFORE_GARBAGE = 50_000
 def _run(prog: str, module: str) -> int:
     """Import a command's module and return the exit code of its main; 130 after Ctrl-C."""
     gc.set_threshold(_OBJECTS_BEFORE_GARBAGE, 20, 20)
-    normal = signal.getsignal(signal.SIGINT)
-    if normal is not signal.default_int_handler:  # ignored, as in a shell's background jobs
-        return _call_main(module)
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        # Ignored, as in a shell's background jobs.
+        return int(import_module(f".{module}", __package__).main())
     interrupted = False
 
     def leave(signum: int, frame: FrameType | None) -> None:
@@ -57,21 +57,14 @@ def _run(prog: str, module: str) -> int:
     signal.signal(signal.SIGINT, interrupt)
     try:
         return int(main())
-    except KeyboardInterrupt:
-        _say_interrupted(prog)
-        return _INTERRUPTED
-    except Exception:
+    except (KeyboardInterrupt, Exception) as error:
         # Inside the import of a compiled module, Ctrl-C surfaces as another error.
-        if not interrupted:
+        if not interrupted and not isinstance(error, KeyboardInterrupt):
             raise
         _say_interrupted(prog)
         return _INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _call_main(module: str) -> int:
-    return int(import_module(f".{module}", __package__).main())
 
 
 def _say_interrupted(prog: str) -> None:

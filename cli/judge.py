@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING
 
+from ..synth.ir.collective import COLLECTIVES, spell_collective
+from ..topo.errors import InputError
 from ..topo.pictures.fit import wrap_text
 from ..topo.printable import printable_lines
-from .shared.common import Example, Parser, find_width, name_option, run_command, say_error
-from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.common import (
+    Example,
+    Parser,
+    find_width,
+    name_option,
+    read_number,
+    run_command,
+    say_error,
+)
+from .shared.outputs import (
+    OUTPUT,
+    add_csv,
+    add_force,
+    check_outputs,
+    rows_csv,
+    write_extra,
+    write_output,
+)
 from .shared.progress import ProgressReporter, Say
 
 if TYPE_CHECKING:
@@ -17,16 +36,6 @@ if TYPE_CHECKING:
     from ..synth.judge.verdict import FileVerdict
 
 PROG = "topo-judge"
-COLLECTIVES = (
-    "allreduce",
-    "allgather",
-    "reduce-scatter",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "alltoall",
-)
 _FAILED, _USAGE = 1, 2  # exit codes of topo/errors.py
 
 EXAMPLES: tuple[Example, ...] = (
@@ -65,8 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
     The code is 0 if done, 1 below --least, 2 for bad input, 130 if interrupted.
     """
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     return run_command(PROG, lambda: _judge(arguments))
 
 
@@ -92,7 +100,7 @@ def build_parser() -> Parser:
     add(
         "--collective",
         choices=COLLECTIVES,
-        type=_spell_collective,
+        type=spell_collective,
         metavar="C",
         help="judge this collective only; a table of others is refused",
     )
@@ -113,29 +121,12 @@ def build_parser() -> Parser:
     return parser
 
 
-def _spell_collective(text: str) -> str:
-    """Return the argument of --collective in topoplan's spelling."""
-    from ..synth.ir.collective import spell_collective
-
-    return spell_collective(text)
-
-
 def _share(text: str) -> float:
-    """Return the argument of --least."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a share; expected a number above 0 and up to 1, such as 0.8"
-        )
-    return value
+    return read_number(text, 1, "a share; expected a number above 0 and up to 1, such as 0.8")
 
 
 def _judge(arguments: argparse.Namespace) -> int:
     from ..synth.judge.machine import Machines, is_topology_file
-    from ..topo.errors import InputError
 
     check_outputs(arguments, "output", "csv")
     progress = ProgressReporter(PROG, arguments)
@@ -158,36 +149,27 @@ def _judge(arguments: argparse.Namespace) -> int:
         say_error(PROG, message)
     if not verdicts:
         return _USAGE
+    from ..synth.judge.report import list_rows, write_json, write_prometheus, write_text
+
     if arguments.json:
-        import json
-
-        from ..synth.judge.report import write_json
-
         text = json.dumps(write_json(verdicts, arguments.least, refused)) + "\n"
     elif arguments.prometheus:
-        from ..synth.judge.prometheus import write_prometheus
-
         text = write_prometheus(verdicts, arguments.least)
     else:
-        from ..synth.judge.report import write_text
-
+        to_terminal = arguments.output is None and sys.stdout.isatty()
         text = printable_lines(write_text(verdicts, arguments.least))
-    if arguments.output is None:
-        is_table = sys.stdout.isatty() and not (arguments.json or arguments.prometheus)
-        sys.stdout.write(wrap_text(text, find_width()) if is_table else text)
-    else:
-        from ..topo.files import write_whole
-
-        write_whole(arguments.output, text, overwrite=arguments.force)
-    if arguments.csv is not None:
-        from ..synth.judge.report import list_rows
-
-        write_rows(arguments.csv, list_rows(verdicts), overwrite=arguments.force)
-        progress.tell(f"rows written to {arguments.csv}")
+        text = wrap_text(text, find_width() if to_terminal else None)
+    write_output(arguments, text)
+    write_extra(
+        arguments, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(verdicts))
+    )
     if arguments.least is not None:
         for verdict in verdicts:
             if not verdict.shares:
-                where, why = verdict.reading.where, _why_not(verdict)
+                where = verdict.reading.where
+                reasons = [m.why_not for m in verdict.measured]
+                reasons += [c.why_not for c in verdict.communicators]
+                why = next(filter(None, reasons), verdict.machine.source)
                 say_error(
                     PROG,
                     f"{where}: it has nothing to compare with a bound, so --least is void: {why}",
@@ -195,13 +177,9 @@ def _judge(arguments: argparse.Namespace) -> int:
                 refused.append((where, why))
     if refused:
         return _USAGE
-    below = [
-        share
-        for verdict in verdicts
-        for _, share in verdict.shares
-        if share < (arguments.least or 0)
-    ]
-    return _FAILED if below else 0
+    least = arguments.least or 0
+    is_below = any(share < least for verdict in verdicts for _, share in verdict.shares)
+    return _FAILED if is_below else 0
 
 
 def _judge_files(
@@ -209,7 +187,6 @@ def _judge_files(
 ) -> tuple[list[FileVerdict], list[tuple[str, str]]]:
     """Return the verdicts on the files, and the files that cannot be judged, with reasons."""
     from ..synth.judge.readers.detect import read_file
-    from ..topo.errors import InputError
 
     readings, verdicts = [], []
     refused: list[tuple[str, str]] = []
@@ -236,12 +213,6 @@ def spell_command(command: str, *arguments: str, **options: str) -> str:
     """Return a command as a user types it."""
     named = (f"{'-o' if name == 'output' else f'--{name}'} {v}" for name, v in options.items())
     return " ".join([command, *arguments, *named])
-
-
-def _why_not(verdict: FileVerdict) -> str:
-    """Return the reason why a file was not judged."""
-    reasons = [m.why_not for m in verdict.measured] + [c.why_not for c in verdict.communicators]
-    return next((reason for reason in reasons if reason), verdict.machine.source)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ import argparse
 import json
 import shlex
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .shared.common import Example, Parser, run_command
-from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, rows_csv, write_extra
 from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -152,11 +153,8 @@ def _run(args: argparse.Namespace) -> int:
         args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed
     )
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
-    networks = [
-        part.strip()
-        for given in args.network or [f"{LOOPBACK},{SLOW}"]
-        for part in given.split(",")
-    ]
+    listed = ",".join(args.network or [LOOPBACK, SLOW]).split(",")
+    networks = [part.strip() for part in listed]
     sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
     check_outputs(args, "output", "plot", "csv")
     progress = ProgressReporter(PROG, args)
@@ -164,28 +162,19 @@ def _run(args: argparse.Namespace) -> int:
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()
     from ..runtime.lab.environment import describe_environment
-    from ..runtime.lab.page import LabReport
+    from ..runtime.lab.page import LabReport, draw_bars
 
     report = LabReport(rows, settings, dataset, describe_environment(sites), _repeat_command(args))
-    _print(report, args.json)
-    if args.output is not None:
-        from ..topo.files import write_whole
-
-        write_whole(args.output, report.text(args.output), overwrite=args.force)
-        progress.tell(f"report written to {args.output}")
-    if args.plot is not None:
-        from ..runtime.lab.page import draw_bars
-        from ..topo.files import write_whole
-
-        write_whole(
-            args.plot,
-            draw_bars(f"Lab report: {dataset.name}", rows, alone=True),
-            overwrite=args.force,
-        )
-        progress.tell(f"bars written to {args.plot}")
-    if args.csv is not None:
-        write_rows(args.csv, report.json()["rows"], overwrite=args.force)
-        progress.tell(f"rows written to {args.csv}")
+    if args.json:
+        print(json.dumps(report.json()))
+    else:
+        _print(report)
+    for option, what, text in (
+        ("output", "report", lambda: report.text(args.output)),
+        ("plot", "bars", lambda: draw_bars(f"Lab report: {dataset.name}", rows, alone=True)),
+        ("csv", "rows", lambda: rows_csv(report.json()["rows"])),
+    ):
+        write_extra(args, option, progress, f"{what} written to FILE", text)
     return 1 if report.failed else 0
 
 
@@ -212,10 +201,7 @@ def _repeat_command(args: argparse.Namespace) -> str:
     return shlex.join(parts)
 
 
-def _print(report: LabReport, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report.json()))
-        return
+def _print(report: LabReport) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -234,12 +220,10 @@ def _print(report: LabReport, as_json: bool) -> None:
         table.add_column(
             HEAD[number], justify="left" if number in (0, 2, 3) else "right", no_wrap=True
         )
-    last_site = None
-    for row, cells in zip(report.rows, lines, strict=True):
-        if last_site not in (None, row.site):
-            table.add_section()
-        last_site = row.site
-        table.add_row(*(cells[number] for number in shown))
+    for _, group in groupby(zip(report.rows, lines, strict=True), lambda pair: pair[0].site):
+        table.add_section()
+        for _, cells in group:
+            table.add_row(*(cells[number] for number in shown))
     console.print(table)
     for finding in report.findings:
         console.print(f"- {finding}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..topo.printable import printable_lines
-from .shared.common import Example, Parser, print_error, run_command
-from .shared.outputs import OUTPUT, add_force, check_outputs
+from .shared.common import Example, Parser, print_error, read_number, run_command
+from .shared.outputs import OUTPUT, add_force, check_outputs, write_output
 
 if TYPE_CHECKING:
     from ..topo.graph import Topology
@@ -165,7 +166,6 @@ def build_parser() -> Parser:
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers of a list such as 0,3,2."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -175,19 +175,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names of a list such as tp,pp."""
     return [part.strip() for part in text.split(",")]
 
 
 def _seconds(text: str) -> float:
-    """Return the argument of --time-limit in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected seconds above 0")
-    return value
+    return read_number(text, 1e6, "a time; expected seconds above 0")
 
 
 def _read_machine(arguments: argparse.Namespace) -> Topology:
@@ -218,7 +210,9 @@ def _place(arguments: argparse.Namespace) -> int:
         together=arguments.together,
         time_limit_s=arguments.time_limit,
     )
-    placement = replace(placement, notes=(*placement.notes, *_list_assumed(machine)))
+    # Assumed rates of the network affect the answer.
+    assumed = (str(note) for note in machine.notes if note.kind == "network-rate-assumed")
+    placement = replace(placement, notes=(*placement.notes, *assumed))
     if arguments.format is not None:
         from ..synth.place.orders import list_hints, write_order
 
@@ -227,23 +221,11 @@ def _place(arguments: argparse.Namespace) -> int:
         for hint in list_hints(*named):
             print_error(f"{PROG}: {hint}")
     elif arguments.json:
-        import json
-
         text = json.dumps(placement.to_json()) + "\n"
     else:
         text = printable_lines(placement.describe())
-    if arguments.output is None:
-        sys.stdout.write(text)
-    else:
-        from ..topo.files import write_whole
-
-        write_whole(arguments.output, text, overwrite=arguments.force)
+    write_output(arguments, text)
     return 0
-
-
-def _list_assumed(machine: Topology) -> list[str]:
-    """Return the machine's notes on assumed rates of its network, which affect the answer."""
-    return [str(note) for note in machine.notes if note.kind == "network-rate-assumed"]
 
 
 if __name__ == "__main__":

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..topo.printable import printable, printable_lines
 from .shared.common import Example, Parser, find_width, print_error, run_command
-from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, write_rows
+from .shared.outputs import (
+    OUTPUT,
+    add_csv,
+    add_force,
+    check_outputs,
+    rows_csv,
+    write_extra,
+    write_output,
+)
 from .shared.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -74,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
     if arguments.for_vm and len(arguments.topologies) > 1:
         parser.error("--for-vm writes the file of one host; name one TOPOLOGY")
-    return run_command(PROG, lambda: _probe(arguments), quiet=_is_launched() and not _is_rank_0())
+    return run_command(PROG, lambda: _probe(arguments), quiet=not _reports())
 
 
 def build_parser() -> Parser:
@@ -153,41 +162,29 @@ def build_parser() -> Parser:
 
 
 def _is_launched() -> bool:
-    """Return whether torchrun started this process as one of several ranks.
-
-    If so, rank 0 reports.
-    """
+    """Return whether torchrun started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _is_rank_0() -> bool:
-    return os.environ["RANK"] == "0"
+def _reports() -> bool:
+    """Return whether this process reports: of several ranks, rank 0 does."""
+    return not _is_launched() or os.environ["RANK"] == "0"
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    progress = ProgressReporter(PROG, arguments, not _is_launched() or _is_rank_0())
-    if not _is_launched() or _is_rank_0():
+    progress = ProgressReporter(PROG, arguments, _reports())
+    if _reports():
         check_outputs(arguments, "output", "csv")
     topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
-    if _is_launched() and not _is_rank_0():
+    if not _reports():
         return 0
     to_terminal = arguments.output is None and sys.stdout.isatty()
-    form = (
-        "nccl-xml"
-        if arguments.for_vm
-        else arguments.format or ("check" if arguments.check else "table")
-    )
-    text = _render(topology, form, to_terminal, arguments.for_vm)
-    if arguments.output is None:
-        sys.stdout.write(text)
-    else:
-        from ..topo.files import write_whole
-
-        write_whole(arguments.output, text, overwrite=arguments.force)
+    form = arguments.format or ("check" if arguments.check else "table")
+    form = "nccl-xml" if arguments.for_vm else form
+    write_output(arguments, _render(topology, form, to_terminal, arguments.for_vm))
+    if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
-    if arguments.csv is not None:
-        write_rows(arguments.csv, _list_link_rows(topology), overwrite=arguments.force)
-        progress.tell(f"links written to {arguments.csv}")
+    write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
     return _report_errors(topology, printed=form == "check") if arguments.check else 0
 
 
@@ -201,16 +198,12 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
 
     topologies = state_rates(topologies, parse_rates(arguments.rate))
     joined = join_hosts(topologies) if len(topologies) > 1 else topologies[0]
-    if arguments.network is None:
-        return joined
-    return state_rates([joined], {NETWORK: parse_rate(arguments.network)})[0]
+    network = {} if arguments.network is None else {NETWORK: parse_rate(arguments.network)}
+    return state_rates([joined], network)[0]
 
 
 def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
-    """Return the topologies that the arguments name."""
     if arguments.sysfs_root is not None:
-        from pathlib import Path
-
         from ..topo.probe.join import probe_local
 
         return [probe_local(Path(arguments.sysfs_root))]
@@ -285,9 +278,9 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
     return text
 
 
-def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
+def _links_csv(topology: Topology) -> str:
     """Return one row per direction of each link, with measurements and other facts about it."""
-    return [
+    return rows_csv(
         {
             "src": link.src,
             "dst": link.dst,
@@ -299,7 +292,7 @@ def _list_link_rows(topology: Topology) -> list[dict[str, object]]:
             **link.extra,
         }
         for link in topology.links
-    ]
+    )
 
 
 def _report_errors(topology: Topology, printed: bool) -> int:

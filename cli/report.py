@@ -107,10 +107,10 @@ def _is_plan(subject: str) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            start = file.read(200)
+            start = file.read(200).replace(b": ", b":")
     except (OSError, ValueError):
         return False
-    return f'"format": "{FORMAT}"'.encode() in start or f'"format":"{FORMAT}"'.encode() in start
+    return f'"format":"{FORMAT}"'.encode() in start
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from .running.options import (
     read_options,
 )
 from .shared.common import run_command
-from .shared.outputs import write_rows
+from .shared.outputs import rows_csv, write_extra, write_output
 from .shared.progress import ProgressReporter, Say, Work
 
 if TYPE_CHECKING:
@@ -55,20 +55,16 @@ def _leaves_errors_to_another_rank() -> bool:
     return os.environ.get("LOCAL_RANK", str(number_of_launch())) != "0" and not has_own_log()
 
 
-def _choose_under_mpirun() -> str:
-    """Return the backend for --backend auto under mpirun: mpi between CPUs, else the default."""
-    import torch
-
-    return "auto" if torch.cuda.is_available() else "mpi"
-
-
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     from ..runtime.mpi.launched import join_mpi
     from ..runtime.ranks.launch import is_rank, launch
 
     options = read_options(args)
     if join_mpi() and options.backend == "auto":
-        options = replace(options, backend=_choose_under_mpirun())
+        import torch
+
+        if not torch.cuda.is_available():
+            options = replace(options, backend="mpi")
     check_files(args, is_writer=not is_rank() or os.environ["RANK"] == "0")
     plans = load_plans(args)
     jobs: list[Job] = [(options, plan) for plan in plans] or [
@@ -81,7 +77,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
                 f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or "
                 f"synthesize for {args.nproc}"
             )
-        _check(jobs, ranks)
+        _check_jobs(jobs, ranks)
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
                 f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run "
@@ -95,12 +91,11 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         raise PlanMismatchError(
             f"the plan is for {ranks} ranks, {world} were started; start {ranks}"
         )
-    _check(jobs, world)
+    _check_jobs(jobs, world)
     return _run_rank(args, jobs, world)
 
 
-def _check(jobs: Sequence[Job], ranks: int) -> None:
-    """Raise InputError if a job cannot be executed."""
+def _check_jobs(jobs: Sequence[Job], ranks: int) -> None:
     for options, plan in jobs:
         options.check(plan, ranks)
 
@@ -153,12 +148,11 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
             dist.destroy_process_group()
     runs = [run for run, _, _ in measured]
     if rank == 0:
-        for _, trace, calibrated in measured:
-            if calibrated is not None:
-                _write_calibrated(args, *calibrated, progress)
-            else:
-                _write_all(args, runs, trace, progress)
-                break
+        _, trace, calibrated = measured[0]
+        if calibrated is not None:
+            _write_calibrated(args, *calibrated, progress)
+        else:
+            _write_all(args, runs, trace, progress)
     return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 
@@ -193,11 +187,8 @@ def _run_job(
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
-    return (
-        Run(options, settings, transport.name, transport.stock_engine, plan, rows),
-        trace,
-        calibrated,
-    )
+    run = Run(options, settings, transport.name, transport.stock_engine, plan, rows)
+    return run, trace, calibrated
 
 
 def _choose_beside_mpi(world: int) -> str:
@@ -211,11 +202,8 @@ def _choose_beside_mpi(world: int) -> str:
     from ..runtime.mpi.library import takes_gpu_memory
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return (
-        "nccl"
-        if gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", str(world))) and takes_gpu_memory()
-        else "gloo"
-    )
+    needed = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    return "nccl" if gpus >= needed and takes_gpu_memory() else "gloo"
 
 
 def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
@@ -273,13 +261,9 @@ def _write_calibrated(
     An emulated topology has the emulated rates.
     """
     from ..synth.cost.host_costs import with_host
-    from ..topo.files import write_whole
 
-    text = with_host(topology, host).dumps()
-    if args.output is None:
-        print(text, end="")
-    else:
-        write_whole(args.output, text, overwrite=args.force)
+    write_output(args, with_host(topology, host).dumps())
+    if args.output is not None:
         progress.tell(
             f"topology with host costs written to {args.output}; give it to topo-synth --topology"
         )
@@ -289,7 +273,7 @@ def _write_all(
     args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: ProgressReporter
 ) -> None:
     """Print the rows and write the requested files."""
-    from ..topo.files import write_whole
+    from ..runtime.measuring.bench import draw_rows
     from .running.rows import list_rows, print_run, write_json
 
     if args.json:
@@ -297,21 +281,11 @@ def _write_all(
     else:
         for run in runs:
             print_run(run)
-    if args.csv is not None:
-        write_rows(args.csv, list_rows(runs), overwrite=args.force)
-        progress.tell(f"rows written to {args.csv}")
-    if args.plot is not None:
-        from ..runtime.measuring.bench import draw_rows
-
-        write_whole(
-            args.plot,
-            draw_rows(runs[0].settings.collective.name, runs[0].rows),
-            overwrite=args.force,
-        )
-        progress.tell(f"curves written to {args.plot}")
-    if trace is not None:
-        write_whole(args.trace, trace, overwrite=args.force)
-        progress.tell(f"trace written to {args.trace}; open it at ui.perfetto.dev")
+    name, rows = runs[0].settings.collective.name, runs[0].rows
+    opened = "trace written to FILE; open it at ui.perfetto.dev"
+    write_extra(args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs)))
+    write_extra(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
+    write_extra(args, "trace", progress, opened, lambda: trace or "")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is a module of cli/synthesis: plan, bound, front, export, explain.
+Each mode is in a module of cli/synthesis: plan, bound, front, explain.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from .shared.common import run_command
 from .synthesis.options import PLAN, PROG, build_parser, check_options
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,13 +20,13 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
     # These modules import solvers, which --help and errors in options do not need.
-    from .synthesis import bound, explain, export, front, plan
+    from .synthesis import bound, explain, front, plan
     from .synthesis.job import make_job
 
     if args.bound_only:
-        run = bound.run
+        run = bound.run_bound
     elif args.format != PLAN:
-        run = export.run
+        run = bound.run_export
     elif args.pareto or args.instance:
         run = front.run
     else:

@@ -7,10 +7,23 @@ import sys
 from importlib import import_module
 from itertools import takewhile
 
-from .commands import COMMANDS
 from .shared.common import Example, Parser, call_as, run_command
 
 PROG = "topoplan"
+# `topoplan NAME` runs cli/NAME.py.
+COMMANDS = {
+    "probe": "show a machine's topology, check it, measure its links",
+    "synth": "synthesize a plan for a collective on a topology, with its bound",
+    "run": "run plans on real processes, beside the stock collectives",
+    "emulate": "run a command once per rank, on a machine emulated with network namespaces",
+    "lab": "train on real data with several systems, and report on them",
+    "judge": "compare logs and measurements of what runs today with the bound",
+    "place": "choose the GPU of each rank, with a bound on any order",
+    "report": "write an HTML page about a machine or a plan",
+    "completion": "print the script that lets a shell complete these commands",
+}
+# Subcommands that are also separate commands, topo-NAME.
+OWN = tuple(name for name in COMMANDS if name != "completion")
 # Options that may stand before the subcommand too.
 _FLAGS = ("-v", "--verbose", "-q", "--quiet")
 EXAMPLES: tuple[Example, ...] = (

@@ -16,8 +16,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from topoplan.cli.commands import COMMANDS
 from topoplan.cli.shared.common import Parser
+from topoplan.cli.topoplan import COMMANDS
 from topoplan.topo.version import VERSION
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "cli.md"

@@ -21,8 +21,8 @@ from unittest import mock
 
 import patience
 
-from topoplan.cli.commands import COMMANDS
 from topoplan.cli.shared.common import Parser
+from topoplan.cli.topoplan import COMMANDS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # The modules of all commands: topoplan itself, and its subcommands.

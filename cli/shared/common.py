@@ -42,19 +42,13 @@ class Parser(argparse.ArgumentParser):
     `about` follows the examples, in paragraphs. Every parser has --version, -v and -q.
     """
 
-    def __init__(
-        self, prog: str, examples: Sequence[Example], about: str, usage: str | None = None
-    ) -> None:
+    def __init__(self, prog: str, examples: Sequence[Example], about: str, usage: str) -> None:
         super().__init__(
             prog=shown_name(prog), formatter_class=_Formatter, allow_abbrev=False, add_help=False
         )
         self.examples, self.about = examples, about
-        if usage is not None:
-            indent = " " * len(f"usage: {self.prog} ")
-            lines = textwrap.wrap(
-                usage, find_width() - len(indent), break_on_hyphens=False, break_long_words=False
-            )
-            self.usage = f"{self.prog} " + f"\n{indent}".join(lines)
+        indent = " " * len(f"usage: {self.prog} ")
+        self.usage = f"{self.prog} " + f"\n{indent}".join(_wrap(usage, find_width() - len(indent)))
         common = self._common = self.add_argument_group("of every command")
         common.add_argument("-h", "--help", action="help", help="show this help")
         common.add_argument(
@@ -106,13 +100,11 @@ class Parser(argparse.ArgumentParser):
         lines = ["examples:"] if self.examples else []
         for command, meaning in self.examples:
             lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
-        paragraphs = [
-            "\n".join(_wrap(text, min(width, _MAX_PROSE))) for text in self.about.split("\n\n")
-        ]
+        lines += [""] if lines else []
+        for text in self.about.split("\n\n"):
+            lines += [*_wrap(text, min(width, _MAX_PROSE)), ""]
         self._action_groups.sort(key=lambda group: group is self._common)
-        self.description = (
-            "\n".join([*lines, "", "\n\n".join(paragraphs)]) if lines else "\n\n".join(paragraphs)
-        )
+        self.description = "\n".join(lines[:-1])
         return super().format_help()
 
     def describe_in_prose(self) -> None:
@@ -146,7 +138,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(action.option_strings)} {value}"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Break an option's text between words only."""
         return _wrap(text, width)
 
 
@@ -177,6 +168,17 @@ def shown_name(prog: str) -> str:
     return _CALLED_AS["name"] or prog
 
 
+def read_number(text: str, most: float, expected: str) -> float:
+    """Return an argument that is a number above 0, up to `most`.
+
+    Raise ArgumentTypeError, with what was `expected`, for any other argument.
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= most:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+
 def file_name(text: str) -> str:
     """Return the argument of -o. Raise ArgumentTypeError if it is empty."""
     if not text:
@@ -203,9 +205,8 @@ def name_option(error: TopoplanError) -> str:
     if error.parameter is None:
         return str(error)
     option = f"--{error.parameter.replace('_', '-')}"
-    options = {option, option.removesuffix("s")} & _OPTIONS
-    advice = _ADVICE.get(error.parameter) or "".join(f" ({each})" for each in sorted(options))
-    return f"{error}{advice}"
+    options = sorted({option, option.removesuffix("s")} & _OPTIONS)
+    return f"{error}{_ADVICE.get(error.parameter) or ''.join(f' ({each})' for each in options)}"
 
 
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:

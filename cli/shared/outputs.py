@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...topo.errors import InputError
 from ...topo.files import write_whole
 from .common import Parser, file_name
-
-if TYPE_CHECKING:
-    import argparse
+from .progress import ProgressReporter
 
 # Arguments of `add_argument` for options that name a file to write.
 OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
@@ -61,26 +61,48 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
             raise InputError(
                 f"{name}: cannot be written: there is no folder {str(folder)!r}; create it first"
             )
-        at = str(path.resolve())
-        if at in seen and not path.exists():
+        other = seen.setdefault(str(path.resolve()), option)
+        if other != option and not path.exists():
             raise InputError(
-                f"{name}: given for both --{seen[at]} and --{option}; use different files"
+                f"{name}: given for both --{other} and --{option}; use different files"
             )
-        seen[at] = option
 
 
-def write_rows(path: str, rows: Sequence[Mapping[str, Any]], *, overwrite: bool) -> None:
-    """Write rows as CSV under a heading of all keys.
+def write_output(args: argparse.Namespace, text: str) -> None:
+    """Write a text to the file of -o, or print it without -o."""
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(args.output, text, overwrite=args.force)
+
+
+def write_extra(
+    args: argparse.Namespace,
+    option: str,
+    progress: ProgressReporter,
+    what: str,
+    text: Callable[[], str],
+) -> None:
+    """Write what an option asks for to the option's file, if it is given, and report it."""
+    path = getattr(args, option)
+    if path is not None:
+        write_whole(path, text(), overwrite=args.force)
+        progress.tell(what.replace("FILE", path))
+
+
+def rows_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV under a heading of all keys.
 
     None becomes an empty field; lists and objects become JSON.
     """
+    rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
         writer.writerow([_show_cell(row.get(column)) for column in columns])
-    write_whole(path, text.getvalue(), overwrite=overwrite)
+    return text.getvalue()
 
 
 def _show_cell(value: Any) -> Any:

@@ -47,11 +47,9 @@ class ProgressReporter:
             with Console(stderr=True).status(work):
                 yield work
         else:
-            work.print_line = self._print_line if self.has_lines else None
+            if self.has_lines:
+                work.print_line = lambda line: print_error(f"{self.prog}: {line}")
             yield work
-
-    def _print_line(self, line: str) -> None:
-        print_error(f"{self.prog}: {line}")
 
 
 class Work:
@@ -91,13 +89,11 @@ class Work:
         return f"{show_seconds(spent_s)}{left}: {self.message}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render one line each time the spinner turns."""
         from rich.text import Text
 
         yield Text(printable(self.describe()), no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Any, options: Any) -> Any:
-        """Return the width of one line."""
         from rich.measure import Measurement
 
         return Measurement(10, options.max_width - 2)
@@ -105,10 +101,7 @@ class Work:
 
 def show_seconds(seconds: float) -> str:
     """Format a duration in seconds: 7 s, 2 min 05 s, 1 h 02 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return (
-        f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

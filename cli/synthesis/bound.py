@@ -1,18 +1,19 @@
-"""topo-synth --bound-only: print the bounds of a collective on a machine, without a plan."""
+"""topo-synth --bound-only and --format: bounds without a plan, and files for NCCL and RCCL."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from ...synth.describe import bounds_text
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
-from .job import bound_json
+from ..shared.outputs import write_extra
+from .job import SynthRun, bound_json
 
 if TYPE_CHECKING:
     from ...synth.bounds.single_path import Bounds
-    from .job import SynthRun
 
 # Fields of a plan's JSON that are null without a plan.
 _EMPTY = (
@@ -28,7 +29,7 @@ _EMPTY = (
 )
 
 
-def run(job: SynthRun) -> None:
+def run_bound(job: SynthRun) -> None:
     """Compute the bounds and print them as text, or as JSON with --json."""
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.bounds.single_path import find_bounds
@@ -41,21 +42,54 @@ def run(job: SynthRun) -> None:
         job.cut_short += effort.cut_short
     if job.args.json:
         body = job.head_json() | dict.fromkeys(_EMPTY) | {"size_bytes": job.size}
-        body |= bounds_json(bounds) | job.switches_json() | {"verified": False}
+        body |= _bounds_json(bounds) | job.switches_json() | {"verified": False}
         body |= {"synthesis_s": job.seconds, "search_complete": not job.cut_short}
         print(json.dumps(body))
         return
     lines = [*job.switch_lines(), *describe_rates(job.topology), *job.root_lines()]
-    for line in [head_line(job, bounds), *lines, *job.cut_lines()]:
+    for line in [_head_line(job, bounds), *lines, *job.cut_lines()]:
         print(printable_lines(line))
 
 
-def bounds_json(bounds: Bounds) -> dict[str, object]:
-    """Return the multipath and single-path bounds, with their certificates, as JSON data."""
+def _bounds_json(bounds: Bounds) -> dict[str, object]:
     return {"bound": bound_json(bounds.multipath), "bound_one_way": bound_json(bounds.single_path)}
 
 
-def head_line(job: SynthRun, bounds: Bounds | None) -> str:
-    """Return a line with the collective, the machine and, if given, the bounds."""
+def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
     text = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks"
     return text if bounds is None else f"{text}: {bounds_text(bounds)}"
+
+
+def run_export(job: SynthRun) -> None:
+    """Write the file in the format of --format to the path of -o, or print it."""
+    from ...synth.export.formats import export
+    from ...synth.export.nccl_version import NEWEST, parse_nccl_version
+    from ...synth.numeric.effort import Effort
+
+    args = job.args
+    version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
+    with job.search() as say:
+        effort = Effort(args.time_limit)
+        made = export(
+            args.format,
+            job.collective,
+            job.router,
+            effort,
+            say,
+            version=version,
+            measured=args.measured,
+        )
+        job.cut_short += effort.cut_short
+    write_extra(args, "output", job.progress, f"{args.format} written to FILE", lambda: made.text)
+    if args.json:
+        body = job.head_json() | {"format": made.format, made.key: made.figures}
+        body |= _bounds_json(made.bounds) if made.bounds is not None else {}
+        body |= {"synthesis_s": job.seconds, "search_complete": not job.cut_short}
+        print(json.dumps(body))
+        return
+    # Without -o standard output is the file itself, so the description goes to standard error.
+    lines = [_head_line(job, made.bounds), *made.lines, *describe_rates(job.topology)]
+    for line in [*lines, *job.cut_lines()]:
+        print(printable_lines(line), file=sys.stdout if args.output else sys.stderr)
+    if not args.output:
+        print(made.text, end="")

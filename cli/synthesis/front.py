@@ -69,8 +69,8 @@ def run(job: SynthRun) -> None:
 
         return draw_front(f"{collective.name} on {topology.name}", front, alone=True)
 
-    message = f"the front is drawn in {job.args.plot}"
-    deliver(job, plan, body, rows, (picture, message), first=lambda c: _print_front(c, front))
+    message = "the front is drawn in FILE"
+    deliver(job, plan, body, rows, (message, picture), first=lambda c: _print_front(c, front))
     _check_feasible(job, front)
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
 from ...synth.sizes import parse_size
-from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
-from ..shared.outputs import write_rows
+from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
 from .options import PROG
 
@@ -66,12 +65,6 @@ class SynthRun:
         with self.progress.follow("synthesizing ...", self.args.time_limit) as work:
             yield work.say
         self.seconds = time.monotonic() - self.started
-
-    def write(self, path: str | None, text: Callable[[], str], written: str) -> None:
-        """Write a text to a file if `path` is given, and report `written` on standard error."""
-        if path:
-            write_whole(path, text(), overwrite=self.args.force)
-            self.progress.tell(written)
 
     def head_json(self) -> dict[str, Any]:
         """Return the request as JSON data.
@@ -168,10 +161,8 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     )
 
 
-def bound_json(limit: Bound | None) -> dict[str, Any] | None:
-    """Return the bound with its certificate as JSON data; None without a bound."""
-    if limit is None:
-        return None
+def bound_json(limit: Bound) -> dict[str, Any]:
+    """Return the bound with its certificate as JSON data."""
     return {
         "algbw_GBps": float(limit.algbw_GBps),
         "algbw_GBps_exact": str(limit.algbw_GBps),
@@ -180,9 +171,7 @@ def bound_json(limit: Bound | None) -> dict[str, Any] | None:
     }
 
 
-def plan_json(
-    job: SynthRun, plan: Plan | None, bound: Bound | None, single_path: Bound | None
-) -> dict[str, Any]:
+def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound) -> dict[str, Any]:
     """Return the fields of --json that describe a plan, or state its absence."""
     from ...synth.cost.host_costs import describe_host
 
@@ -274,14 +263,14 @@ def deliver(
     plan: Plan | None,
     body: Callable[[], dict[str, Any]],
     rows: Callable[[], list[dict[str, Any]]],
-    picture: tuple[Callable[[], str], str] | None,
+    picture: tuple[str, Callable[[], str]],
     *,
     first: Section | None = None,
     then: tuple[Section, ...] = (),
 ) -> None:
     """Write the requested files, and print the result: `body` with --json, else tables.
 
-    `rows` are those of --csv, `picture` is the content for --plot, with its message. The section
+    `rows` are those of --csv, `picture` is the message and the content of --plot. The section
     `first` is printed before the plan, those of `then` after it.
     """
     from ...topo.pictures.console import SafeConsole
@@ -292,10 +281,9 @@ def deliver(
     if args.trace and plan is not None:
         from ...synth.pictures.chrome_trace import write_plan_trace
 
-        message = f"trace written to {args.trace}; open it at ui.perfetto.dev"
-        job.write(args.trace, lambda: write_plan_trace(plan, job.size), message)
-    if picture is not None:
-        job.write(args.plot, *picture)
+        message = "trace written to FILE; open it at ui.perfetto.dev"
+        write_extra(args, "trace", job.progress, message, lambda: write_plan_trace(plan, job.size))
+    write_extra(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))
     else:
@@ -315,6 +303,4 @@ def deliver(
         console.print(f"synthesized and verified in {job.seconds:.2f} s", highlight=False)
     if args.output and plan is not None:
         job.progress.tell(f"plan written to {args.output}")
-    if args.csv:
-        write_rows(args.csv, rows(), overwrite=args.force)
-        job.progress.tell(f"rows written to {args.csv}")
+    write_extra(args, "csv", job.progress, "rows written to FILE", lambda: rows_csv(rows()))

@@ -19,16 +19,6 @@ DEFAULT_SIZE = "1G"
 # Enough for every preset; larger machines and --pareto may need more.
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
-_EPSILON, _MAX_TREES, _MAX_DEPTH = "--epsilon", "--max-trees", "--max-depth"
-_MAX_STEPS, _SLACK, _PARETO, _INSTANCE, _EXPLAIN = (
-    "--max-steps",
-    "-k",
-    "--pareto",
-    "--instance",
-    "--explain",
-)
-_REPRODUCIBLE = "--reproducible"
-_FORMAT, _NCCL_VERSION, _MEASURED = "--format", "--nccl-version", "--measured"
 PLAN = "plan"
 # Names of the built-in strategies for help and completion, since importing them takes a second.
 STRATEGY_NAMES = (
@@ -135,13 +125,13 @@ def build_parser() -> Parser:
         "given, before --without-rank (default: the first rank that stays)",
     )
     add(
-        _PARETO,
+        "--pareto",
         action="store_true",
         help="find the Pareto front of steps and rounds (R/C) by exact synthesis",
     )
-    add(_MAX_STEPS, type=int, metavar="S", help="with --pareto: at most this many steps")
+    add("--max-steps", type=int, metavar="S", help="with --pareto: at most this many steps")
     add(
-        _SLACK,
+        "-k",
         "--slack",
         dest="slack",
         type=int,
@@ -149,20 +139,20 @@ def build_parser() -> Parser:
         help="with --pareto: only k-synchronous rows, R <= S + K",
     )
     add(
-        _INSTANCE,
+        "--instance",
         action="append",
         metavar="C,S,R",
         help="decide whether a schedule of so many chunks, steps and rounds exists (exit code "
         "3: there is none); may be repeated",
     )
     add(
-        _EPSILON,
+        "--epsilon",
         metavar="E",
         help="packing: the fewest trees whose gap to the bound is at most this (0.05: 5 %%)",
     )
-    add(_MAX_TREES, type=int, metavar="N", help="packing: at most this many trees")
+    add("--max-trees", type=int, metavar="N", help="packing: at most this many trees")
     add(
-        _MAX_DEPTH,
+        "--max-depth",
         type=int,
         metavar="N",
         help="packing: at most this many hops from any rank to the root of a tree",
@@ -192,14 +182,14 @@ def build_parser() -> Parser:
         help="plan for the machine with this link at F times its bandwidth",
     )
     add(
-        _EXPLAIN,
+        "--explain",
         action="store_true",
         help="show the bottleneck, what every strategy reaches at 8 sizes, and which links to "
         "improve first; and whether the stock collective would be faster in another order "
         "of ranks",
     )
     add(
-        _REPRODUCIBLE,
+        "--reproducible",
         action="store_true",
         help="add every element up in one bracketing of ranks, in all schedules of the plan: "
         "its bits then depend neither on the buffer's size nor on its place in it",
@@ -214,20 +204,20 @@ def build_parser() -> Parser:
         "searches go further in proportion",
     )
     add(
-        _FORMAT,
+        "--format",
         default=PLAN,
         choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"),
         help="plan (default); nccl-graph: rings and chains for NCCL_GRAPH_FILE; rccl-env: "
         "NCCL_RINGS and RCCL_TREES; nccl-tuner: the table of NVIDIA's example tuner plugin",
     )
     add(
-        _NCCL_VERSION,
+        "--nccl-version",
         metavar="V",
         help="with nccl-graph: the NCCL that reads the file, such as 2.21 (default: the "
         "newest); older ones take fewer channels",
     )
     add(
-        _MEASURED,
+        "--measured",
         action="append",
         default=[],
         metavar="ALGORITHM/PROTOCOL/CHANNELS=FILE",
@@ -262,52 +252,55 @@ def check_options(args: argparse.Namespace) -> None:
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value in (
-        (_MAX_STEPS, args.max_steps),
-        (_MAX_TREES, args.max_trees),
-        (_MAX_DEPTH, args.max_depth),
+        ("--max-steps", args.max_steps),
+        ("--max-trees", args.max_trees),
+        ("--max-depth", args.max_depth),
     ):
         if value is not None and value < 1:
             raise InputError(f"{flag} is {value}; expected at least 1")
     if args.slack is not None and args.slack < 0:
-        raise InputError(f"{_SLACK} is {args.slack}; expected 0 or more")
+        raise InputError(f"-k is {args.slack}; expected 0 or more")
     _check_combinations(args)
     check_outputs(args, "output", "trace", "plot", "csv")
 
 
 def _check_combinations(args: argparse.Namespace) -> None:
     """Raise InputError for the first option that has no effect or contradicts another one."""
-    trees = {_EPSILON: args.epsilon, _MAX_TREES: args.max_trees, _MAX_DEPTH: args.max_depth}
-    fronts = {_MAX_STEPS: args.max_steps, _SLACK: args.slack}
-    modes = {_EXPLAIN: args.explain, _PARETO: args.pareto, _INSTANCE: args.instance}
+    trees = {
+        "--epsilon": args.epsilon,
+        "--max-trees": args.max_trees,
+        "--max-depth": args.max_depth,
+    }
+    fronts = {"--max-steps": args.max_steps, "-k": args.slack}
+    exacts = {"--pareto": args.pareto, "--instance": args.instance}
+    explains = {"--explain": args.explain}
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
-        _REPRODUCIBLE: args.reproducible,
+        "--reproducible": args.reproducible,
     }
-    limits = _given({**trees, **fronts, **modes})
+    limits = _given({**trees, **fronts, **explains, **exacts})
     plans = limits + _given({**others, **files})
-    exact = _PARETO if args.pareto else _INSTANCE
+    exact = "--pareto" if args.pareto else "--instance"
     no_plan = _given({"-o": args.output, **files})
-    whole = [flag for flag in limits if flag in (*trees, _PARETO, _INSTANCE)]
     is_exact = bool(args.pareto or args.instance)
-    has_trees = args.strategy in _STRATEGIES_WITH_TREES
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
             plans,
             args.format != PLAN,
-            f"{{}} with {_FORMAT} {args.format}: it is for plans; leave one of them out",
+            f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given({_NCCL_VERSION: args.nccl_version}),
+            _given({"--nccl-version": args.nccl_version}),
             args.format != "nccl-graph",
-            f"{{}} without {_FORMAT} nccl-graph: it has no effect then; leave it out",
+            "{} without --format nccl-graph: it has no effect then; leave it out",
         ),
         (
-            _given({_MEASURED: args.measured}),
+            _given({"--measured": args.measured}),
             args.format != "nccl-tuner",
-            f"{{}} without {_FORMAT} nccl-tuner: it has no effect then; leave it out",
+            "{} without --format nccl-tuner: it has no effect then; leave it out",
         ),
         (
             no_plan,
@@ -320,19 +313,18 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "--bound-only with {}: the bound holds for every schedule; leave one of them out",
         ),
         (
-            [*_given({"--bound-only": args.bound_only}), *whole],
+            _given({"--bound-only": args.bound_only, **trees, **exacts}),
             args.reproducible,
-            f"{_REPRODUCIBLE} with {{}}: only whole plans have one bracketing; leave one of them "
-            "out",
+            "--reproducible with {}: only whole plans have one bracketing; leave one of them out",
         ),
         (
-            [_INSTANCE],
+            ["--instance"],
             args.instance and args.pareto,
-            f"{{}} with {_PARETO}: the one decides single rows, the other searches; leave one of "
+            "{} with --pareto: the one decides single rows, the other searches; leave one of "
             "them out",
         ),
         (
-            [flag for flag in limits if flag in (*trees, _EXPLAIN)],
+            _given({**trees, **explains}),
             is_exact,
             f"{{}} with {exact}: exact synthesis has neither trees nor this explanation; leave one "
             "of them out",
@@ -340,11 +332,11 @@ def _check_combinations(args: argparse.Namespace) -> None:
         (
             _given(fronts),
             not args.pareto,
-            f"{{}} without {_PARETO}: it limits the search for the front; leave it out",
+            "{} without --pareto: it limits the search for the front; leave it out",
         ),
         (
             _given(trees),
-            not has_trees,
+            args.strategy not in _STRATEGIES_WITH_TREES,
             f"{{}} with --strategy {args.strategy}: only {', '.join(_STRATEGIES_WITH_TREES[1:])} "
             "make trees; leave it out, or name one of these",
         ),
@@ -374,10 +366,10 @@ def parse_limits(args: argparse.Namespace) -> TreeLimits:
             epsilon = parse_fraction(args.epsilon)
         except ValueError:
             raise InputError(
-                f"{_EPSILON} {args.epsilon}: expected a share of the bound, such as 0.05"
+                f"--epsilon {args.epsilon}: expected a share of the bound, such as 0.05"
             ) from None
         if not 0 <= epsilon < 1:
-            raise InputError(f"{_EPSILON} {args.epsilon}: expected at least 0 and less than 1")
+            raise InputError(f"--epsilon {args.epsilon}: expected at least 0 and less than 1")
     return TreeLimits(epsilon, args.max_trees, args.max_depth)
 
 
@@ -387,11 +379,11 @@ def parse_instance(text: str) -> tuple[int, int, int]:
         chunks, steps, rounds = (int(x) for x in text.split(","))
     except ValueError:
         raise InputError(
-            f"{_INSTANCE} {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
+            f"--instance {text}: expected three whole numbers, chunks,steps,rounds, such as 6,3,7"
         ) from None
     if chunks < 1 or steps < 1 or rounds < steps:
         raise InputError(
-            f"{_INSTANCE} {text}: expected chunks and steps of at least 1, and no fewer rounds "
+            f"--instance {text}: expected chunks and steps of at least 1, and no fewer rounds "
             "than steps"
         )
     return chunks, steps, rounds

@@ -126,7 +126,7 @@ def report(
 
         return draw_plan_alone(plan)
 
-    picture = curves, f"curves written to {job.args.plot}"
+    picture = "curves written to FILE", curves
     deliver(job, plan, body, lambda: _list_rows(job, plan), picture, then=(sections,))
 
 

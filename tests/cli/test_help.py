@@ -26,10 +26,9 @@ from shown_commands import (
 )
 
 import topoplan
-from topoplan.cli.commands import COMMANDS, OWN
 from topoplan.cli.shared.common import name_option
 from topoplan.cli.synth import main as synth
-from topoplan.cli.topoplan import main
+from topoplan.cli.topoplan import COMMANDS, OWN, main
 from topoplan.runtime.emulate import why_not, why_not_mpi
 from topoplan.topo.errors import InputError
 

@@ -138,7 +138,7 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
         log.take(line, count)
         if not is_message:
             table.take(line, count)
-    measurements = table.finish(collective, where)
+    measurements = table.finish(collective)
     if not measurements and not log.says_something:
         raise InputError(f"{where}{_explain(text, count, log, table)}")
     reading = log.reading(where)

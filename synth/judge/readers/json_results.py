@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,11 +124,12 @@ def _real(value: object) -> float | None:
     """Return a finite number that is not negative; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return float(value) if 0 <= value <= sys.float_info.max else None
+
+
+def _reals(algbw: object, busbw: object, time_us: object) -> tuple[float, float, float] | None:
+    a, b, c = _real(algbw), _real(busbw), _real(time_us)
+    return None if a is None or b is None or c is None else (a, b, c)
 
 
 def _whole(value: object) -> int | None:
@@ -144,8 +146,7 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
     arguments = data.get("args")
-    program = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
-    test = program.rsplit("/", 1)[-1]
+    test = str(arguments[0]).rsplit("/", 1)[-1] if isinstance(arguments, list) and arguments else ""
     name = name_collective(test)
     if name is None:
         raise InputError(
@@ -166,18 +167,15 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
     ranks = max(locations, default=-1) + 1 or (_whole(gpus) or 0)
     measurements = []
     for row in _rows(data, "results"):
-        size = _whole(row.get("size"))
-        for key, how in (("out_of_place", "out-of-place"), ("in_place", "in-place")):
-            half = row.get(key)
+        for how in ("out-of-place", "in-place"):
+            size, half = _whole(row.get("size")), row.get(how.replace("-", "_"))
             if not size or not isinstance(half, dict):
                 continue
-            algbw, busbw = _real(half.get("alg_bw")), _real(half.get("bus_bw"))
-            time_us = _real(half.get("time", half.get("cpu_time")))
-            if algbw is not None and busbw is not None and time_us is not None:
+            time_us = half.get("time", half.get("cpu_time"))
+            figures = _reals(half.get("alg_bw"), half.get("bus_bw"), time_us)
+            if figures is not None:
                 wrong = bool(_real(half.get("nwrong")))
-                measurements.append(
-                    Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong)
-                )
+                measurements.append(Measurement(name, ranks, size, *figures, how, wrong))
     version = _whole(data.get("nccl_version"))
     library = f"NCCL {read_version(version)}" if version else None
     return Reading(where, "nccl-tests' JSON", library, tuple(measurements), locations=locations)
@@ -210,7 +208,7 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
 
     There is one per collective and size: the median over calls and ranks.
     """
-    calls: dict[tuple[str, int, int], list[tuple[float, float, float]]] = {}
+    calls: dict[tuple[str, int, int], list[tuple[float, float, float]]] = defaultdict(list)
     others: dict[str, None] = {}
     for entry in entries[:_MAX_LINES]:
         call = entry if isinstance(entry, dict) else {}
@@ -221,16 +219,15 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
             continue
         name, ranks = name_collective(str(perf.get("coll"))), _whole(header.get("n_ranks"))
         size = _whole(perf.get("coll_msg_size_bytes"))
-        algbw, busbw = _real(perf.get("coll_algobw_gbs")), _real(perf.get("coll_busbw_gbs"))
-        time_us = _real(perf.get("coll_exec_time_us"))
-        if not (name and ranks and size) or algbw is None or busbw is None or time_us is None:
-            others[f"calls of {str(perf.get('coll'))[:30]}"] = None
+        figures = _reals(*map(perf.get, ("coll_algobw_gbs", "coll_busbw_gbs", "coll_exec_time_us")))
+        if name and ranks and size and figures is not None:
+            calls[name, ranks, size].append(figures)
         else:
-            calls.setdefault((name, ranks, size), []).append((algbw, busbw, time_us))
+            others[f"calls of {str(perf.get('coll'))[:30]}"] = None
     measurements = []
     for (name, ranks, size), rates in sorted(calls.items()):
-        median, how = sorted(rates)[len(rates) // 2], f"median of {len(rates)}"
         if ranks > 1:
+            median, how = sorted(rates)[len(rates) // 2], f"median of {len(rates)}"
             measurements.append(Measurement(name, ranks, size, *median, how))
     notes = tuple(f"{what} are not judged" for what in others)
     return Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes)

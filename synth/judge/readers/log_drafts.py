@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 
 from ..reading import Location, ObservedCommunicator, Order, Parents, SearchResult
 
@@ -129,19 +130,17 @@ def _follow(after: dict[int, int], ranks: int) -> Order | None:
 
 def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
     """Return the tree with the given parents; None if it is incomplete or has a cycle."""
-    if ranks < 2 or set(parent_of) != set(range(ranks)):
+    # A damaged line may announce any number of ranks, so count before building their set.
+    if ranks < 2 or len(parent_of) != ranks or set(parent_of) != set(range(ranks)):
         return None
     parents = tuple(parent_of[rank] for rank in range(ranks))
     if parents.count(-1) != 1 or not all(-1 <= p < ranks for p in parents):
         return None
-    children: list[list[int]] = [[] for _ in range(ranks)]
-    for rank, parent in enumerate(parents):
-        if parent != -1:
-            children[parent].append(rank)
-    reached = [parents.index(-1)]
-    for rank in reached:
-        reached += children[rank]
-    return parents if len(reached) == ranks else None
+    try:
+        TopologicalSorter({rank: [parent] for rank, parent in enumerate(parents)}).prepare()
+    except CycleError:
+        return None
+    return parents
 
 
 def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommunicator]:
@@ -149,11 +148,8 @@ def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommu
 
     Communicators with the same ranks, locations and channels are repetitions of each other.
     """
-    first: dict[object, ObservedCommunicator] = {}
-    counts: Counter[object] = Counter()
+    alike: dict[object, list[ObservedCommunicator]] = defaultdict(list)
     for c in communicators:
         locations = tuple((r, x.host, x.dev, x.bus) for r, x in c.locations.items())
-        key = c.ranks, c.rings, c.trees, locations
-        first.setdefault(key, c)
-        counts[key] += 1
-    return [replace(c, alike=counts[key]) for key, c in first.items()]
+        alike[c.ranks, c.rings, c.trees, locations].append(c)
+    return [replace(same[0], alike=len(same)) for same in alike.values()]

@@ -1,4 +1,4 @@
-"""Parsing of one line of NCCL_DEBUG=INFO into its author and its message.
+"""Parsing of one line of NCCL_DEBUG=INFO into its writer and its message.
 
 The formats are those of NCCL 2.0 to 2.30 and of RCCL.
 """
@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from ..reading import Location, Pick, SearchResult
+from ..reading import Location, Pick
 
 # The level, which separates a signature from its message.
 _LEVEL = re.compile(r"(?:NCCL |(?<=\] ))(INFO|WARN|TRACE|CALL|ABORT)\b")
 # The device of a signature; newer versions may add a time, file and line.
-_DEVICE = re.compile(r"\[(-?\d{1,9})\] (?:[^\s\[\]]+ ){0,3}")
+_DEVICE = re.compile(r"\[-?\d{1,9}\] (?:[^\s\[\]]+ ){0,3}")
 _WRITER = re.compile(r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10})$")
 # A signature at the beginning of a line, where nearly all are: such lines need no search, so logs
 # of 50 MB are read in seconds.
 _ALONE = re.compile(
-    r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[(-?\d{1,9})\] NCCL (INFO|WARN)\b"
+    r"([A-Za-z0-9][\w.\-]{0,80}):(\d{1,10}):(\d{1,10}) \[-?\d{1,9}\] NCCL (INFO|WARN)\b"
 )
 # Characters before a level to search for its signature, so that long lines stay quick.
 _MAX_SIGNATURE = 400
@@ -79,14 +78,8 @@ COLLECTIVES = {
 }
 
 
-@dataclass(frozen=True)
-class LogMessage:
-    """A message with its thread (host, process, thread; None if unknown), device and level."""
-
-    thread: tuple[str, str, str] | None
-    device: int | None
-    level: str
-    text: str
+# The writer of a message: host, process and thread; None if unknown.
+Thread = tuple[str, str, str] | None
 
 
 def name_collective(text: str) -> str | None:
@@ -96,10 +89,6 @@ def name_collective(text: str) -> str | None:
     """
     letters = re.sub(r"[^a-z]", "", text.lower().removeprefix("nccl"))
     return COLLECTIVES.get(re.sub(r"(?:perf|test|mpi)+$", "", letters))
-
-
-# Start and end in the line, thread, device, level.
-_Signature = tuple[int, int, tuple[str, str, str] | None, int | None, str]
 
 
 class Signatures:
@@ -112,17 +101,18 @@ class Signatures:
     def __init__(self) -> None:
         self.hosts: set[str] = set()
         self._line: str | None = None
-        self._cached: list[_Signature] = []
+        # Signatures of the last line: start and end in the line, thread and level.
+        self._cached: list[tuple[int, int, Thread, str]] = []
 
-    def split(self, line: str) -> Iterator[LogMessage]:
-        """Yield the messages of a line.
+    def split(self, line: str) -> Iterator[tuple[Thread, str, str]]:
+        """Yield the messages of a line, each with its thread, its level and its text.
 
         There are several if ranks wrote at once; a line without a signature is one message.
         """
-        signatures = self._find(line) or [(0, 0, None, None, "")]
+        signatures = self._find(line) or [(0, 0, None, "")]
         ends = [start for start, *_ in signatures[1:]] + [len(line)]
-        for (_, begin, thread, device, level), end in zip(signatures, ends, strict=True):
-            yield LogMessage(thread, device, level, line[begin:end])
+        for (_, begin, thread, level), end in zip(signatures, ends, strict=True):
+            yield thread, level, line[begin:end]
 
     def is_message(self, line: str) -> bool:
         """Return whether a line is a single message, by a quick check that most lines pass."""
@@ -133,9 +123,9 @@ class Signatures:
             or line.find("] INFO", alone.end()) >= 0
         ):
             return False
-        host, pid, tid, device, level = alone.groups()
+        host, pid, tid, level = alone.groups()
         self.hosts.add(host)
-        self._line, self._cached = line, [(0, alone.end(), (host, pid, tid), int(device), level)]
+        self._line, self._cached = line, [(0, alone.end(), (host, pid, tid), level)]
         return True
 
     def cut_off(self, line: str) -> str:
@@ -143,7 +133,7 @@ class Signatures:
         signatures = self._find(line)
         return line[: signatures[0][0]] if signatures else line
 
-    def _find(self, line: str) -> list[_Signature]:
+    def _find(self, line: str) -> list[tuple[int, int, Thread, str]]:
         """Return the signatures of a line; those of the last line are cached.
 
         Two readers ask for each line.
@@ -153,29 +143,23 @@ class Signatures:
             self._cached = self._search(line) if "INFO" in line or "WARN" in line else []
         return self._cached
 
-    def _search(self, line: str) -> list[_Signature]:
-        out: list[_Signature] = []
-        before = 0
+    def _search(self, line: str) -> list[tuple[int, int, Thread, str]]:
+        out: list[tuple[int, int, Thread, str]] = []
         for level in _LEVEL.finditer(line):
-            low = max(before, level.start() - _MAX_SIGNATURE)
+            low = max(out[-1][1] if out else 0, level.start() - _MAX_SIGNATURE)
             bracket = line.rfind("[", low, level.start())
-            device = _DEVICE.fullmatch(line, bracket, level.start()) if bracket >= 0 else None
-            if device is None:
+            if bracket < 0 or not _DEVICE.fullmatch(line, bracket, level.start()):
                 if line.startswith("NCCL", level.start()):  # a log stripped of signatures
-                    out.append((level.start(), level.end(), None, None, level[1]))
-                    before = level.end()
+                    out.append((level.start(), level.end(), None, level[1]))
                 continue
             start, thread = bracket, None
             word = max(line.rfind(" ", low, bracket - 1) + 1, low)
             writer = _WRITER.search(line[word : bracket - 1]) if bracket > word else None
             if writer is not None:
                 skipped = self._skip_digits(writer[1], is_clean=writer.start() == 0)
-                start, thread = (
-                    word + writer.start() + skipped,
-                    (writer[1][skipped:], writer[2], writer[3]),
-                )
-            out.append((start, level.end(), thread, int(device[1]), level[1]))
-            before = level.end()
+                start = word + writer.start() + skipped
+                thread = writer[1][skipped:], writer[2], writer[3]
+            out.append((start, level.end(), thread, level[1]))
         return out
 
     def _skip_digits(self, host: str, is_clean: bool) -> int:
@@ -197,26 +181,17 @@ def read_tree(text: str) -> tuple[int, int] | None:
     "1/-1/-1->0->-1" is children, rank, parent; "-1->0->1/-1/-1" (until 2.5) the reverse; 2.6 had
     both, separated by a bar.
     """
-    parts = text.split("|")[0].split("->")
-    if len(parts) != 3:
-        return None
-    first, middle, last = parts
     try:
+        first, middle, last = text.split("|")[0].split("->")
         return int(middle), int(first if "/" in last and "/" not in first else last)
     except ValueError:
         return None
 
 
-def read_pattern(match: re.Match[str]) -> SearchResult:
-    """Return the search result that PATTERN matched."""
-    number, channels, intra, inter, *types = match.groups()
-    return SearchResult(int(number), int(channels), float(intra), float(inter), *types)
-
-
 def read_pick(match: re.Match[str]) -> Pick:
     """Return the tuner's pick that PICK matched, whose algorithm may be a name or a number."""
     collective, size, algorithm, protocol = match.groups()
-    name = None if collective is None else name_collective(collective)
+    name = name_collective(collective or "")
     return Pick(name, int(size), _name(algorithm, ALGORITHMS), _name(protocol, PROTOCOLS))
 
 
@@ -251,6 +226,5 @@ def read_bus_id(text: str) -> str | None:
         number = int(text, 16)
     except ValueError:
         return None
-    if not 0 < number < 1 << 52:
-        return None
-    return f"{number >> 20:04x}:{number >> 12 & 0xFF:02x}:{number >> 4 & 0xFF:02x}.{number & 0xF:x}"
+    address = f"{number >> 20:04x}:{number >> 12 & 255:02x}:{number >> 4 & 255:02x}.{number & 15:x}"
+    return address if 0 < number < 1 << 52 else None

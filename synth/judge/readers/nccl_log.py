@@ -8,10 +8,17 @@ and later), else by how many communicators of that many ranks the thread had mad
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 from ....topo.errors import InputError
-from ..reading import FileFinding, Location, ObservedCommunicator, Pick, Reading
+from ..reading import (
+    FileFinding,
+    Location,
+    ObservedCommunicator,
+    Pick,
+    Reading,
+    SearchResult,
+)
 from . import log_lines as lines
 from .log_drafts import Draft, count_alike, finish
 
@@ -71,8 +78,8 @@ class LogReader:
         if line and not line.isspace():
             self.last_line = number
         if _WORTH.search(line) is not None:
-            for message in self.signatures.split(line):
-                self._take_message(message, number)
+            for thread, level, text in self.signatures.split(line):
+                self._take_message(thread, level, text, number)
 
     def _draft(self, thread: object, anew: bool = False) -> Draft:
         """Return the draft of a thread; if `anew`, begin a draft for its next communicator."""
@@ -81,8 +88,7 @@ class LogReader:
             self.drafts.append((thread, self._current[thread]))
         return self._current[thread]
 
-    def _take_message(self, message: lines.LogMessage, number: int) -> None:
-        text, thread = message.text, message.thread
+    def _take_message(self, thread: lines.Thread, level: str, text: str, number: int) -> None:
         host = thread[0] if thread else None
         if (match := lines.CONNECTION.search(text)) is not None:
             self._take_connection(match, self._draft(thread), host)
@@ -102,7 +108,8 @@ class LogReader:
             draft = self._draft(thread)
             draft.ranks, draft.nodes = int(match["ranks"]), int(match["nodes"])
         elif (match := lines.PATTERN.search(text)) is not None:
-            pattern = lines.read_pattern(match)
+            ident, channels, intra, inter, *types = match.groups()
+            pattern = SearchResult(int(ident), int(channels), float(intra), float(inter), *types)
             self._draft(thread).patterns.setdefault(pattern.number, pattern)
         elif (match := lines.PICK.search(text)) is not None:
             if len(self.picks) < _MAX_PICKS:
@@ -110,10 +117,9 @@ class LogReader:
         elif "Connected all rings" in text:
             self._draft(thread).rings_connected = True
         else:
-            self._take_remark(message, number)
+            self._take_remark(thread, level, text, number)
 
-    def _take_remark(self, message: lines.LogMessage, number: int) -> None:
-        text = message.text
+    def _take_remark(self, thread: lines.Thread, level: str, text: str, number: int) -> None:
         if (match := lines.VERSION.search(text)) is not None:
             self.library = self.library or f"{match[1]} {match[2]}"
         if (match := lines.SIMPLE_ORDER.search(text)) is not None:
@@ -143,7 +149,7 @@ class LogReader:
         if (match := lines.NETWORK.search(text)) is not None and match[1].lower() == "socket":
             self._report("network-socket", "the network is TCP (Socket)", "", number)
         if "NVLS comm" in text or "Connected NVLS" in text:
-            self._draft(message.thread).nvls = True
+            self._draft(thread).nvls = True
         if lines.GDR_OFF.search(text) is not None:
             self._report(
                 "no-gdr",
@@ -152,11 +158,12 @@ class LogReader:
                 "topo-probe says for each GPU and NIC why (nvidia_peermem, DMA-BUF, ACS, distance)",
                 number,
             )
-        warning = " ".join(text.split())[:200] if message.level == "WARN" else ""
+        warning = " ".join(text.split())[:200] if level == "WARN" else ""
         if warning and len(self._warnings) < _MAX_WARNINGS and warning not in self._warnings:
             self._warnings.append(warning)
-            name = f"warning-{len(self._warnings)}"
-            self._report(name, f"the library warned: {warning}", "", number)
+            self._report(
+                f"warning-{len(self._warnings)}", f"the library warned: {warning}", "", number
+            )
 
     def _report(self, name: str, message: str, advice: str, number: int) -> None:
         self.findings.setdefault(name, FileFinding(name, message, advice, number))
@@ -199,7 +206,7 @@ class LogReader:
         if match[4]:
             draft.cut_lines = True
         else:
-            draft.rings[channel] = tuple(int(x) for x in match[3].split())
+            draft.rings[channel] = tuple(map(int, match[3].split()))
         draft.promised = int(match[2] or 0) or draft.promised
 
     def _take_trees(self, match: re.Match[str], thread: object) -> None:
@@ -217,16 +224,17 @@ class LogReader:
     def _take_init(self, match: re.Match[str], thread: object, host: str | None) -> None:
         """Record the line that begins or ends the initialization of a communicator."""
         draft, rank = self._draft(thread), int(match["rank"])
-        is_next = (draft.complete or draft.started) and (
-            thread is not None or rank in draft.locations
-        )
+        is_next = draft.started and (thread is not None or rank in draft.locations)
         if match["when"] == "START" and is_next:
             draft = self._draft(thread, anew=True)
         draft.ranks, draft.id = int(match["ranks"]), match["id"] or draft.id
         device = match["nvml"] or match["cuda"]
-        bus = lines.read_bus_id(match["bus"]) if match["bus"] else None
-        number = None if device is None else int(device)
-        draft.locations[rank] = Location(host, number, bus, match["nvml"] is not None)
+        draft.locations[rank] = Location(
+            host,
+            None if device is None else int(device),
+            lines.read_bus_id(match["bus"] or ""),
+            bool(match["nvml"]),
+        )
         if match["when"] == "COMPLETE":
             self._completed = True
             draft.complete = thread is not None
@@ -269,7 +277,7 @@ class LogReader:
         )
 
     def _group(self) -> list[list[Draft]]:
-        by_id: dict[object, list[Draft]] = {}
+        by_id: dict[object, list[Draft]] = defaultdict(list)
         made: Counter[object] = Counter()
         for thread, draft in self.drafts:
             if draft.ranks is None and draft.rings:
@@ -278,7 +286,7 @@ class LogReader:
             if key is None:
                 key = draft.ranks, made[thread, draft.ranks]
                 made[thread, draft.ranks] += 1
-            by_id.setdefault(key, []).append(draft)
+            by_id[key].append(draft)
         # Drafts without a number of ranks belong to the communicator of the same turn, or the last.
         unsized = [key for key in by_id if isinstance(key, tuple) and key[0] is None]
         sized = [key for key in by_id if key not in unsized]

@@ -9,6 +9,7 @@ appended.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -59,9 +60,9 @@ _Half = tuple[float, float, float, bool]
 class _Row:
     """A row: its table, the test if named, its size in bytes, and the values after the root.
 
-    `width` values belong to each half. `ranks` is the number of ranks if the text states it:
-    `listed` one by one, else those of each process. `hint` is a collective that was named before
-    the table.
+    `halves` are the values out of place and, if present, in place. `ranks` is the number of ranks
+    if the text states it: `listed` one by one, else those of each process. `hint` is a collective
+    that was named before the table.
     """
 
     table: int
@@ -69,19 +70,11 @@ class _Row:
     size: int
     operation: str | None
     root: int | None
-    values: tuple[str, ...]
+    halves: list[list[str]]
     line: int
-    width: int
     ranks: int
     listed: bool
     hint: str | None
-
-    @property
-    def halves(self) -> list[tuple[str, ...]]:
-        """The values out of place and, if present, in place."""
-        if len(self.values) < 2 * self.width:
-            return [self.values]
-        return [self.values[: self.width], self.values[self.width :]]
 
 
 class TableReader:
@@ -185,9 +178,8 @@ class TableReader:
         operation = rest.pop(0) if rest and rest[0] in _OPERATIONS else None
         # A time stamp or a remark may follow the row.
         rest = list(takewhile(_NUMBER.fullmatch, rest))
-        columns, after_root = self._columns, _VALUES
-        if "time" in columns:
-            after_root = len(columns) - columns.index("time")
+        columns = self._columns
+        after_root = len(columns) - columns.index("time") if "time" in columns else _VALUES
         has_root = (
             len(rest) in (5, 9)
             or ("root" in columns and len(rest) > after_root)
@@ -205,24 +197,22 @@ class TableReader:
                 int(size),
                 operation,
                 root,
-                tuple(rest),
+                _split_halves(rest, columns),
                 self._pending_line,
-                _find_width(rest, columns),
                 len(self.locations) or self._gpus,
                 bool(self.locations),
                 self._hint,
             )
         )
 
-    def finish(self, asked: str | None, where: str) -> tuple[Measurement, ...]:
+    def finish(self, asked: str | None) -> tuple[Measurement, ...]:
         """Return the measurements. `asked` is the collective that the user named, if any."""
         self._end_row()
         out = []
-        tables: dict[object, list[_Row]] = {}
+        tables: dict[object, list[_Row]] = defaultdict(list)
         for row in self.rows:
-            adds_nothing = row.operation in (None, "none")
-            key = row.table, row.command, adds_nothing, row.root
-            tables.setdefault(key, []).append(row)
+            reduces = row.operation not in (None, "none")
+            tables[row.table, row.command, reduces, row.root].append(row)
         for rows in tables.values():
             name, n = _infer_collective(rows, asked)
             if name is None:
@@ -247,11 +237,12 @@ def _read_columns(line: str) -> list[str]:
     return [current.get(word, word) for word in words[first:]]
 
 
-def _find_width(values: Sequence[str], columns: list[str]) -> int:
+def _split_halves(values: list[str], columns: list[str]) -> list[list[str]]:
+    """Return the values out of place and, unless the header has one time column, in place."""
     times = [at for at, name in enumerate(columns) if name == "time"]
-    if len(times) == 2:
-        return times[1] - times[0]
-    return 4 if len(times) != 1 else max(len(values), 4)
+    width = times[1] - times[0] if len(times) == 2 else 4
+    is_single = len(times) == 1 or len(values) < 2 * width
+    return [values] if is_single else [values[:width], values[width:]]
 
 
 def _read_half(values: Sequence[str]) -> _Half | None:
@@ -282,7 +273,7 @@ def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | No
     fastest = max(halves, key=lambda half: half[1], default=None)
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     adds = first.operation not in (None, "none")
-    name = name_collective(first.command) if first.command is not None else None
+    name = name_collective(first.command or "")
     # The name of a test may stem from an earlier table, so it is ignored if the rows have an
     # operation that this test cannot have, or lack one.
     is_plausible = first.operation is None or name is None or adds == (name in _ADDING)

@@ -24,11 +24,10 @@ from topoplan.synth.channels.channels import CHAIN, RING, Channels, algbw_GBps, 
 from topoplan.synth.ir.collective import Chunk, Collective
 from topoplan.synth.judge.judging import Judge
 from topoplan.synth.judge.machine import Machines, map_ranks
-from topoplan.synth.judge.prometheus import write_prometheus
 from topoplan.synth.judge.rates import RINGS, TREES, rate_rings, rate_trees
 from topoplan.synth.judge.readers.detect import read_text
 from topoplan.synth.judge.reading import Location
-from topoplan.synth.judge.report import write_json, write_text
+from topoplan.synth.judge.report import write_json, write_prometheus, write_text
 from topoplan.synth.judge.verdict import FileVerdict
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.place import placing

@@ -76,6 +76,12 @@ def test_ranks_may_write_in_any_order(
     assert c.rings == tuple(map(tuple, rings)) and c.trees == tuple(map(tuple, trees))
 
 
+def test_a_damaged_number_of_ranks_takes_no_memory() -> None:
+    lines = write_log([[0, 1, 2, 3]], [[-1, 0, 1, 2]])
+    text = "".join(lines).replace("rank 3 nranks 4 ", f"rank 3 nranks {10**12} ")
+    assert max(c.ranks for c in read(text).communicators) == 10**12
+
+
 def test_messages_that_ran_into_each_other_are_parted() -> None:
     lines = write_log([[0, 1, 2]], [[-1, 0, 1]])
     at = next(i for i, line in enumerate(lines) if "Trees" in line)
