@@ -122,7 +122,7 @@ def _is_order(order: Order, ranks: int) -> bool:
 def _follow(after: dict[int, int], ranks: int) -> Order | None:
     """Return the ring from rank 0 on with the given successors; None if it is incomplete."""
     order = [0]
-    while len(order) < ranks and order[-1] in after:
+    while len(order) < ranks <= len(after) and order[-1] in after:
         order.append(after[order[-1]])
     is_closed = ranks > 1 and _is_order(tuple(order), ranks) and after.get(order[-1]) == 0
     return tuple(order) if is_closed else None

@@ -76,7 +76,7 @@ def test_ranks_may_write_in_any_order(
     assert c.rings == tuple(map(tuple, rings)) and c.trees == tuple(map(tuple, trees))
 
 
-def test_a_damaged_number_of_ranks_takes_no_memory() -> None:
+def test_a_damaged_number_of_ranks_takes_neither_memory_nor_time() -> None:
     lines = write_log([[0, 1, 2, 3]], [[-1, 0, 1, 2]])
     text = "".join(lines).replace("rank 3 nranks 4 ", f"rank 3 nranks {10**12} ")
     assert max(c.ranks for c in read(text).communicators) == 10**12
