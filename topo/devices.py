@@ -63,12 +63,12 @@ class Device:
     in_network: InNetwork | None = None
 
     def __post_init__(self) -> None:
-        if self.in_network is not None and self.in_network.reduce == "yes":
-            object.__setattr__(self, "can_reduce", True)
-        if self.in_network is not None and self.can_reduce and self.in_network.reduce != "yes":
-            object.__setattr__(
-                self, "in_network", InNetwork("yes", "the topology says that it does")
-            )
+        answer = self.in_network and self.in_network.reduce
+        object.__setattr__(self, "can_reduce", self.can_reduce or answer == "yes")
+        object.__setattr__(self, "can_copy", self.can_copy or self.can_reduce)
+        if self.can_reduce and answer not in (None, "yes"):
+            stated = InNetwork("yes", "the topology says that it does")
+            object.__setattr__(self, "in_network", stated)
         if not self.id:
             raise InputError("a device has an empty id; give every device a name of its own")
         if self.kind not in DEVICE_KINDS:
@@ -76,8 +76,6 @@ class Device:
                 f"device {self.id!r}: unknown kind {self.kind!r}; expected one of "
                 f"{', '.join(DEVICE_KINDS)}"
             )
-        if self.can_reduce and not self.can_copy:
-            object.__setattr__(self, "can_copy", True)
         if self.family is not None and self.family not in SWITCH_FAMILIES:
             raise InputError(
                 f"device {self.id!r}: unknown family {self.family!r}; expected one of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from math import gcd, lcm
@@ -24,25 +25,24 @@ def parse_fraction(value: object) -> Fraction:
     A float counts as its shortest decimal form. Raise ValueError for other values, and for numbers
     of more than 31 digits.
     """
-    if isinstance(value, bool) or value is None:
-        raise ValueError(f"not a number: {value!r}")
-    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
-        raise ValueError("not a usable number: it has more than 31 digits")
-    if isinstance(value, (int, Fraction)):
-        return Fraction(value)
-    if isinstance(value, float):
-        return Fraction(repr(value))
-    if isinstance(value, Decimal):
-        if not value.is_finite() or abs(value.adjusted()) > 30:
+    match value:
+        case bool():  # an int to Python
+            pass
+        case int() if abs(value) >= _TOO_LARGE:
+            raise ValueError("not a usable number: it has more than 31 digits")
+        case int() | Fraction():
+            return Fraction(value)
+        case float():
+            return Fraction(repr(value))
+        case Decimal() if not value.is_finite() or abs(value.adjusted()) > 30:
             raise ValueError(f"not a usable number: {value}")
-        return Fraction(value)
-    if isinstance(value, str) and len(value) <= 100 and "e" not in value.lower():
-        try:
-            number = Fraction(value)
-        except ZeroDivisionError:
-            raise ValueError(f"not a number: {value!r}") from None
-        if abs(number) < _TOO_LARGE:
-            return number
+        case Decimal():
+            return Fraction(value)
+        case str() if len(value) <= 100 and "e" not in value.lower():
+            with suppress(ZeroDivisionError):
+                number = Fraction(value)
+                if abs(number) < _TOO_LARGE:
+                    return number
     raise ValueError(f"not a number: {value!r}")
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from .errors import InputError
 
-_NEW_FILE_MODE = 0o666  # permissions before the umask, as in open()
-
 
 def write_whole(
     path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True
@@ -53,9 +51,8 @@ def _refuse_links(path: Path) -> None:
 
 def _replace(target: Path, text: str) -> None:
     """Write a temporary file in the same folder and move it over `target`; remove it on failure."""
-    mode = (
-        stat.S_IMODE(target.stat().st_mode) if target.exists() else _NEW_FILE_MODE & ~_read_umask()
-    )
+    # A new file has the permissions that open() would give it.
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_read_umask()
     handle, name = tempfile.mkstemp(
         prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent
     )

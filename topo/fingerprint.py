@@ -19,11 +19,7 @@ _MAX_WORK = 6_000_000
 _MAX_LABEL = 80
 
 
-def _digest(*parts: object) -> str:
-    return _digest_texts(list(map(str, parts)))
-
-
-def _digest_texts(texts: list[str]) -> str:
+def _digest(texts: list[str]) -> str:
     return hashlib.sha256("\x1f".join(texts).encode()).hexdigest()[:32]
 
 
@@ -37,7 +33,7 @@ def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]
     around = [[(u, label + ">") for u, label in listed] for listed in edges]
     for _ in range(rounds):
         colours = [
-            _digest_texts([colour, *sorted([label + colours[u] for u, label in near])])
+            _digest([colour, *sorted([label + colours[u] for u, label in near])])
             for colour, near in zip(colours, around, strict=True)
         ]
         refined_classes = len(set(colours))
@@ -47,19 +43,19 @@ def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]
     return colours
 
 
-def fingerprint(nodes: list[tuple[object, ...]], edges: dict[tuple[int, int], str]) -> str:
+def fingerprint(nodes: list[list[str]], edges: dict[tuple[int, int], str]) -> str:
     """Hash nodes with labels and directed edges (from, to) with labels to 32 hex digits."""
     neighbours: list[list[tuple[int, str]]] = [[] for _ in nodes]
     for (a, b), edge_label in edges.items():
-        label = edge_label if len(edge_label) <= _MAX_LABEL else _digest(edge_label)
+        label = edge_label if len(edge_label) <= _MAX_LABEL else _digest([edge_label])
         neighbours[a].append((b, "out," + label))
         neighbours[b].append((a, "in," + label))
-    colours = _refine([_digest(*node) for node in nodes], neighbours)
+    colours = _refine([_digest(node) for node in nodes], neighbours)
     digests = sorted(colours)
     if len(set(colours)) < len(colours) <= _MAX_INDIVIDUALIZED:
         for v in range(len(colours)):
             # Give one node a colour of its own: refined again, equal nodes may become different.
             individualised = list(colours)
-            individualised[v] = _digest(individualised[v], "singled out")
-            digests.append(_digest(*sorted(_refine(individualised, neighbours))))
-    return _digest("topology", len(colours), *sorted(digests))
+            individualised[v] = _digest([colours[v], "singled out"])
+            digests.append(_digest(sorted(_refine(individualised, neighbours))))
+    return _digest(["topology", str(len(colours)), *sorted(digests)])

@@ -7,6 +7,7 @@ Ranks are the GPUs in their order. Parallel links between two devices add up.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -37,9 +38,7 @@ from .topology_file import (
     VERSION,
     device_to_json,
     links_to_json,
-    read_devices,
-    read_extra,
-    read_links,
+    read_parts,
     read_topology_file,
     to_plain,
     to_text,
@@ -48,9 +47,6 @@ from .topology_file import (
 _MAX_DIGITS = 100  # digits of a common denominator: more make every sum of rates slow
 # Twice the values in 16 MiB of a real topology; 16 MiB of brackets would take gigabytes of memory.
 _MAX_VALUES = 2_500_000
-# Fields that plans leave out: the sources of rates, not the rates.
-_EVIDENCE = ("facts", "measured")
-
 __all__ = [
     "DEVICE_KINDS",
     "SWITCH_FAMILIES",
@@ -81,16 +77,15 @@ class Topology:
         for name in ("devices", "links"):
             if not isinstance(getattr(self, name), tuple):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        seen: set[str] = set()
-        for device in self.devices:
-            if device.id in seen:
+        uses = Counter(device.id for device in self.devices)
+        for ident, count in uses.items():
+            if count > 1:
                 raise InputError(
-                    f"topology {self.name!r}: two devices are called {device.id!r}; ids must differ"
+                    f"topology {self.name!r}: two devices are called {ident!r}; ids must differ"
                 )
-            seen.add(device.id)
         for link in self.links:
             for end in (link.src, link.dst):
-                if end not in seen:
+                if end not in uses:
                     raise InputError(
                         f"topology {self.name!r}: link {link.src!r} -> {link.dst!r} names {end!r}, "
                         "which is not among the devices; add the device or correct the link"
@@ -114,9 +109,8 @@ class Topology:
         """
         total: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
-            key = link.src, link.dst
-            before = total.get(key)
-            total[key] = link.bandwidth_GBps if before is None else before + link.bandwidth_GBps
+            key, rate = (link.src, link.dst), link.bandwidth_GBps
+            total[key] = total[key] + rate if key in total else rate
         return total
 
     @cached_property
@@ -127,9 +121,8 @@ class Topology:
         """
         worst: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
-            key = link.src, link.dst
-            before = worst.get(key)
-            worst[key] = link.latency_us if before is None else max(before, link.latency_us)
+            key, latency = (link.src, link.dst), link.latency_us
+            worst[key] = max(worst[key], latency) if key in worst else latency
         return worst
 
     @cached_property
@@ -157,7 +150,8 @@ class Topology:
 
     def for_plans(self) -> Topology:
         """Return the topology without facts and measurements, which plans do not need."""
-        rest = {key: value for key, value in self.extra.items() if key not in _EVIDENCE}
+        evidence = ("facts", "measured")  # the sources of rates, not the rates
+        rest = {key: value for key, value in self.extra.items() if key not in evidence}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
 
     def __repr__(self) -> str:
@@ -168,7 +162,7 @@ class Topology:
 
     def describe(self) -> str:
         """Format the machine as the tables of topo-probe."""
-        # By name, since pictures are made of topologies; and they import rich, which is slow.
+        # Imported here, by its name: it imports this module, and rich, which is slow.
         table = import_module(".pictures.table", __package__)
         return str(table.write(self)).rstrip("\n")
 
@@ -182,9 +176,7 @@ class Topology:
         so a plan is also replayed on the topology it is used with.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
-        nodes: list[tuple[object, ...]] = [
-            (d.kind, d.family, d.can_reduce, d.can_copy) for d in self.devices
-        ]
+        nodes = [[d.kind, str(d.family), str(d.can_reduce), str(d.can_copy)] for d in self.devices]
         edges = {
             (number[a], number[b]): f"{capacity},{self.latency_us[a, b]}"
             for (a, b), capacity in self.capacity_GBps.items()
@@ -212,13 +204,9 @@ class Topology:
         file = read_topology_file(data, where)
         assert isinstance(data, Mapping)
         try:
-            topology = cls(
-                name=where if file.name is UNSET else file.name,
-                devices=read_devices(file, data),
-                links=read_links(file, data),
-                source=file.source,
-                extra=read_extra(file, data),
-            )
+            devices, links, extra = read_parts(file, data)
+            name = where if file.name is UNSET else file.name
+            topology = cls(name, devices, links, file.source, extra)
             topology._refuse_unlike_denominators()
         except InputError as error:
             raise InputError(f"{where}: {error}") from None

@@ -31,8 +31,6 @@ NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
 _NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
 # NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100).
 NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
-_NVLINK_GENERATION_OF_LINKS = {6: 2, 12: 3, 18: 4}
-_FIRST_GENERATION_THAT_ADDS = 4  # NVLink 4: see nvswitch_adding
 
 
 def nvlink_generation(sm: int) -> int:
@@ -51,10 +49,10 @@ def nvswitch_adding(
     "Third-generation NVSwitch"). NCCL calls it NVLS.
     """
     if generation is None:
-        generation = _NVLINK_GENERATION_OF_LINKS.get(links_per_gpu or 0)
+        generation = {6: 2, 12: 3, 18: 4}.get(links_per_gpu or 0)
     if generation is None:
         return None
-    if generation < _FIRST_GENERATION_THAT_ADDS:
+    if generation < 4:
         return InNetwork("no", f"the NVSwitch of NVLink {generation} has no NVLink SHARP")
     return InNetwork(
         "possible",
@@ -77,8 +75,6 @@ _NVLINK_COUNTED_GBps: tuple[tuple[int, Fraction], ...] = (
     (60, Fraction(18)),
 )
 _SM_WITH_BRIDGES = 86  # its NVLinks are slower ones, on bridges between cards
-_NVLINK_COUNTED_SM86_GBps = Fraction(12)
-_NVLINK_COUNTED_UNKNOWN_GBps = Fraction(20)
 
 
 def nvlink_counted_GBps(sm: int | None) -> Fraction:
@@ -86,13 +82,9 @@ def nvlink_counted_GBps(sm: int | None) -> Fraction:
 
     `sm` is the compute capability times ten; unknown and older ones count as sm 80, as in NCCL.
     """
-    if sm is None:
-        return _NVLINK_COUNTED_UNKNOWN_GBps
-    if sm == 86:
-        return _NVLINK_COUNTED_SM86_GBps
-    return next(
-        (rate for least, rate in _NVLINK_COUNTED_GBps if sm >= least), _NVLINK_COUNTED_UNKNOWN_GBps
-    )
+    if sm == _SM_WITH_BRIDGES:
+        return Fraction(12)
+    return next((rate for least, rate in _NVLINK_COUNTED_GBps if (sm or 0) >= least), Fraction(20))
 
 
 def c2c_GBps(bw: int, count: int) -> Fraction:
@@ -116,7 +108,6 @@ _XGMI_DATASHEET_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?942"), XGMI_DATASHEET_MI300X_GBps),
     (re.compile(r"910|(gfx)?90a"), XGMI_DATASHEET_MI250_GBps),
 )
-_XGMI_COUNTED_OTHER_GBps = Fraction(24)  # Vega and MI100
 
 
 def xgmi_counted_GBps(gcn: str) -> Fraction:
@@ -124,11 +115,13 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
 
     `gcn` is the architecture: 906, 910, gfx942.
     """
+    vega_or_mi100 = Fraction(24)
+    return _look_up(gcn, _XGMI_COUNTED_GBps) or vega_or_mi100
+
+
+def _look_up(gcn: str, rates: tuple[tuple[re.Pattern[str], Fraction], ...]) -> Fraction | None:
     name = gcn.split(":")[0].strip().lower()
-    return next(
-        (rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name)),
-        _XGMI_COUNTED_OTHER_GBps,
-    )
+    return next((rate for pattern, rate in rates if pattern.fullmatch(name)), None)
 
 
 def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
@@ -136,14 +129,10 @@ def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None
 
     `gpu` is the GPU's fields (sm, gcn); the result is None if they do not determine the model.
     """
-    sm, gcn = gpu.get("sm"), str(gpu.get("gcn") or "").split(":")[0].strip().lower()
+    sm = gpu.get("sm")
     if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
         return NVLINK_DATASHEET_GBps[nvlink_generation(sm)]
-    if kind == "xgmi":
-        return next(
-            (rate for pattern, rate in _XGMI_DATASHEET_GBps if pattern.fullmatch(gcn)), None
-        )
-    return None
+    return _look_up(str(gpu.get("gcn") or ""), _XGMI_DATASHEET_GBps) if kind == "xgmi" else None
 
 
 # Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications).
@@ -155,10 +144,6 @@ PCIE_GTps: Mapping[int, Fraction] = {
     5: Fraction(32),
     6: Fraction(64),
 }
-
-# NCCL's defaults for a PCIe link without speed or width (graph/topo.cc): the generation, and the
-# number of PCIe lanes.
-PCIE_DEFAULT_GENERATION, PCIE_DEFAULT_WIDTH = 3, 16
 
 _PCIE_LANE_HUNDRED_Mbps: Mapping[int, int] = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 _SPEED = re.compile(r"\s*(\d{1,3}(?:\.\d{1,3})?)\s*GT/s(?:\s+PCIe)?\s*")
@@ -203,20 +188,19 @@ class PcieLink:
 
 
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
-    """Return the link of a speed and width, with NCCL's defaults for unknown ones."""
+    """Return the link of a speed and width, with NCCL's defaults (graph/topo.cc) for unknown ones.
+
+    These are the third generation, and 16 PCIe lanes.
+    """
     assumed: list[str] = []
     generation = pcie_generation(speed)
     if generation is None:
-        generation = PCIE_DEFAULT_GENERATION
         doubt = f"{speed[:40]!r} is unknown" if speed else "not given"
         assumed.append(f"link_speed {doubt}; taken as Gen3 (8 GT/s), as NCCL does")
     if not width:
-        assumed.append(
-            f"link_width {'not given' if width is None else 'is 0'}; taken as 16 lanes, as NCCL "
-            "does"
-        )
-        width = PCIE_DEFAULT_WIDTH
-    return PcieLink(generation, width, tuple(assumed))
+        doubt = "not given" if width is None else "is 0"
+        assumed.append(f"link_width {doubt}; taken as 16 lanes, as NCCL does")
+    return PcieLink(generation or 3, width or 16, tuple(assumed))
 
 
 # Rate in NCCL's model of a connection that limits nothing (LOC_BW in graph/topo.h).
@@ -225,20 +209,12 @@ LOCAL_GBps = Fraction(5000)
 # GB/s of one Intel QPI link in one direction: 9.6 GT/s x 2 bytes (Xeon E5 v4 datasheet).
 QPI_DATASHEET_GBps = Fraction(96, 5)
 
-_INTER_CPU_ARCH_GBps: Mapping[str, Fraction] = {"ppc64": Fraction(32), "arm64": Fraction(6)}
-_INTER_CPU_AMD_GBps = Fraction(16)
-_INTER_CPU_ZHAOXIN_GBps, _INTER_CPU_YONGFENG_GBps = Fraction(6), Fraction(9)
-_INTEL_BROADWELL_GBps = Fraction(6)
+# By the lowest model number.
 _INTEL_GBps: tuple[tuple[int, Fraction], ...] = (
     (0xCF, Fraction(40)),  # Emerald Rapids
     (0x8F, Fraction(22)),  # Sapphire Rapids
     (0x55, Fraction(10)),  # Skylake, Cascade Lake
 )
-_INTEL_AFTER_EMERALD_MODELS = (
-    0xAD,
-    0xAE,
-    0xAF,
-)  # Granite Rapids and Sierra Forest have lower model numbers
 
 
 def inter_cpu_GBps(
@@ -250,19 +226,22 @@ def inter_cpu_GBps(
     model. AMD counts 16 whatever its family, as in NCCL 2.30; later versions count 24 for Zen 3 and
     4, and 32 for Zen 5. An unknown CPU limits nothing.
     """
-    if arch is not None and arch in _INTER_CPU_ARCH_GBps:
-        return _INTER_CPU_ARCH_GBps[arch]
-    if vendor == "AuthenticAMD":
-        return _INTER_CPU_AMD_GBps
-    if vendor in ("CentaurHauls", "  Shanghai  "):
-        return _INTER_CPU_YONGFENG_GBps if (family, model) == (7, 0x5B) else _INTER_CPU_ZHAOXIN_GBps
-    if vendor != "GenuineIntel":
-        return LOCAL_GBps
-    if family != 6 or model is None:
-        return _INTEL_BROADWELL_GBps
-    if model in _INTEL_AFTER_EMERALD_MODELS:
-        return _INTEL_GBps[0][1]
-    return next((rate for least, rate in _INTEL_GBps if model >= least), _INTEL_BROADWELL_GBps)
+    match arch, vendor:
+        case "ppc64", _:
+            return Fraction(32)
+        case "arm64", _:
+            return Fraction(6)
+        case _, "AuthenticAMD":
+            return Fraction(16)
+        case _, "CentaurHauls" | "  Shanghai  ":  # Zhaoxin; model 91 of family 7 is Yongfeng
+            return Fraction(9 if (family, model) == (7, 0x5B) else 6)
+        case _, "GenuineIntel":
+            number = model if family == 6 and model is not None else 0
+            # Granite Rapids and Sierra Forest count as Emerald Rapids, despite lower numbers.
+            newest = _INTEL_GBps[0][0] if number in (0xAD, 0xAE, 0xAF) else number
+            rates = (rate for least, rate in _INTEL_GBps if newest >= least)
+            return next(rates, Fraction(6))  # Broadwell and older
+    return LOCAL_GBps
 
 
 def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:

@@ -7,6 +7,7 @@ when no other traffic uses it. PHB and NODE differ only if devices name their ro
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,9 +31,6 @@ LABELS: Mapping[str, str] = {
     "DIS": "not connected except through other GPUs",
 }
 
-# Number of links from one device to another, keyed ((src, dst), kind).
-LinkCounts = Mapping[tuple[tuple[str, str], str], int]
-
 
 @dataclass(frozen=True)
 class Connection:
@@ -45,34 +43,44 @@ class Connection:
     GBps: Fraction | None
 
 
-_UNCONNECTED = Connection("DIS", None)
-
-
 class ConnectionFinder:
     """Finds the connections between devices of one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self.router = Router(topology)
-        self._counts: dict[tuple[tuple[str, str], str], int] = {}
+        # Number of links from one device to another, keyed ((src, dst), kind).
+        self._counts: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
         for link in topology.links:
-            key = (link.src, link.dst), link.kind
-            self._counts[key] = self._counts.get(key, 0) + link.count
-
-    def route(self, src: str, dst: str) -> Route | None:
-        """Return the route between two devices of any kind, or None if only GPUs could forward."""
-        return self.router.find_route(src, dst)
+            self._counts[(link.src, link.dst), link.kind] += link.count
 
     def find(self, src: str, dst: str) -> Connection:
         """Return the connection from one GPU or NIC to another, by their ids."""
         if src == dst:
             return Connection("X", None)
-        route = self.route(src, dst)
+        route = self.router.find_route(src, dst)
         if route is None:
-            return _UNCONNECTED
-        return Connection(
-            _choose_label(self._topology, self._counts, route), self.router.bandwidth_GBps(route)
-        )
+            return Connection("DIS", None)
+        return Connection(self._choose_label(route), self.router.bandwidth_GBps(route))
+
+    def _choose_label(self, route: Route) -> str:
+        through = [self._topology.by_id[ident] for ident in route[1:-1]]
+        if any(d.family == "network" or d.kind == "nic" for d in through):
+            return "NET"
+        cpus = sum(d.kind == "cpu" for d in through)
+        if cpus == 1:
+            ends = (self._topology.by_id[ident] for ident in (route[0], route[-1]))
+            roots = {device.extra.get("root") for device in ends} - {None}
+            return "NODE" if len(roots) == 2 else "PHB"
+        if cpus:
+            return "SYS"
+        if through and all(d.family == "pcie" for d in through):
+            return "PIX" if len(through) == 1 else "PXB"
+        for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):
+            bonded = min(self._counts.get((hop, kind), 0) for hop in route_links(route))
+            if bonded:
+                return f"{name}{bonded}"
+        return "SW" if through else "LNK"
 
 
 def find_connections(topology: Topology, max_steps: int | None = None) -> list[list[Connection]]:
@@ -89,22 +97,3 @@ def find_connections(topology: Topology, max_steps: int | None = None) -> list[l
         if max_steps is not None and connections.router.steps > max_steps:
             break
     return rows
-
-
-def _choose_label(topology: Topology, counts: LinkCounts, route: Route) -> str:
-    through = [topology.by_id[ident] for ident in route[1:-1]]
-    if any(d.family == "network" or d.kind == "nic" for d in through):
-        return "NET"
-    cpus = sum(d.kind == "cpu" for d in through)
-    if cpus == 1:
-        roots = {topology.by_id[ident].extra.get("root") for ident in (route[0], route[-1])}
-        return "NODE" if len(roots - {None}) == 2 else "PHB"
-    if cpus:
-        return "SYS"
-    if through and all(d.family == "pcie" for d in through):
-        return "PIX" if len(through) == 1 else "PXB"
-    for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):
-        bonded = [counts.get((hop, kind), 0) for hop in route_links(route)]
-        if all(bonded):
-            return f"{name}{min(bonded)}"
-    return "SW" if through else "LNK"

@@ -1,13 +1,15 @@
-"""Escape characters in file contents that a terminal would obey, reorder or hide."""
+"""Escape characters in file contents that a terminal or a page would obey, reorder or hide."""
 
 from __future__ import annotations
 
 import re
+from xml.sax.saxutils import escape
 
 # Invisible characters that str.isprintable() accepts: joiners, fillers, variation selectors.
 _INVISIBLE = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: str) -> str:
@@ -30,3 +32,8 @@ def printable_lines(text: str) -> str:
     """Escape a text like `printable`, except for its line ends and tabs."""
     lines = (line.split("\t") for line in text.split("\n"))
     return "\n".join("\t".join(map(printable, parts)) for parts in lines)
+
+
+def quote(text: str) -> str:
+    """Escape a text for HTML and XML; characters that XML excludes become U+FFFD."""
+    return escape(_NOT_XML.sub("\ufffd", text), {'"': "&quot;"})

@@ -22,9 +22,6 @@ from .graph import Topology
 
 # Device ids from the sending to the receiving GPU, both included.
 Route = tuple[str, ...]
-# How a device is reached: scaled latency, hops, rank of the narrowest link by width (0 the widest),
-# the device before it.
-Settled = tuple[int, int, int, str]
 # With more GPUs, searching the routes of all pairs takes too long just to print a number of rounds.
 _ROUTED_RANKS = 64
 
@@ -136,9 +133,13 @@ class Router:
 
     def _settle(
         self, start: str, out: Mapping[str, Sequence[tuple[str, int, int]]]
-    ) -> dict[str, Settled]:
-        """Return how each device is reached over the links `out`, nearest first."""
-        settled: dict[str, Settled] = {}
+    ) -> dict[str, tuple[int, int, int, str]]:
+        """Return how each device is reached over the links `out`, nearest first.
+
+        That is the scaled latency, the hops, the rank of the narrowest link by width (0 the widest)
+        and the device before it.
+        """
+        settled: dict[str, tuple[int, int, int, str]] = {}
         heap = [(0, 0, self._widest, 0, start, start)]
         count = 0
         while heap:

@@ -44,12 +44,11 @@ Count = Annotated[int, Meta(ge=1, le=MOST)]
 # plans were read side by side).
 CONVERTING = threading.RLock()
 _LABEL = re.compile(_PRINTABLE)
-_PLACE = re.compile(r" - at `\$?(.*)`$")
+_PLACE = re.compile(r" - at `\$([^`]*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(\w+)`")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING: Any = object()
-_Path = tuple["str | int", ...]
 
 
 def read_as(data: object, declared: type[T], where: str) -> T:
@@ -106,29 +105,24 @@ def _custom_schema(declared: type) -> dict[str, Any]:
 
 def _explain(problem: str, data: object, declared: Any, where: str) -> str:
     """Rewrite an error of msgspec: its path leads to the bad value and to the declared type."""
-    place = _PLACE.search(problem)
-    path: _Path = tuple(
-        name or int(number) for name, number in _PART.findall(place[1] if place else "")
-    )
-    missing = _MISSING_FIELD.match(problem)
+    what, place = _PLACE.sub("", problem), "".join(_PLACE.findall(problem))
+    missing = _MISSING_FIELD.match(what)
     if missing:
-        path += (missing[1],)
-    unknown = _UNKNOWN_FIELD.match(_PLACE.sub("", problem))
+        place += f".{missing[1]}"
+    spelled = f": {place.removeprefix('.')}" if place else ""  # like JavaScript: devices[3].kind
+    unknown = _UNKNOWN_FIELD.match(what)
     if unknown:
         return (
-            f"{where}{_spell(path)}: unknown field {unknown[1]!r:.40}; it may be of a later "
+            f"{where}{spelled}: unknown field {unknown[1]!r:.40}; it may be of a later "
             "version of topoplan"
         )
+    if "[...]" in place:  # some value of an object with any keys: msgspec does not tell which
+        return f"{where}{spelled}: {what[0].lower()}{what[1:]}"
     value, info = data, inspect.type_info(declared)
-    for part in path:
+    for name, number in _PART.findall(place):
+        part = name or int(number)
         value, info = _value_at(value, part), _type_at(info, part)
-    return f"{where}{_spell(path)}: expected {_describe(info, value)}, got {_show(value)}"
-
-
-def _spell(path: _Path) -> str:
-    """Format a path like JavaScript: ": devices[3].kind"."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text and ": " + text.removeprefix(".")
+    return f"{where}{spelled}: expected {_describe(info, value)}, got {_show(value)}"
 
 
 def _value_at(value: Any, part: str | int) -> Any:
@@ -143,14 +137,15 @@ def _type_at(info: inspect.Type, part: str | int) -> inspect.Type:
     For a union, it is that of the first member that has it.
     """
     for member in _members(info):
-        if isinstance(member, (inspect.StructType, inspect.DataclassType)):
-            for field in member.fields:
-                if field.encode_name == part:
-                    return field.type
-        if isinstance(part, int) and isinstance(member, (inspect.ListType, inspect.VarTupleType)):
-            return member.item_type
-        if isinstance(part, int) and isinstance(member, inspect.TupleType):
-            return member.item_types[part]
+        match member:
+            case inspect.StructType() | inspect.DataclassType():
+                for field in member.fields:
+                    if field.encode_name == part:
+                        return field.type
+            case inspect.ListType() | inspect.VarTupleType() if isinstance(part, int):
+                return member.item_type
+            case inspect.TupleType() if isinstance(part, int):
+                return member.item_types[part]
     return inspect.AnyType()
 
 
@@ -169,32 +164,33 @@ def _describe(info: inspect.Type, value: object = _MISSING) -> str:
 
 
 def _describe_one(info: inspect.Type, value: object) -> str:
-    if isinstance(info, inspect.LiteralType):
-        return ("one of " if len(info.values) > 1 else "") + ", ".join(map(str, info.values))
-    if isinstance(info, inspect.BoolType):
-        return "true or false"
-    if isinstance(info, (inspect.IntType, inspect.FloatType)):
-        whole = isinstance(info, inspect.IntType)
-        of_type = value is _MISSING or (
-            isinstance(value, int if whole else (int, float)) and type(value) is not bool
-        )
-        return ("a whole number" if whole else "a number") + (_range(info) if of_type else "")
-    if isinstance(info, inspect.StrType):
-        if not isinstance(value, str):
+    match info:
+        case inspect.LiteralType():
+            return ("one of " if len(info.values) > 1 else "") + ", ".join(map(str, info.values))
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() | inspect.FloatType():
+            whole = isinstance(info, inspect.IntType)
+            of_type = value is _MISSING or (
+                isinstance(value, int if whole else (int, float)) and type(value) is not bool
+            )
+            return ("a whole number" if whole else "a number") + (_range(info) if of_type else "")
+        case inspect.StrType() if not isinstance(value, str):
             return "a string"
-        return "a string without control characters" if value else "a string that is not empty"
-    if isinstance(info, inspect.CustomType):
-        return 'a number (or a fraction such as "64/3")'
-    if isinstance(info, inspect.TupleType):
-        return f"a list of {len(info.item_types)} values"
-    if isinstance(info, (inspect.ListType, inspect.VarTupleType)):
-        if info.min_length and not (isinstance(value, (list, tuple)) and value):
-            return "a list that is not empty"
-        of_type = value is _MISSING or isinstance(value, (list, tuple))
-        limit = of_type and info.max_length is not None
-        most = f" of at most {info.max_length} items" if limit else ""
-        is_number = isinstance(info.item_type, (inspect.IntType, inspect.FloatType))
-        return f"a list{most}" + (f", each {_describe(info.item_type)}" if is_number else "")
+        case inspect.StrType():
+            return "a string without control characters" if value else "a string that is not empty"
+        case inspect.CustomType():
+            return 'a number (or a fraction such as "64/3")'
+        case inspect.TupleType():
+            return f"a list of {len(info.item_types)} values"
+        case inspect.ListType() | inspect.VarTupleType():
+            of_type = isinstance(value, (list, tuple))
+            if info.min_length and not (of_type and value):
+                return "a list that is not empty"
+            limit = (of_type or value is _MISSING) and info.max_length is not None
+            most = f" of at most {info.max_length} items" if limit else ""
+            is_number = isinstance(info.item_type, (inspect.IntType, inspect.FloatType))
+            return f"a list{most}" + (f", each {_describe(info.item_type)}" if is_number else "")
     return "a JSON object"
 
 
@@ -207,12 +203,13 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _show(value: object) -> str:
-    if value is _MISSING:
-        return "nothing"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, (list, tuple)):
-        return f"a list of {len(value)}" if value else "an empty list"
-    return f"{str(value) if isinstance(value, Decimal) else repr(value):.40}"
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case dict():
+            return "an object"
+        case list() | tuple():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case Decimal():
+            return f"{value!s:.40}"
+    return "nothing" if value is _MISSING else f"{value!r:.40}"

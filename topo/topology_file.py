@@ -183,9 +183,14 @@ def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
                 )
 
 
-def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, ...]:
-    """Return the devices of a file, with undeclared fields from its parsed JSON, `data`."""
-    return tuple(
+def read_parts(
+    file: TopologyFile, data: Mapping[str, Any]
+) -> tuple[tuple[Device, ...], tuple[Link, ...], dict[str, Any]]:
+    """Return the devices, the directed links and all other fields of a file.
+
+    `data` is its parsed JSON, which has the undeclared fields.
+    """
+    devices = tuple(
         Device(
             fields.id,
             fields.kind or "gpu",
@@ -202,32 +207,23 @@ def read_devices(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Device, .
         )
         for fields, row in zip(file.devices, data["devices"], strict=True)
     )
-
-
-def read_links(file: TopologyFile, data: Mapping[str, Any]) -> tuple[Link, ...]:
-    """Return the directed links of a file, with undeclared fields from its parsed JSON, `data`."""
     links: list[Link] = []
-    for fields, row in zip(file.links, data.get("links", ()), strict=True):
+    for joins, row in zip(file.links, data.get("links", ()), strict=True):
         link = Link(
-            fields.src,
-            fields.dst,
-            DEFAULT_BANDWIDTH_GBps if fields.bandwidth_GBps is None else fields.bandwidth_GBps,
-            DEFAULT_LATENCY_us if fields.latency_us is None else fields.latency_us,
-            "link" if fields.kind is None else fields.kind,
-            1 if fields.count is None else fields.count,
-            fields.source,
+            joins.src,
+            joins.dst,
+            DEFAULT_BANDWIDTH_GBps if joins.bandwidth_GBps is None else joins.bandwidth_GBps,
+            DEFAULT_LATENCY_us if joins.latency_us is None else joins.latency_us,
+            "link" if joins.kind is None else joins.kind,
+            1 if joins.count is None else joins.count,
+            joins.source,
             _undeclared(row, _LINK_FIELDS),
         )
-        links += both_directions(link) if fields.bidirectional else (link,)
-    return tuple(links)
-
-
-def read_extra(file: TopologyFile, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the topology's fields that are neither declared nor derived from others."""
+        links += both_directions(link) if joins.bidirectional else (link,)
     extra = _undeclared(data, _FIELDS)
     if "notes" in extra:
         extra["notes"] = restore_notes(extra["notes"], file.note_kinds)
-    return extra
+    return devices, tuple(links), extra
 
 
 def _undeclared(row: Mapping[str, Any], declared: frozenset[str]) -> dict[str, Any]:
@@ -253,51 +249,36 @@ def device_to_json(device: Device) -> dict[str, Any]:
     if device.in_network is not None:
         source = {"source": device.in_network.source} if device.in_network.source else {}
         out["in_network"] = {"reduce": device.in_network.reduce, **source}
-    for key in ("family", "numa_node", "bus_id", "source"):
-        if getattr(device, key) is not None:
-            out[key] = getattr(device, key)
-    for key in ("can_reduce", "can_copy"):
-        if getattr(device, key):
-            out[key] = True
+    others = {key: getattr(device, key) for key in ("family", "numa_node", "bus_id", "source")}
+    out |= {key: value for key, value in others.items() if value is not None}
+    out |= {key: True for key in ("can_reduce", "can_copy") if getattr(device, key)}
     return {**out, **to_plain(device.extra)}
 
 
 def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
     """Return the items of "links"; a link followed by its reverse is one bidirectional item."""
-    return [_link_to_json(link, bidirectional) for link, bidirectional in _pair_up(links)]
+    # Links are paired only with the next one, so that their order round-trips.
+    paired: list[tuple[Link, bool]] = []
+    for link in links:
+        if paired and not paired[-1][1] and link == paired[-1][0].reversed():
+            paired[-1] = (paired[-1][0], True)
+        else:
+            paired.append((link, False))
+    return [_link_to_json(link, bidirectional) for link, bidirectional in paired]
 
 
 def _link_to_json(link: Link, bidirectional: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {
+    return {
         "src": link.src,
         "dst": link.dst,
         "bandwidth_GBps": fraction_to_json(link.bandwidth_GBps),
         "latency_us": fraction_to_json(link.latency_us),
         "kind": link.kind,
+        **({} if link.count == 1 else {"count": link.count}),
+        **({} if link.source is None else {"source": str(link.source)}),
+        "bidirectional": bidirectional,
+        **to_plain(link.extra),
     }
-    if link.count != 1:
-        out["count"] = link.count
-    if link.source is not None:
-        out["source"] = str(link.source)
-    out["bidirectional"] = bidirectional
-    return {**out, **to_plain(link.extra)}
-
-
-def _pair_up(links: Iterable[Link]) -> list[tuple[Link, bool]]:
-    """Pair each link with its reverse if that comes next, so that the links' order round-trips."""
-    out: list[tuple[Link, bool]] = []
-    pending: Link | None = None
-    for link in links:
-        if pending is not None and link == pending.reversed():
-            out.append((pending, True))
-            pending = None
-            continue
-        if pending is not None:
-            out.append((pending, False))
-        pending = link
-    if pending is not None:
-        out.append((pending, False))
-    return out
 
 
 def to_text(data: dict[str, Any]) -> str:

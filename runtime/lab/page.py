@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...synth.pictures.drawing import choose_step, draw_text, quote, start_svg
+from ...synth.pictures.drawing import choose_step, draw_text, start_svg
+from ...topo.printable import quote
 from .results import RunResult, list_findings
 from .settings import Settings
 from .systems import SERIAL, SYSTEMS

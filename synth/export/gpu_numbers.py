@@ -122,5 +122,5 @@ class PathTypes:
         return max((self.find_type(*pair) for pair in set(pairs)), key=TYPES.index, default="LOC")
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:
-        route = self.connections.route(src, dst)
+        route = self.connections.router.find_route(src, dst)
         return route is not None and all("c2c" in self._kinds[hop] for hop in route_links(route))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from xml.sax.saxutils import escape
+
+from ...topo.printable import quote
 
 # Level lines of a picture.
 _LEVELS = 5
@@ -58,17 +59,6 @@ def choose_step(highest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / _LEVELS))
     return next(power * k for k in (1, 2, 5, 10) if power * k * _LEVELS >= highest)
-
-
-def quote(text: str) -> str:
-    """Escape a text for HTML and XML; characters that XML excludes become U+FFFD."""
-    return escape("".join(c if _is_xml(ord(c)) else "\ufffd" for c in text), {'"': "&quot;"})
-
-
-def _is_xml(code: int) -> bool:
-    return (
-        code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
-    )
 
 
 def show_us(us: float) -> str:

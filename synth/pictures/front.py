@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from fractions import Fraction
 
+from ...topo.printable import quote
 from ..ksync.pareto import FEASIBLE, INFEASIBLE, Front, Row
-from .drawing import choose_step, draw_text, quote, start_svg
+from .drawing import choose_step, draw_text, start_svg
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 320

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...topo.graph import Topology
+from ...topo.printable import quote
 from ...topo.routes import Router, route_links
-from .drawing import draw_text, quote, start_svg
+from .drawing import draw_text, start_svg
 
 # Most GPUs to draw, the first ones: more squares would be smaller than five pixels.
 MAX_GPUS = 128

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ...topo.graph import Topology
+from ...topo.printable import quote
 from ..cost.transfer_times import TransferTime
-from .drawing import draw_text, quote, show_us, start_svg
+from .drawing import draw_text, show_us, start_svg
 
 # Pixels: the picture, its margins, a row.
 _WIDTH, _ROW = 860, 24

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from ..pictures.drawing import STYLE, quote
+from ...topo.printable import quote
+from ..pictures.drawing import STYLE
 
 CSS = """\
 :root{color-scheme:light dark;--page:#f4f6f8;--card:#ffffff;--text:#1f2933;--soft:#5b6875;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from fractions import Fraction
 
 from ...topo.doctor import Examination, Finding
 from ...topo.graph import Topology
@@ -13,16 +12,15 @@ from ...topo.matrix import LABELS, Connection, find_connections
 from ...topo.pictures import svg
 from ...topo.pictures.cables import (
     FAMILY_NAMES,
-    Cable,
     describe_rates,
     find_cables,
-    find_widths,
     format_rate,
     get_kind_name,
+    group_alike,
 )
 from ...topo.pictures.collapse import collapse
 from ...topo.pictures.table import MAX_GPUS, list_adding
-from ..pictures.drawing import quote
+from ...topo.printable import quote
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
 # Most steps along links to classify pairs of GPUs; beyond, the first rows represent all.
@@ -119,16 +117,11 @@ def _write_finding(finding: Finding) -> str:
 
 
 def _list_links(machine: Topology) -> str:
-    classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
-    for cable in find_cables(machine):
-        classes[cable.kind, cable.GBps, cable.count, cable.directed].append(cable)
-    widths = find_widths(machine)
     rows = []
-    by_rate = sorted(classes.items(), key=lambda item: (item[0][0], -item[0][1]))
-    for (kind, GBps, count, is_directed), cables in by_rate:
-        rate = f"{format_rate(GBps)} {'in one direction' if is_directed else 'in each direction'}"
-        width = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
-        rows.append((get_kind_name(kind), f"{len(cables):,}", rate, ", ".join(width)))
+    for look, cables in group_alike(find_cables(machine)):
+        rate = f"{format_rate(look.GBps)} in {'one' if look.directed else 'each'} direction"
+        width = dict.fromkeys(cable.width for cable in cables)
+        rows.append((get_kind_name(look.kind), f"{len(cables):,}", rate, ", ".join(width)))
     return make_table(("links", "how many", "GB/s", "width"), rows[:_MAX_DEVICES], right=(1, 2, 3))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime, timezone
 
+from ...topo.printable import quote
 from ...topo.version import VERSION
-from ..pictures.drawing import quote
 from .gather import Report
 from .html import make_page, make_paragraph
 from .machine import write_findings, write_machine

@@ -57,6 +57,8 @@ def test_plain_strings_are_text_and_unknown_kinds_are_left() -> None:
     assert Topology.from_json({**data, "notes": "one line"}).notes == ()
     with pytest.raises(InputError, match="note_kinds"):
         Topology.from_json({**data, "note_kinds": ["odd"]})
+    with pytest.raises(InputError, match=r"note_kinds\[\.\.\.\]\.about\[0\]: expected"):
+        Topology.from_json({**data, "note_kinds": {"odd": {"about": [5]}}})
 
 
 def test_notes_keep_their_kind_through_joining_and_splitting_hosts() -> None:

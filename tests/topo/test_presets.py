@@ -15,8 +15,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
-from topoplan.topo.presets import MAX_GPUS, PRESETS, preset
-from topoplan.topo.presets.names import Preset
+from topoplan.topo.presets import MAX_GPUS, PRESETS, Preset, preset
 
 
 def as_graph(topology: Topology) -> nx.DiGraph[str]:

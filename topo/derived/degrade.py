@@ -85,10 +85,11 @@ def degrade(topology: Topology, change: Change) -> Topology:
 def move_root(root: int | None, machine: Topology, left: Topology) -> int | None:
     """Return the rank on the degraded machine `left` that is `root` on the original one.
 
-    Raise InputError if that rank does not exist or is gone.
+    Raise InputError if that GPU is gone. A number that is no rank is returned for Collective to
+    refuse.
     """
     if root is None or not 0 <= root < len(machine.ranks):
-        return root  # which the collective refuses
+        return root
     gpu = machine.ranks[root]
     if gpu not in left.ranks:
         raise InputError(

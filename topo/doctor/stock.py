@@ -85,7 +85,7 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     least = _MIN_RING_GBps
     slow: dict[str, Link] = {}
     for a, b in combinations(gpus, 2):
-        hops = pairwise(connections.route(a, b) or ())
+        hops = pairwise(connections.router.find_route(a, b) or ())
         over_pcie = [pcie_links[hop] for hop in hops if hop in pcie_links]
         if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue

@@ -122,7 +122,7 @@ class Paths:
         )
 
     def _find_directed(self, a: str, b: str) -> str:
-        route = self.connections.route(a, b)
+        route = self.connections.router.find_route(a, b)
         if route is None or any(
             self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
         ):
@@ -175,7 +175,7 @@ class Paths:
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:
-        route = self.connections.route(gpu, nic)
+        route = self.connections.router.find_route(gpu, nic)
         return route is not None and "c2c" in self._kinds[route[0], route[1]]
 
     def _is_network(self, ident: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..derived.stripes import merge_nvswitches
 from ..errors import InputError
@@ -13,9 +12,6 @@ from ..formats.detect import read_topology_text
 from ..graph import Topology
 from ..presets import PRESETS, preset
 from ..routes import HARDWARE, Router
-
-if TYPE_CHECKING:
-    from ..formats.clusters import Box
 
 LOCAL = "local"
 MAX_FILE_BYTES = 16 * 2**20  # bytes: MAX_LINKS links take less
@@ -74,7 +70,8 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     host, for files that only give the hosts' places. Raise InputError if the argument names no
     topology.
     """
-    path, is_local, is_preset = Path(argument), argument == LOCAL, _names_a_preset(argument)
+    path, is_local = Path(argument), argument == LOCAL
+    is_preset = argument.partition("@")[0].partition(":")[0] in PRESETS
     try:
         # If a folder has the name of a preset, the preset is meant.
         exists = bool(argument) and path.exists() and not (path.is_dir() and is_preset)
@@ -93,7 +90,9 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         text = _read_text(path)
         if nccl_xml.is_skeleton(text):
             return nccl_xml.fill_skeleton(text, argument, probe())
-        return read_topology_text(text, argument, None if box is None else _read_box(box))
+        from ..formats.clusters import read_box  # a file can be a cluster's
+
+        return read_topology_text(text, argument, None if box is None else read_box(box, resolve))
     if not is_preset and ("/" in argument or path.suffix[1:].isalpha()):
         raise InputError(
             f"{argument}: no such file; expected a topology file, 'local', or a preset such as "
@@ -113,12 +112,6 @@ def _unused_box(argument: str) -> InputError:
     )
 
 
-def _read_box(argument: str) -> Box:
-    from ..formats.clusters import read_box  # only cluster files need it
-
-    return read_box(argument, resolve)
-
-
 def is_archive(path: Path) -> bool:
     """Return whether a path is a tar archive, compressed or not, by its first bytes."""
     try:
@@ -127,10 +120,6 @@ def is_archive(path: Path) -> bool:
     except OSError:
         return False
     return start.startswith((b"BZh", b"\x1f\x8b", b"\xfd7zXZ\0")) or start[257:262] == b"ustar"
-
-
-def _names_a_preset(argument: str) -> bool:
-    return argument.partition("@")[0].partition(":")[0] in PRESETS
 
 
 def _read_text(path: Path) -> str:

@@ -39,7 +39,7 @@ differ by noise only), and the latency of a pair is divided among the links of i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -74,13 +74,19 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
     parallel: dict[Hop, Fraction] = defaultdict(Fraction)
     for link in topology.links:
         parallel[link.src, link.dst] += get_declared_GBps(link)
-    verdicts = []
-    for link in topology.links:
-        hop = link.src, link.dst
-        share = get_declared_GBps(link) / parallel[hop]
-        verdicts.append(_decide(link, evidence.hops.get(hop), share, measurements, declared))
+    verdicts = [
+        _decide(
+            link,
+            evidence.hops.get((link.src, link.dst)),
+            get_declared_GBps(link) / parallel[link.src, link.dst],
+            measurements,
+            declared,
+        )
+        for link in topology.links
+    ]
     # Rule 6 levels rates over all links together, so it runs only after every link has its verdict.
-    latency = _find_hop_latencies(topology, measurements)
+    ranks = topology.ranks
+    latency = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
     assumed = {} if declared else _share_latencies(topology, measurements)
     links = tuple(
         _apply_verdict(v, rate, latency.get((v.link.src, v.link.dst)), measurements.medium)
@@ -90,22 +96,20 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
         links = tuple(
             replace(x, latency_us=assumed.get((x.src, x.dst), x.latency_us)) for x in links
         )
-    ranks = topology.ranks
     pairs = [
         {"src": ranks[a], "dst": ranks[b], **values}
         for (a, b), values in sorted(measurements.pairs.items())
     ]
-    notes = [*topology.notes, *measurements.notes]
-    notes += [
-        *_shorten(v.note for v in verdicts if v.note),
-        *(_shorten(evidence.unexplained) if measurements.trusted == "all" else []),
+    notes = [
+        *topology.notes,
+        *measurements.notes,
+        *_shorten([v.note for v in verdicts if v.note]),
+        *_shorten(evidence.unexplained if measurements.trusted == "all" else ()),
     ]
-    extra = {
-        **topology.extra,
-        "notes": notes,
-        "measured": {"over": measurements.medium, "pairs": pairs},
-    }
-    return replace(topology, links=links, extra=extra)
+    measured = {"over": measurements.medium, "pairs": pairs}
+    return replace(
+        topology, links=links, extra={**topology.extra, "notes": notes, "measured": measured}
+    )
 
 
 @dataclass(frozen=True)
@@ -141,20 +145,14 @@ def _decide(
     if evidence is None:
         return _Verdict(link, rate, None, None, "declared", "no measured pair crosses it")
     measured = evidence.GBps * share
-    if measurements.trusted == "none" or (
-        measurements.trusted == "network" and link.kind != "network"
-    ):
-        return _Verdict(link, rate, measured, evidence, "declared", measurements.otherwise)
+    facts = (link, rate, measured, evidence)
+    trusted = measurements.trusted
+    if trusted != "all" and not trusted == link.kind == "network":
+        return _Verdict(*facts, "declared", measurements.otherwise)
     if rate is None:
-        return _Verdict(link, rate, measured, evidence, "measured", "nothing is declared")
-    return _Verdict(
-        link,
-        rate,
-        measured,
-        evidence,
-        *_choose(link, evidence, rate, measured, share),
-        limit=evidence.proved_by is not None,
-    )
+        return _Verdict(*facts, "measured", "nothing is declared")
+    choice = _choose(link, evidence, rate, measured, share)
+    return _Verdict(*facts, *choice, limit=evidence.proved_by is not None)
 
 
 def _choose(
@@ -208,24 +206,22 @@ def _apply_verdict(
             "GBps": fraction_to_json(verdict.declared),
             "us": fraction_to_json(link.latency_us),
             "source": link.source or "the topology",
+            **({} if earlier is None else {"as": earlier}),
         }
         # Rates believed in an earlier run still have the original declared rate.
-        if isinstance(earlier, Mapping):
-            declared = dict(earlier)
-        elif earlier is not None:
-            declared["as"] = earlier
-        extra["declared"] = declared
+        extra["declared"] = declared = dict(earlier) if isinstance(earlier, Mapping) else declared
     if verdict.measured is not None and verdict.evidence is not None:
-        extra["measured"] = {"GBps": float(round_down(verdict.measured)), "source": source}
-        extra["measured"] |= {"how": verdict.evidence.how, "limit": verdict.limit}
-        if latency_us is not None:
-            extra["measured"]["us"] = float(latency_us)
+        extra["measured"] = {
+            "GBps": float(round_down(verdict.measured)),
+            "source": source,
+            "how": verdict.evidence.how,
+            "limit": verdict.limit,
+            **({} if latency_us is None else {"us": float(latency_us)}),
+        }
     extra |= {"believed": verdict.believed, "reason": verdict.reason}
-    if verdict.believed == "measured":
-        return replace(link, bandwidth_GBps=rate, source=source, extra=extra)
-    return replace(
-        link, bandwidth_GBps=rate, source=declared.get("source", link.source), extra=extra
-    )
+    is_measured = verdict.believed == "measured"
+    believed_source = source if is_measured else declared.get("source", link.source)
+    return replace(link, bandwidth_GBps=rate, source=believed_source, extra=extra)
 
 
 def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
@@ -243,12 +239,6 @@ def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:
             lowest = lowest if rates[i] <= lowest * factor else rates[i]
             rates[i] = lowest
     return rates
-
-
-def _find_hop_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
-    ranks = topology.ranks
-    by_hop = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
-    return {hop: us for hop, us in by_hop.items() if hop in topology.capacity_GBps}
 
 
 def _share_latencies(topology: Topology, measurements: Measurements) -> dict[Hop, Fraction]:
@@ -286,8 +276,7 @@ def _format_GBps(GBps: Fraction) -> str:
     return f"{float(GBps):.3g}"
 
 
-def _shorten(lines: Iterable[str]) -> list[str]:
-    every = list(lines)
-    more = len(every) - _MAX_NOTES
+def _shorten(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MAX_NOTES
     rest = [f"and {more} more such findings; see the links"] if more > 0 else []
-    return [*every[:_MAX_NOTES], *rest]
+    return [*lines[:_MAX_NOTES], *rest]

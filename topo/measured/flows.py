@@ -17,7 +17,7 @@ from ..exact import parse_fraction
 from ..graph import Topology
 from ..routes import Router, route_links
 
-# Measured values within this ratio count as equal: repeated runs differ by a tenth.
+# Measured values within this ratio count as equal; chosen, not measured.
 NEAR = Fraction(9, 10)
 # A flow is reported if its links carry less than this share of what they carry at other times;
 # above that it may be noise.
@@ -111,10 +111,8 @@ class _EvidenceSearch:
         for link in topology.links:
             self.declared[link.src, link.dst] += get_declared_GBps(link)
         pairs = {pair for e in measurements.experiments for pair in e.rates_GBps}
-        route_of = {pair: router.route(*pair) for pair in sorted(pairs)}
-        self.routes = {
-            pair: route_links(route) for pair, route in route_of.items() if route is not None
-        }
+        routes = ((pair, router.route(*pair)) for pair in sorted(pairs))
+        self.routes = {pair: route_links(route) for pair, route in routes if route is not None}
         self.experiments = measurements.experiments
         self.loads = [self._sum_loads(e) for e in self.experiments]
         self.hops: dict[Hop, HopEvidence] = {}
@@ -136,16 +134,17 @@ class _EvidenceSearch:
         texts: list[str] = []
         for experiment, loads in zip(self.experiments, self.loads, strict=True):
             unexplained = []
-            for pair in experiment.rates_GBps:
-                if pair not in self.routes:
-                    continue
+            for pair in (pair for pair in experiment.rates_GBps if pair in self.routes):
                 # Only a hop near its highest load can have limited the flow.
                 suspects = [
                     hop for hop in self.routes[pair] if loads[hop] >= NEAR * self.hops[hop].max_GBps
                 ]
                 flow = f"{self._format_pair(pair)} ({experiment.how})"
                 if len(suspects) == 1:
-                    self._prove(self.hops[suspects[0]], loads[suspects[0]], experiment.how, flow)
+                    evidence = self.hops[suspects[0]]
+                    evidence.proofs.append(loads[suspects[0]])
+                    if evidence.proved_by is None:
+                        evidence.proved_by, evidence.how = flow, experiment.how
                 elif suspects:
                     open_cases.append((suspects, flow))
                 else:
@@ -157,16 +156,11 @@ class _EvidenceSearch:
                 self._blame(suspects, flow)
         return Evidence(self.hops, tuple(texts))
 
-    def _prove(self, evidence: HopEvidence, load: Fraction, how: str, flow: str) -> None:
-        evidence.proofs.append(load)
-        if evidence.proved_by is None:
-            evidence.proved_by, evidence.how = flow, how
-
     def _explains(self, hop: Hop) -> bool:
         """Return whether the believed rate of a hop is no more than its highest load."""
         evidence = self.hops[hop]
-        is_slow = evidence.proved_by is not None or evidence.blamed is not None
-        return is_slow or evidence.max_GBps >= NEAR * self.declared[hop]
+        is_slow = evidence.proved_by or evidence.blamed
+        return bool(is_slow) or evidence.max_GBps >= NEAR * self.declared[hop]
 
     def _blame(self, suspects: list[Hop], flow: str) -> None:
         used = {hop: self.hops[hop].max_GBps / self.declared[hop] for hop in suspects}
@@ -184,21 +178,19 @@ class _EvidenceSearch:
         self, experiment: Experiment, loads: Mapping[Hop, Fraction], unexplained: list[Pair]
     ) -> list[str]:
         """Describe the flow that its links explain least, if it differs by more than the noise."""
-        share = {
-            pair: max(loads[h] / self.hops[h].max_GBps for h in self.routes[pair])
+        shares = [
+            max(loads[hop] / self.hops[hop].max_GBps for hop in self.routes[pair])
             for pair in unexplained
-        }
-        worst = min(unexplained, key=lambda pair: share[pair], default=None)
-        if worst is None or share[worst] >= UNEXPLAINED:
+        ]
+        share = min(shares, default=UNEXPLAINED)
+        if share >= UNEXPLAINED:
             return []
-        among = (
-            f", one of {len(experiment.rates_GBps)} flows" if len(experiment.rates_GBps) > 1 else ""
-        )
+        worst, flows = unexplained[shares.index(share)], len(experiment.rates_GBps)
+        among = f", one of {flows} flows" if flows > 1 else ""
         return [
             f"{self._format_pair(worst)} ({experiment.how}{among}): every link on its route "
-            f"carried at most {float(share[worst]):.0%} of what it carries at other times; the "
-            "hosts limit "
-            "it, or something that the topology does not show"
+            f"carried at most {float(share):.0%} of what it carries at other times; the hosts "
+            "limit it, or something that the topology does not show"
         ]
 
     def _format_pair(self, pair: Pair) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import reduce
+from operator import add
 
-from ..graph import Device, Topology
+from ..graph import Device, Link, Topology
 from ..hardware import find_datasheet_GBps
 
 # Names of link kinds in tables and pictures; other kinds are shown unchanged.
@@ -18,13 +20,10 @@ KIND_NAMES = {
     "c2c": "NVLink-C2C",
     "pcie": "PCIe",
     "smp": "between sockets",
-    "network": "network",
-    "link": "link",
 }
 
 # Names of switch families in tables and pictures.
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
-
 
 # A PCIe link's width in the text of a source.
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
@@ -35,7 +34,7 @@ class Cable:
     """All links of one kind between devices `a` and `b`.
 
     If `directed`, only those from `a` to `b`. `GBps` is the bandwidth in one direction, `count` the
-    number of PCIe lanes or bonded links.
+    number of PCIe lanes or bonded links; `links` are those from `a` to `b`.
     """
 
     a: str
@@ -44,51 +43,44 @@ class Cable:
     GBps: Fraction
     count: int
     directed: bool
+    links: tuple[Link, ...] = field(default=(), compare=False)
+
+    @property
+    def width(self) -> str:
+        """The width of a PCIe link, such as "x16", if its source states it, else the count."""
+        texts = (f"{link.extra.get('declared')} {link.source}" for link in self.links)
+        stated = (_LANES.search(text) for text in texts if self.kind == "pcie")
+        return next((match[0] for match in stated if match), str(self.count))
+
+    def without_ends(self) -> Cable:
+        """Return the cable without its ends: equal for all cables that look alike."""
+        return replace(self, a="", b="", links=())
 
 
 def find_cables(topology: Topology) -> tuple[Cable, ...]:
     """Return the cables of a topology, in the order of its links."""
-    rate: dict[tuple[str, str, str], Fraction] = {}
-    count: Counter[tuple[str, str, str]] = Counter()
+    links_of: dict[tuple[str, str, str], list[Link]] = defaultdict(list)
     for link in topology.links:
-        key = link.src, link.dst, link.kind
-        earlier = rate.get(key)
-        rate[key] = link.bandwidth_GBps if earlier is None else earlier + link.bandwidth_GBps
-        count[key] += link.count
-    out: list[Cable] = []
-    done: set[tuple[str, str, str]] = set()
-    for (src, dst, kind), GBps in rate.items():
-        forth, back = (src, dst, kind), (dst, src, kind)
-        if forth in done:
-            continue
-        both = rate.get(back) == GBps and count[back] == count[forth]
-        done |= {forth, back} if both else {forth}
-        out.append(Cable(src, dst, kind, GBps, count[forth], not both))
-    return tuple(out)
+        links_of[link.src, link.dst, link.kind].append(link)
+    total = {
+        key: (reduce(add, (x.bandwidth_GBps for x in links)), sum(x.count for x in links))
+        for key, links in links_of.items()
+    }
+    cables: dict[tuple[str, str, str], Cable] = {}
+    for (a, b, kind), rate_and_count in total.items():
+        directed = total.get((b, a, kind)) != rate_and_count
+        if directed or (b, a, kind) not in cables:
+            links = tuple(links_of[a, b, kind])
+            cables[a, b, kind] = Cable(a, b, kind, *rate_and_count, directed, links)
+    return tuple(cables.values())
 
 
-def find_sources(topology: Topology) -> dict[tuple[str, str, str], list[str]]:
-    """Return the sources of the rates, keyed (source device, destination device, kind)."""
-    sources: dict[tuple[str, str, str], list[str]] = {}
-    for link in topology.links:
-        listed = sources.setdefault((link.src, link.dst, link.kind), [])
-        if link.source and link.source not in listed:
-            listed.append(link.source)
-    return sources
-
-
-def find_widths(topology: Topology) -> dict[tuple[str, str, str], str]:
-    """Return the widths of PCIe links, such as "x16", if their sources state them.
-
-    Keys are (source device, destination device, kind).
-    """
-    widths: dict[tuple[str, str, str], str] = {}
-    for link in topology.links:
-        if link.kind != "pcie":
-            continue
-        if width := _LANES.search(f"{link.extra.get('declared')} {link.source}"):
-            widths.setdefault((link.src, link.dst, link.kind), width[0])
-    return widths
+def group_alike(cables: Iterable[Cable]) -> list[tuple[Cable, list[Cable]]]:
+    """Group cables that look alike, each group after a cable without ends, by kind and rate."""
+    groups: dict[Cable, list[Cable]] = defaultdict(list)
+    for cable in cables:
+        groups[cable.without_ends()].append(cable)
+    return sorted(groups.items(), key=lambda group: (group[0].kind, -group[0].GBps))
 
 
 def describe_rates(topology: Topology) -> list[str]:
@@ -101,8 +93,8 @@ def describe_rates(topology: Topology) -> list[str]:
     for link in topology.links:
         if link.counted_by and link.kind in ("nvlink", "xgmi"):
             ends = (topology.by_id[link.src], topology.by_id[link.dst])
-            gpu = next((d for d in ends if d.kind == "gpu"), None)
-            printed = None if gpu is None else find_datasheet_GBps(link.kind, gpu.extra)
+            gpus = (find_datasheet_GBps(link.kind, d.extra) for d in ends if d.kind == "gpu")
+            printed = next(gpus, None)
             counted[link.counted_by, link.bandwidth_GBps / link.count, printed] = None
     return [
         f"rates: {library}'s, {format_rate(rate)} GB/s a link"
@@ -153,18 +145,13 @@ def find_components(
         if not {cable.a, cable.b} & without:
             neighbours[cable.a].append(cable.b)
             neighbours[cable.b].append(cable.a)
-    component_of: dict[str, int] = {}
-    components: list[list[Device]] = []
-    for device in topology.devices:
-        if device.id in without:
-            continue
-        if device.id not in component_of:
-            queue = [device.id]
-            component_of[device.id] = len(components)
-            for ident in queue:
-                fresh = [n for n in dict.fromkeys(neighbours[ident]) if n not in component_of]
-                component_of |= dict.fromkeys(fresh, len(components))
-                queue += fresh
-            components.append([])
-        components[component_of[device.id]].append(device)
-    return components
+    first_of: dict[str, str] = {}  # the first device of each device's component
+    components: dict[str, list[Device]] = defaultdict(list)
+    for device in (d for d in topology.devices if d.id not in without):
+        queue = [device.id]
+        for ident in queue:
+            if ident not in first_of:
+                first_of[ident] = device.id
+                queue += neighbours[ident]
+        components[first_of[device.id]].append(device)
+    return list(components.values())

@@ -16,7 +16,7 @@ from ..facts.keys import split_host
 from ..graph import Device, Topology
 from .cables import find_cables, find_components
 
-# Cables: a picture with more is a tangle, and takes seconds to lay out.
+# Cables, chosen by eye: a picture with more is a tangle.
 MAX_CABLES = 400
 # Boxes of several GPUs: with more, one box of each kind is drawn.
 _MAX_BOXES = 4
@@ -76,13 +76,17 @@ def show_hosts_once(topology: Topology) -> ShownPart:
         for d in part.devices
     )
     listed = ", ".join(_count_hosts(hosts, members) for hosts in kinds.values())
-    return ShownPart(replace(part, devices=devices), f"{len(members)} hosts: {listed}")
+    part = replace(part, name=topology.name, devices=devices)
+    return ShownPart(part, f"{len(members)} hosts: {listed}")
 
 
 def _keep(topology: Topology, kept: set[str]) -> Topology:
-    devices = tuple(d for d in topology.devices if d.id in kept)
-    links = tuple(x for x in topology.links if x.src in kept and x.dst in kept)
-    return replace(topology, devices=devices, links=links)
+    return replace(
+        topology,
+        name=f"{topology.name}, a part",
+        devices=tuple(d for d in topology.devices if d.id in kept),
+        links=tuple(x for x in topology.links if x.src in kept and x.dst in kept),
+    )
 
 
 def number_ranks(topology: Topology) -> dict[str, int]:
@@ -102,8 +106,8 @@ def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:
 
 def name_host(device: Device) -> str:
     """Return the name of a device's host; empty if it has none, as on machines of one host."""
-    name = device.extra.get("host")
-    return str(name) if name is not None else split_host(device.id)[0]
+    host = device.extra.get("host")
+    return split_host(device.id)[0] if host is None else str(host)
 
 
 def _describe_end(
@@ -134,7 +138,7 @@ def collapse(
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MAX_CABLES:
         return _keep_nearest(topology)
     listed = ", ".join(f"{len(of):,} like that of {_name_first(of[0])}" for of in kinds.values())
-    drawn = _draw_part(topology, {d.id for d in (*list_hubs(topology), *chain(*kept))})
+    drawn = _keep(topology, {d.id for d in (*list_hubs(topology), *chain(*kept))})
     if len(find_cables(drawn)) > max_cables:
         return _keep_nearest(topology)
     return ShownPart(drawn, f"one box of each kind is drawn: there are {listed}")
@@ -152,38 +156,28 @@ def list_boxes(topology: Topology) -> list[list[Device]]:
 
 def _describe_box(topology: Topology, box: list[Device]) -> object:
     """Return a key that is equal for boxes with the same devices in order and the same rates."""
-    place = {d.id: f"#{i}" for i, d in enumerate(box)}
-    rates = sorted(
-        (
-            place[a],
-            place.get(b, b),
-            str(topology.capacity_GBps[a, b]),
-            str(topology.capacity_GBps.get((b, a))),
-        )
-        for a in place
+    place = {d.id: i for i, d in enumerate(box)}
+    rates = frozenset(
+        (i, place.get(b, b), topology.capacity_GBps[a, b], topology.capacity_GBps.get((b, a)))
+        for a, i in place.items()
         for b in topology.out_neighbours[a]
     )
-    return tuple((d.kind, d.family) for d in box), str(rates)
+    return tuple((d.kind, d.family) for d in box), rates
 
 
 def _name_first(box: list[Device]) -> str:
     return next((d.id for d in box if d.kind == "gpu"), box[0].id)
 
 
-def _draw_part(topology: Topology, kept: set[str]) -> Topology:
-    return replace(_keep(topology, kept), name=f"{topology.name}, a part")
-
-
 def _keep_nearest(topology: Topology) -> ShownPart:
     """Return the GPUs fewest hops from the first, with the devices between them."""
     order = [topology.ranks[0]]
-    seen = set(order)
     gpus = 1
     for ident in order:
         for other in topology.out_neighbours[ident]:
-            if other not in seen and gpus < _MAX_GPUS and len(order) < MAX_CABLES // 2:
-                seen.add(other)
+            if other not in order and gpus < _MAX_GPUS and len(order) < MAX_CABLES // 2:
                 order.append(other)
                 gpus += topology.by_id[other].kind == "gpu"
     drawn = f"{gpus} of {len(topology.ranks):,} GPUs are drawn"
-    return ShownPart(_draw_part(topology, seen), f"{drawn}, those nearest to {topology.ranks[0]}")
+    part = _keep(topology, set(order))
+    return ShownPart(part, f"{drawn}, those nearest to {topology.ranks[0]}")

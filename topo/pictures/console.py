@@ -17,6 +17,10 @@ class SafeConsole(Console):
         """Escape a string and render it; escaping first, since escapes change the width."""
         return super().render_str(printable_lines(text), **options)
 
+    def print_line(self, line: str) -> None:
+        """Print a line that a terminal wraps, and a file gets whole."""
+        self.print(safe_text(line), soft_wrap=not self.is_terminal)
+
 
 def safe_text(text: str, style: str = "") -> Text:
     """Return an escaped Text of one line; the caller must escape whatever it appends."""

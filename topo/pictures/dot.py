@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from ..graph import Device, Topology
 from ..printable import printable_lines
@@ -18,7 +17,6 @@ _COLOURS = {
     "smp": "#8057b0",
     "network": "#0d8f92",
 }
-_OTHER_COLOUR = "#55606e"
 
 
 def write(topology: Topology) -> str:
@@ -27,8 +25,9 @@ def write(topology: Topology) -> str:
     Edges are labelled with GB/s in one direction.
     """
     rank = {ident: i for i, ident in enumerate(topology.ranks)}
-    lines = [f"digraph {_quote(topology.name)} {{", f"  label={_quote(topology.name)}; labelloc=t;"]
-    lines += [
+    lines = [
+        f"digraph {_quote(topology.name)} {{",
+        f"  label={_quote(topology.name)}; labelloc=t;",
         '  node [style="filled,rounded", fontname="Helvetica"];',
         '  edge [fontname="Helvetica", fontsize=10];',
     ]
@@ -40,9 +39,13 @@ def write(topology: Topology) -> str:
         if label is None or len(clusters) == 1:
             lines += [f"  {node}" for node in nodes]
             continue
-        lines += [f"  subgraph cluster_{number} {{", f"    label={_quote(label)};"]
-        lines += [*(f"    {node}" for node in nodes), "  }"]
-    lines += [f"  {edge}" for edge in _write_edges(find_cables(topology))]
+        lines += [
+            f"  subgraph cluster_{number} {{",
+            f"    label={_quote(label)};",
+            *(f"    {node}" for node in nodes),
+            "  }",
+        ]
+    lines += [f"  {_write_edge(cable)}" for cable in find_cables(topology)]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -60,16 +63,15 @@ def _write_node(device: Device, rank: int | None) -> str:
     return f'{_quote(device.id)} [label={label}, shape={shape}, fillcolor="{fill}"];'
 
 
-def _write_edges(cables: tuple[Cable, ...]) -> Iterator[str]:
-    for cable in cables:
-        label = f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)}"
-        direction = "forward" if cable.directed else "none"
-        colour = _COLOURS.get(cable.kind, _OTHER_COLOUR)
-        width = min(7.0, 1.0 + float(cable.GBps) ** 0.5 / 4)
-        yield (
-            f"{_quote(cable.a)} -> {_quote(cable.b)} "
-            f'[label={_quote(label)}, dir={direction}, color="{colour}", penwidth={width:.1f}];'
-        )
+def _write_edge(cable: Cable) -> str:
+    label = f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)}"
+    direction = "forward" if cable.directed else "none"
+    colour = _COLOURS.get(cable.kind, "#55606e")
+    width = min(7.0, 1.0 + float(cable.GBps) ** 0.5 / 4)
+    return (
+        f"{_quote(cable.a)} -> {_quote(cable.b)} "
+        f'[label={_quote(label)}, dir={direction}, color="{colour}", penwidth={width:.1f}];'
+    )
 
 
 def _quote(text: str) -> str:

@@ -24,9 +24,7 @@ def choose_columns(
 
     Columns named in `leave_out` are dropped in that order; all others always stay.
     """
-    widths = [len(title) for title in titles]
-    for row in rows:
-        widths = [max(pair) for pair in zip(widths, map(len, row), strict=True)]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     kept = list(range(len(titles)))
     for title in leave_out:
         if sum(widths[i] for i in kept) + gap * (len(kept) - 1) <= width:

@@ -8,7 +8,7 @@ below the network's bar.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -27,21 +27,20 @@ from .shapes import (
     get_gpu_size,
     get_nic_width,
     make_bars,
-    make_gpu_shape,
-    make_nic_shape,
+    make_shape,
     make_wire,
 )
-from .socket_tree import lay_out_sockets
+from .socket_tree import SocketTree
 from .structures import arrange
 
-# All sizes are in pixels, chosen by eye on the presets and the recorded machines.
+# All sizes are in pixels, chosen by eye.
 # Between neighbours of a direct graph, and the same with many GPUs.
 _UNIT, _SMALL_UNIT = 104, 64
 # Between boxes; inside a box's frame; for the frame's label; inside the frame of a host in a row.
 _GAP, _FRAME_PAD, _FRAME_HEAD, _NEAR_PAD = 40, 18, 24, 5
 # The room above and below a switch's bar, for wires to fan out.
 _BAR_GAP = 70
-# GPUs of a graph in which wires bend around shapes: the search is cubic in the GPUs.
+# GPUs of a graph in which wires bend around shapes, chosen: every link is tested against every GPU.
 _MAX_BENT = 32
 # Wider rows do not fit a page: GPUs of a switch, boxes of several devices, boxes of a single one.
 _MAX_GPUS_IN_ROW, _MAX_BOXES_IN_ROW, _MAX_SINGLES_IN_ROW = 8, 2, 8
@@ -59,27 +58,26 @@ def lay_out_direct(
 ) -> Picture:
     """Arrange GPUs by the structure of their direct links."""
     rank = number_ranks(topology)
-    order = tuple(gpus)
-    index = {ident: i for i, ident in enumerate(order)}
-    inside = [c for c in machine_cables if c.a in index and c.b in index]
-    pairs = frozenset((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])) for c in inside)
-    arrangement = arrange(len(order), pairs)
+    index = {ident: i for i, ident in enumerate(gpus)}
+    inside = {
+        c: (min(index[c.a], index[c.b]), max(index[c.a], index[c.b]))
+        for c in machine_cables
+        if c.a in index and c.b in index
+    }
+    arrangement = arrange(len(index), frozenset(inside.values()))
     room = get_gpu_size(topology)[0] + _UNIT - GPU_WIDTH
     unit = _SMALL_UNIT if len(topology.ranks) > MANY_GPUS else max(_UNIT, room)
-    shapes: Mapping[str, Shape] = {
-        ident: make_gpu_shape(topology, ident, rank[ident], unit * x, unit * y)
-        for ident, (x, y) in zip(order, arrangement.points, strict=True)
+    shapes = {
+        ident: make_shape(topology, ident, rank[ident], unit * x, unit * y)
+        for ident, (x, y) in zip(index, arrangement.points, strict=True)
     }
     wires = []
-    for c in inside:
-        bend = arrangement.bends.get((min(index[c.a], index[c.b]), max(index[c.a], index[c.b])))
-        wire = make_wire(
-            c, shapes[c.a], shapes[c.b], None if bend is None else (unit * bend[0], unit * bend[1])
-        )
-        others = [s for s in shapes.values() if s.ids not in ((c.a,), (c.b,))]
-        wires.append(
-            bend_around(wire, others) if wire.bend is None and len(order) <= _MAX_BENT else wire
-        )
+    for c, pair in inside.items():
+        bend = arrangement.bends.get(pair)
+        curve = None if bend is None else (unit * bend[0], unit * bend[1])
+        wire = make_wire(c, shapes[c.a], shapes[c.b], curve)
+        is_bent = wire.bend is not None or len(index) > _MAX_BENT
+        wires.append(wire if is_bent else bend_around(wire, shapes.values()))
     return Picture(tuple(shapes.values()), tuple(wires), ())
 
 
@@ -88,19 +86,13 @@ def lay_out_boxes(topology: Topology) -> Picture:
     machine_cables = find_cables(topology)
     hubs = list_hubs(topology)
     components = find_components(topology, machine_cables, {d.id for d in hubs})
+    singles = all(len(members) == 1 for members in components)
     pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
-    if len(components) > 1 and any(len(members) > 1 for members in components):
-        pictures = [
-            _add_frame(picture, _name_box(members, i))
-            for i, (picture, members) in enumerate(zip(pictures, components, strict=True))
-        ]
+    if len(components) > 1 and not singles:
+        names = [_name_box(members, i) for i, members in enumerate(components)]
+        pictures = [_add_frame(*pair) for pair in zip(pictures, names, strict=True)]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
-    arranged = _place_boxes(
-        pictures,
-        network_below=tiered,
-        has_bar=bool(hubs),
-        singles=all(len(b) == 1 for b in components),
-    )
+    arranged = _place_boxes(pictures, tiered, bool(hubs), singles)
     return _add_network_bars(arranged, hubs, machine_cables)
 
 
@@ -116,24 +108,21 @@ def _lay_out_box(
     """Lay out one box at the origin; the network is above boxes without sockets and PCIe."""
     inside = [c for c in machine_cables if {c.a, c.b} <= {d.id for d in devices}]
     if any(d.kind == "cpu" or d.family == "pcie" for d in devices):
-        return lay_out_sockets(topology, devices, inside).move_to_origin()
+        return SocketTree(topology, devices, inside).build_picture().move_to_origin()
     if any(d.kind == "switch" for d in devices) or len(devices) == 1:
         return _lay_out_rows(topology, devices, inside).move_to_origin()
     gpus = [d.id for d in devices if d.kind == "gpu"]
-    nics = [d for d in devices if d.kind == "nic"]
+    nics = [d.id for d in devices if d.kind == "nic"]
     picture = lay_out_direct(topology, gpus, inside).move_to_origin()
     shapes = {ident: s for s in picture.shapes for ident in s.ids}
     spacing = max(picture.width / max(len(nics), 1), get_nic_width(topology) + 6)
     for i, nic in enumerate(nics):
-        x, y = picture.width / 2 + spacing * (i - (len(nics) - 1) / 2), picture.height + 70
-        shapes[nic.id] = make_nic_shape(topology, nic.id, x, y)
-    nic_cables = [c for c in inside if c.a not in gpus or c.b not in gpus]
+        x = picture.width / 2 + spacing * (i - (len(nics) - 1) / 2)
+        shapes[nic] = make_shape(topology, nic, None, x, picture.height + 70)
     to_nics = (
-        bend_around(
-            make_wire(c, shapes[c.a], shapes[c.b]),
-            [s for i, s in shapes.items() if i not in (c.a, c.b)],
-        )
-        for c in nic_cables
+        bend_around(make_wire(c, shapes[c.a], shapes[c.b]), shapes.values())
+        for c in inside
+        if not {c.a, c.b}.issubset(gpus)
     )
     return Picture(tuple(shapes.values()), (*picture.wires, *to_nics), ()).move_to_origin()
 
@@ -145,40 +134,30 @@ def _lay_out_rows(
     width, height = get_gpu_size(topology)
     if any(d.kind == "nic" for d in devices):
         width = max(width, get_nic_width(topology))
-    step_x, step_y = (
-        width + (14 if width > 50 else 6),
-        height / 2 + BAR_HEIGHT / 2 + (44 if width > 50 else 24),
-    )
+    step_x = width + (14 if width > 50 else 6)
+    step_y = height / 2 + BAR_HEIGHT / 2 + (44 if width > 50 else 24)
     groups = group_switches((d.id for d in devices if d.kind == "switch"), inside)
     rows = _divide_into_rows(
         groups, [d.id for d in devices if d.kind != "switch"], inside, small=width < 50
     )
-    columns: float = max((len(row) for row in rows if isinstance(row, list)), default=1)
     # Stagger rows of many GPUs, so that wires to the row behind show in the gaps.
     stagger = 0.5 if len(topology.ranks) > MANY_GPUS and len(rows) > 2 else 0.0
-    columns += stagger
+    columns = max((len(row) for row in rows if isinstance(row, list)), default=1) + stagger
     shapes: dict[str, Shape] = {}
-    y = 0.0
+    of_rows: list[list[tuple[str, Shape]]] = []
     for i, row in enumerate(rows):
-        y += step_y if i else 0.0
+        y = i * step_y
         if isinstance(row, list):
             for k, ident in enumerate(row):
                 x = step_x * (k + (columns - len(row)) / 2 + (stagger / 2 if i else -stagger / 2))
-                if ident in rank:
-                    shapes[ident] = make_gpu_shape(topology, ident, rank[ident], x, y)
-                else:
-                    shapes[ident] = make_nic_shape(topology, ident, x, y)
+                shapes[ident] = make_shape(topology, ident, rank.get(ident), x, y)
+            of_rows.append([(name_host(topology.by_id[ident]), shapes[ident]) for ident in row])
             continue
         # The bars of a row share the width of the widest row of GPUs.
         names = dict.fromkeys(row, "NVSwitch")
         shapes |= make_bars(names, "nvswitch", -step_x / 2, y, step_x * columns, gap=step_x - width)
-    picture = _add_wires(shapes, inside)
-    of_rows = [
-        [(name_host(topology.by_id[i]), shapes[i]) for i in row]
-        for row in rows
-        if isinstance(row, list)
-    ]
-    return replace(picture, frames=tuple(_frame_hosts(of_rows)))
+    frames = tuple(_frame_hosts(of_rows))
+    return Picture(tuple(dict.fromkeys(shapes.values())), bundle_wires(shapes, inside), frames)
 
 
 def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]:
@@ -188,16 +167,11 @@ def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]
     for row in rows:
         for host, run in groupby(row, key=lambda member: member[0]):
             shapes = [shape for _, shape in run]
-            left, right = (
-                min(s.left for s in shapes) - _NEAR_PAD,
-                max(s.right for s in shapes) + _NEAR_PAD,
-            )
-            top, bottom = (
-                min(s.top for s in shapes) - _FRAME_HEAD,
-                max(s.bottom for s in shapes) + _NEAR_PAD,
-            )
+            left, top = min(s.left for s in shapes), min(s.top for s in shapes)
+            width = max(s.right for s in shapes) - left + 2 * _NEAR_PAD
+            height = max(s.bottom for s in shapes) - top + _FRAME_HEAD + _NEAR_PAD
             if host:
-                yield Frame(host, left, top, right - left, bottom - top)
+                yield Frame(host, left - _NEAR_PAD, top - _FRAME_HEAD, width, height)
 
 
 def _divide_into_rows(
@@ -219,11 +193,6 @@ def _divide_into_rows(
         return [leaves, tuple(groups)]
     half = (len(leaves) + 1) // 2
     return [leaves[:half], tuple(groups), leaves[half:]]
-
-
-def _add_wires(shapes: dict[str, Shape], inside: Iterable[Cable]) -> Picture:
-    wires = tuple(wire for _, wire in bundle_wires(shapes, inside))
-    return Picture(tuple(dict.fromkeys(shapes.values())), wires, ())
 
 
 def _add_frame(picture: Picture, label: str) -> Picture:
@@ -253,15 +222,13 @@ def _place_boxes(
     pictures: list[Picture], network_below: bool, has_bar: bool, singles: bool
 ) -> Picture:
     """Place all boxes in one row, or in two on both sides of the bar."""
-    one_row = len(pictures) <= (_MAX_SINGLES_IN_ROW if singles else _MAX_BOXES_IN_ROW)
     gap = 14 if singles else _GAP
     half = (len(pictures) + 1) // 2
-    if one_row:
+    if len(pictures) <= (_MAX_SINGLES_IN_ROW if singles else _MAX_BOXES_IN_ROW):
         half = len(pictures) if network_below else 0
-    upper, lower = pictures[:half], pictures[half:]
     # A box's network side is its lower one if network_below, else its upper one.
-    upper = upper if network_below else [_flip(p) for p in upper]
-    lower = [_flip(p) for p in lower] if network_below else lower
+    upper = [p if network_below else _flip(p) for p in pictures[:half]]
+    lower = [_flip(p) if network_below else p for p in pictures[half:]]
     bar_top = max((p.height for p in upper), default=0)
     # Upper boxes are aligned at the bottom and lower ones at the top, with the bar between them.
     bar_room = 2 * _BAR_GAP + BAR_HEIGHT if has_bar else _GAP
@@ -269,9 +236,8 @@ def _place_boxes(
     for row, is_upper in ((upper, True), (lower, False)):
         x = 0.0
         for picture in row:
-            parts.append(
-                picture.shift(x, bar_top - picture.height if is_upper else bar_top + bar_room)
-            )
+            y = bar_top - picture.height if is_upper else bar_top + bar_room
+            parts.append(picture.shift(x, y))
             x += picture.width + gap
     return Picture(
         tuple(s for p in parts for s in p.shapes),
@@ -292,8 +258,8 @@ def _add_network_bars(
     width = max(boxes.width, 160 * len(names))
     shapes = {ident: s for s in boxes.shapes for ident in s.ids}
     shapes |= make_bars(names, "network", 0, _find_bar_y(boxes), width, gap=20)
-    wires = _add_wires(shapes, hub_cables).wires
-    return Picture(tuple(dict.fromkeys(shapes.values())), (*boxes.wires, *wires), boxes.frames)
+    wires = (*boxes.wires, *bundle_wires(shapes, hub_cables))
+    return Picture(tuple(dict.fromkeys(shapes.values())), wires, boxes.frames)
 
 
 def _find_bar_y(boxes: Picture) -> float:
@@ -305,9 +271,9 @@ def _find_bar_y(boxes: Picture) -> float:
     rows: list[tuple[float, float]] = []
     for top, bottom in sorted(edges):
         if rows and top <= rows[-1][1]:
-            rows[-1] = (rows[-1][0], max(bottom, rows[-1][1]))
-        else:
-            rows.append((top, bottom))
+            top, last_bottom = rows.pop()
+            bottom = max(bottom, last_bottom)
+        rows.append((top, bottom))
     if not rows:
         return 0.0
     gaps = [(below[0] - above[1], (above[1] + below[0]) / 2) for above, below in pairwise(rows)]

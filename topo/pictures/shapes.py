@@ -6,9 +6,10 @@ All sizes are in pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from itertools import chain
 
 from ..facts.keys import split_host
 from ..graph import Topology
@@ -72,15 +73,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Wire:
-    """A line, or with `bend` a curve, that represents `cables` identical cables.
+    """A line, or with `bend` a curve, that represents `cables` cables like `cable`.
 
     Its ends are hidden behind the shapes.
     """
 
-    kind: str
-    GBps: Fraction
-    count: int
-    directed: bool
+    cable: Cable
     start: tuple[float, float]
     end: tuple[float, float]
     bend: tuple[float, float] | None = None
@@ -155,13 +153,14 @@ def get_gpu_size(topology: Topology) -> tuple[float, float]:
     """Return the width and height of a GPU: small if there are many, else to fit the ids."""
     if len(topology.ranks) > MANY_GPUS:
         return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
-    return fit_width(map(_name_in_host, topology.ranks), _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
+    names = (split_host(gpu)[1] for gpu in topology.ranks)
+    return fit_width(names, _SMALL_TEXT, GPU_WIDTH), GPU_HEIGHT
 
 
 def get_nic_width(topology: Topology) -> float:
     """Return the width of a NIC: enough for the longest name."""
-    nics = (d.id for d in topology.devices if d.kind == "nic")
-    return fit_width(map(_name_in_host, nics), _TEXT, NIC_WIDTH)
+    names = (split_host(d.id)[1] for d in topology.devices if d.kind == "nic")
+    return fit_width(names, _TEXT, NIC_WIDTH)
 
 
 def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
@@ -170,34 +169,16 @@ def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
     return min(max(minimum, needed), max(minimum, _WIDEST))
 
 
-def _name_in_host(ident: str) -> str:
-    return split_host(ident)[1]
+def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: float) -> Shape:
+    """Return the shape of a GPU, with its rank, or of a NIC if `rank` is None.
 
-
-def make_gpu_shape(topology: Topology, ident: str, rank: int, x: float, y: float) -> Shape:
-    """Return the shape of a GPU, with its rank.
-
-    Its id, without the host, is added if it is not GPU<rank>.
+    A GPU's id, without the host, is added if it is not GPU<rank>.
     """
-    width, height = get_gpu_size(topology)
-    name = _name_in_host(ident)
-    return Shape(
-        (ident,),
-        "gpu",
-        str(rank),
-        "GPU" if name.lower() == f"gpu{rank}" else name,
-        x,
-        y,
-        width,
-        height,
-    )
-
-
-def make_nic_shape(topology: Topology, ident: str, x: float, y: float) -> Shape:
-    """Return the shape of a NIC."""
-    return Shape(
-        (ident,), "nic", _name_in_host(ident), "NIC", x, y, get_nic_width(topology), NIC_HEIGHT
-    )
+    name = split_host(ident)[1]
+    if rank is None:
+        return Shape((ident,), "nic", name, "NIC", x, y, get_nic_width(topology), NIC_HEIGHT)
+    subtitle = "GPU" if name.lower() == f"gpu{rank}" else name
+    return Shape((ident,), "gpu", str(rank), subtitle, x, y, *get_gpu_size(topology))
 
 
 def make_bars(
@@ -222,7 +203,7 @@ def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None
     if cable.directed and bend is None:  # leave room for a cable in the other direction
         dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
         bend = (start[0] + end[0]) / 2 - dy, (start[1] + end[1]) / 2 + dx
-    return Wire(cable.kind, cable.GBps, cable.count, cable.directed, start, end, bend)
+    return Wire(cable, start, end, bend)
 
 
 def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
@@ -230,48 +211,45 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
 
     It is the middle of `shape`, or, on a wide shape, in line with the middle of `other`.
     """
+    if other.bottom >= shape.top and other.top <= shape.bottom:
+        return shape.x, shape.y
     # Ends are hidden behind the shapes, so a line to a wide one has to be inside its edges.
-    if other.bottom < shape.top or other.top > shape.bottom:
-        aim = other.x if other.width <= shape.width else shape.x
-        margin = min(10.0, shape.width / 2)
-        return min(max(aim, shape.left + margin), shape.right - margin), shape.y
-    return shape.x, shape.y
+    aim = other.x if other.width <= shape.width else shape.x
+    margin = min(10.0, shape.width / 2)
+    return min(max(aim, shape.left + margin), shape.right - margin), shape.y
 
 
-def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> list[tuple[Cable, Wire]]:
-    """Return one wire for all identical cables between the same shapes, with the first cable."""
-    bundles: dict[tuple[object, ...], list[Cable]] = {}
+def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> tuple[Wire, ...]:
+    """Return one wire for all identical cables between the same shapes."""
+    bundles: dict[object, list[Cable]] = defaultdict(list)
     for c in cables:
-        key = (shapes[c.a].ids, shapes[c.b].ids, c.kind, c.GBps, c.count, c.directed)
-        bundles.setdefault(key, []).append(c)
+        bundles[shapes[c.a].ids, shapes[c.b].ids, c.without_ends()].append(c)
     firsts = ((of[0], len(of)) for of in bundles.values())
-    return [(c, replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=n)) for c, n in firsts]
+    return tuple(replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=n) for c, n in firsts)
 
 
-def bend_around(wire: Wire, shapes: Sequence[Shape]) -> Wire:
+def bend_around(wire: Wire, shapes: Iterable[Shape]) -> Wire:
     """Return the flattest curve between a wire's ends that passes behind none of the shapes.
 
     That is the wire itself if it is free, or if no curve is.
     """
-    if not any(_passes_behind(wire, shape) for shape in shapes):
-        return wire
+    ends = {wire.cable.a, wire.cable.b}
+    others = [shape for shape in shapes if ends.isdisjoint(shape.ids)]
     (ax, ay), (bx, by) = wire.start, wire.end
-    for part in _BENDS:
-        for side in (part, -part):
-            bent = replace(
-                wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax))
-            )
-            if not any(_passes_behind(bent, shape) for shape in shapes):
-                return bent
-    return wire
+    bent = (
+        replace(wire, bend=((ax + bx) / 2 - side * (by - ay), (ay + by) / 2 + side * (bx - ax)))
+        for part in _BENDS
+        for side in (part, -part)
+    )
+    free = (w for w in chain([wire], bent) if not any(_passes_behind(w, s) for s in others))
+    return next(free, wire)
 
 
 def _passes_behind(wire: Wire, shape: Shape) -> bool:
     (ax, ay), (bx, by) = wire.start, wire.end
     cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
-    if max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right:
-        return False
-    if max(ay, by, cy) < shape.top or min(ay, by, cy) > shape.bottom:
+    beside = max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right
+    if beside or max(ay, by, cy) < shape.top or min(ay, by, cy) > shape.bottom:
         return False
     # Intersecting the curve exactly would need the roots of two quadratics for each shape.
     for i in range(1, _POINTS):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..facts.keys import split_host
 from ..graph import Device, Topology
@@ -21,10 +21,8 @@ from .shapes import (
     bend_around,
     bundle_wires,
     fit_width,
-    get_gpu_size,
     make_bars,
-    make_gpu_shape,
-    make_nic_shape,
+    make_shape,
     make_wire,
 )
 
@@ -36,31 +34,12 @@ _MIN_PARENT_WIDTH = 110.0
 _FRAME_PAD, _FRAME_HEAD, _FRAME_ROOM, _TEXT = 16, 28, 44, 13
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A GPU, or NICs with identical connections, at the bottom of the tree."""
+class SocketTree:
+    """Build the tree of a box, then place it from left to right.
 
-    ids: tuple[str, ...]
-    is_gpu: bool
-
-
-def _shorten_switch_name(ident: str) -> str:
-    """Shorten a switch's id; an id made of a bus address loses the PCI domain that all share."""
-    return "PCIe " + ident[4:].removeprefix("0000:") if ident.startswith("pci-") else ident
-
-
-def lay_out_sockets(
-    topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
-) -> Picture:
-    """Lay out sockets, then PCIe switches, GPUs and NICs, and NVSwitches, from top to bottom.
-
-    Direct links between GPUs are arcs below these.
+    From top to bottom there are sockets, then PCIe switches, GPUs and NICs, and NVSwitches. Direct
+    links between GPUs are arcs below these.
     """
-    return _SocketTree(topology, devices, inside).build_picture()
-
-
-class _SocketTree:
-    """Build the tree, then place it from left to right."""
 
     def __init__(
         self, topology: Topology, devices: Sequence[Device], inside: Sequence[Cable]
@@ -80,9 +59,8 @@ class _SocketTree:
         self.children: dict[str, list[str]] = defaultdict(list)
         self.depth: dict[str, int] = {}
         self.roots = self._build_tree(devices)
-        self.leaf_y = _TIER * (
-            1 + max((self.depth[d] for d in self.depth if not self._is_leaf(d)), default=0)
-        )
+        parents = (depth for ident, depth in self.depth.items() if not self._is_leaf(ident))
+        self.leaf_y = _TIER * (1 + max(parents, default=0))
         self.shapes: dict[str, Shape] = {}
 
     def _is_leaf(self, ident: str) -> bool:
@@ -94,12 +72,10 @@ class _SocketTree:
         A device that no socket reaches is a root of its own.
         """
         roots = [d.id for d in devices if d.kind == "cpu"]
-        self.depth = dict.fromkeys(roots, 0)
-        self._descend(list(roots))
+        self._descend(roots)
         for device in sorted(devices, key=lambda d: self._is_leaf(d.id)):
             if device.id not in self.depth and device.id not in self.bars:
                 roots.append(device.id)
-                self.depth[device.id] = 0
                 self._descend([device.id])
         order = {ident: i for i, ident in enumerate(self.device)}
         for below in self.children.values():
@@ -108,18 +84,22 @@ class _SocketTree:
 
     def _sort_key(self, ident: str, order: dict[str, int]) -> tuple[bool, int]:
         """Sort devices by the first GPU below them; those without one, such as NICs, come last."""
+        leaves = [order[i] for i in self._list_below(ident) if self.device[i].kind == "gpu"]
+        return not leaves, min(leaves or [order[ident]])
+
+    def _list_below(self, ident: str) -> list[str]:
+        """Return a device and all devices below it."""
         below = [ident]
         for member in below:
             below += self.children.get(member, [])
-        leaves = [order[i] for i in below if self.device[i].kind == "gpu"]
-        return not leaves, min(leaves or [order[ident]])
+        return below
 
-    def _descend(self, queue: list[str]) -> None:
-        """Add everything reachable from the queue's devices below them, breadth first."""
+    def _descend(self, roots: list[str]) -> None:
+        """Add everything reachable from the roots below them, breadth first."""
+        self.depth |= dict.fromkeys(roots, 0)
+        queue = list(roots)
         for upper in queue:
-            if self._is_leaf(upper):
-                continue
-            for lower in dict.fromkeys(self.neighbours[upper]):
+            for lower in [] if self._is_leaf(upper) else self.neighbours[upper]:
                 if lower not in self.depth and lower not in self.bars:
                     self.depth[lower] = self.depth[upper] + 1
                     self.children[upper].append(lower)
@@ -132,36 +112,33 @@ class _SocketTree:
         for host, roots in self._list_roots_by_host():
             left = x
             for root in roots:
-                x = self._place_subtree(root, x) + _TREE_GAP
+                x = self._place([root], x) + _TREE_GAP
             if host:
                 framed.append((host, left, x - _TREE_GAP))
         # Arcs come before the bars, which are placed below the deepest arc.
         arcs = self._list_cables_of("gpu")
         sockets = self._list_cables_of("cpu")
         wires = [self._make_arc(c) for c in arcs] + [self._join_sockets(c) for c in sockets]
-        bottom = max(
-            [s.bottom for s in self.shapes.values()]
-            + [w.end[1] + self._measure_depth(w) for w in wires]
-        )
-        top = min(s.top for s in self.shapes.values()) if self.shapes else 0.0
+        # An arc comes half as low as its control point.
+        arc_bottoms = [
+            wire.end[1] + max(0.0, (wire.bend[1] - wire.end[1]) / 2)
+            for wire in wires
+            if wire.bend is not None
+        ]
+        bottom = max([s.bottom for s in self.shapes.values()] + arc_bottoms)
+        top = min(s.top for s in self.shapes.values())
+        height = bottom - top + _FRAME_ROOM
         frames = tuple(
-            Frame(
-                host,
-                left - _FRAME_PAD,
-                top - _FRAME_HEAD,
-                right - left + 2 * _FRAME_PAD,
-                bottom - top + _FRAME_ROOM,
-            )
+            Frame(host, left - _FRAME_PAD, top - _FRAME_HEAD, right - left + 2 * _FRAME_PAD, height)
             for host, left, right in framed
         )
         self._place_bars(bottom + _BAR_REACH + (_FRAME_PAD if frames else 0))
-        shapes = tuple(dict.fromkeys(self.shapes.values()))
-        rest = [c for c in self.inside if c not in set(arcs) | set(sockets)]
-        for c, wire in bundle_wires(self.shapes, rest):
-            ends = (self.shapes[c.a], self.shapes[c.b])
-            others = [s for s in shapes if s not in ends]
-            wires.append(bend_around(wire, others) if c.kind == "c2c" else wire)
-        return Picture(shapes, tuple(wires), frames)
+        rest = [c for c in self.inside if c not in {*arcs, *sockets}]
+        wires += (
+            bend_around(wire, self.shapes.values()) if wire.cable.kind == "c2c" else wire
+            for wire in bundle_wires(self.shapes, rest)
+        )
+        return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
 
     def _list_cables_of(self, kind: str) -> list[Cable]:
         return [c for c in self.inside if self.device[c.a].kind == kind == self.device[c.b].kind]
@@ -173,81 +150,54 @@ class _SocketTree:
             of_host[name_host(self.device[root])].append(root)
         return list(of_host.items()) if len(of_host) > 1 else [("", self.roots)]
 
-    def _place_subtree(self, ident: str, x: float) -> float:
-        """Place a device and its subtree from `x` on; return the right edge."""
+    def _place(self, group: Sequence[str], x: float) -> float:
+        """Place leaves drawn as one, or a device and its subtree, from `x` on.
+
+        Return the right edge.
+        """
+        ident = group[0]
         if self._is_leaf(ident):
-            return self._place_leaf(_Leaf((ident,), self.device[ident].kind == "gpu"), x)
-        start = x
-        for i, child in enumerate(self._group_nics(self.children.get(ident, []))):
-            x += _LEAF_GAP if i else 0
-            x = (
-                self._place_leaf(child, x)
-                if isinstance(child, _Leaf)
-                else self._place_subtree(child, x)
-            )
-        device = self.device[ident]
-        look = "cpu" if device.kind == "cpu" else "pcie"
-        name = split_host(ident)[1]
-        least = fit_width(
-            [name if look == "cpu" else _shorten_switch_name(name)], _TEXT, _MIN_PARENT_WIDTH
-        )
-        if x - start < least:
-            self._shift_below(ident, (least - (x - start)) / 2)
-        width = max(x - start, least)
-        y = _TIER * self.depth[ident]
-        node = "" if device.numa_node is None else f"NUMA node {device.numa_node}"
-        if look == "cpu":
-            title, subtitle = name, node
+            return self._place_leaf(group, x)
+        start, device, name = x, self.device[ident], split_host(ident)[1]
+        for i, below in enumerate(self._group_nics(self.children.get(ident, []))):
+            x = self._place(below, x + (_LEAF_GAP if i else 0))
+        if device.kind == "cpu":
+            look, title, height = "cpu", name, _CPU_HEIGHT
+            subtitle = "" if device.numa_node is None else f"NUMA node {device.numa_node}"
         else:
-            title, subtitle = (
-                _shorten_switch_name(name),
-                "" if name.startswith("pci-") else "PCIe switch",
-            )
-        height = _CPU_HEIGHT if look == "cpu" else _SWITCH_HEIGHT
-        self.shapes[ident] = Shape(
-            (ident,), look, title, subtitle, start + width / 2, y, width, height
-        )
+            look, title, subtitle, height = "pcie", name, "PCIe switch", _SWITCH_HEIGHT
+            if name.startswith("pci-"):  # a bus address loses the PCI domain that all share
+                title, subtitle = "PCIe " + name[4:].removeprefix("0000:"), ""
+        width = max(x - start, fit_width([title], _TEXT, _MIN_PARENT_WIDTH))
+        # A subtree narrower than the device above it is moved below its middle.
+        for lower in self._list_below(ident)[1:]:
+            shape = self.shapes[lower]
+            self.shapes[lower] = replace(shape, x=shape.x + (width - (x - start)) / 2)
+        middle, y = start + width / 2, _TIER * self.depth[ident]
+        self.shapes[ident] = Shape((ident,), look, title, subtitle, middle, y, width, height)
         return start + width
 
-    def _shift_below(self, ident: str, dx: float) -> None:
-        below = [ident]
-        for member in below:
-            below += self.children.get(member, [])
-        shifted = {s.ids: replace(s, x=s.x + dx) for i in below[1:] for s in (self.shapes[i],)}
-        self.shapes |= {i: shape for ids, shape in shifted.items() for i in ids}
-
-    def _group_nics(self, children: list[str]) -> list[_Leaf | str]:
-        """Return the children, with NICs that have identical connections grouped as one."""
-        groups: dict[object, list[str]] = {}
+    def _group_nics(self, children: Sequence[str]) -> Iterable[list[str]]:
+        """Return the children, with NICs that have identical connections grouped."""
+        groups: dict[object, list[str]] = defaultdict(list)
         for ident in children:
-            alike: object = ident
-            if self.device[ident].kind == "nic":
-                alike = frozenset(
-                    (c.a + c.b).replace(ident, "", 1) + str(c.GBps)
-                    for c in self.inside
-                    if ident in (c.a, c.b)
-                )
-            groups.setdefault(alike, []).append(ident)
-        return [
-            _Leaf(tuple(g), self.device[g[0]].kind == "gpu") if self._is_leaf(g[0]) else g[0]
-            for g in groups.values()
-        ]
-
-    def _place_leaf(self, leaf: _Leaf, x: float) -> float:
-        """Place a GPU or a group of NICs from `x` on; return the right edge."""
-        if leaf.is_gpu:
-            width = get_gpu_size(self.topology)[0]
-            ident = leaf.ids[0]
-            self.shapes[ident] = make_gpu_shape(
-                self.topology, ident, self.rank[ident], x + width / 2, self.leaf_y
+            alike = (
+                (c.a + c.b).replace(ident, "", 1) + str(c.GBps)
+                for c in self.inside
+                if ident in (c.a, c.b)
             )
-            return x + width
-        y = self.leaf_y + (NIC_HEIGHT - GPU_HEIGHT) / 2
-        shape = make_nic_shape(self.topology, leaf.ids[0], x, y)
-        shape = replace(shape, ids=leaf.ids, x=x + shape.width / 2)
-        if len(leaf.ids) > 1:
-            shape = replace(shape, title=f"{len(leaf.ids)} NICs", subtitle=f"{shape.title} …")
-        self.shapes |= dict.fromkeys(leaf.ids, shape)
+            groups[frozenset(alike) if self.device[ident].kind == "nic" else ident].append(ident)
+        return groups.values()
+
+    def _place_leaf(self, ids: Sequence[str], x: float) -> float:
+        """Place a GPU or a group of NICs from `x` on; return the right edge."""
+        rank = self.rank.get(ids[0])
+        y = self.leaf_y + (0 if rank is not None else (NIC_HEIGHT - GPU_HEIGHT) / 2)
+        shape = make_shape(self.topology, ids[0], rank, x, y)
+        shape = replace(shape, ids=tuple(ids), x=x + shape.width / 2)
+        if len(ids) > 1:
+            shape = replace(shape, title=f"{len(ids)} NICs", subtitle=f"{shape.title} …")
+        self.shapes |= dict.fromkeys(ids, shape)
         return shape.right
 
     def _place_bars(self, y: float) -> None:
@@ -266,9 +216,8 @@ class _SocketTree:
         depth = 40 + 0.42 * abs(a.x - b.x)
         wire = make_wire(cable, a, b, ((a.x + b.x) / 2, a.y + GPU_HEIGHT / 2 + depth))
         offset = math.copysign(a.width / 4, b.x - a.x)
-        return replace(
-            wire, start=(a.x + offset, a.y + a.height / 4), end=(b.x - offset, b.y + b.height / 4)
-        )
+        start, end = (a.x + offset, a.y + a.height / 4), (b.x - offset, b.y + b.height / 4)
+        return replace(wire, start=start, end=end)
 
     def _join_sockets(self, cable: Cable) -> Wire:
         """Return a wire between two sockets: straight if they are neighbours, else an arc above."""
@@ -278,6 +227,3 @@ class _SocketTree:
         return make_wire(
             cable, a, b, ((a.x + b.x) / 2, a.y - _CPU_HEIGHT / 2 - 24 - 0.12 * (b.x - a.x))
         )
-
-    def _measure_depth(self, wire: Wire) -> float:
-        return 0.0 if wire.bend is None else max(0.0, (wire.bend[1] - wire.end[1]) / 2)

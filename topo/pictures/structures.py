@@ -7,7 +7,8 @@ neighbours; y grows downwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -15,7 +16,7 @@ Point = tuple[float, float]
 Pair = tuple[int, int]
 
 _LONGEST_ROW = 10  # GPUs; a longer row is wider than a page
-_MAX_KAMADA_KAWAI = 64  # GPUs; the layout is cubic and takes seconds from here on
+_MAX_KAMADA_KAWAI = 64  # GPUs; the layout of so many takes .6 s, and that of twice as many 2 s
 # Where each bit of a rank moves its GPU: a cube in perspective, then cubes side by side.
 _BIT_VECTORS: tuple[Point, ...] = (
     (1.7, 0),
@@ -39,7 +40,7 @@ class Arrangement:
 def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
     """Arrange GPUs 0 to count - 1 with links between `pairs`, whose smaller index comes first."""
     # The first that fits wins: three GPUs all to all are a ring, and a ring of four is no grid.
-    recognisers: tuple[Callable[[int, frozenset[Pair]], Arrangement | None], ...] = (
+    methods: tuple[Callable[[int, frozenset[Pair]], Arrangement | None], ...] = (
         _arrange_row,
         _arrange_ring,
         _arrange_complete,
@@ -47,12 +48,10 @@ def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
         _arrange_hypercube,
         _arrange_grid,
         _arrange_star,
+        _arrange_any_graph,
     )
-    for recognise in recognisers:
-        arrangement = recognise(count, pairs)
-        if arrangement is not None:
-            return arrangement
-    return _arrange_any_graph(count, pairs)
+    arrangements = (method(count, pairs) for method in methods)
+    return next(arrangement for arrangement in arrangements if arrangement is not None)
 
 
 def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
@@ -68,7 +67,7 @@ def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     )
 
 
-def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...]:
+def _place_on_circle(order: Sequence[int], spacing: float) -> tuple[Point, ...]:
     """Place nodes on a circle in `order`; even circles are flat on top."""
     radius = max(1.0, spacing * len(order) / (2 * math.pi))
     start = -math.pi / 2 - (math.pi / len(order) if len(order) % 2 == 0 else 0)
@@ -78,31 +77,24 @@ def _place_on_circle(order: list[int], spacing: float = 1.0) -> tuple[Point, ...
     )
 
 
-def _list_neighbours(count: int, pairs: frozenset[Pair]) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in range(count)]
-    for a, b in sorted(pairs):
-        out[a].append(b)
-        out[b].append(a)
-    return out
-
-
 def _arrange_ring(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     """Arrange a ring in any order of ranks on a circle."""
-    neighbours = _list_neighbours(count, pairs)
-    if count < 3 or any(len(n) != 2 for n in neighbours):
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for a, b in pairs:
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    if count < 3 or any(len(neighbours[i]) != 2 for i in range(count)):
         return None
-    order = [0]
-    while len(order) < count:
-        candidates = [n for n in neighbours[order[-1]] if n not in order[-2:]]
-        if not candidates or candidates[0] == 0:
-            return None
-        order.append(min(candidates) if len(order) == 1 else candidates[0])
-    return Arrangement(_place_on_circle(order, 1.1))
+    order = [0, min(neighbours[0])]
+    while order[-1] != 0:
+        order += neighbours[order[-1]] - {order[-2]}
+    # Of several rings only the first would be on the circle.
+    return Arrangement(_place_on_circle(order[:-1], 1.1)) if len(order) == count + 1 else None
 
 
 def _arrange_complete(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
     return (
-        Arrangement(_place_on_circle(list(range(count)), 1.6))
+        Arrangement(_place_on_circle(range(count), 1.6))
         if pairs == set(combinations(range(count), 2))
         else None
     )
@@ -124,17 +116,14 @@ def _arrange_two_quads(count: int, pairs: frozenset[Pair]) -> Arrangement | None
 
 def _mirror_quads(left: tuple[int, ...], partner: Mapping[int, int]) -> Arrangement:
     """Mirror the quads so that partners face each other: straight lines inside, arcs outside."""
-    left_points = {
-        left[0]: (0.0, 0.0),
-        left[1]: (1.5, 0.0),
-        left[2]: (0.0, 1.5),
-        left[3]: (1.5, 1.5),
-    }
+    places = ((0.0, 0.0), (1.5, 0.0), (0.0, 1.5), (1.5, 1.5))
+    points = dict(zip(left, places, strict=True))
     mirror_x = 5.2
-    points = {**left_points, **{partner[a]: (mirror_x - x, y) for a, (x, y) in left_points.items()}}
-    bends: dict[Pair, Point] = {}
-    for a, arc_y in ((left[0], -1.5), (left[2], 3.0)):
-        bends[min(a, partner[a]), max(a, partner[a])] = (mirror_x / 2, arc_y)
+    points |= {partner[a]: (mirror_x - x, y) for a, (x, y) in points.items()}
+    bends = {
+        (min(a, partner[a]), max(a, partner[a])): (mirror_x / 2, arc_y)
+        for a, arc_y in ((left[0], -1.5), (left[2], 3.0))
+    }
     return Arrangement(tuple(points[i] for i in range(8)), bends)
 
 
@@ -177,31 +166,28 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
 
 
 def _arrange_star(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
-    hubs = [
-        i
-        for i, neighbours in enumerate(_list_neighbours(count, pairs))
-        if len(neighbours) == count - 1
-    ]
+    hubs = [i for i in range(count) if all(i in pair for pair in pairs)]
     if count < 4 or len(pairs) != count - 1 or len(hubs) != 1:
         return None
-    leaves = [i for i in range(count) if i != hubs[0]]
-    leaf_points = _place_on_circle(list(range(len(leaves))), 1.1)
-    scaled = dict(zip(leaves, ((1.2 * x, 1.2 * y) for x, y in leaf_points), strict=True))
-    return Arrangement(tuple((0.0, 0.0) if i == hubs[0] else scaled[i] for i in range(count)))
+    points = [(1.2 * x, 1.2 * y) for x, y in _place_on_circle(range(count - 1), 1.1)]
+    points.insert(hubs[0], (0.0, 0.0))
+    return Arrangement(tuple(points))
 
 
 def _arrange_any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
     """Arrange any graph: on a circle if it is small and dense, else by springs."""
     if count <= 12 and len(pairs) > 2 * count:
-        return Arrangement(_place_on_circle(list(range(count)), 1.5))
+        return Arrangement(_place_on_circle(range(count), 1.5))
     import networkx as nx  # slow to import, and only these graphs need it
 
     graph = nx.Graph(sorted(pairs))
     graph.add_nodes_from(range(count))
-    if count <= _MAX_KAMADA_KAWAI and nx.is_connected(graph):
-        positions = nx.kamada_kawai_layout(graph)
-    else:
-        positions = nx.spring_layout(graph, seed=1, iterations=200)
+    is_small = count <= _MAX_KAMADA_KAWAI and nx.is_connected(graph)
+    positions = (
+        nx.kamada_kawai_layout(graph)
+        if is_small
+        else nx.spring_layout(graph, seed=1, iterations=200)
+    )
     points = [(float(positions[i][0]), float(positions[i][1])) for i in range(count)]
     # Scale so that all but the closest tenth of the GPUs have room for their shapes.
     gaps = sorted(min(math.dist(p, q) for q in points if q is not p) for p in points)

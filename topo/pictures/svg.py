@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
-from xml.sax.saxutils import escape
+from itertools import cycle, groupby
 
 from ..graph import Topology
-from .cables import format_rate, get_kind_name
+from ..printable import quote
+from .cables import Cable, format_rate, get_kind_name
 from .collapse import show_hosts_once
 from .layout import lay_out
-from .shapes import LETTER, TIMES, Frame, Picture, Shape, Wire
+from .shapes import LETTER, TIMES, Frame, Picture, Shape
 
 # Pixels: around the picture, for title and summary, and of a legend entry.
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
@@ -46,27 +46,18 @@ _FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 _THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 
-@dataclass(frozen=True, order=True)
-class _LinkClass:
-    kind: str
-    GBps: Fraction
-    count: int
-    directed: bool
-
-
 def write(topology: Topology) -> str:
     """Return the topology as an SVG document; identical hosts are drawn once."""
     shown = show_hosts_once(topology)
     picture = lay_out(shown.topology)
-    classes = Counter[_LinkClass]()
+    classes = Counter[Cable]()  # how many cables look like one without ends
     for wire in picture.wires:
-        classes[_get_class(wire)] += wire.cables
+        classes[wire.cable.without_ends()] += wire.cables
     # Colours and widths depend on all wires, the height on the legend: both precede the first line.
     style = _Style(classes)
-    legend = _build_legend(style, classes)
+    legend = list(_build_legend(style, classes))
     title, summary = _shorten(topology.name, 60), _summarize(topology)
-    if shown.left_out is not None:
-        summary += f"; {_shorten(shown.left_out, 100)}"
+    summary += f"; {_shorten(shown.left_out, 100)}" if shown.left_out is not None else ""
     width = max(picture.width, _MIN_WIDTH, 9 * len(title), 6.2 * len(summary))
     columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
     legend_rows = math.ceil(len(legend) / columns)
@@ -77,7 +68,7 @@ def write(topology: Topology) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width:.0f}" '
         f'height="{full_height:.0f}" '
         f'viewBox="0 0 {full_width:.0f} {full_height:.0f}" font-family="{_FONT}" role="img">',
-        f"<title>{_escape(topology.name)}: {_escape(summary)}</title>",
+        f"<title>{quote(topology.name)}: {quote(summary)}</title>",
         *style.define_arrow_heads(),
         f'<rect width="100%" height="100%" rx="10" fill="{_PAPER}"/>',
         _draw_text(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
@@ -95,18 +86,12 @@ def write(topology: Topology) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _get_class(wire: Wire) -> _LinkClass:
-    return _LinkClass(wire.kind, wire.GBps, wire.count, wire.directed)
-
-
 class _Style:
     """Choose a colour for each link kind and a width, on a logarithmic scale, for each rate."""
 
-    def __init__(self, classes: Counter[_LinkClass]) -> None:
-        others = [kind for kind in sorted({c.kind for c in classes}) if kind not in _KIND_COLOURS]
-        self.colours = _KIND_COLOURS | {
-            k: _OTHER_COLOURS[i % len(_OTHER_COLOURS)] for i, k in enumerate(others)
-        }
+    def __init__(self, classes: Counter[Cable]) -> None:
+        others = sorted({c.kind for c in classes} - _KIND_COLOURS.keys())
+        self.colours = _KIND_COLOURS | dict(zip(others, cycle(_OTHER_COLOURS)))
         self.directed = sorted({c.kind for c in classes if c.directed})
         rates = [float(c.GBps) for c in classes] or [1.0]
         self.low, self.high = min(rates), max(rates)
@@ -139,13 +124,12 @@ class _Style:
 
 def _draw_wires(picture: Picture, style: _Style) -> Iterator[str]:
     """Yield the wires, thin ones above thick ones."""
-    for wire in sorted(picture.wires, key=lambda w: -w.GBps):
-        (ax, ay), (bx, by) = wire.start, wire.end
+    for wire in sorted(picture.wires, key=lambda w: -w.cable.GBps):
+        (ax, ay), (bx, by), cable = wire.start, wire.end, wire.cable
         attributes = (
-            f'fill="none" stroke-linecap="round" {style.format_stroke(wire.kind, wire.GBps)}'
+            f'fill="none" stroke-linecap="round" {style.format_stroke(cable.kind, cable.GBps)}'
+            + (style.format_marker(cable.kind) if cable.directed else "")
         )
-        if wire.directed:
-            attributes += style.format_marker(wire.kind)
         if wire.bend is None:
             yield f'<path d="M{ax:.1f} {ay:.1f} L{bx:.1f} {by:.1f}" {attributes}/>'
             continue
@@ -165,13 +149,11 @@ def _draw_frame(frame: Frame) -> str:
 
 
 def _draw_frame_label(frame: Frame) -> str:
-    """Draw a frame's label with an outline that keeps it legible if a wire crosses it."""
-    text = _draw_text(
-        frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
-    )
-    return text.replace(
-        "<text ", f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" ', 1
-    )
+    # An outline keeps the label legible if a wire crosses it.
+    outline = f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" '
+    x, y = frame.left + 14, frame.top + 19
+    text = _draw_text(x, y, frame.label, 12, anchor="start", colour=_FAINT)
+    return text.replace("<text ", outline, 1)
 
 
 def _draw_shape(shape: Shape) -> Iterator[str]:
@@ -179,7 +161,7 @@ def _draw_shape(shape: Shape) -> Iterator[str]:
     fill, outline = _LOOKS[shape.look]
     radius = 9 if shape.look == "gpu" else 6
     yield f'<g class="{shape.look}">'
-    yield f"<title>{_escape(', '.join(shape.ids))}</title>"
+    yield f"<title>{quote(', '.join(shape.ids))}</title>"
     if len(shape.ids) > 1 and shape.look == "nic":
         yield _draw_rect(shape.x + 4, shape.y + 4, shape, radius, fill, outline)
     yield _draw_rect(shape.x, shape.y, shape, radius, fill, outline)
@@ -197,17 +179,13 @@ def _draw_rect(x: float, y: float, shape: Shape, radius: int, fill: str, outline
 
 def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
     """Yield a shape's text: a GPU's rank in large figures, other devices' names and subtitles."""
-    if shape.look == "gpu":
-        small = shape.height < 44
-        if not small:
-            yield _draw_text(
-                shape.x, shape.top + 15, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT
-            )
-        drop = 6 if small else 18
-        yield _draw_text(shape.x, shape.y + drop, shape.title, 16 if small else 21, weight="bold")
-        return
-    title = _fit(shape.title, shape.width, 13)
-    if not shape.subtitle or (
+    title, subtitle = _fit(shape.title, shape.width, 13), _fit(shape.subtitle, shape.width, 10)
+    if shape.look == "gpu" and shape.height < 44:
+        yield _draw_text(shape.x, shape.y + 6, shape.title, 16, weight="bold")
+    elif shape.look == "gpu":
+        yield _draw_text(shape.x, shape.top + 15, subtitle, 10, colour=_FAINT)
+        yield _draw_text(shape.x, shape.y + 18, shape.title, 21, weight="bold")
+    elif not subtitle or (
         shape.height < 36 and len(title) + len(shape.subtitle) > shape.width / 8.5
     ):
         yield _draw_text(shape.x, shape.y + 5, title, 13, weight="600")
@@ -215,33 +193,25 @@ def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
         yield _draw_text(shape.x, shape.y + 5, f"{shape.subtitle} · {title}", 12, colour=_INK)
     else:
         yield _draw_text(shape.x, shape.y - 1, title, 13, weight="600")
-        yield _draw_text(
-            shape.x, shape.y + 14, _fit(shape.subtitle, shape.width, 10), 10, colour=_FAINT
-        )
+        yield _draw_text(shape.x, shape.y + 14, subtitle, 10, colour=_FAINT)
 
 
-def _build_legend(style: _Style, classes: Counter[_LinkClass]) -> list[tuple[str, str]]:
-    """Return (line attributes, text) of each class of links, or of each kind if there are many."""
+def _build_legend(style: _Style, classes: Counter[Cable]) -> Iterator[tuple[str, str]]:
+    """Yield (line attributes, text) of each class of links, or of each kind if there are many."""
     order = sorted(classes, key=lambda c: (c.kind, -c.GBps, c.count, c.directed))
     if len(order) <= _MAX_LEGEND_ROWS:
-        return [
-            (style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])) for c in order
-        ]
-    entries: list[tuple[str, str]] = []
-    for kind in dict.fromkeys(c.kind for c in order):
-        alike = [c for c in order if c.kind == kind]
+        for c in order:
+            yield style.format_stroke(c.kind, c.GBps), _format_legend_text(c, classes[c])
+        return
+    for kind, group in groupby(order, key=lambda c: c.kind):
+        alike = list(group)
         rates = f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s"
         number = sum(classes[c] for c in alike)
-        entries.append(
-            (
-                style.format_stroke(kind, alike[0].GBps),
-                f"{number} {TIMES} {get_kind_name(kind)}, {rates}",
-            )
-        )
-    return entries
+        text = f"{number} {TIMES} {get_kind_name(kind)}, {rates}"
+        yield style.format_stroke(kind, alike[0].GBps), text
 
 
-def _format_legend_text(entry: _LinkClass, number: int) -> str:
+def _format_legend_text(entry: Cable, number: int) -> str:
     lanes = (
         f" ({entry.count} {TIMES} {format_rate(entry.GBps / entry.count)})"
         if entry.count > 1
@@ -263,13 +233,15 @@ def _draw_legend(
 
 
 def _summarize(topology: Topology) -> str:
-    names = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
+    names = {
+        "gpu": ("GPU", "GPUs"),
+        "cpu": ("socket", "sockets"),
+        "switch": ("switch", "switches"),
+        "nic": ("NIC", "NICs"),
+    }
     counts = Counter(d.kind for d in topology.devices)
-    parts = []
-    for kind, name in names.items():
-        if counts[kind]:
-            plural = "" if counts[kind] == 1 else "es" if name == "switch" else "s"
-            parts.append(f"{counts[kind]} {name}{plural}")
+    listed = ((counts[kind], *both) for kind, both in names.items() if counts[kind])
+    parts = (f"{count} {one if count == 1 else many}" for count, one, many in listed)
     return ", ".join(parts) + "; GB/s in one direction"
 
 
@@ -284,7 +256,7 @@ def _draw_text(
 ) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'font-weight="{weight}" fill="{colour}">{_escape(text)}</text>'
+        f'font-weight="{weight}" fill="{colour}">{quote(text)}</text>'
     )
 
 
@@ -299,14 +271,3 @@ def _shorten(text: str, length: int) -> str:
         return text
     tail = max(1, (length - 1) // 2)
     return f"{text[: length - 1 - tail]}…{text[-tail:]}"
-
-
-def _escape(text: str) -> str:
-    """Escape a text for XML; characters that XML 1.0 cannot hold become U+FFFD."""
-    return escape("".join(c if _is_xml(ord(c)) else "�" for c in text), {'"': "&quot;"})
-
-
-def _is_xml(code: int) -> bool:
-    return (
-        code in (9, 10, 13) or 32 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
-    )

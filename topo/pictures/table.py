@@ -7,27 +7,24 @@ import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
+from itertools import islice
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import InputError
 from ..gpudirect import format_verdicts, judge_pairs
-from ..graph import Device, Topology
+from ..graph import Device, InNetwork, Topology
 from ..matrix import LABELS, Connection, find_connections
 from ..notes import explain_no_gpus
 from ..printable import printable
 from .cables import (
     FAMILY_NAMES,
-    Cable,
     describe_rates,
     find_cables,
-    find_sources,
-    find_widths,
     format_rate,
     get_kind_name,
+    group_alike,
 )
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
@@ -52,15 +49,19 @@ def write(topology: Topology, colour: bool = False) -> str:
         return _explain_missing_gpus(topology)
     buffer = io.StringIO()
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
-    width = columns if colour else _WIDEST
     console = SafeConsole(
-        file=buffer, width=width, force_terminal=colour, highlight=False, emoji=False, markup=False
+        file=buffer,
+        width=columns if colour else _WIDEST,
+        force_terminal=colour,
+        highlight=False,
+        emoji=False,
+        markup=False,
     )
     ranks = len(topology.ranks)
     console.print(safe_text(topology.name, style="bold"))
     console.print(f"{ranks} rank{'' if ranks == 1 else 's'}, fingerprint {topology.fingerprint}")
     if topology.source:
-        console.print(safe_text(f"source: {topology.source}"), soft_wrap=not console.is_terminal)
+        console.print_line(f"source: {topology.source}")
     console.print()
     shown = show_hosts_once(topology)
     console.print(_list_devices(shown.topology))
@@ -69,33 +70,29 @@ def write(topology: Topology, colour: bool = False) -> str:
             safe_text(f"one host of each kind is listed; {shown.left_out}"), soft_wrap=True
         )
     for line in list_adding(topology):
-        console.print(safe_text(line), soft_wrap=not console.is_terminal)
+        console.print_line(line)
     if ranks > 1:
         _print_gpus(console, topology, columns)
     if topology.links:
         console.print(_list_links(topology))
         for line in describe_rates(topology):
-            console.print(safe_text(line), soft_wrap=not console.is_terminal)
+            console.print_line(line)
         measured = _list_measured(topology)
         if measured.row_count:
             console.print(measured)
     _print_gpudirect(console, topology, columns)
-    notes = [printable(note) for note in topology.notes]
-    for note in notes[:_MAX_NOTES]:
-        console.print(safe_text(f"note: {note}"), soft_wrap=not console.is_terminal)
-    if len(notes) > _MAX_NOTES:
-        console.print(f"and {len(notes) - _MAX_NOTES} more notes")
+    for note in topology.notes[:_MAX_NOTES]:
+        console.print_line(f"note: {note}")
+    if len(topology.notes) > _MAX_NOTES:
+        console.print(f"and {len(topology.notes) - _MAX_NOTES} more notes")
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).rstrip() + "\n"
 
 
 def _explain_missing_gpus(topology: Topology) -> str:
-    kinds = Counter(_describe_kind(device) for device in topology.devices)
-    listed = (
-        ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds.items())
-        or "nothing else"
-    )
+    kinds = Counter(map(_describe_kind, topology.devices)).items()
+    listed = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in kinds)
     why = explain_no_gpus(topology.notes)
-    return f"{printable(topology.name)}: no GPUs; {listed}\n" + (
+    return f"{printable(topology.name)}: no GPUs; {listed or 'nothing else'}\n" + (
         f"{printable(why)}\n" if why else ""
     )
 
@@ -114,7 +111,7 @@ def _list_devices(topology: Topology) -> Table:
     """List the devices, or their number by kind if there are many."""
     if len(topology.devices) > _MAX_DEVICES:
         table = _make_table("Devices", "kind", "count", right=("count",))
-        for kind, count in Counter(_describe_kind(d) for d in topology.devices).items():
+        for kind, count in Counter(map(_describe_kind, topology.devices)).items():
             table.add_row(kind, str(count))
         return table
     table = _make_table(
@@ -122,34 +119,30 @@ def _list_devices(topology: Topology) -> Table:
     )
     rank = {ident: str(i) for ident, i in number_ranks(topology).items()}
     for device in topology.devices:
-        node = "" if device.numa_node is None else str(device.numa_node)
-        name = device.extra.get("name")
         cells = (
             rank.get(device.id, ""),
             device.id,
             _describe_kind(device),
-            node,
+            "" if device.numa_node is None else str(device.numa_node),
             device.bus_id or "",
-            str(name or ""),
+            str(device.extra.get("name") or ""),
         )
-        table.add_row(*(safe_text(cell) for cell in cells))
+        table.add_row(*map(safe_text, cells))
     return table
 
 
 def list_adding(topology: Topology) -> list[str]:
     """Return a line, with its source, for each answer to whether switches can add data."""
-    by_answer: dict[tuple[str, str], list[str]] = {}
+    by_answer: dict[InNetwork, list[str]] = defaultdict(list)
     for device in topology.devices:
         if device.in_network is not None:
-            by_answer.setdefault((device.in_network.reduce, device.in_network.source), []).append(
-                device.id
-            )
+            by_answer[device.in_network].append(device.id)
         elif device.kind == "switch" and device.can_reduce:
-            by_answer.setdefault(("yes", "can_reduce"), []).append(device.id)
+            by_answer[InNetwork("yes", "can_reduce")].append(device.id)
     return [
-        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer}"
-        + (f" ({source})" if source else "")
-        for (answer, source), ids in by_answer.items()
+        f"sums in {', '.join(ids[:4])}{' ...' if len(ids) > 4 else ''}: {answer.reduce}"
+        + (f" ({answer.source})" if answer.source else "")
+        for answer, ids in by_answer.items()
     ]
 
 
@@ -157,7 +150,7 @@ def _describe_kind(device: Device) -> str:
     return FAMILY_NAMES[device.family] if device.family else device.kind
 
 
-def _print_gpus(console: Console, topology: Topology, columns: int) -> None:
+def _print_gpus(console: SafeConsole, topology: Topology, columns: int) -> None:
     """Print the connections between GPUs: as a matrix, or counted if there are many."""
     rows = find_connections(topology, MAX_STEPS)
     pairs = Counter(cell for i, row in enumerate(rows) for j, cell in enumerate(row) if i != j)
@@ -220,16 +213,13 @@ def _count_pairs(pairs: Counter[Connection]) -> Table:
     return table
 
 
-def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None:
+def _print_gpudirect(console: SafeConsole, topology: Topology, columns: int) -> None:
     """Print GPUDirect verdicts if there are facts: a preset knows nothing of drivers."""
+    known = topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)
     try:
-        pair_verdicts = (
-            judge_pairs(topology)
-            if topology.extra.get("facts") or any("gdr" in d.extra for d in topology.devices)
-            else ()
-        )
+        pair_verdicts = judge_pairs(topology) if known else ()
     except InputError as error:
-        console.print(safe_text(f"GPUDirect: {error}"), soft_wrap=not console.is_terminal)
+        console.print_line(f"GPUDirect: {error}")
         return
     if pair_verdicts:
         console.print(safe_text("GPUDirect", style="bold"))
@@ -241,21 +231,16 @@ def _print_gpudirect(console: Console, topology: Topology, columns: int) -> None
 def _list_links(topology: Topology) -> Table:
     right = ("cables", "GB/s each direction", "lanes")
     table = _make_table("Links", "kind", *right, "by", right=right)
-    sources, widths = find_sources(topology), find_widths(topology)
-    classes: dict[tuple[str, Fraction, int, bool], list[Cable]] = defaultdict(list)
-    for c in find_cables(topology):
-        classes[c.kind, c.GBps, c.count, c.directed].append(c)
-    for (kind, GBps, count, directed), cables in sorted(
-        classes.items(), key=lambda item: (item[0][0], -item[0][1])
-    ):
-        rate = format_rate(GBps) + (" one direction" if directed else "")
-        listed = list(
-            dict.fromkeys(source for c in cables for source in sources.get((c.a, c.b, c.kind), ()))
-        )
-        by = "; ".join(listed[:_MAX_SOURCES]) + (" ..." if len(listed) > _MAX_SOURCES else "")
-        lanes = dict.fromkeys(widths.get((c.a, c.b, c.kind), str(count)) for c in cables)
+    for look, cables in group_alike(find_cables(topology)):
+        sources = list(dict.fromkeys(x.source for c in cables for x in c.links if x.source))
         table.add_row(
-            safe_text(get_kind_name(kind)), str(len(cables)), rate, ", ".join(lanes), safe_text(by)
+            safe_text(get_kind_name(look.kind)),
+            str(len(cables)),
+            format_rate(look.GBps) + (" one direction" if look.directed else ""),
+            ", ".join(dict.fromkeys(c.width for c in cables)),
+            safe_text(
+                "; ".join(sources[:_MAX_SOURCES]) + (" ..." if len(sources) > _MAX_SOURCES else "")
+            ),
         )
     return table
 
@@ -267,28 +252,22 @@ def _list_measured(topology: Topology) -> Table:
     """
     right = ("declared GB/s", "measured GB/s", "believed GB/s")
     table = _make_table("Measured", "from", "to", "kind", *right, "how", "reason", right=right)
-    rows: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    rows: dict[tuple[str, ...], list[tuple[str, str]]] = defaultdict(list)
     for link in topology.links:
         declared, measured = link.extra.get("declared"), link.extra.get("measured")
         if isinstance(measured, Mapping) and isinstance(declared, Mapping):
-            measured_rate = ("" if measured.get("limit") else "at least ") + str(
-                measured.get("GBps")
-            )
-            rates = str(declared.get("GBps")), measured_rate, format_rate(link.bandwidth_GBps)
             cells = (
                 get_kind_name(link.kind),
-                *rates,
+                str(declared.get("GBps")),
+                ("" if measured.get("limit") else "at least ") + str(measured.get("GBps")),
+                format_rate(link.bandwidth_GBps),
                 str(measured.get("how")),
                 str(link.extra.get("reason") or ""),
             )
-            rows.setdefault((*sorted((link.src, link.dst)), *cells), []).append(
-                (link.src, link.dst)
-            )
-    for row, ends in list(rows.items())[:_MAX_DEVICES]:
+            key = (*sorted((link.src, link.dst)), *cells)
+            rows[key].append((link.src, link.dst))
+    for (_, _, *rest), ends in islice(rows.items(), _MAX_DEVICES):
+        src, dst = ends[0]
         back = "" if len(ends) == 1 else " and back"
-        table.add_row(
-            safe_text(ends[0][0]),
-            safe_text(ends[0][1] + back),
-            *(safe_text(cell) for cell in row[2:]),
-        )
+        table.add_row(*map(safe_text, (src, dst + back, *rest)))
     return table

@@ -66,11 +66,9 @@ def write(topology: Topology, colour: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-Below = dict[str, list[str]]
-TreeCables = dict[tuple[str, str], Cable]
-
-
-def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[Cable]]]:
+def _build_tree(
+    topology: Topology,
+) -> tuple[dict[str, list[str]], dict[tuple[str, str], Cable], dict[str, list[Cable]]]:
     """Return each device's children (of "": the roots), the tree's cables, and all other cables."""
     below: dict[str, list[str]] = defaultdict(list)
     above: dict[str, str] = {}
@@ -88,31 +86,27 @@ def _build_tree(topology: Topology) -> tuple[Below, TreeCables, dict[str, list[C
                     below[upper.id].append(name)
                     queue += [device] if device.kind == "switch" else []
     # The first of several parallel cables to the parent is the tree's; the others cross it.
-    tree_cables: TreeCables = {}
+    tree_cables: dict[tuple[str, str], Cable] = {}
     crossing: dict[str, list[Cable]] = defaultdict(list)
     for cable in find_cables(topology):
         parent, child = (cable.a, cable.b) if above.get(cable.b) == cable.a else (cable.b, cable.a)
         if above.get(child) == parent and (parent, child) not in tree_cables:
             tree_cables[parent, child] = cable
             continue
-        crossing[cable.a].append(cable)
-        if not cable.directed:
-            crossing[cable.b].append(cable)
+        for end in (cable.a,) if cable.directed else (cable.a, cable.b):
+            crossing[end].append(cable)
     return below, tree_cables, crossing
 
 
 def _sort_key(device: Device) -> int:
     """Sort devices so that those with others below them become roots first."""
-    order = {"cpu": 0, "switch": 3, "gpu": 4, "nic": 4}
-    return (
-        1 if device.family == "pcie" else 2 if device.family == "nvswitch" else order[device.kind]
-    )
+    order = {"cpu": 0, "pcie": 1, "nvswitch": 2, "switch": 3, "gpu": 4, "nic": 4}
+    return order.get(device.family or "", order[device.kind])
 
 
 def _may_hang(device: Device, upper: Device) -> bool:
-    if device.family == "pcie":
-        return upper.kind == "cpu" or upper.family == "pcie"
-    return device.kind in ("gpu", "nic")
+    is_inner = upper.kind == "cpu" or upper.family == "pcie"
+    return is_inner if device.family == "pcie" else device.kind in ("gpu", "nic")
 
 
 def _format_line(
@@ -120,17 +114,18 @@ def _format_line(
 ) -> Text:
     """Format a device's line: its name, the cable to its parent, and links across the tree."""
     text = safe_text(device.id, style="bold" if device.kind == "gpu" else "")
-    name = device.extra.get("name")
-    facts = [] if rank is None else [f"rank {rank}"]
-    facts += [FAMILY_NAMES.get(str(device.family), "switch")] if device.kind == "switch" else []
-    facts += [str(name)] if name and str(name) not in device.id else []
-    facts += [device.bus_id] if device.bus_id and device.bus_id not in device.id else []
-    if cable is not None:
-        facts.append(
-            f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s"
-            + (" one direction" if cable.directed else "")
-        )
-    text.append(printable("".join(f" · {fact}" for fact in facts)))
+    name, bus_id = str(device.extra.get("name") or ""), device.bus_id or ""
+    facts = (
+        "" if rank is None else f"rank {rank}",
+        FAMILY_NAMES.get(str(device.family), "switch") if device.kind == "switch" else "",
+        "" if name in device.id else name,
+        "" if bus_id in device.id else bus_id,
+        ""
+        if cable is None
+        else f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s"
+        + (" one direction" if cable.directed else ""),
+    )
+    text.append(printable("".join(f" · {fact}" for fact in facts if fact)))
     peers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for other in crossing:
         peer = other.b if other.a == device.id else other.a

@@ -26,7 +26,6 @@ from ..hardware import (
 _NETWORK = "network0"
 _HDR_GBps = Fraction(25)  # one 200 Gb/s InfiniBand HDR port
 _NDR_GBps = Fraction(50)  # one 400 Gb/s InfiniBand NDR port
-_NVL72_GPUS = 72
 
 # Pairs of a DGX-1 with two NVLinks, in the numbering of SCCL (arXiv 2008.08708, figure 1).
 DGX1_DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))
@@ -59,20 +58,18 @@ def _join(
     return both_directions(Link(a, b, GBps * count, LATENCY_us[us or kind], kind, count, source))
 
 
-def _make_gpus(count: int, numa_nodes: tuple[int, ...] = ()) -> list[Device]:
-    """Return GPUs in order, divided evenly among `numa_nodes`."""
-    devices = [Device(f"gpu{i}") for i in range(count)]
-    if not numa_nodes:
-        return devices
-    each = count // len(numa_nodes)
-    return [replace(d, numa_node=numa_nodes[i // each]) for i, d in enumerate(devices)]
+def _make_gpus(per_box: int, numa_nodes: tuple[int | None, ...], boxes: int = 1) -> list[Device]:
+    """Return GPUs in order, those of each box divided evenly among `numa_nodes`."""
+    nodes = [numa_nodes[i * len(numa_nodes) // per_box] for i in range(per_box)] * boxes
+    gpus = [Device(f"gpu{i}", numa_node=node) for i, node in enumerate(nodes)]
+    return _mark_boxes(gpus, boxes, per_box)
 
 
-def _mark_boxes(devices: list[Device], boxes: int, per_box: int, first: int = 0) -> list[Device]:
+def _mark_boxes(devices: list[Device], boxes: int, per_box: int) -> list[Device]:
     """Return the devices with their box in `extra` if there is more than one."""
     if boxes == 1:
         return devices
-    return [replace(d, extra={"box": first + i // per_box}) for i, d in enumerate(devices)]
+    return [replace(d, extra={"box": i // per_box}) for i, d in enumerate(devices)]
 
 
 def dgx1(boxes: int = 1) -> Topology:
@@ -90,11 +87,8 @@ def dgx2(boxes: int = 1) -> Topology:
 
     The six NVSwitches of a board are one switch.
     """
-    source, rate, links_each = (
-        "NVSwitch technical overview",
-        NVLINK_DATASHEET_GBps[2],
-        NVLINK_LINKS_PER_GPU[2],
-    )
+    source = "NVSwitch technical overview"
+    rate, links_each = NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
     switches = [
         Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b, in_network=nvswitch_adding(2))
         for b in range(2)
@@ -110,15 +104,6 @@ def dgx2(boxes: int = 1) -> Topology:
     return Topology("dgx2", (*_make_gpus(16, (0, 1)), *switches), tuple(links), source)
 
 
-def _build_dgx_boxes(
-    name: str, boxes: int, generation: int, net_GBps: Fraction, numa: tuple[int, ...], source: str
-) -> Topology:
-    """Return DGX boxes of 8 GPUs; see `_put_on_nvswitches`."""
-    gpus = [d for _ in range(boxes) for d in _make_gpus(8, numa)]
-    gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 8)
-    return _put_on_nvswitches(name, gpus, boxes, generation, net_GBps, source)
-
-
 def _put_on_nvswitches(
     name: str, gpus: list[Device], boxes: int, generation: int, net_GBps: Fraction, source: str
 ) -> Topology:
@@ -129,7 +114,7 @@ def _put_on_nvswitches(
     switches = [
         Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)
     ]
-    switches = _mark_boxes(switches, boxes, 1)
+    switches = _mark_boxes(switches, boxes, per_box=1)
     links = [
         x
         for i, d in enumerate(gpus)
@@ -150,9 +135,8 @@ def dgx_a100(boxes: int = 1) -> Topology:
     Rates are 300 GB/s per GPU inside a box and 25 GB/s per GPU between boxes (HDR InfiniBand).
     """
     # The user guide prints these NUMA nodes for GPU pairs 0-1, 2-3, 4-5, 6-7.
-    return _build_dgx_boxes(
-        "dgx-a100", boxes, 3, _HDR_GBps, (3, 1, 7, 5), "DGX A100 datasheet and user guide"
-    )
+    gpus, source = _make_gpus(8, (3, 1, 7, 5), boxes), "DGX A100 datasheet and user guide"
+    return _put_on_nvswitches("dgx-a100", gpus, boxes, 3, _HDR_GBps, source)
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
@@ -160,7 +144,8 @@ def dgx_h100(boxes: int = 1) -> Topology:
 
     Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand).
     """
-    return _build_dgx_boxes("dgx-h100", boxes, 4, _NDR_GBps, (0, 1), "DGX H100 datasheet")
+    gpus = _make_gpus(8, (0, 1), boxes)
+    return _put_on_nvswitches("dgx-h100", gpus, boxes, 4, _NDR_GBps, "DGX H100 datasheet")
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
@@ -171,17 +156,12 @@ def gb200_nvl72(racks: int = 1) -> Topology:
     GB/s), all on one network without oversubscription. Grace CPUs, NVLink-C2C and PCIe are left
     out, like the hosts of the DGX presets.
     """
-    gpus = [
-        Device(f"gpu{i}", numa_node=i % 4 // 2, extra={"host": f"tray{i // 4}"})
-        for i in range(_NVL72_GPUS * racks)
-    ]
-    if racks > 1:
-        rack_of = [i // _NVL72_GPUS for i in range(len(gpus))]
-        hosts = [f"rack{rack}-tray{i % _NVL72_GPUS // 4}" for i, rack in enumerate(rack_of)]
-        gpus = [
-            replace(gpu, extra={"host": host, "box": rack})
-            for gpu, host, rack in zip(gpus, hosts, rack_of, strict=True)
-        ]
+    gpus = []
+    for i in range(72 * racks):
+        rack, tray = divmod(i // 4, 18)
+        several = {"host": f"rack{rack}-tray{tray}", "box": rack}
+        extra = several if racks > 1 else {"host": f"tray{tray}"}
+        gpus.append(Device(f"gpu{i}", numa_node=i % 4 // 2, extra=extra))
     source = "GB200 NVL72 datasheet; between racks a ConnectX-7 of 400 Gb/s a GPU is assumed"
     return _put_on_nvswitches("gb200-nvl72", gpus, racks, 5, _NDR_GBps, source)
 
@@ -192,8 +172,7 @@ def mi250(boxes: int = 1) -> Topology:
     Between boxes, each package has a NIC of 25 GB/s.
     """
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
-    gpus = [d for _ in range(boxes) for d in _make_gpus(16, (0, 1, 2, 3))]
-    gpus = _mark_boxes([replace(d, id=f"gpu{i}") for i, d in enumerate(gpus)], boxes, 16)
+    gpus = _make_gpus(16, (0, 1, 2, 3), boxes)
     rate = XGMI_DATASHEET_MI250_GBps
     links = [
         x
@@ -204,7 +183,7 @@ def mi250(boxes: int = 1) -> Topology:
     if boxes == 1:
         return Topology("mi250", tuple(gpus), tuple(links), source)
     nics = [Device(f"nic{i}", "nic", numa_node=i % 8 // 2) for i in range(8 * boxes)]
-    nics = _mark_boxes(nics, boxes, 8)
+    nics = _mark_boxes(nics, boxes, per_box=8)
     links += [
         x
         for i, d in enumerate(gpus)
@@ -238,7 +217,7 @@ def z52(boxes: int = 1) -> Topology:
         for i in range(8)
         for x in _join(f"gpu{i}", f"gpu{(i + 1) % 8}", rate, "link", source, us="xgmi")
     ]
-    return Topology("z52", tuple(_make_gpus(8)), tuple(links), source)
+    return Topology("z52", tuple(_make_gpus(8, (None,))), tuple(links), source)
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:

@@ -19,8 +19,7 @@ from thorough import count_examples
 from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Device, Link, Topology, both_directions
-from topoplan.topo.presets import PRESETS, preset
-from topoplan.topo.presets.names import Preset
+from topoplan.topo.presets import PRESETS, Preset, preset
 
 LOADED = '<system version="1">{}</system>'
 CPU = '<cpu numaid="0" arch="x86_64">{}</cpu>'

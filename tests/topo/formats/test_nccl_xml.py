@@ -17,8 +17,7 @@ from topoplan.topo.errors import InputError
 from topoplan.topo.formats import nccl_xml
 from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.graph import Device, Link, Topology, both_directions
-from topoplan.topo.presets import PRESETS, preset
-from topoplan.topo.presets.names import Preset
+from topoplan.topo.presets import PRESETS, Preset, preset
 from topoplan.topo.routes import Router
 
 CPU = (

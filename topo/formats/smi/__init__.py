@@ -324,7 +324,7 @@ def _find_nearest_cpu(
     lengths = {
         cpu.id: len(route)
         for cpu in cpus
-        if (route := connections.route(gpu.id, cpu.id)) is not None
+        if (route := connections.router.find_route(gpu.id, cpu.id)) is not None
     }
     if lengths:
         return topology.by_id[min(lengths, key=lambda ident: lengths[ident])]
