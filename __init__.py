@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .runtime.ranks.transport import Transport
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
-    from .synth.forest.candidates import TreeLimits
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from .synth.plan import Entry, Plan
     from .synth.planner.api import synthesize, verify
     from .synth.planner.registry import strategy
-    from .synth.request import Request, Send, build_schedule
+    from .synth.request import Request, Send, TreeLimits, build_schedule
     from .topo.devices import Device, InNetwork, Link
     from .topo.errors import (
         ExecutionError,

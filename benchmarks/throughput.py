@@ -73,9 +73,9 @@ def measure(row: dict[str, object]) -> dict[str, object]:
     from dataclasses import replace
 
     from topoplan.synth.bounds.multipath import bound
-    from topoplan.synth.forest.candidates import TreeLimits
     from topoplan.synth.numeric.effort import Effort
     from topoplan.synth.planner.synthesize import collective_on, synthesize
+    from topoplan.synth.request import TreeLimits
     from topoplan.topo.derived.degrade import Change, degrade
     from topoplan.topo.graph import Topology
     from topoplan.topo.loader.resolve import resolve

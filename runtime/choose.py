@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..synth.cost.host_costs import HostCosts
-from ..synth.cost.segmentation import Family, as_sent, families, fastest, time_us
+from ..synth.cost.segmentation import Family, families, fastest, reroute, time_us
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
@@ -340,7 +340,7 @@ class Chooser:
                     x for x in (schedule, _coarser(schedule)) if x is not None
                 )
         # Predictions are inaccurate if ranks share cores, so the plan's own choice always competes.
-        candidates |= {as_sent(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
+        candidates |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
         return [self.variants.index(schedule) for schedule in lean or usable]

@@ -32,7 +32,7 @@ from ..topo.schema import read_as
 from .bounds.certificate import Bound, check_bound
 from .cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from .cost.host_costs import host_of
-from .cost.segmentation import on_own_routes, time_us
+from .cost.segmentation import reroute_unless_in_network, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
 from .ir.schedule import MAX_SEGMENTS, Schedule
@@ -126,7 +126,7 @@ class Plan:
             by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
         figures: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
-            base = on_own_routes(given, self.router)
+            base = reroute_unless_in_network(given, self.router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
             segments = [entry.schedule.segments for entry in entries]

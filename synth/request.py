@@ -14,11 +14,11 @@ from fractions import Fraction
 from typing import Any
 
 from ..topo.errors import InfeasibleError, InputError
+from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from ..topo.routes import HARDWARE, Router
 from .bounds.certificate import Bound
 from .cost.affine import tighten
-from .forest.candidates import TreeLimits
 from .ir.collective import COLLECTIVES, Chunk, Collective
 from .ir.schedule import Schedule
 from .ir.transfers import OPS, Op, Transfers
@@ -39,6 +39,43 @@ _ANY = sys.maxsize
 
 # A send for `build_schedule`: (step, sending rank, receiving rank, chunk, "copy" or "reduce").
 Send = tuple[int, int, int, int, Op]
+
+
+@dataclass(frozen=True)
+class TreeLimits:
+    """A user's limits on the trees of a forest.
+
+    `epsilon` is the gap, as a share of the bound, that is accepted in exchange for fewer and
+    shallower trees; `max_trees` is the largest number of trees, and `max_depth` their greatest
+    depth in hops. None means no limit. Raise InputError if a limit is out of range.
+    """
+
+    epsilon: Fraction | None = None
+    max_trees: int | None = None
+    max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            try:
+                epsilon = parse_fraction(self.epsilon)
+            except ValueError:
+                raise InputError(
+                    f"epsilon is {self.epsilon!r}; expected a share of the bound, such as 0.05"
+                ) from None
+            if not 0 <= epsilon < 1:
+                raise InputError(
+                    f"epsilon is {float(epsilon):g}; expected at least 0 and less than 1"
+                )
+            object.__setattr__(self, "epsilon", epsilon)
+        for name in ("max_trees", "max_depth"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
+
+    def allows(self, trees: int, depth: int) -> bool:
+        """Return whether a number of trees and their depth are within the limits."""
+        few = self.max_trees is None or trees <= self.max_trees
+        return few and (self.max_depth is None or depth <= self.max_depth)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.ir.transform import reverse
-from topoplan.synth.ksync.copying import SyncInstance, fabric_of, solve_copying
+from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on
 from topoplan.synth.request import Request

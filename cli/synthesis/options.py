@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from ...synth.forest.candidates import TreeLimits
+    from ...synth.request import TreeLimits
 
 PROG = "topo-synth"
 DEFAULT_SIZE = "1G"
@@ -357,7 +357,7 @@ def _given(values: Mapping[str, object]) -> list[str]:
 
 def parse_limits(args: argparse.Namespace) -> TreeLimits:
     """Return the requested limits on trees. Raise InputError if --epsilon is not a share."""
-    from ...synth.forest.candidates import TreeLimits
+    from ...synth.request import TreeLimits
     from ...topo.exact import parse_fraction
 
     epsilon = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...synth.cost.segmentation import as_sent
+from ...synth.cost.segmentation import reroute
 from ...synth.cost.transfer_times import MAX_TIMES, TransferTime, predict_times
 from ...synth.ir.schedule import Schedule
 from ...synth.pictures import chrome_trace
@@ -79,7 +79,7 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         [stamps for stamps, _ in everybody],
     )
     sent = (
-        schedule if machine.topology is None else as_sent(schedule, HARDWARE.on(machine.topology))
+        schedule if machine.topology is None else reroute(schedule, HARDWARE.on(machine.topology))
     )
     predicted = predict_times(sent, machine.topology, size, machine.host)
     about = chrome_trace.describe_run(schedule, plan.topology, size) | {
@@ -134,17 +134,17 @@ def pair_stamps(
                 length = piece.hi - piece.lo
                 out.append(
                     TransferTime(
-                        message.tick,
                         piece.step,
-                        piece.part,
                         rank,
                         message.peer,
                         piece.chunk,
                         "reduce" if piece.adds else "copy",
                         route_of[piece.step, rank, message.peer, piece.chunk],
-                        count_bytes(length),
-                        begin + took_us * before / message.length,
-                        begin + took_us * (before + length) / message.length,
+                        tick=message.tick,
+                        segment=piece.part,
+                        bytes=count_bytes(length),
+                        begin_us=begin + took_us * before / message.length,
+                        end_us=begin + took_us * (before + length) / message.length,
                     )
                 )
                 before += length

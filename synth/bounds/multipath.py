@@ -18,7 +18,7 @@ from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.loads import computes_in_network
-from ..forest.generate import Columns, exact_prices
+from ..forest.generate import TreePacking, exact_prices
 from ..forest.machine.symmetry import shifts
 from ..forest.rooted import RootedPacking
 from ..forest.survey import Survey, survey
@@ -181,8 +181,7 @@ def _allreduce_prices(
     machine = survey(topology)
     out: list[Bound] = []
     if machine.graph.joins_all():
-        columns = machine.pack_by_class(effort, progress)
-        out += _undirected_bounds(machine, columns, collective)
+        out += _undirected_bounds(machine, machine.pack_by_class(effort, progress), collective)
         # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be
         # improved. `least` is 0 if links without a reverse, which have no price, join all GPUs.
         least = max(b.s_per_GB for b in out)
@@ -196,17 +195,19 @@ def _allreduce_prices(
     return out
 
 
-def _undirected_bounds(machine: Survey, columns: Columns, collective: Collective) -> list[Bound]:
+def _undirected_bounds(
+    machine: Survey, packing: TreePacking, collective: Collective
+) -> list[Bound]:
     """Return the bounds that prices by pair of devices prove, with growing denominators.
 
     The last bound is the first without a loss by rounding.
     """
     out: list[Bound] = []
     for denominator in DENOMINATORS:
-        exact = exact_prices(machine.graph, columns.prices, denominator)
+        exact = exact_prices(machine.graph, packing.best, denominator)
         rows = [[a, b, fraction_to_json(p)] for (a, b), p in exact.items()]
         out.append(bound_of("prices", {"prices": rows}, collective, machine.topology))
-        if float(out[-1].s_per_GB) * columns.value >= 1 - _CLOSE:
+        if float(out[-1].s_per_GB) * packing.value >= 1 - _CLOSE:
             break
     return out
 
@@ -229,7 +230,8 @@ def _tree_prices(
     facing = topology.reversed() if reduces_only else topology
     roots = [collective.root or 0] if name in ("broadcast", "reduce") else range(collective.ranks)
     packing = RootedPacking(facing, list(roots), name == "allreduce", shifts(facing))
-    prices = packing.run(effort, 0.0, progress).prices
+    packing.run(effort, 0.0, progress)
+    prices = packing.link_prices
     if reduces_only:
         prices = {(b, a): p for (a, b), p in prices.items()}
     return directed_bounds("tree-prices", prices, collective, topology)
@@ -252,8 +254,8 @@ def _alltoall_prices(
     try:
         level = machine.level_paths(cut_s_per_GB, effort)
         if level is None:
-            flow = machine.paths(collective, effort, progress).packed
-            prices, value = flow.prices, flow.value
+            flow = machine.paths(collective, effort, progress)
+            prices, value = flow.link_prices, flow.value
         else:
             cut = float(cut_s_per_GB * n)
             if level.reached <= cut * _NEAR_CUT:

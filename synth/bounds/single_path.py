@@ -84,11 +84,12 @@ def find_single_path_bound(
     routes = OwnRoutes(router)
     best = multipath
     for shape, kind in _list_shapes(collective, routes):
-        prices = SinglePathPacking(routes, collective, shape).run(effort, progress)
-        if prices is None or prices.value <= 0:
+        packing = SinglePathPacking(routes, collective, shape)
+        packing.generate(effort, "prices of single paths", progress)
+        if packing.value <= 0:
             continue
-        wanted = prices.value / (n if collective.name in _IN_PARTS else 1)
-        proved = directed_bounds(kind, prices.of, collective, topology, wanted, router)
+        wanted = packing.value / (n if collective.name in _IN_PARTS else 1)
+        proved = directed_bounds(kind, packing.link_prices, collective, topology, wanted, router)
         # A later kind must prove more.
         greatest = max(proved, key=lambda b: b.s_per_GB, default=best)
         if greatest.s_per_GB > best.s_per_GB * _TIGHTER:

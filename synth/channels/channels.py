@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
@@ -43,7 +44,7 @@ class Channels:
         if not self.orders:
             raise InputError("channels: there is none")
         for number, order in enumerate(self.orders):
-            check_order(order, len(self.orders[0]), f"channel {number}")
+            check_order(order, self.ranks, f"channel {number}")
 
     @property
     def ranks(self) -> int:
@@ -134,11 +135,10 @@ def _schedule_chains(request: Request, channels: Channels, name: str) -> Schedul
             f"{name}: chains, which add up and send back, are for allreduce; not "
             f"{request.collective.name}"
         )
-    n = channels.ranks
-    chunks = tuple(Chunk(Fraction(1, len(channels.orders))) for _ in channels.orders)
+    count, last = len(channels.orders), request.collective.ranks - 1
     sends: list[Send] = []
     for number, order in enumerate(channels.orders):
-        for step in range(n - 1):
-            sends.append((step, order[n - 1 - step], order[n - 2 - step], number, "reduce"))
-            sends.append((n - 1 + step, order[step], order[step + 1], number, "copy"))
-    return build_schedule(request, name, chunks, sends, trees=len(channels.orders))
+        for step, (a, b) in enumerate(pairwise(order)):
+            sends.append((last - 1 - step, b, a, number, "reduce"))
+            sends.append((last + step, a, b, number, "copy"))
+    return build_schedule(request, name, request.collective.even_chunks(count), sends, trees=count)

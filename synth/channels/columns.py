@@ -1,4 +1,4 @@
-"""The best rates of rings and chains, by column generation.
+"""The best rates of rings and chains, by column generation, and exact rates near them.
 
 A column is an order of all ranks as a ring or a chain. A linear program weighs the columns so that
 together they carry most without overloading a link. Its duals price the links, and the cheapest
@@ -10,16 +10,18 @@ price of an order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError
+from ...topo.exact import fraction_gcd
 from ..forest.machine.routes import OwnRoutes
+from ..forest.weigh import find_share_load, round_shares
+from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
-from ..numeric.exact_rates import exact_rates
-from ..numeric.linear import Floats, SmoothedPrices, pack
+from ..numeric.linear import ColumnGeneration, Floats, pack
 from ..request import Request
 from .channels import RING, Order
 from .orders import Orders, Priced, hops
@@ -35,39 +37,20 @@ _STARTS = 4
 _PATIENCE_S = 1.0
 # Above this, improving orders takes too long.
 _MAX_RANKS = 200
+# Integer rates are multiples of the capacities' common unit, divided by one of these.
+_PARTS = (1, 2, 3, 4)
+# Other rates lose at most this fraction by rounding.
+_GOOD = Fraction(1, 10**10)
+# With more units on a link, CP-SAT has too many counts to choose from.
+_MAX_UNITS = 64
+# Seconds of an idle core for each unit.
+_WHOLE_WORK_S = 0.5
 Column = tuple[str, Order]
 
 
-@dataclass
-class Packed:
-    """Columns with the weights at which they carry most together.
-
-    Each column maps rows (links) to the number of units of that row it uses. `capacity` is the
-    capacity of each row, and `weights` are floats in GB/s of algbw. `proved` means that no set of
-    orders, known or not, carries more.
-    """
-
-    columns: dict[Column, Mapping[int, int]]
-    capacity: Sequence[Fraction]
-    weights: Floats
-    proved: bool
-
-    @property
-    def algbw_GBps(self) -> float:
-        """Return the total weight of all columns, in GB/s of algbw."""
-        return float(self.weights.sum())
-
-
-def find_exact_rates(packed: Packed, effort: Effort) -> dict[Column, Fraction]:
-    """Return the columns in use with exact rates in GB/s of algbw that overload no link.
-
-    If the rates of the links allow it, few columns are used.
-    """
-    rates = exact_rates(packed.weights, list(packed.columns.values()), packed.capacity, effort)
-    return {column: rate for column, rate in zip(packed.columns, rates, strict=True) if rate}
-
-
-def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None = None) -> Packed:
+def pack_orders(
+    request: Request, shapes: Sequence[str], orders: Orders | None = None
+) -> OrderPacking:
     """Return the best columns of the given shapes found within the request's effort.
 
     Raise InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if
@@ -79,68 +62,82 @@ def pack_orders(request: Request, shapes: Sequence[str], orders: Orders | None =
             f"at most {_MAX_RANKS}"
         )
     orders = orders if orders is not None else Orders(OwnRoutes(request.router), request.collective)
-    return _Generation(request, shapes, orders).run()
+    packing = OrderPacking(request, shapes, orders)
+    if not packing.generate(request.effort, packing.name, request.progress):
+        raise InfeasibleError(f"{packing.name}: the weights of the orders have no optimum")
+    if not packing.columns:
+        raise InfeasibleError(f"{packing.name}: none through all GPUs was found in time")
+    return packing
 
 
-class _Generation:
+class OrderPacking(ColumnGeneration[Priced]):
+    """Column generation of orders of the given shapes.
+
+    `columns` maps each order to the number of units of each row (link) that it uses, and `weights`
+    are the floats, in GB/s of algbw, at which the orders carry most together. If the packing is
+    `proved`, no set of orders, known or not, carries more.
+    """
+
     def __init__(self, request: Request, shapes: Sequence[str], orders: Orders) -> None:
-        self.request, self.shapes, self.orders = request, shapes, orders
-        self.effort: Effort = request.effort
+        super().__init__(1 / orders.floats / len(orders.floats))
+        self.shapes, self.orders, self.effort = shapes, orders, request.effort
         self.name = "+".join(shapes)
-        self.columns: dict[Column, Mapping[int, int]] = {}
         self.weights: Floats = np.zeros(0)
-        self.patience_s = _PATIENCE_S
-        self.small = all(orders.is_small(shape) for shape in shapes)
+        self.enough = float(request.bound_GBps)
+        self.patience_s, self.exact, self.optimal = _PATIENCE_S, False, False
+        self.smooths = all(orders.is_small(shape) for shape in shapes)
 
-    def run(self) -> Packed:
-        """Generate columns until they are proved optimal or the effort is spent, and weigh them."""
-        capacity = self.orders.floats
-        enough = float(self.request.bound_GBps)
-        dual: Floats = 1 / capacity / len(capacity)
-        smooth, proved = SmoothedPrices(dual), False
-        while True:
-            trial = smooth.mix(dual)
-            offers, exact = self._price(trial, urgent=smooth.weight == 0.0)
-            if exact and offers:
-                bound = float(capacity @ trial) / offers[0].price
-                if bound < enough:
-                    enough, smooth.best = bound, trial
-            fresh = [offer for offer in offers if self._improves(offer, dual)]
-            if fresh:
-                dual = self._weigh(fresh)
-                if self.small:
-                    smooth.reset()
-            elif not smooth.back_off():
-                proved = exact
-                # Without a proof, a better order may still exist: search longer next time.
-                self.patience_s *= 2
-            proved = proved or float(self.weights.sum()) >= enough * (1 - _TOLERANCE)
-            if proved or len(self.columns) > _MAX_COLUMNS or self.effort.is_over(self.name):
-                break
-        if not self.columns:
-            raise InfeasibleError(f"{self.name}: none through all GPUs was found in time")
-        return Packed(self.columns, self.orders.capacity, self.weights, proved)
+    @property
+    def algbw_GBps(self) -> float:
+        """Return the total weight of all orders, in GB/s of algbw."""
+        return float(self.weights.sum())
 
-    def _price(self, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
-        """Return cheap orders of all shapes, cheapest first, and whether this is exact.
+    @property
+    def proved(self) -> bool:
+        """Whether the orders reach the bound, or the cheapest order would not improve them."""
+        return self.optimal or self.algbw_GBps >= self.enough * (1 - _TOLERANCE)
 
-        It is exact if the cheapest order of every shape is among them. `urgent` requests a proof if
-        heuristics find no order that improves the solution.
+    def price_columns(self) -> list[Priced]:
+        """Return cheap orders of all shapes that improve the program, cheapest first.
+
+        Store the bound of the prices if the cheapest order of every shape is known.
         """
-        priced = [self._price_shape(shape, prices, urgent) for shape in self.shapes]
-        offers = [offer for listed, _ in priced for offer in listed]
-        return sorted(offers, key=lambda offer: offer.price), all(exact for _, exact in priced)
+        priced = [self._price_shape(shape) for shape in self.shapes]
+        offers = sorted((x for listed, _ in priced for x in listed), key=lambda offer: offer.price)
+        self.exact = all(exact for _, exact in priced)
+        if self.exact and offers:
+            bound = float(self.orders.floats @ self.prices) / offers[0].price
+            if bound < self.enough:
+                self.enough, self.best = bound, self.prices
+        return [offer for offer in offers if self._improves(offer, self.dual)]
 
-    def _price_shape(self, shape: str, prices: Floats, urgent: bool) -> tuple[list[Priced], bool]:
+    def is_enough(self) -> bool:
+        """Return whether the orders reach the bound, or are too many."""
+        return bool(self.columns) and (self.proved or len(self.columns) > _MAX_COLUMNS)
+
+    def back_off(self) -> bool:
+        """Smooth less; without a proof of the optimum, search longer next time instead."""
+        if super().back_off():
+            return True
+        self.patience_s *= 2
+        self.optimal = self.exact
+        return not self.optimal
+
+    def _price_shape(self, shape: str) -> tuple[list[Priced], bool]:
+        """Return cheap orders of one shape, and whether the cheapest of all is among them.
+
+        Unsmoothed prices are worth a proof if heuristics find no order that improves the solution.
+        """
+        prices, effort = self.prices, self.effort
         if self.orders.is_small(shape):
-            offers, exact = self.orders.cheapest(shape, prices, _FRESH, self.effort), True
+            offers, exact = self.orders.cheapest(shape, prices, _FRESH, effort), True
         else:
             weighed = zip(self.columns, self.weights, strict=True)
             begun = [order for (kind, order), weight in weighed if weight > 0 and kind == shape]
-            offers = self.orders.near_cheapest(shape, prices, begun[-_STARTS:], self.effort)
+            offers = self.orders.near_cheapest(shape, prices, begun[-_STARTS:], effort)
             exact = False
-            if urgent and not any(self._improves(offer, prices) for offer in offers):
-                offers, exact = self.orders.prove(shape, prices, self.effort.grant(self.patience_s))
+            if not self.smoothing and not any(self._improves(offer, prices) for offer in offers):
+                offers, exact = self.orders.prove(shape, prices, effort.grant(self.patience_s))
         if exact and not offers:
             kind = "cycle" if shape == RING else "chain"
             raise InfeasibleError(
@@ -155,8 +152,8 @@ class _Generation:
         uses = self.orders.uses(offer.shape, offer.order).items()
         return sum(float(dual[row]) * times for row, times in uses) < 1 - _TOLERANCE
 
-    def _weigh(self, fresh: Sequence[Priced]) -> Floats:
-        """Add columns, solve the linear program, and return its duals.
+    def solve(self, fresh: Sequence[Priced], effort: Effort) -> bool:
+        """Add columns and solve the program; return False if it has no optimum.
 
         The opposite of each new ring, which is nearly always as cheap, is added too.
         """
@@ -167,9 +164,60 @@ class _Generation:
             opposite = RING, (0, *offer.order[:0:-1])
             if offer.shape == RING and all(exists[hop] for hop in hops(*opposite)):
                 self.columns[opposite] = self.orders.uses(*opposite)
-        solved = pack(list(self.columns.values()), self.orders.floats, self.effort)
-        if solved is None:
-            raise InfeasibleError(f"{self.name}: the weights of the orders have no optimum")
-        self.weights, dual = solved
-        self.request.say(f"{self.name}: {len(self.columns)} orders, {self.weights.sum():.4g} GB/s")
-        return dual
+        solved = pack(list(self.columns.values()), self.orders.floats, effort)
+        if solved is not None:
+            self.weights, self.dual = solved
+            self.finished = self.is_enough() or effort.is_over(self.name)
+        return solved is not None
+
+    def _describe(self) -> str:
+        return f"{self.name}: {len(self.columns)} orders, {self.algbw_GBps:.4g} GB/s"
+
+
+def find_exact_rates(packing: OrderPacking, effort: Effort) -> dict[Column, Fraction]:
+    """Return the columns in use with exact rates in GB/s of algbw that overload no link.
+
+    Integer multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT.
+    Otherwise the shares are rounded, and scaled to what the busiest link carries.
+    """
+    uses, capacity = list(packing.columns.values()), packing.orders.capacity
+    rates = _find_whole_rates(packing.algbw_GBps, uses, capacity, effort)
+    if rates is None:
+        shares = round_shares(
+            packing.weights / packing.algbw_GBps, uses, capacity, [0] * len(uses), _GOOD
+        )
+        load = find_share_load(uses, shares, capacity)
+        rates = [share / load for share in shares]
+    return {column: rate for column, rate in zip(packing.columns, rates, strict=True) if rate}
+
+
+def _find_whole_rates(
+    total: float, uses: Sequence[Mapping[int, int]], capacity: Sequence[Fraction], effort: Effort
+) -> list[Fraction] | None:
+    """Return rates that sum up to `total` and are multiples of one coarse unit.
+
+    The unit is the capacities' common unit, or a half, third or quarter of it. The rates with the
+    fewest columns are preferred. None if there are none, or they are not found in time.
+    """
+    unit = fraction_gcd(list(set(capacity)))
+    for parts in _PARTS:
+        step = unit / parts
+        wanted = round(total / float(step))
+        if max(capacity) / step > _MAX_UNITS or abs(wanted * float(step) - total) > 1e-6 * total:
+            continue
+        model = cp_model.CpModel()
+        count = [model.new_int_var(0, wanted, "") for _ in uses]
+        used = [model.new_bool_var("") for _ in uses]
+        load: list[list[cp_model.LinearExprT]] = [[] for _ in capacity]
+        for k, on, column in zip(count, used, uses, strict=True):
+            model.add(k <= wanted * on)
+            for i, times in column.items():
+                load[i].append(times * k)
+        for i, terms in enumerate(load):
+            model.add(sum(terms) <= int(capacity[i] / step))
+        model.add(sum(count) == wanted)
+        model.minimize(sum(used))
+        solver, status = solve(model, effort.grant(_WHOLE_WORK_S), "whole rates")
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return [solver.value(k) * step for k in count]
+    return None

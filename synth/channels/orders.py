@@ -40,6 +40,17 @@ def hops(shape: str, order: Order) -> list[tuple[int, int]]:
     return [hop for a, b in pairwise(order) for hop in ((a, b), (b, a))]
 
 
+def name_order(shape: str, order: Order) -> Order:
+    """Return an order in its canonical form.
+
+    Rings begin at rank 0, chains at the end with the lower number.
+    """
+    if shape == CHAIN:
+        return min(order, order[::-1])
+    start = order.index(0)
+    return (*order[start:], *order[:start])
+
+
 class Orders:
     """The rings and chains of one machine for one collective, with their loads and prices.
 
@@ -91,8 +102,7 @@ class Orders:
 
         The result is empty if no order exists. The search is exact and only suitable for few ranks.
         """
-        circuits = cheapest_circuits(self.distances(shape, prices), count, effort)
-        return self._name(shape, circuits)
+        return self._name(shape, cheapest_circuits(self.distances(shape, prices), count, effort))
 
     def near_cheapest(
         self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort
@@ -123,12 +133,9 @@ class Orders:
         return self.ranks + (shape == CHAIN) <= MAX_NODES
 
     def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:
-        """Return circuits as orders in their canonical form.
-
-        Rings begin at rank 0, chains at the end with the lower number.
-        """
+        """Return different circuits as orders with their prices."""
         out: dict[Order, float] = {}
         for value, circuit in circuits:
             order = (0, *circuit) if shape == RING else tuple(node - 1 for node in circuit)
-            out.setdefault(order[::-1] if shape == CHAIN and order[0] > order[-1] else order, value)
+            out.setdefault(name_order(shape, order), value)
         return [Priced(value, shape, order) for order, value in out.items()]

@@ -4,25 +4,33 @@ The busiest link decides the rate. For each number K of channels there are two s
 linear program's weights, rounded, and the best K - 1 channels with one more. Both are improved by
 exchanging one channel for another until nothing helps. Replacements are known orders or, for few
 ranks, the cheapest of all orders under prices that rise with the links' loads.
+
+K channels of a given rate cross each link an integer number of times. A linear program with these
+integer capacities bounds the rate; CP-SAT then looks for the channels, as counts of known orders
+or, for few ranks and channels, as K circuits at once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
+from ortools.sat.python import cp_model
 
 from ...topo.errors import InfeasibleError, InputError
 from ..forest.machine.links import Ints
 from ..forest.machine.routes import OwnRoutes
+from ..forest.weigh import find_max_load
+from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
-from ..numeric.linear import Floats
+from ..numeric.linear import Floats, Rows, minimise
 from ..request import Request
 from .channels import CHAIN, SHAPES, Channels, Order
-from .columns import Column, Packed, pack_orders
-from .orders import Orders
-from .whole import count_orders, find_circuits, list_times, may_fit, name_order
+from .columns import Column, OrderPacking, pack_orders
+from .orders import Orders, name_order
 
 # Maximum number of channels unless the caller sets a limit.
 MAX_CHANNELS = 32
@@ -44,6 +52,12 @@ _PRICED_RANKS, _MAX_PRICED, _PRICED_ORDERS = 10, 8, 4
 _TRIED = 2
 # Seconds of an idle core per load compared in an exchange, and per call.
 _ENTRY_S, _CALL_S = 2e-9, 5e-5
+# Tolerance of times and counts of crossings, in crossings: above their rounding errors.
+_SLACK, _CLOSE = 1e-9, 1e-6
+# Maximum number of arcs of all channels together in a search for circuits: models grow with them.
+_CIRCUIT_ARCS = 460
+# Seconds of an idle core per model.
+_WORK_S = 0.4
 
 
 def find_channels(
@@ -87,7 +101,7 @@ class Rounding:
     Orders found meanwhile are added to the known ones.
     """
 
-    def __init__(self, orders: Orders, packed: Packed, effort: Effort) -> None:
+    def __init__(self, orders: Orders, packed: OrderPacking, effort: Effort) -> None:
         shapes = {shape for shape, _ in packed.columns}
         assert len(shapes) == 1, "channels of one shape"
         self.shape = shapes.pop()
@@ -101,20 +115,14 @@ class Rounding:
         """The best channels known of each number from 1 on, as numbers of orders."""
 
     def _load(self, column: Column) -> Floats:
-        out = np.zeros(len(self.orders.capacity))
-        for row, times in self.orders.uses(*column).items():
-            out[row] = times
-        return out / self.orders.floats
+        uses = self.orders.uses(*column)
+        return np.array([uses[row] for row in range(len(self.orders.floats))]) / self.orders.floats
 
     def rate_GBps(self, channels: Ints) -> Fraction:
         """Return the exact algbw of equal channels in GB/s, from the load of the busiest link."""
-        total: Counter[int] = Counter()
-        for number, count in Counter(channels.tolist()).items():
-            for row, times in self.orders.uses(*self.listed[number]).items():
-                total[row] += times * count
-        return len(channels) / max(
-            Fraction(load) / self.orders.capacity[row] for row, load in total.items()
-        )
+        times = Counter(channels.tolist())
+        uses = [self.orders.uses(*self.listed[number]) for number in times]
+        return len(channels) / find_max_load(uses, list(times.values()), self.orders.capacity)
 
     def choose(self, limit: int) -> Ints:
         """Return the fewest channels, at most `limit`, with a rate within LOSS of the best."""
@@ -134,12 +142,10 @@ class Rounding:
         """
         while len(self.best) < count:
             wanted = len(self.best) + 1
-            starts = [self._fill(np.floor(self.weights * wanted + 1e-9).astype(np.int64), wanted)]
-            if self.best:
-                starts.append(
-                    self._fill(np.bincount(self.best[-1], minlength=len(self.listed)), wanted)
-                )
-            channels = min(map(self._exchange, starts), key=self._busiest)
+            counts = np.floor(self.weights * wanted + 1e-9).astype(np.int64)
+            begun = [np.repeat(np.arange(len(counts)), counts)[:wanted], *self.best[-1:]]
+            starts = (self._exchange(self._fill(channels, wanted)) for channels in begun)
+            channels = min(starts, key=self._busiest)
             if self._loses(channels) and self._may_reach(wanted, known_GBps):
                 if self.orders.ranks <= _PRICED_RANKS:
                     channels = self._price_exchanges(channels)
@@ -161,11 +167,10 @@ class Rounding:
         per link.
         """
         units = self.orders.times[self.shape] / self.orders.floats
-        return not known_GBps or may_fit(self.loads, units, count, count / known_GBps, self.effort)
+        return not known_GBps or _may_fit(self.loads, units, count, count / known_GBps, self.effort)
 
-    def _fill(self, counts: Ints, wanted: int) -> Ints:
-        """Return `wanted` channels: each order `counts` times, then the best one by one."""
-        channels = np.repeat(np.arange(len(counts)), counts)[:wanted]
+    def _fill(self, channels: Ints, wanted: int) -> Ints:
+        """Return `wanted` channels: the given ones, then the best one by one."""
         while len(channels) < wanted:
             load = self.loads[channels].sum(axis=0)
             channels = np.append(channels, int(np.argmin(_judge(load + self.loads))))
@@ -199,8 +204,7 @@ class Rounding:
         for _ in range(_MAX_PRICED):
             if not self._loses(channels) or self.effort.is_over("equal channels"):
                 break
-            total = self.loads[channels].sum(axis=0)
-            before = len(self.listed)
+            total, before = self.loads[channels].sum(axis=0), len(self.listed)
             for number in np.unique(channels).tolist():
                 rest = total - self.loads[number]
                 steepness = np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1))
@@ -225,22 +229,20 @@ class Rounding:
         units = self.orders.times[self.shape] / self.orders.floats
         now = self._busiest(channels)
         longest = min(now, count / known_GBps) if known_GBps else now
-        times = list_times(units, count / self.optimum, longest)
+        times = _list_times(units, count / self.optimum, longest).tolist()
         # Find the shortest time that suffices for fractions of the known orders; integer counts may
         # need a little more.
-        low, high = 0, len(times)
-        while low < high:
-            middle = (low + high) // 2
-            fits = may_fit(self.loads, units, count, float(times[middle]), self.effort)
-            low, high = (low, middle) if fits else (middle + 1, high)
-        for time in times[low : low + _TRIED].tolist():
+        low = bisect_left(
+            times, True, key=lambda time: _may_fit(self.loads, units, count, time, self.effort)
+        )
+        for time in times[low : low + _TRIED]:
             if self.effort.is_over("equal channels"):
                 break
-            circuits = find_circuits(self.orders, self.shape, units, count, time, self.effort)
-            numbers: Ints | None = np.array([self._add(order) for order in circuits], np.int64)
+            circuits = _find_circuits(self.orders, self.shape, units, count, time, self.effort)
+            numbers = np.array([self._add(order) for order in circuits], dtype=np.int64)
             if not circuits:
-                numbers = count_orders(self.loads, units, count, time, self.effort)
-            if numbers is not None and len(numbers):
+                numbers = _count_orders(self.loads, units, count, time, self.effort)
+            if len(numbers):
                 return np.sort(numbers)
         return channels
 
@@ -261,8 +263,7 @@ def _judge(load: Floats) -> Floats:
     """
     highest = load.max(axis=-1)
     ties = ((load / np.maximum(highest, 1e-300)[..., None]) ** _POWER).mean(axis=-1)
-    judged: Floats = highest * (1 + _SECOND * ties)
-    return judged
+    return np.asarray(highest * (1 + _SECOND * ties))
 
 
 def interleave(loads: Floats) -> list[int]:
@@ -275,8 +276,108 @@ def interleave(loads: Floats) -> list[int]:
     while left:
         sums = -np.sort(-(total + loads[left]), axis=1)
         evenness = np.round(sums / max(float(sums.max()), 1e-300), 9)
-        chosen = left[int(np.lexsort(evenness.T[::-1])[0])]
-        out.append(chosen)
-        left.remove(chosen)
-        total = total + loads[chosen]
+        out.append(left.pop(int(np.lexsort(evenness.T[::-1])[0])))
+        total = total + loads[out[-1]]
+    return out
+
+
+def _list_times(units: Floats, shortest: float, longest: float) -> Floats:
+    """Return the times at which some link may be crossed once more than just before.
+
+    They range from `shortest` (included) to `longest` (excluded). `units` is how long one crossing
+    keeps each link busy, in the same unit of time.
+    """
+    of_units = (
+        np.arange(np.ceil(shortest / unit - _SLACK), np.ceil(longest / unit)) * unit
+        for unit in np.unique(np.round(units, 12)).tolist()
+    )
+    times = np.unique(np.round(np.concatenate([[shortest], *of_units]), 12))
+    return times[(times >= shortest * (1 - _SLACK)) & (times < longest * (1 - _CLOSE))]
+
+
+def _count_crossings(loads: Floats, units: Floats, time: float) -> tuple[Ints, Ints]:
+    """Return the crossings of each link by each order, and the crossings allowed per link.
+
+    Rows are links and columns are orders. Links with identical crossings share one row.
+    """
+    crossings, kind = np.unique(
+        np.rint(loads / units).astype(np.int64).T, axis=0, return_inverse=True
+    )
+    allowed = np.full(len(crossings), np.iinfo(np.int64).max)
+    np.minimum.at(allowed, kind.reshape(-1), np.floor(time / units + _CLOSE).astype(np.int64))
+    return crossings, allowed
+
+
+def _may_fit(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> bool:
+    """Return whether fractions of the orders that add up to `count` keep within integer limits.
+
+    The limits are the numbers of crossings that each link allows within `time`.
+    """
+    crossings, allowed = _count_crossings(loads, units, time)
+    rows, (link, order) = Rows(), np.nonzero(crossings)
+    rows.extend(link, order, crossings[link, order].astype(float), allowed.astype(float))
+    optimum = minimise(-np.ones(len(loads)), rows, None, effort)
+    return optimum is not None and -optimum.value >= count - _CLOSE
+
+
+def _count_orders(loads: Floats, units: Floats, count: int, time: float, effort: Effort) -> Ints:
+    """Return the indices of `count` orders that keep no link busy for longer than `time`.
+
+    An order may be repeated. The result is empty if no such orders were found.
+    """
+    model = cp_model.CpModel()
+    times = [model.new_int_var(0, count, "") for _ in loads]
+    model.add(sum(times) == count)
+    for crossing, most in zip(*_count_crossings(loads, units, time), strict=True):
+        users = np.flatnonzero(crossing).tolist()
+        model.add(
+            cp_model.LinearExpr.weighted_sum([times[j] for j in users], crossing[users].tolist())
+            <= int(most)
+        )
+    solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return np.array([], dtype=np.int64)
+    return np.repeat(np.arange(len(loads)), [solver.value(x) for x in times])
+
+
+def _find_circuits(
+    orders: Orders, shape: str, units: Floats, count: int, time: float, effort: Effort
+) -> list[Order]:
+    """Return `count` orders that keep no link busy for longer than `time`.
+
+    The result is empty if none were found, or if there are too many ranks and channels to search.
+    """
+    n, routes = orders.ranks, orders.routes
+    exists = routes.exists & routes.exists.T if shape == CHAIN else routes.exists
+    pairs = [(u, v) for u, v in permutations(range(n), 2) if exists[u, v]]
+    if len(pairs) * count > _CIRCUIT_ARCS:
+        return []
+    model = cp_model.CpModel()
+    load: dict[int, list[cp_model.IntVar]] = defaultdict(list)
+    taken: list[dict[tuple[int, int], cp_model.IntVar]] = []
+    for _ in range(count):
+        hop = {pair: model.new_bool_var("") for pair in pairs}
+        first = 1 if shape == CHAIN else 0  # a chain is a circuit through a node of its own
+        arcs = [(u + first, v + first, arc) for (u, v), arc in hop.items()]
+        for end in range(1, n + 1) if first else ():
+            arcs += [(0, end, model.new_bool_var("")), (end, 0, model.new_bool_var(""))]
+        model.add_circuit(arcs)
+        for (u, v), arc in hop.items():
+            for a, b in ((u, v), (v, u))[: 1 + first]:
+                for row in orders.rows(a, b):
+                    load[row].append(arc)
+        taken.append(hop)
+    for row, crossing in load.items():
+        model.add(sum(crossing) <= int(np.floor(time / units[row] + _CLOSE)))
+    solver, status = solve(model, effort.grant(_WORK_S), "equal channels")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return []
+    out = []
+    for hop in taken:
+        after = {u: v for (u, v), arc in hop.items() if solver.boolean_value(arc)}
+        # Start at the rank that follows none or, in a ring, at rank 0.
+        order = [next((rank for rank in range(n) if rank not in after.values()), 0)]
+        while len(order) < n:
+            order.append(after[order[-1]])
+        out.append(tuple(order))
     return out

@@ -55,7 +55,15 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
     # loads need.
     alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
     sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
-    window = _make_window(loads)
+    before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
+    np.cumsum(loads.seconds, axis=0, out=before[1:])
+
+    @cache
+    def window(low: int, high: int) -> tuple[int, int]:
+        """Return the greatest latency and load of a tick that carries out steps low .. high - 1."""
+        latency = int(loads.latency[low:high].max(initial=0))
+        return latency, int((before[high] - before[low]).max(initial=0))
+
     return [
         sequential if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
         for m in segments
@@ -76,26 +84,9 @@ def costs_between_gpus(
     ]
 
 
-_Window = Callable[[int, int], tuple[int, int]]
-
-
-def _make_window(loads: Loads) -> _Window:
-    """Return a function from `low` and `high` to the greatest latency and load, as integers.
-
-    Both are for one tick that carries out all of the steps low .. high - 1.
-    """
-    before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
-    np.cumsum(loads.seconds, axis=0, out=before[1:])
-
-    @cache
-    def window(low: int, high: int) -> tuple[int, int]:
-        latency = int(loads.latency[low:high].max(initial=0))
-        return latency, int((before[high] - before[low]).max(initial=0))
-
-    return window
-
-
-def _cost_pipeline(loads: Loads, window: _Window, segments: int) -> Cost:
+def _cost_pipeline(
+    loads: Loads, window: Callable[[int, int], tuple[int, int]], segments: int
+) -> Cost:
     steps = len(loads.latency)
     # While the pipeline fills and drains, the window grows and shrinks, so every tick differs. In
     # between, either all steps are active at every tick, so that one window repeats, or, with fewer

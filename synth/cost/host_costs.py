@@ -127,12 +127,8 @@ def step_us(topology: Topology) -> Fraction:
 
 def describe_host(topology: Topology) -> str:
     """Return the origin of the host costs that predictions for a topology use."""
-    host = host_of(topology)
+    host, step = host_of(topology), float(step_us(topology))
     if host is not None:
         return host.source
-    step = float(step_us(topology))
-    return (
-        f"{OVER_NCCL.source} ({step:g} us a step)"
-        if step
-        else "not measured; none, the links' latencies alone"
-    )
+    none = "not measured; none, the links' latencies alone"
+    return f"{OVER_NCCL.source} ({step:g} us a step)" if step else none

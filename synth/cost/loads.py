@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ..ir.collective import Chunk
-from ..ir.transfers import Transfers
+from ..ir.transfers import Op, Transfers
 
 DirectedLink = tuple[str, str]
 Path = tuple[str, ...]
@@ -124,25 +124,21 @@ def stream_loads(
 ) -> dict[DirectedLink, Fraction]:
     """Return the share of the buffer that each directed link carries in one step."""
     switches = [d for d in topology.devices if d.kind != "gpu"]
-    copying = {d.id for d in switches if d.can_copy}
-    adding = {d.id for d in switches if d.can_reduce}
-    spread: dict[tuple[int, int], list[Path]] = defaultdict(list)
-    gathered: dict[tuple[int, int], list[Path]] = defaultdict(list)
-    for t in step:
-        path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
-        if t.op == "copy":
-            spread[t.src, t.chunk].append(path)
-        else:
-            gathered[t.dst, t.chunk].append(path[::-1])
-    load: dict[DirectedLink, Fraction] = defaultdict(Fraction)
-    for (_, chunk), paths in spread.items():
-        for link, streams in _count_streams(paths, copying).items():
-            load[link] += streams * chunks[chunk].share
+    joining = {
+        "copy": {d.id for d in switches if d.can_copy},
+        "reduce": {d.id for d in switches if d.can_reduce},
+    }
     # Streams that are added up form the same tree as streams that are copied, seen from the
     # destination.
-    for (_, chunk), paths in gathered.items():
-        for (b, a), streams in _count_streams(paths, adding).items():
-            load[a, b] += streams * chunks[chunk].share
+    merging: dict[tuple[Op, int, int], list[Path]] = defaultdict(list)
+    for t in step:
+        path = (topology.ranks[t.src], *t.route, topology.ranks[t.dst])
+        ends = (t.src, path) if t.op == "copy" else (t.dst, path[::-1])
+        merging[t.op, ends[0], t.chunk].append(ends[1])
+    load: dict[DirectedLink, Fraction] = defaultdict(Fraction)
+    for (op, _, chunk), paths in merging.items():
+        for link, streams in _count_streams(paths, joining[op]).items():
+            load[link if op == "copy" else link[::-1]] += streams * chunks[chunk].share
     return dict(load)
 
 
@@ -156,12 +152,11 @@ def _count_streams(paths: list[Path], joining: set[str]) -> dict[DirectedLink, i
     def walk(hop: int, members: list[Path]) -> int:
         """Count the streams into device `hop` of paths that are identical up to there."""
         device = members[0][hop]
-        ending = sum(len(path) == hop + 1 for path in members)
+        ending = needed = sum(len(path) == hop + 1 for path in members)
         onward: dict[str, list[Path]] = defaultdict(list)
         for path in members:
             if len(path) > hop + 1:
                 onward[path[hop + 1]].append(path)
-        needed = ending
         for neighbour, group in onward.items():
             streams = walk(hop + 1, group)
             total[device, neighbour] += streams

@@ -7,6 +7,7 @@ but all steps together load them evenly, the base is also tried as a pipeline.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -47,40 +48,39 @@ class Family:
     messages: int
 
 
-def as_sent(schedule: Schedule, router: Router) -> Schedule:
+def reroute(schedule: Schedule, router: Router) -> Schedule:
     """Return the schedule as point-to-point senders execute it, on the hardware's routes.
 
     A transfer keeps its given route if the hardware has none from its source to its destination.
     """
-    paths, path_of = schedule.transfers.paths()
+    t = schedule.transfers
+    paths, path_of = t.paths()
     asked = ((router.route(src, dst), given) for src, dst, given in paths)
     routes = [given if route is None else route[1:-1] for route, given in asked]
     if routes == [given for _, _, given in paths]:
         return schedule
-    t = schedule.transfers
     moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, path_of, routes)
     return tighten(replace(schedule, transfers=moved), router.topology)
 
 
-def on_own_routes(schedule: Schedule, router: Router) -> Schedule:
+def reroute_unless_in_network(schedule: Schedule, router: Router) -> Schedule:
     """Return the schedule on the hardware's routes, unless switches add or copy data.
 
     With such switches it is returned unchanged, since the network can be given routes.
     """
-    return schedule if computes_in_network(router.topology) else as_sent(schedule, router)
+    return schedule if computes_in_network(router.topology) else reroute(schedule, router)
 
 
 def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:
     """Return the segmentations of each distinct base of `schedules`, in order of first occurrence.
 
-    The schedules are moved to the hardware's routes (`as_sent`) first.
+    The schedules are moved to the hardware's routes (`reroute`) first.
     """
-    out = []
-    topology = router.topology
-    by_base: dict[Schedule, list[Schedule]] = {}
+    out, topology = [], router.topology
+    by_base: dict[Schedule, list[Schedule]] = defaultdict(list)
     for schedule in schedules:
-        sent = as_sent(schedule, router)
-        by_base.setdefault(sent.uncut, []).append(sent)
+        sent = reroute(schedule, router)
+        by_base[sent.uncut].append(sent)
     for base, given in by_base.items():
         stepwise_s = float(bandwidth_s_per_GB(base, topology))
         piped_s = float(bandwidth_s_per_GB(replace(base, segments=2), topology))
@@ -150,9 +150,8 @@ def fastest(
             (family.stepwise, family.stepwise_s_per_GB),
             (family.piped, family.piped_s_per_GB),
         ):
-            if schedules:
-                link_us = s_per_GB * scale * size_bytes * 1e-3
-                lists.append((max(family.messages * host_us, link_us), schedules))
+            link_us = s_per_GB * scale * size_bytes * 1e-3
+            lists.append((max(family.messages * host_us, link_us), schedules))
     best = float("inf")
     predictions: list[tuple[float, Schedule]] = []
     # In ascending order of lower bounds, stop once a bound exceeds what counts as near.

@@ -169,10 +169,9 @@ def play_messages(
 
     Long pipelines are played to their end.
     """
-    shape, m = shape_of(schedule.uncut, topology), schedule.segments
+    shape, m, times = shape_of(schedule.uncut, topology), schedule.segments, list[MessageTime]()
     if shape is None:
         return None
-    times: list[MessageTime] = []
     _play(shape, host, size_bytes / m, m, schedule.tick, False, times)
     return times
 
@@ -342,10 +341,10 @@ def _play(
                 times.append((messages[number].tick, group.src, rank, posted[number], now))
             if tick[rank] == len(sends[rank]):
                 now = receive(number, now)
-            elif number in awaited[rank]:
+            elif awaited[rank] == {number}:
+                post_sends(rank, now)
+            else:
                 awaited[rank].discard(number)
-                if not awaited[rank]:
-                    post_sends(rank, now)
             end = max(end, now)
     # Messages that no send needed are received at the end.
     for number in range(len(messages)):

@@ -19,7 +19,7 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.routes import route_links
 from ..ir.schedule import Schedule
-from ..ir.transfers import Op
+from ..ir.transfers import Transfer
 from .host_costs import HostCosts, step_us
 from .loads import step_loads
 from .simulate import MessageTime, play_messages
@@ -28,18 +28,12 @@ from .simulate import MessageTime, play_messages
 MAX_TIMES = 400_000
 
 
-@dataclass(frozen=True)
-class TransferTime:
-    """The times of one segment of a transfer; `chunk` is an index into the schedule's chunks."""
+@dataclass(frozen=True, kw_only=True)
+class TransferTime(Transfer):
+    """One segment of a transfer, with its size and times."""
 
     tick: int
-    step: int
     segment: int
-    src: int
-    dst: int
-    chunk: int
-    op: Op
-    route: tuple[str, ...]
     bytes: float
     begin_us: float
     end_us: float
@@ -61,8 +55,8 @@ def predict_times(
             f"most {MAX_TIMES:,} are listed one by one; name a smaller size"
         )
     played = None if host is None else play_messages(schedule, topology, host, size_bytes)
-    if played is None:
-        played = [] if topology is None else _time_ticks(schedule, topology, size_bytes)
+    if played is None and topology is not None:
+        played = _time_ticks(schedule, topology, size_bytes)
     return list(_share_out(schedule, size_bytes, played)) if played else []
 
 
@@ -111,21 +105,19 @@ def _share_out(
 ) -> Iterable[TransferTime]:
     """Yield the times of transfers; those of one message follow each other by their bytes."""
     times = {(tick, src, dst): (begin, end) for tick, src, dst, begin, end in played}
-    members: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
-    rows = list(schedule.transfers)
-    for place, t in enumerate(rows):
+    members: dict[tuple[int, int, int], list[tuple[int, Transfer]]] = defaultdict(list)
+    for t in schedule.transfers:
         for segment in range(schedule.segments):
-            members[schedule.tick(t.step, segment), t.src, t.dst].append((place, segment))
-    for key in sorted(members):
+            members[schedule.tick(t.step, segment), t.src, t.dst].append((segment, t))
+    for key, sent in sorted(members.items(), key=lambda item: item[0]):
         begin, end = times[key]
         sizes = [
-            float(schedule.chunks[rows[place].chunk].share) * size_bytes / schedule.segments
-            for place, _ in members[key]
+            float(schedule.chunks[t.chunk].share) * size_bytes / schedule.segments for _, t in sent
         ]
         whole = sum(sizes) or 1.0
         edges_us = [begin + (end - begin) * x / whole for x in accumulate(sizes, initial=0.0)]
-        spans = zip(members[key], sizes, pairwise(edges_us), strict=True)
-        for (place, segment), size, span in spans:
-            t = rows[place]
-            route = t.chunk, t.op, t.route
-            yield TransferTime(key[0], t.step, segment, t.src, t.dst, *route, size, *span)
+        for (segment, t), size, span in zip(sent, sizes, pairwise(edges_us), strict=True):
+            yield TransferTime(
+                t.step, t.src, t.dst, t.chunk, t.op, t.route,
+                tick=key[0], segment=segment, bytes=size, begin_us=span[0], end_us=span[1],
+            )  # fmt: skip

@@ -29,8 +29,7 @@ def balanced_trees(
         return None
     # If the symmetries map any root to any other, one tree and its images are enough, and loads are
     # balanced by class.
-    several = turns if len(roots) > 1 else None
-    images = find_transitive_group(several, LinkArrays(topology).gpus)
+    images = find_transitive_group(turns if len(roots) > 1 else [], LinkArrays(topology).gpus)
     links = LinkRows(topology, images)
     roots = list(roots) if images is None else [0]
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
@@ -41,7 +40,7 @@ def balanced_trees(
         outward[ranks[a]].append(ranks[b])
     # The load that a tree adds to a class of links, relative to the total bandwidth of the class.
     step = [0.0 if ordered else 1 / capacity for capacity in links.row_capacity.tolist()]
-    load = [0.0] * len(step)
+    load, depth = [0.0] * len(step), 0
     trees = []
     for root in roots:
         parents = _tree(root, inward, outward, load, step)
@@ -51,7 +50,7 @@ def balanced_trees(
             None if p < 0 else (topology.ranks[p], topology.ranks[v]) for v, p in enumerate(parents)
         )
         trees.append(RootedTree(root, (), down))
-    depth = max(max(_count_hops(root, outward)) for root in roots)
+        depth = max(depth, *_count_hops(root, outward))
     return Forest(tuple(trees), (Fraction(1),) * len(trees), depth, images)
 
 

@@ -9,27 +9,23 @@ If none of these reaches the bound, trees from column generation are weighed aga
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from math import ceil
 
-import numpy as np
-
-from ...topo.errors import InputError
-from ...topo.exact import parse_fraction
-from ...topo.routes import Router
-from ..numeric.effort import Effort
-from .generate import MAX_ROOTS, METRIC_RANKS, generate_low_trees, grow_low_tree
+from ..request import Request, TreeLimits
+from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
 from .machine.boxes import SHAPES, rail_trees, turn_to_root
 from .machine.links import Ints
 from .machine.pairs import Tree
 from .machine.routes import Metric
 from .machine.symmetry import group
-from .survey import Survey
+from .survey import survey
 from .trees import Forest, RootedTree, root_tree, tree_depth
-from .weigh import Usage, find_best_shares, find_max_load, round_shares
+from .weigh import count_uses, find_best_shares, find_max_load, find_share_load, round_shares
 
 # A gap of at most this counts as at the bound.
 AT_BOUND = Fraction(1, 10**6)
@@ -49,47 +45,10 @@ _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
 _SLOW_BOXES = 4
 # Gap above which forests within the user's limits are too slow, and trees are generated within the
 # limits.
-_FAR = Fraction(1, 10)
+FAR = Fraction(1, 10)
 # With more than _SINGLE_RANKS GPUs, trees are not generated link by link if a simpler forest is
 # within this gap.
 _NEAR = Fraction(1, 50)
-
-
-@dataclass(frozen=True)
-class TreeLimits:
-    """A user's limits on the trees of a forest.
-
-    `epsilon` is the gap, as a share of the bound, that is accepted in exchange for fewer and
-    shallower trees; `max_trees` is the largest number of trees, and `max_depth` their greatest
-    depth in hops. None means no limit. Raise InputError if a limit is out of range.
-    """
-
-    epsilon: Fraction | None = None
-    max_trees: int | None = None
-    max_depth: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            try:
-                epsilon = parse_fraction(self.epsilon)
-            except ValueError:
-                raise InputError(
-                    f"epsilon is {self.epsilon!r}; expected a share of the bound, such as 0.05"
-                ) from None
-            if not 0 <= epsilon < 1:
-                raise InputError(
-                    f"epsilon is {float(epsilon):g}; expected at least 0 and less than 1"
-                )
-            object.__setattr__(self, "epsilon", epsilon)
-        for name in ("max_trees", "max_depth"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
-
-    def allows(self, candidate: CandidateForest) -> bool:
-        """Return whether the number of trees and their depth are within the limits."""
-        few = self.max_trees is None or candidate.forest.count <= self.max_trees
-        return few and (self.max_depth is None or candidate.forest.depth <= self.max_depth)
 
 
 @dataclass(frozen=True)
@@ -100,21 +59,18 @@ class CandidateForest:
     rate_GBps: Fraction
     how: str
 
+    def keeps(self, limits: TreeLimits) -> bool:
+        """Return whether the number of trees and their depth are within the limits."""
+        return limits.allows(self.forest.count, self.forest.depth)
+
 
 class ForestBuilder:
     """Collect candidate forests for one machine by every method that suits it."""
 
-    def __init__(
-        self,
-        survey: Survey,
-        router: Router,
-        bound_GBps: Fraction,
-        limits: TreeLimits,
-        effort: Effort,
-        say: Callable[[str], None] | None = None,
-    ) -> None:
-        self.survey, self.router, self.bound = survey, router, bound_GBps
-        self.limits, self.effort, self.say = limits, effort, say
+    def __init__(self, request: Request) -> None:
+        self.survey, self.router = survey(request.topology), request.router
+        self.bound = request.bound_GBps
+        self.limits, self.effort, self.say = request.limits, request.effort, request.progress
         self.candidates: list[CandidateForest] = []
 
     def add_weighed(
@@ -132,20 +88,17 @@ class ForestBuilder:
         """
         # A tree that is listed twice carries twice an even share.
         times = Counter(trees)
-        total, trees, ranks = len(trees), list(times), self.survey.ranks
-        usage = Usage(self.survey.topology, trees, images)
-        uses, capacity, group_of = usage.uses, usage.capacity, [0] * len(trees)
-        even_time = find_max_load(uses, list(times.values()), capacity) / total
-        shares = [Fraction(count, total) for count in times.values()]
+        shares = [Fraction(count, len(trees)) for count in times.values()]
+        trees, ranks, group_of = list(times), self.survey.ranks, [0] * len(times)
+        uses, capacity = count_uses(self.survey.topology, trees, images)
+        load = find_share_load(uses, shares, capacity)
         # Even shares are the simplest fractions; the linear program is only worth it if they miss
         # the bound.
-        if not even and len(trees) > 1 and 1 / even_time < self.bound * (1 - AT_BOUND):
+        if not even and len(trees) > 1 and 1 / load < self.bound * (1 - AT_BOUND):
             depths = [tree_depth(tree, ranks) for tree in trees]
             floats = find_best_shares(uses, capacity, group_of, depths)
             shares = round_shares(floats, uses, capacity, group_of)
-        # Integers over a common denominator are exact, and faster than fractions.
-        whole = int(np.lcm.reduce([s.denominator for s in shares], dtype=object))
-        load = find_max_load(uses, [int(s * whole) for s in shares], capacity) / whole
+            load = find_share_load(uses, shares, capacity)
         # Rounding leaves some trees without a share: these must not count in the forest's size or
         # depth.
         carrying = {tree: share for tree, share in zip(trees, shares, strict=True) if share}
@@ -153,28 +106,19 @@ class ForestBuilder:
         forest = Forest(tuple(carrying), tuple(carrying.values()), depth, images)
         self.candidates.append(CandidateForest(forest, 1 / load, how))
         if self.say is not None:
-            gap = 1 - float(1 / load / self.bound)
             self.say(
-                f"packing: {forest.count} trees, {forest.depth} deep, {gap:.2%} under the bound "
-                f"({how})"
+                f"packing: {forest.count} trees, {depth} deep, "
+                f"{1 - float(1 / load / self.bound):.2%} under the bound ({how})"
             )
-
-    def is_near_bound(self) -> bool:
-        """Return whether a forest within the limits is within 10 % of the bound."""
-        return self._has_within(_FAR)
-
-    def is_at_bound(self) -> bool:
-        """Return whether a forest within the limits is at the bound."""
-        return self._has_within(AT_BOUND)
 
     def _has_reached(self, gap: Fraction) -> bool:
         """Return whether any forest, within the limits or not, is within `gap` of the bound."""
         return any(c.rate_GBps >= self.bound * (1 - gap) for c in self.candidates)
 
-    def _has_within(self, gap: Fraction) -> bool:
+    def has_within(self, gap: Fraction = AT_BOUND) -> bool:
         """Return whether a forest within the limits is within `gap` of the bound."""
-        allowed = (c for c in self.candidates if self.limits.allows(c))
-        return any(c.rate_GBps >= self.bound * (1 - gap) for c in allowed)
+        least = self.bound * (1 - gap)
+        return any(c.rate_GBps >= least and c.keeps(self.limits) for c in self.candidates)
 
     def _may_go_on(self) -> bool:
         return not self.effort.is_over("packing trees")
@@ -194,7 +138,7 @@ class ForestBuilder:
             self.add_combs()
             # Matroid union takes long on large machines: there it is only used if combs fall
             # short.
-            if few or not self._has_within(_NEAR):
+            if few or not self.has_within(_NEAR):
                 self.add_whole_number_trees()
         else:
             self.add_rail_trees()
@@ -205,13 +149,12 @@ class ForestBuilder:
             # Here every pair of devices is a separate row, so large machines take far longer.
             near = AT_BOUND if few else _NEAR
             if not self._has_reached(near) and len(self.survey.graph.links) <= _SINGLE_PAIRS:
-                columns = self.survey.pack_by_link(self.effort, self.say)
-                trees = [self._hang(tree) for tree in columns.carrying]
-                self.add_weighed(trees, "column generation")
+                carrying = self.survey.pack_by_link(self.effort, self.say).carrying
+                self.add_weighed([self._hang(tree) for tree in carrying], "column generation")
         # If all optimal trees break the user's limits, generate trees within the limits from the
         # start.
         limited = self.limits.max_depth or self.limits.max_trees
-        if limited and not self._has_within(_FAR) and self._may_go_on():
+        if limited and not self.has_within(FAR) and self._may_go_on():
             self.add_low_trees()
         return self.candidates
 
@@ -225,17 +168,14 @@ class ForestBuilder:
         # Roots and prices per hop trade depth for rate; only the best tree of each depth is kept.
         metric = Metric(graph, 1 / graph.capacity, both=True)
         best: dict[int, tuple[Fraction, RootedTree]] = {}
-        for root in range(0, n, ceil(n / MAX_ROOTS)):
-            for hop_price in (0.0, 0.5, 10.0):
-                low = grow_low_tree(metric, root, hop_price)
-                if low is None:
-                    continue
+        for root, hop_price in product(range(0, n, ceil(n / MAX_ROOTS)), (0.0, 0.5, 10.0)):
+            low = grow_low_tree(metric, root, hop_price)
+            if low is not None:
                 rooted = self._hang(low)
-                usage = Usage(self.survey.topology, [rooted])
-                rate = 1 / find_max_load(usage.uses, [1], usage.capacity)
+                uses, capacity = count_uses(self.survey.topology, [rooted])
+                offer = 1 / find_max_load(uses, [1], capacity), rooted
                 depth = tree_depth(rooted, self.survey.ranks)
-                if depth not in best or rate > best[depth][0]:
-                    best[depth] = rate, rooted
+                best[depth] = max(best.get(depth, offer), offer, key=lambda entry: entry[0])
         for depth, (rate, rooted) in sorted(best.items()):
             if all(rate > best[lower][0] for lower in best if lower < depth):
                 self.add_weighed([rooted], "one tree")
@@ -254,9 +194,8 @@ class ForestBuilder:
             count = int(u * self.bound / unit)
             if not 1 <= count <= _MAX_TREES or count * nodes * count > _UNION_WORK:
                 continue
-            rate = count * unit / u
-            if count not in best_of or rate > best_of[count][0]:
-                best_of[count] = rate, u
+            offer = count * unit / u, u
+            best_of[count] = max(best_of.get(count, offer), offer, key=lambda entry: entry[0])
         # Equal trees are merged, so that more of them than the user's limit may still fit.
         limit = self.limits.max_trees
         steps = (*_UNION_STEPS, _MAX_TREES) if limit is None else (limit, limit * 3 // 2, 2 * limit)
@@ -275,28 +214,28 @@ class ForestBuilder:
     def add_combs(self) -> None:
         """Add all combs, half of them, a quarter, and so on, on grids of direct links."""
         combs = [self._hang(tree) for tree in comb_trees(self.survey.topology)]
-        combs = combs if len(combs) <= _MAX_TREES else combs[:: ceil(len(combs) / _MAX_TREES)]
+        combs = combs[:: ceil(len(combs) / _MAX_TREES) or 1]
         every = 1
-        while combs and every * 2 <= len(combs) and not self.is_at_bound():
+        while every * 2 <= len(combs) and not self.has_within():
             self.add_weighed(combs[::every], "combs")
             every *= 2
 
     def add_images(self) -> None:
         """Add the trees generated by classes of links, each with its images under rank shifts."""
-        columns = self.survey.pack_by_class(self.effort, self.say)
+        packing = self.survey.pack_by_class(self.effort, self.say)
         limit = min(_MAX_TREES, self.limits.max_trees or _MAX_TREES)
-        trees = [self._hang(tree) for tree in columns.carrying]
+        trees = [self._hang(tree) for tree in packing.carrying]
         images = group(self.survey.turns, max(1, limit // max(len(trees), 1)))
         if images is None:
             return
         if len(self.survey.ranks) <= METRIC_RANKS:
-            metric = Metric(self.survey.graph, columns.prices, both=True)
+            metric = Metric(self.survey.graph, packing.best, both=True)
             # Images load links equally whatever the tree, so a shallow one is tried before deep
             # ones.
             low = [grow_low_tree(metric, 0, price) for price in (0.0, 0.25)]
             flat = [self._hang(tree) for tree in low if tree is not None]
             self.add_weighed(flat, "images of low trees", images)
-            if self.is_at_bound():
+            if self.has_within():
                 return
             trees += flat
         self.add_weighed(trees, "images", images)
@@ -336,9 +275,8 @@ class ForestBuilder:
         if boxes is not None:
             # A chain from the root's own box, or a binary tree: the first sends least, the second
             # is shallower.
-            home = next(b for b, members in enumerate(boxes.ranks) if root in members)
             row = [(box - 1) % boxes.count for box in range(boxes.count)]
-            row[home] = -1
+            row[next(b for b, members in enumerate(boxes.ranks) if root in members)] = -1
             for shape in ([row], SHAPES["binary"](boxes.count)):
                 trees = rail_trees(boxes, shape, self.router)
                 if trees:
@@ -362,11 +300,13 @@ class ForestBuilder:
         If they are more than the limit on trees, also add the heaviest of them, as many as the
         limit allows.
         """
-        granted = self.effort.grant(_LOW_WORK_S, 0.5)
-        low = generate_low_trees(self.survey.graph, self.limits.max_depth, granted)
-        if not low:
+        if len(self.survey.ranks) > METRIC_RANKS:
             return
-        self.add_weighed([self._hang(tree) for tree in low], "low trees")
+        low = LowTreePacking(self.survey.graph, self.limits.max_depth)
+        low.generate(self.effort.grant(_LOW_WORK_S, 0.5), "low trees")
+        if not low.carrying:
+            return
+        self.add_weighed([self._hang(tree) for tree in low.carrying], "low trees")
         limit, forest = self.limits.max_trees, self.candidates[-1].forest
         if limit is not None and forest.count > limit:
             weighed = zip(forest.shares, forest.trees, strict=True)
@@ -377,12 +317,10 @@ class ForestBuilder:
 def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:
     """Return the Pareto front of forests in rate, depth and number of trees, fastest first."""
     out: list[CandidateForest] = []
-    for candidate in sorted(
-        candidates, key=lambda c: (-c.rate_GBps, c.forest.count, c.forest.depth)
-    ):
-        size, depth = candidate.forest.count, candidate.forest.depth
+    for c in sorted(candidates, key=lambda c: (-c.rate_GBps, c.forest.count, c.forest.depth)):
+        size, depth = c.forest.count, c.forest.depth
         if not any(faster.forest.count <= size and faster.forest.depth <= depth for faster in out):
-            out.append(candidate)
+            out.append(c)
     return out
 
 
@@ -393,9 +331,9 @@ def choose(
 
     With an epsilon, return only the forest with the fewest trees among those within it, or none.
     """
-    allowed = [c for c in candidates if limits.allows(c)]
+    allowed = [c for c in candidates if c.keeps(limits)]
     if limits.epsilon is None:
         return pareto(allowed)
     least = bound_GBps * (1 - max(limits.epsilon, AT_BOUND))
-    near = [c for c in allowed if c.rate_GBps >= least]
+    near = (c for c in allowed if c.rate_GBps >= least)
     return sorted(near, key=lambda c: (c.forest.count, c.forest.depth, -c.rate_GBps))[:1]

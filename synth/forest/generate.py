@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ..numeric.effort import Effort
-from ..numeric.linear import SmoothedPrices, pack
+from ..numeric.linear import SMOOTH, ColumnGeneration, pack
 from .machine.links import Floats, Ints
 from .machine.pairs import PairGraph, Tree
 from .machine.routes import Metric
@@ -46,112 +45,98 @@ _LOW_TREE_S, _LOW_TREE_RANK_S = 5e-4, 2e-5
 _CARRIES = 1e-9
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Trees with their rates, and the prices that bound the rate of any packing.
+class TreePacking(ColumnGeneration[Tree]):
+    """Column generation of trees under the bandwidths of pairs of devices.
 
-    `rates` are floats in GB/s. `prices` are those of the pairs with the lowest `value`, an upper
-    bound in GB/s on the rate of any packing. `optimal` means that the rates add up to that bound.
+    Pair i of the graph counts in row `rows[i]`, and prices are those of pairs. `rates` are those of
+    `columns`, in GB/s. The prices `best` prove the lowest `value`, an upper bound in GB/s on the
+    rate of any packing; it is reached if the packing is `finished`.
     """
 
-    trees: tuple[Tree, ...]
-    rates: Floats
-    prices: Floats
-    value: float
-    optimal: bool
+    def __init__(self, graph: PairGraph, rows: Ints, start: TreePacking | None = None) -> None:
+        """Set up the packing; `start` gives columns, prices and a rate that is enough."""
+        # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are
+        # cheap.
+        super().__init__(1.0 / graph.capacity / len(rows))
+        self.graph, self.rows, self.start = graph, rows, start
+        self.capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
+        self.pricing_s = _TREE_S + _TREE_PAIR_S * len(rows)
+        self.rates, self.value, self.enough = np.zeros(0), np.inf, np.inf
+        if start is not None:
+            self.best, self.value, self.enough = start.best, start.value, start.value
 
     @property
     def carrying(self) -> list[Tree]:
         """The trees with a rate above 0."""
-        return _list_carrying(self.trees, self.rates)
+        return [tree for tree, x in zip(self.columns, self.rates, strict=False) if x > _CARRIES]
 
+    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> TreePacking:
+        """Generate trees until they are optimal or the effort is spent; return the packing.
 
-def _list_carrying(trees: Sequence[Tree], rates: Floats) -> list[Tree]:
-    return [tree for tree, rate in zip(trees, rates, strict=True) if rate > _CARRIES]
-
-
-def generate(
-    graph: PairGraph,
-    rows: Ints,
-    effort: Effort,
-    progress: Callable[[str], None] | None = None,
-    start: Columns | None = None,
-    enough: float = np.inf,
-) -> Columns:
-    """Pack trees into links by column generation; return them with rates and the best prices.
-
-    Pair i of the graph counts in row `rows[i]`. Generation ends at the optimum, at `enough` GB/s,
-    or once the effort is spent. `start` gives columns and prices to continue from.
-    """
-    capacity: Floats = np.bincount(rows, weights=graph.capacity).astype(np.float64)
-    columns: dict[Tree, Counter[int]] = {}
-
-    def add(trees: Sequence[Tree]) -> tuple[Floats, Floats]:
-        """Add columns and solve the program; return the rates of all and the price of each pair."""
-        columns.update((tree, _count_rows(graph, tree, rows)) for tree in trees)
-        solved = pack(list(columns.values()), capacity, effort)
-        if solved is None:
+        A later call continues from the end of an earlier one.
+        """
+        solved = True
+        if self.start is not None and not self.columns:
+            solved, self.smoothing = self.add([*self.start.columns], effort), SMOOTH
+        if not (solved and self.generate(effort, "packing trees", say)):
             raise InfeasibleError(
                 "the packing of trees has no optimum; are the bandwidths of very different sizes?"
             )
-        return solved[0], solved[1][rows]
+        return self
 
-    # Before any tree has a rate, each link costs the inverse of its bandwidth: wide links are
-    # cheap.
-    smooth, value = SmoothedPrices(1.0 / graph.capacity / len(rows)), np.inf
-    rates, dual = np.zeros(0), smooth.best
-    if start is not None:
-        smooth.best, value = start.prices, start.value
-        rates, dual = add(start.trees)
-        smooth.reset()
-    tree_s = _TREE_S + _TREE_PAIR_S * len(rows)
-    while True:
-        trial = smooth.mix(dual)
-        price, tree = graph.cheapest_tree(trial)
-        effort.spend(tree_s)
+    def price_columns(self) -> list[Tree]:
+        """Return the cheapest tree if it costs less than 1; store the bound of the prices."""
+        price, tree = self.graph.cheapest_tree(self.prices)
         # Any prices bound every packing: the cost of all links over that of the cheapest tree.
-        proved = float(graph.capacity @ trial) / price
-        if proved < value:
-            smooth.best, value = trial / price, proved
-        reached = float(rates.sum()) >= min(value, enough) * (1 - _TOLERANCE)
-        if reached or (columns and effort.is_over("packing trees")):
-            return Columns(tuple(columns), rates, smooth.best, value, reached)
-        # Only a tree that is cheap under the duals themselves improves the program. If smoothed
-        # prices lead to none, smooth less; if the duals lead to none either, this is the optimum.
-        cheap = not columns or graph.price(tree, dual) < 1 - _TOLERANCE
-        if tree in columns or not cheap:
-            if not smooth.back_off():
-                return Columns(tuple(columns), rates, smooth.best, value, optimal=True)
-            continue
-        # Several columns at once save solving the program for each.
-        effort.spend(tree_s * _SIMILAR)
-        rates, dual = add([tree, *_find_similar(graph, trial, tree, rows)])
-        smooth.reset()
-        if progress is not None and len(columns) % 20 == 0:
-            progress(
-                f"packing: {len(columns)} trees, {rates.sum():.4g} of at most {value:.4g} GB/s"
-            )
+        proved = float(self.graph.capacity @ self.prices) / price
+        if proved < self.value:
+            self.best, self.value = self.prices / price, proved
+        return [tree] if self.improves(tree) else []
 
+    def improves(self, tree: Tree) -> bool:
+        """Return whether a tree is new, and costs less than 1 under the duals themselves."""
+        cheap = not self.columns or self.graph.price(tree, self.dual) < 1 - _TOLERANCE
+        return cheap and tree not in self.columns
 
-def _find_similar(graph: PairGraph, prices: Floats, tree: Tree, rows: Ints) -> list[Tree]:
-    """Return more trees that are nearly as cheap, each avoiding the links of those before it."""
-    out = []
-    earlier_uses, sizes = np.zeros(len(prices)), np.bincount(rows, minlength=len(prices))
-    for _ in range(_SIMILAR):
-        for row, times in _count_rows(graph, tree, rows).items():
-            earlier_uses[row] += times
-        raised = prices * (1 + _RAISE * earlier_uses[rows] / sizes[rows])
-        # Add a little to each link, so that links without a price are avoided too.
-        _, tree = graph.cheapest_tree(raised + _RAISE * float(prices.mean()) * 1e-3)
-        out.append(tree)
-    return out
+    def is_enough(self) -> bool:
+        """Return whether the rates reach the bound, or the rate that is enough."""
+        return float(self.rates.sum()) >= min(self.value, self.enough) * (1 - _TOLERANCE)
 
+    def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
+        """Add a tree, and similar ones, which saves solving the program for each of them."""
+        effort.spend(self.pricing_s * _SIMILAR)
+        return self.add([*fresh, *self._find_similar(fresh[0])], effort)
 
-def _count_rows(graph: PairGraph, tree: Tree, rows: Ints) -> Counter[int]:
-    used: Counter[int] = Counter()
-    for pair, times in graph.uses(tree).items():
-        used[int(rows[pair])] += times
-    return used
+    def add(self, trees: Sequence[Tree], effort: Effort) -> bool:
+        """Add columns and solve the program; return False if it has no optimum."""
+        self.columns.update((tree, self._count_rows(tree)) for tree in trees)
+        solved = pack(list(self.columns.values()), self.capacity, effort)
+        if solved is not None:
+            self.rates, self.dual = solved[0], solved[1][self.rows]
+        return solved is not None
+
+    def _describe(self) -> str:
+        rate = self.rates.sum()
+        return f"packing: {len(self.columns)} trees, {rate:.4g} of at most {self.value:.4g} GB/s"
+
+    def _find_similar(self, tree: Tree) -> list[Tree]:
+        """Return more trees, nearly as cheap, each avoiding the links of those before it."""
+        out = []
+        earlier_uses, sizes = np.zeros(len(self.rows)), np.bincount(self.rows)
+        for _ in range(_SIMILAR):
+            for row, times in self._count_rows(tree).items():
+                earlier_uses[row] += times
+            raised = self.prices * (1 + _RAISE * earlier_uses[self.rows] / sizes[self.rows])
+            # Add a little to each link, so that links without a price are avoided too.
+            _, tree = self.graph.cheapest_tree(raised + _RAISE * float(self.prices.mean()) * 1e-3)
+            out.append(tree)
+        return out
+
+    def _count_rows(self, tree: Tree) -> Counter[int]:
+        used: Counter[int] = Counter()
+        for pair, times in self.graph.uses(tree).items():
+            used[int(self.rows[pair])] += times
+        return used
 
 
 def exact_prices(
@@ -183,40 +168,35 @@ def grow_low_tree(
     return Tree(tuple(edges))
 
 
-def generate_low_trees(graph: PairGraph, max_depth: int | None, effort: Effort) -> list[Tree]:
-    """Generate columns among shallow trees only, and return those with a rate above 0.
+class LowTreePacking(TreePacking):
+    """Column generation among shallow trees only.
 
-    The trees are grown by a heuristic, so the rate that they reach proves nothing. The result is
-    empty if there are too many GPUs.
+    The trees are grown by a heuristic, so the rate that they reach proves nothing.
     """
-    n = len(graph.gpus)
-    if n > METRIC_RANKS:
-        return []
-    # Roots are sampled on large machines, to limit the time of a turn.
-    roots = range(0, n, ceil(n / MAX_ROOTS))
-    columns: dict[Tree, Counter[int]] = {}
-    rates, dual = np.zeros(0), 1 / graph.capacity
-    while not effort.is_over("low trees"):
-        metric = Metric(graph, dual, both=True)
-        effort.spend(2 * len(roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n))
+
+    smooths = False
+
+    def __init__(self, graph: PairGraph, max_depth: int | None) -> None:
+        super().__init__(graph, np.arange(len(graph.links)))
+        self.dual = 1 / graph.capacity
+        self.max_depth, n = max_depth, len(graph.gpus)
+        # Roots are sampled on large machines, to limit the time of a turn.
+        self.roots = range(0, n, ceil(n / MAX_ROOTS))
+        self.pricing_s = 2 * len(self.roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n)
+
+    def price_columns(self) -> list[Tree]:
+        """Return the cheapest of the shallow trees that cost less than 1."""
+        metric = Metric(self.graph, self.dual, both=True)
         fresh = []
-        for root in roots:
+        for root in self.roots:
             for hop_price in (0.0, 0.5):
-                tree = grow_low_tree(metric, root, hop_price, max_depth)
-                if tree is None or tree in columns:
-                    continue
-                # Under the duals, only a tree that costs less than 1 can improve the packing.
-                price = graph.price(tree, dual)
-                if not columns or price < 1 - 1e-9:
-                    fresh.append((price, tree))
-        if not fresh:
-            break
+                tree = grow_low_tree(metric, root, hop_price, self.max_depth)
+                if tree is not None and self.improves(tree):
+                    fresh.append(tree)
         # Adding only the cheapest few per turn keeps the program small: duals change, and most
         # others would carry nothing.
-        fresh.sort(key=lambda offer: offer[0])
-        columns.update((tree, graph.uses(tree)) for _, tree in fresh[:_FRESH_LOW])
-        solved = pack(list(columns.values()), graph.capacity, effort)
-        if solved is None:
-            break
-        rates, dual = solved
-    return _list_carrying(list(columns)[: len(rates)], rates)
+        return sorted(fresh, key=lambda tree: self.graph.price(tree, self.dual))[:_FRESH_LOW]
+
+    def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
+        """Add columns and solve the program; return False if it has no optimum."""
+        return self.add(fresh, effort)

@@ -9,19 +9,17 @@ unlike elsewhere nothing is proved; the bound is a cut's.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import numpy as np
 
-from ...topo.routes import Route, Router
-from ..numeric.effort import Effort
-from .candidates import CandidateForest, ForestBuilder, TreeLimits
+from ...topo.routes import Route
+from ..request import Request
+from .candidates import CandidateForest, ForestBuilder
 from .machine.links import Floats
 from .machine.pairs import PairGraph
-from .survey import Survey
 from .trees import RootedTree
 
 # Maximum number of switches for trying all subsets, of which there are 2 to this power.
@@ -34,22 +32,16 @@ _ROOTS = 16
 _TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
 
 
-def in_network_forests(
-    survey: Survey,
-    router: Router,
-    bound_GBps: Fraction,
-    limits: TreeLimits,
-    effort: Effort,
-    say: Callable[[str], None] | None = None,
-) -> list[CandidateForest]:
+def in_network_forests(request: Request) -> list[CandidateForest]:
     """Return forests of trees through switches.
 
     They are single trees, and all trees tried with the best shares. If these do not reach the
     bound, trees among GPUs alone are added.
     """
-    graph = survey.graph
+    builder = ForestBuilder(request)
+    graph, effort = builder.survey.graph, request.effort
     # If all subsets would be too many, leave out single switches, or none, or all of them.
-    adders = [d.id for d in survey.topology.devices if d.kind != "gpu" and d.can_reduce]
+    adders = [d.id for d in request.topology.devices if d.kind != "gpu" and d.can_reduce]
     subsets: list[tuple[str, ...]] = [
         tuple(adders), (), *(tuple(d for d in adders if d != out) for out in adders)
     ]  # fmt: skip
@@ -58,13 +50,13 @@ def in_network_forests(
         subsets = [chosen for size in sizes for chosen in combinations(adders, size)]
     trees: dict[RootedTree, None] = {}
     load = np.zeros(len(graph.links))
-    tree_s = _TREE_S + _TREE_PAIR_S * len(load)
+    turn_s = (_TREE_S + _TREE_PAIR_S * len(load)) * (len(subsets) + _ROOTS)
     for turn in range(_TURNS):
         if trees and effort.is_over("trees through switches"):
             break
         # Links that earlier trees load cost more, so that the next tree avoids them.
         prices = (1 + load * len(load) / max(float(load.sum()), 1.0)) / graph.capacity
-        effort.spend(tree_s * (len(subsets) + _ROOTS))
+        effort.spend(turn_s)
         before = len(trees)
         for tree, pairs in _find_cheapest(graph, subsets, prices):
             trees[tree] = None
@@ -73,14 +65,13 @@ def in_network_forests(
         if turn and len(trees) == before:
             break
     # Single trees first: fewest messages, and often enough to reach the bound.
-    builder = ForestBuilder(survey, router, bound_GBps, limits, effort, say)
     listed = list(trees)
     for tree in listed[:_ROOTS]:
         builder.add_weighed([tree], "one tree through switches")
-    if len(listed) > 1 and not builder.is_at_bound():
+    if len(listed) > 1 and not builder.has_within():
         builder.add_weighed(listed, "trees through switches")
     # Trees among GPUs alone may use links that trees through switches leave idle.
-    if not builder.is_at_bound():
+    if not builder.has_within():
         forests = [c.forest for c in builder.build_all() if c.forest.images is None]
         plain = max(forests, key=lambda forest: forest.count)
         builder.add_weighed([*listed, *plain.trees], "trees of both kinds")
@@ -94,11 +85,10 @@ def _find_cheapest(
 
     The tree is yielded once per root, for a few GPUs as roots.
     """
-    candidates = (_find_steiner_tree(graph, chosen, prices) for chosen in subsets)
-    best = min((c for c in candidates if c), key=lambda candidate: candidate[0], default=None)
-    if best is not None:
-        hung = (_hang_at(graph, best[1], root) for root in range(min(len(graph.gpus), _ROOTS)))
-        yield from ((tree, best[1]) for tree in hung if tree is not None)
+    offers = (_find_steiner_tree(graph, chosen, prices) for chosen in subsets)
+    for _, pairs in sorted(filter(None, offers), key=lambda offer: offer[0])[:1]:
+        hung = (_hang_at(graph, pairs, root) for root in range(min(len(graph.gpus), _ROOTS)))
+        yield from ((tree, pairs) for tree in hung if tree is not None)
 
 
 def _find_steiner_tree(
@@ -130,26 +120,22 @@ def _hang_at(graph: PairGraph, pairs: list[int], root: int) -> RootedTree | None
     None if the pairs do not connect all GPUs.
     """
     topology = graph.topology
-    around: dict[str, list[str]] = {}
+    around: dict[str, list[str]] = defaultdict(list)
     for pair in pairs:
         a, b = graph.links[pair]
-        around.setdefault(a, []).append(b)
-        around.setdefault(b, []).append(a)
+        around[a].append(b)
+        around[b].append(a)
     start = topology.ranks[root]
-    up: dict[str, Route] = {}
-    stack: list[Route] = [(start,)]
-    visited = {start}
+    # From each visited device up to the nearest GPU above it, both included.
+    up: dict[str, Route] = {start: (start,)}
+    stack = [start]
     while stack:
-        route = stack.pop()  # from a device up to the nearest GPU above it, both included
-        for neighbour in around.get(route[0], []):
-            if neighbour in visited:
-                continue
-            visited.add(neighbour)
-            is_gpu = topology.by_id[neighbour].kind == "gpu"
-            if is_gpu:
-                up[neighbour] = (neighbour, *route)
-            stack.append((neighbour,) if is_gpu else (neighbour, *route))
-    if len(up) != len(topology.ranks) - 1:
+        device = stack.pop()
+        above = (device,) if topology.by_id[device].kind == "gpu" else up[device]
+        fresh = [neighbour for neighbour in around[device] if neighbour not in up]
+        up |= {neighbour: (neighbour, *above) for neighbour in fresh}
+        stack += fresh
+    if not up.keys() >= set(topology.ranks):
         return None
-    routes = tuple(up.get(gpu) for gpu in topology.ranks)
+    routes = tuple(None if gpu == start else up[gpu] for gpu in topology.ranks)
     return RootedTree(root, routes, tuple(route and route[::-1] for route in routes))

@@ -27,7 +27,7 @@ from .large.level_paths import LevelPaths
 from .machine.links import HOP_SHARE, Ints, LinkArrays
 from .machine.routes import OwnRoutes
 from .machine.symmetry import find_transitive_group
-from .weigh import TOLERANCE, PackedShares, SharePacking, round_shares
+from .weigh import TOLERANCE, SharePacking
 
 # Devices from the source GPU to the target GPU, relaying GPUs included.
 Path = tuple[str, ...]
@@ -59,6 +59,7 @@ class PathPacking(SharePacking[Path]):
         super().__init__(topology, images)
         self.sources = list(sources) if images is None else [0]
         self.times = 1 if images is None else len(gpus)
+        self.pricing_s = len(self.sources) * (_PATH_S * len(gpus) + _DEVICE_S * self.size)
 
     def group_of(self, column: Path) -> Hashable:
         """Return the pair of GPUs that a path connects."""
@@ -68,21 +69,15 @@ class PathPacking(SharePacking[Path]):
         """Return how often a path and all its images together use each row."""
         return self.count_rows([column], self.times)
 
-    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> PackedShares[Path]:
-        """Generate paths until they are optimal or the effort is spent, and return them.
+    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> None:
+        """Generate paths until they are optimal or the effort is spent.
 
         A later call continues from the end of an earlier one. Raise TimeLimitError if the linear
         program was not solved.
         """
-        solved = self.finished or not self.uses or self.solve((), effort)
+        solved = self.finished or not self.columns or self.solve((), effort)
         if not (solved and self.generate(effort, "packing paths", say)):
             raise TimeLimitError("the linear program of paths was not solved")
-        return self.packed
-
-    @property
-    def pricing_s(self) -> float:
-        """The work of pricing the paths from all sources once, in seconds of an idle core."""
-        return len(self.sources) * (_PATH_S * len(self.gpus) + _DEVICE_S * self.size)
 
     def price_columns(self) -> list[Path]:
         """Return new paths that cost less than their pair's dual.
@@ -92,11 +87,10 @@ class PathPacking(SharePacking[Path]):
         """
         # Among paths of equal price, the one with fewest links is taken: a small charge per link
         # breaks ties.
-        by_link = self.row_prices[self.row]
+        by_link = self.prices[self.row]
         weight = by_link + HOP_SHARE * float(by_link.mean())
         if self.routes is None:
-            matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
-            nodes_of_ranks = self.gpus
+            matrix, nodes_of_ranks = self.make_matrix(weight), self.gpus
         else:
             # Search over ranks instead of devices. SciPy takes 0 for no edge, but every hop has a
             # price above 0.
@@ -122,11 +116,11 @@ class PathPacking(SharePacking[Path]):
                 price = sum(by_link[self.number[link]] for link in pairwise(path))
                 total += price
                 dual = self.duals.get(self.group_of(path), np.inf)
-                if path not in self.uses and price * self.times < dual * (1 - TOLERANCE):
+                if path not in self.columns and price * self.times < dual * (1 - TOLERANCE):
                     fresh.append(path)
         # Weak duality: no routing is faster than the cost of all pairs' cheapest paths over that of
         # all links.
-        self.raise_bound(total * self.times / float(self.row_capacity @ self.row_prices))
+        self.raise_bound(total * self.times / float(self.row_capacity @ self.prices))
         return fresh
 
     def _name_path(self, nodes: Sequence[int]) -> Path:
@@ -146,14 +140,10 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
 
     Every piece moves one hop along its path in each step.
     """
-    packed = packing.packed
-    pairs = [packing.group_of(path) for path in packed.columns]
-    uses = list(packing.uses.values())
-    shares = round_shares(packed.shares, uses, packing.exact_capacity(), pairs)
     # All images of a path are laid out at once: one path may represent thousands of pairs.
-    images = np.arange(packing.size)[None] if packed.images is None else packed.images
+    images = np.arange(packing.size)[None] if packing.images is None else packing.images
     layout = _Layout(packing.topology, collective)
-    for path, share in zip(packed.columns, shares, strict=True):
+    for path, share in zip(packing.columns, packing.round(), strict=True):
         if share:
             layout.add(images[:, packing.find_devices(path)], share)
     return layout.finish(strategy)
@@ -178,8 +168,7 @@ def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> 
 class _Layout:
     def __init__(self, topology: Topology, collective: Collective) -> None:
         self.links, self.collective = LinkArrays(topology), collective
-        self.rank_of = np.full(self.links.size, -1, dtype=np.int64)
-        self.rank_of[self.links.gpus] = np.arange(len(topology.ranks))
+        self.rank_of = self.links.rank_of
         self.chunks: list[Chunk] = []
         self.parts: list[Transfers] = []
 
@@ -199,11 +188,11 @@ class _Layout:
             between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
             routes = [tuple(self.links.names[d] for d in row) for row in between.tolist()]
             step, op = np.full(len(devices), hop), np.full(len(devices), COPY)
-            ends = ranks[:, hop], ranks[:, hop + 1]
-            self.parts.append(Transfers(step, *ends, number, op, which.reshape(-1), routes))
+            src, dst = ranks[:, hop], ranks[:, hop + 1]
+            self.parts.append(Transfers(step, src, dst, number, op, which.reshape(-1), routes))
         each = self.collective.name == "alltoall"
-        for source, target in zip(ranks[:, 0].tolist(), ranks[:, -1].tolist(), strict=True):
-            self.chunks.append(Chunk(share / n, source if each else None, target))
+        ends = zip(ranks[:, 0].tolist(), ranks[:, -1].tolist(), strict=True)
+        self.chunks += [Chunk(share / n, a if each else None, b) for a, b in ends]
 
     def finish(self, strategy: str) -> Schedule:
         """Return the schedule of all added chunks."""

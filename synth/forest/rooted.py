@@ -22,7 +22,7 @@ from .machine.links import Floats, Ints, LinkArrays
 from .machine.routes import Metric, OwnRoutes, RoutedMetric
 from .machine.symmetry import find_transitive_group
 from .trees import RootedTree, levels
-from .weigh import TOLERANCE, PackedShares, SharePacking
+from .weigh import TOLERANCE, SharePacking
 
 # Prices per hop, in mean distances, of the shallow trees offered besides the cheapest tree.
 _HOP_PRICES = (0.0, 0.1, 1.0)
@@ -62,12 +62,13 @@ class RootedPacking(SharePacking[RootedTree]):
         # If shifts map rank 0 to every rank, one root represents all, and the links of an orbit
         # form one row.
         gpus = LinkArrays(topology).gpus
-        several = turns if len(roots) > 1 else None
-        images = find_transitive_group(several, gpus, once=False)
+        images = find_transitive_group(turns if len(roots) > 1 else None, gpus, once=False)
         super().__init__(topology, images)
         self.roots = list(roots) if images is None else [0]
         self.times = 1 if both or images is None else len(gpus)
-        self.row_prices = self.row_prices / len(self.row_capacity)
+        trees = len(self.roots) * (2 if both else 1) + (_SIMILAR if len(self.roots) == 1 else 0)
+        self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * len(gpus) ** 2)
+        self.dual = self.dual / len(self.row_capacity)
 
     def group_of(self, column: RootedTree) -> Hashable:
         """Return the root; for allreduce all trees form one group."""
@@ -83,39 +84,32 @@ class RootedPacking(SharePacking[RootedTree]):
         enough: float = 0.0,
         say: Callable[[str], None] | None = None,
         start: Sequence[RootedTree] = (),
-    ) -> PackedShares[RootedTree]:
-        """Generate trees and return them with their shares.
+    ) -> None:
+        """Generate trees with their shares.
 
         Generation ends at the optimum, once the time of a part is down to `enough` (in units of one
         part over 1 GB/s), or once the effort is spent. `start` are trees to begin with, some from
         each root. Raise InfeasibleError if the linear program has no optimum, or if no trees reach
         all GPUs within the depth limit.
         """
+        self.enough = enough
         if start:
             self.solve(start, effort)
-        if not self.generate(effort, "packing rooted trees", say, enough):
+        if not self.generate(effort, "packing rooted trees", say):
             raise InfeasibleError(
                 "the packing of trees has no optimum; are the bandwidths of very different sizes?"
             )
-        if not self.packed.columns:
+        if not self.columns:
             raise InfeasibleError(
                 "no trees reach all GPUs from everywhere within the depth that is allowed"
             )
-        return self.packed
-
-    @property
-    def pricing_s(self) -> float:
-        """The work of pricing trees from all roots once, in seconds of an idle core."""
-        n, single = len(self.gpus), len(self.roots) == 1
-        trees = len(self.roots) * (2 if self.both else 1) + (_SIMILAR if single else 0)
-        return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * n * n)
 
     def price_columns(self) -> list[RootedTree]:
         """Return new trees that cost less than their root's dual.
 
         Also store the prices if they raise the bound.
         """
-        by_link = self.row_prices[self.row]
+        by_link = self.prices[self.row]
         metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
@@ -139,18 +133,18 @@ class RootedPacking(SharePacking[RootedTree]):
                         continue
                 if root not in self.duals and not any(tree.root == root for _, tree in fresh):
                     cost = 0.0  # without a tree from each root, the program has no solution
-                if tree not in self.uses and cost < limit:
+                if tree not in self.columns and cost < limit:
                     fresh.append((cost, tree))
         # A single root gives one column per turn: adding similar trees saves many turns.
         single = len(self.roots) == 1 and not self.both
-        if exact and single and self.uses and self.max_depth is None:
+        if exact and single and self.columns and self.max_depth is None:
             fresh += self._find_similar(metric, forward)
         # Weak duality: no schedule is faster than the cost of all roots' cheapest trees over that
         # of all links.
         if cheapest:
             costs = list(cheapest.values())
             least = min(costs) if self.both else sum(costs) * self.times
-            self.raise_bound(least / float(self.row_capacity @ self.row_prices))
+            self.raise_bound(least / float(self.row_capacity @ self.prices))
         # Adding only the cheapest few per turn keeps the program small: prices change, and most of
         # the others would never carry anything.
         fresh.sort(key=lambda offer: offer[0])
@@ -158,8 +152,7 @@ class RootedPacking(SharePacking[RootedTree]):
         return list(dict.fromkeys(tree for _, tree in fresh))[:count]
 
     def _limit(self, root: int) -> float:
-        dual = self.duals.get(0 if self.both else root, np.inf)
-        return dual / self.times * (1 - TOLERANCE)
+        return self.duals.get(0 if self.both else root, np.inf) / self.times * (1 - TOLERANCE)
 
     def _offer_trees(
         self, metric: Metric, forward: Floats, root: int
@@ -175,15 +168,14 @@ class RootedPacking(SharePacking[RootedTree]):
         offers = [(cheapest_out_tree(forward, root), up, True)] if exact else []
         # Shallow trees are only worth their time if the cheapest tree is unknown or may be too
         # deep, or if there are no trees yet.
-        if not exact or not self.uses or self.max_depth is not None:
+        if not exact or not self.columns or self.max_depth is not None:
             for hop_price in _HOP_PRICES:
                 low = metric.grow_tree(root, hop_price, self.max_depth)
-                if low is None:
-                    continue
-                has_routes_back = self.both and all(
-                    p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(low)
-                )
-                offers.append((low, low if has_routes_back else up, False))
+                if low is not None:
+                    has_routes_back = self.both and all(
+                        p < 0 or np.isfinite(metric.distance[v, p]) for v, p in enumerate(low)
+                    )
+                    offers.append((low, low if has_routes_back else up, False))
         return [offer for offer in offers if not self.both or offer[1] is not None]
 
     def _find_similar(self, metric: Metric, forward: Floats) -> list[tuple[float, RootedTree]]:
@@ -193,13 +185,12 @@ class RootedPacking(SharePacking[RootedTree]):
         """
         root = self.roots[0]
         out: dict[RootedTree, float] = {}
-        raised = forward.copy()
-        usual = float(np.mean(forward[np.isfinite(metric.distance)]))
+        raised, usual = forward.copy(), float(np.mean(forward[np.isfinite(metric.distance)]))
         for _ in range(_SIMILAR):
             parents = cheapest_out_tree(raised, root)
             tree = self._route_tree(metric, root, parents, None)
             cost = self.cost_of(tree) / self.times
-            if tree not in self.uses and cost < self._limit(root):
+            if tree not in self.columns and cost < self._limit(root):
                 out.setdefault(tree, cost)
             for node, parent in enumerate(parents):
                 if parent >= 0:

@@ -7,8 +7,7 @@ their predicted loads are those of the schedule in execution.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import networkx as nx
@@ -16,12 +15,11 @@ import numpy as np
 
 from ...topo.routes import Router
 from ..ir.transfers import Transfers
-from ..numeric.effort import Effort
-from .candidates import CandidateForest, ForestBuilder, TreeLimits
-from .generate import generate
+from ..request import Request
+from .candidates import CandidateForest, ForestBuilder
+from .generate import TreePacking
 from .machine.links import HOP_SHARE, Floats, Ints
 from .machine.pairs import PairGraph, Tree
-from .survey import Survey
 from .trees import root_tree
 
 # Above this, a spanning tree over all pairs of GPUs in every turn takes too long.
@@ -73,29 +71,23 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
     )
 
 
-def routed_forest(
-    machine: Survey,
-    router: Router,
-    bound_GBps: Fraction,
-    limits: TreeLimits,
-    effort: Effort,
-    say: Callable[[str], None] | None,
-) -> list[CandidateForest]:
+def routed_forest(request: Request) -> list[CandidateForest]:
     """Return the best forest of trees over the hardware's routes.
 
     The result is empty if the machine is too large to search, if its routes do not connect all
     GPUs, or if the forest exceeds the limits.
     """
-    if len(machine.ranks) > _MAX_RANKS:
+    n = request.collective.ranks
+    if n > _MAX_RANKS:
         return []
-    graph = RoutedPairs(router)
-    if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < len(machine.ranks) - 1:
+    graph = RoutedPairs(request.router)
+    if len(graph.cheapest_tree(1.0 / graph.capacity)[1].edges) < n - 1:
         return []
-    effort = effort.grant(_WORK_S)
-    columns = generate(graph, np.arange(len(graph.links)), effort, say)
-    builder = ForestBuilder(machine, router, bound_GBps, limits, effort, say)
-    least = _CARRIES * columns.rates.sum()
-    trees = zip(columns.trees, columns.rates, strict=True)
-    used = [root_tree(tree, machine.ranks) for tree, rate in trees if rate > least]
+    request = replace(request, effort=request.effort.grant(_WORK_S))
+    builder, rows = ForestBuilder(request), np.arange(len(graph.links))
+    packing = TreePacking(graph, rows).run(request.effort, request.progress)
+    least = _CARRIES * packing.rates.sum()
+    trees = zip(packing.columns, packing.rates, strict=True)
+    used = [root_tree(tree, builder.survey.ranks) for tree, rate in trees if rate > least]
     builder.add_weighed(used, "one route a pair")
-    return [candidate for candidate in builder.candidates if limits.allows(candidate)]
+    return [forest for forest in builder.candidates if forest.keeps(request.limits)]

@@ -10,8 +10,7 @@ equivalent ranks is priced; neither weakens the bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
@@ -19,7 +18,7 @@ from scipy.sparse.csgraph import shortest_path
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
 from ..numeric.effort import Effort
-from ..numeric.linear import SmoothedPrices
+from ..numeric.linear import ColumnGeneration
 from .machine.links import Floats, Ints, Link, compact, find_orbits
 from .machine.routes import OwnRoutes, price_hops
 from .machine.symmetry import colours
@@ -44,23 +43,13 @@ _MAX_ROWS = 1500
 _METRIC_S, _TREE_S, _TREE_ENTRY_S = 5e-4, 3e-4, 4e-7
 
 
-@dataclass(frozen=True)
-class LinkPrices:
-    """Prices of directed links, and the lower bound on a collective's time that they prove.
-
-    `of` maps each link to its price, in relative units. `value` is the bound in seconds, for parts
-    of 1 GB each. Both are floats, so the bound must be checked exactly.
-    """
-
-    of: dict[Link, float]
-    value: float
-
-
-class SinglePathPacking:
+class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
     """The column generation for one collective.
 
     `routes` are the hardware's routes; `shape` is PAIRS, TREES or PATHS and determines the form of
-    a column.
+    a column. `columns` maps each column to its part. `value` is the lower bound in seconds, for
+    parts of 1 GB each, that the prices `best` of the rows prove. Both are floats, so the bound must
+    be checked exactly.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective, shape: str) -> None:
@@ -82,8 +71,11 @@ class SinglePathPacking:
         if collective.root is not None:
             self.weight = {collective.root: 1}
         self.one_part = collective.name == "allreduce"
-        self.uses: dict[Column, int] = {}
-        """Maps each column to its part."""
+        super().__init__(1 / self.capacity / len(self.capacity))
+        self.value, self.reached = 0.0, np.inf
+        self.duals: dict[int, float] = {}
+        trees = 1 if shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
+        self.pricing_s = _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * routes.ranks**2)
 
     def _colour_links(self, single: str | None) -> Ints:
         """Return a number for each link, equal for equal bandwidths and colours of both ends.
@@ -97,67 +89,62 @@ class SinglePathPacking:
         )
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
-    def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> LinkPrices | None:
-        """Return the best prices found within `effort`, or None if routes do not connect all ranks.
-
-        `say` is called with a line of progress after each solution of the linear program.
-        """
-        dual: Floats = 1 / self.capacity / len(self.capacity)
-        smooth, best_value, reached = SmoothedPrices(dual), 0.0, np.inf
-        duals: dict[int, float] = {}
-        while True:
-            trial = smooth.mix(dual)
-            offers = self._price(trial)
-            if offers is None:
-                return None
-            effort.spend(self._pricing_s)
-            needed = (
-                min(cost for cost, *_ in offers)
-                if self.one_part
-                else sum(cost * self.weight[part] for cost, part, _ in offers)
-            )
-            value = needed / float(self.capacity @ trial)
-            if value > best_value:
-                smooth.best, best_value = trial, value
-            optimal = reached <= best_value * (1 + _TOLERANCE)
-            if optimal or (self.uses and effort.is_over("prices of single paths")):
-                break
-            # The trial prices are smoothed, but a column improves the program only if it costs less
-            # than its part's dual at the duals themselves.
-            fresh = [offer[1:] for offer in offers if self._improves(*offer[1:], dual, duals)]
-            if not fresh:
-                if not smooth.back_off():
-                    break
-                continue
-            if len(self.weight) == 1 or self.one_part:
-                fresh += self._find_similar(trial, dict.fromkeys(c for _, c in fresh))
-            for part, column in fresh:
-                self.uses.setdefault(column, 0 if self.one_part else part)
-            parts = list(self.uses.values())
-            solved = divide([dict(c) for c in self.uses], self.capacity, parts, effort=effort)
-            if solved is None:
-                break
-            reached, dual = solved.time, solved.prices
-            duals = {part: solved.duals[part] for part in set(parts)}
-            smooth.reset()
-            if say is not None:
-                say(f"single paths: {len(self.uses)} columns")
-        prices = smooth.best[self.row].tolist()
-        return LinkPrices(dict(zip(self.routes.links, prices, strict=True)), best_value)
-
     @property
-    def _pricing_s(self) -> float:
-        trees = 1 if self.shape == PAIRS else len(self.weight) * (2 if self.one_part else 1)
-        return _METRIC_S + trees * (_TREE_S + _TREE_ENTRY_S * self.routes.ranks**2)
+    def link_prices(self) -> dict[Link, float]:
+        """The prices of directed links that prove the bound, in relative units."""
+        return dict(zip(self.routes.links, self.best[self.row].tolist(), strict=True))
 
-    def _improves(self, part: int, column: Column, dual: Floats, duals: dict[int, float]) -> bool:
-        if column in self.uses:
+    def price_columns(self) -> list[tuple[int, Column]]:
+        """Return the parts' cheapest columns if they improve the program; store the bound.
+
+        There are none if routes do not connect all ranks.
+        """
+        offers = self._price(self.prices)
+        if not offers:
+            return []
+        needed = (
+            min(cost for cost, *_ in offers)
+            if self.one_part
+            else sum(cost * self.weight[part] for cost, part, _ in offers)
+        )
+        value = needed / float(self.capacity @ self.prices)
+        if value > self.value:
+            self.best, self.value = self.prices, value
+        # The prices are smoothed, but a column improves the program only if it costs less than its
+        # part's dual at the duals themselves.
+        return [(part, column) for _, part, column in offers if self._improves(part, column)]
+
+    def is_enough(self) -> bool:
+        """Return whether the columns reach the bound."""
+        return self.reached <= self.value * (1 + _TOLERANCE)
+
+    def solve(self, fresh: Sequence[tuple[int, Column]], effort: Effort) -> bool:
+        """Add columns, and similar ones to a single one, and divide each part among its columns.
+
+        Return False if the program has no optimum.
+        """
+        if len(self.weight) == 1 or self.one_part:
+            fresh = [*fresh, *self._find_similar(dict.fromkeys(column for _, column in fresh))]
+        for part, column in fresh:
+            self.columns.setdefault(column, 0 if self.one_part else part)
+        parts = list(self.columns.values())
+        solved = divide([dict(c) for c in self.columns], self.capacity, parts, effort=effort)
+        if solved is not None:
+            self.reached, self.dual = solved.time, solved.prices
+            self.duals = {part: solved.duals[part] for part in set(parts)}
+        return solved is not None
+
+    def _describe(self) -> str:
+        return f"single paths: {len(self.columns)} columns"
+
+    def _improves(self, part: int, column: Column) -> bool:
+        if column in self.columns:
             return False
-        limit = duals.get(0 if self.one_part else part, np.inf)
-        return sum(float(dual[row]) * times for row, times in column) < limit * (1 - _TOLERANCE)
+        limit = self.duals.get(0 if self.one_part else part, np.inf) * (1 - _TOLERANCE)
+        return sum(float(self.dual[row]) * times for row, times in column) < limit
 
-    def _price(self, prices: Floats) -> list[tuple[float, int, Column]] | None:
-        """Return the cheapest column of each part at the rows' prices; None if there is none.
+    def _price(self, prices: Floats) -> list[tuple[float, int, Column]]:
+        """Return the cheapest column of each part at the rows' prices; none if one has none.
 
         For an allreduce, it is the cheapest column of each rank. Each item has the cost of the
         column for one rank's part, the part, and what all parts that it represents send over each
@@ -177,7 +164,7 @@ class SinglePathPacking:
             listed = ((part, self._trees(full, part)) for part in self.weight)
         for part, sends in listed:
             if sends is None or (sends[~self.routes.exists] > 0).any():
-                return None
+                return []
             load = np.bincount(
                 self.row, weights=self.routes.loads(sends), minlength=len(self.capacity)
             )
@@ -188,13 +175,13 @@ class SinglePathPacking:
             out.append((float(prices[used] @ whole[used]), part, column))
         return out
 
-    def _find_similar(self, prices: Floats, given: Iterable[Column]) -> list[tuple[int, Column]]:
+    def _find_similar(self, given: Iterable[Column]) -> list[tuple[int, Column]]:
         """Return a few more columns that are nearly as cheap.
 
         Each avoids the links of `given` and of the columns before it.
         """
         out: list[tuple[int, Column]] = []
-        earlier: Floats = np.zeros(len(prices))
+        prices, earlier = self.prices, np.zeros(len(self.prices))
         size = np.bincount(self.row)
 
         def avoid(column: Column) -> None:
@@ -205,7 +192,7 @@ class SinglePathPacking:
             avoid(column)
         for _ in range(_SIMILAR):
             raised = prices * (1 + _RAISE * earlier) + _RAISE * 1e-3 * float(prices.mean())
-            cheapest = min(self._price(raised) or [], key=lambda offer: offer[0], default=None)
+            cheapest = min(self._price(raised), key=lambda offer: offer[0], default=None)
             if cheapest is None:
                 break
             avoid(cheapest[2])

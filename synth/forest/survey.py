@@ -22,7 +22,7 @@ from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..numeric.spanning_trees import make_shallower, spanning_trees
 from .balanced import balanced_trees
-from .generate import Columns, generate
+from .generate import TreePacking
 from .large.level_paths import LevelPaths, explain_too_many
 from .machine.boxes import Boxes, find_boxes
 from .machine.links import Ints, find_orbits
@@ -44,15 +44,15 @@ _NEAR = 1.001
 class Survey:
     """The survey of one topology.
 
-    It caches columns; generation continues from them if a later call allows more work.
+    It caches packings; generation continues from them if a later call allows more work.
     """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.graph = PairGraph(topology)
         self.ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-        self._by_class: Columns | None = None
-        self._by_link: Columns | None = None
+        self._by_class: TreePacking | None = None
+        self._by_link: TreePacking | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
         self._level: LevelPaths | None = None
 
@@ -86,8 +86,8 @@ class Survey:
         """The numbers of the boxes with a GPU on a link that is slower than others of its role."""
         if self.mended is None or self.boxes is None:
             return []
-        usual = self.mended.capacity_GBps
-        capacity, gpus = self.topology.capacity_GBps, self.topology.ranks
+        usual, gpus = self.mended.capacity_GBps, self.topology.ranks
+        capacity = self.topology.capacity_GBps
         slow = {d for link, c in capacity.items() if c < usual[link] for d in link}
         boxes = enumerate(self.boxes.ranks)
         return [b for b, members in boxes if any(gpus[r] in slow for r in members)]
@@ -102,23 +102,22 @@ class Survey:
         classes = int(graph.classes.max(initial=-1)) + 1
         if classes == len(graph.links):
             return True
-        images = [*(turn[1] for turn in self.turns), *mirrors(self.topology)]
-        moves = [graph.move_links(image) for image in images]
-        return len(set(find_orbits(len(graph.links), moves).tolist())) == classes
+        images = (*(turn[1] for turn in self.turns), *mirrors(self.topology))
+        orbits = find_orbits(len(graph.links), [graph.move_links(image) for image in images])
+        return len(set(orbits.tolist())) == classes
 
-    def pack_by_class(self, effort: Effort, say: Say = None) -> Columns:
-        """Return columns and prices with one price for all links of a class."""
-        if self._by_class is None or not self._by_class.optimal:
-            self._by_class = generate(self.graph, self.graph.classes, effort, say, self._by_class)
-        return self._by_class
+    def pack_by_class(self, effort: Effort, say: Say = None) -> TreePacking:
+        """Return the packing with one price for all links of a class."""
+        if self._by_class is None:
+            self._by_class = TreePacking(self.graph, self.graph.classes)
+        return self._by_class.run(effort, say)
 
-    def pack_by_link(self, effort: Effort, say: Say = None) -> Columns:
-        """Return columns and prices with a separate price for every pair of devices."""
-        if self._by_link is None or not self._by_link.optimal:
-            start = self._by_link or self.pack_by_class(effort, say)
-            rows = np.arange(len(self.graph.links))
-            self._by_link = generate(self.graph, rows, effort, say, start, enough=start.value)
-        return self._by_link
+    def pack_by_link(self, effort: Effort, say: Say = None) -> TreePacking:
+        """Return the packing with a separate price for every pair of devices."""
+        if self._by_link is None:
+            start, rows = self.pack_by_class(effort, say), np.arange(len(self.graph.links))
+            self._by_link = TreePacking(self.graph, rows, start)
+        return self._by_link.run(effort, say)
 
     def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
         """Return `count` trees of equal share on direct links, packed by matroid union.
@@ -137,8 +136,7 @@ class Survey:
                 return None
             self._whole[key] = None
             if trees is not None:
-                granted = effort.grant(_LOWER_WORK_S)
-                trees = make_shallower(graph.size, ends, times, trees, granted)
+                trees = make_shallower(graph.size, ends, times, trees, effort.grant(_LOWER_WORK_S))
                 self._whole[key] = [Tree(tuple(graph.links[e] for e in sorted(t))) for t in trees]
         return self._whole[key]
 
@@ -221,16 +219,15 @@ def mend(topology: Topology) -> Topology | None:
     rates: dict[tuple[object, ...], Counter[Fraction]] = defaultdict(Counter)
     for link in topology.links:
         rates[name_role(link)][link.bandwidth_GBps] += 1
-    usual = {}
-    for role, seen in rates.items():
-        rate, times = seen.most_common(1)[0]
-        if 2 * times > seen.total():
-            usual[role] = rate
-    links = []
-    for link in topology.links:
-        rate = usual.get(name_role(link), link.bandwidth_GBps)
-        links.append(replace(link, bandwidth_GBps=rate) if rate > link.bandwidth_GBps else link)
-    if all(a is b for a, b in zip(links, topology.links, strict=True)):
+    most = {role: (*seen.most_common(1)[0], seen.total()) for role, seen in rates.items()}
+    usual = {role: rate for role, (rate, times, total) in most.items() if 2 * times > total}
+    links = [
+        replace(
+            link, bandwidth_GBps=max(link.bandwidth_GBps, usual.get(name_role(link), Fraction(0)))
+        )
+        for link in topology.links
+    ]
+    if links == [*topology.links]:
         return None
     return replace(topology, name=f"{topology.name}, mended", links=tuple(links))
 

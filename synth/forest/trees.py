@@ -78,16 +78,19 @@ def root_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> Roo
         around[u][v], around[v][u] = route, route[::-1]
     root = _find_centre(around) if root is None else root
     up: list[Route | None] = [None] * len(ranks)
-    order, reached = [root], {root}
+    for child, node in _walk(around, root).items():
+        up[child] = around[child][node] if node >= 0 else None
+    return RootedTree(root, tuple(up), tuple(route and route[::-1] for route in up))
+
+
+def _walk(around: Sequence[dict[int, Route]], start: int) -> dict[int, int]:
+    """Return the node from which each node of a tree is reached, the nearest to `start` first."""
+    before = {start: -1}
+    order = [start]
     for node in order:
-        for child in around[node]:
-            if child not in reached:
-                reached.add(child)
-                up[child] = around[child][node]
-                order.append(child)
-    return RootedTree(
-        root, tuple(up), tuple(None if route is None else route[::-1] for route in up)
-    )
+        order += [neighbour for neighbour in around[node] if neighbour != before[node]]
+        before |= {neighbour: node for neighbour in around[node] if neighbour != before[node]}
+    return before
 
 
 def _find_centre(around: Sequence[dict[int, Route]]) -> int:
@@ -95,13 +98,8 @@ def _find_centre(around: Sequence[dict[int, Route]]) -> int:
 
     def longest_path(start: int) -> list[int]:
         """Return the path to `start` from a node that is farthest from it."""
-        before, order = {start: -1}, [start]
-        for node in order:
-            for neighbour in around[node]:
-                if neighbour not in before:
-                    before[neighbour] = node
-                    order.append(neighbour)
-        path = [order[-1]]
+        before = _walk(around, start)
+        path = [[*before][-1]]
         while before[path[-1]] >= 0:
             path.append(before[path[-1]])
         return path
@@ -127,16 +125,17 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
             depth[child] = depth[node] + 1
         order.extend(children[node])
     for node in reversed(order):
-        above = parents[node]
-        if above >= 0 and height[above] <= height[node]:
-            height[above] = height[node] + 1
+        height[node] = max((height[child] + 1 for child in children[node]), default=0)
     return depth, height
 
 
 def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
     """Return the greatest number of hops between the root and any rank, in either direction."""
-    directions = [direction for direction in ("up", "down") if getattr(tree, direction)]
-    return max(max(levels(tree.parents(ranks, direction))[0]) for direction in directions)
+    return max(
+        max(levels(tree.parents(ranks, direction))[0])
+        for direction in ("up", "down")
+        if getattr(tree, direction)
+    )
 
 
 def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[list[Any]]:
@@ -173,14 +172,12 @@ def schedule_of(
     `strategy` is the name of the strategy that the schedule records.
     """
     links = LinkArrays(topology)
-    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-    rank_of = np.full(links.size, -1, dtype=np.int64)
-    rank_of[links.gpus] = np.arange(len(ranks))
+    ranks, rank_of = {gpu: r for r, gpu in enumerate(topology.ranks)}, links.rank_of
     images = np.arange(links.size)[None] if forest.images is None else forest.images
     # Transfers can only merge in a switch in the same step.
     together = computes_in_network(topology)
     per_root = collective.name in ("allgather", "reduce-scatter")
-    whole = Fraction(1, collective.ranks) if per_root else Fraction(1)
+    whole = Fraction(1, collective.ranks if per_root else 1)
     chunks: list[Chunk] = []
     parts: list[Transfers] = []
     # A tree's share is divided among its images, or, if every root has its own trees, among the
@@ -196,10 +193,9 @@ def schedule_of(
             chunk = np.full(len(step), len(chunks))
             routes = [tuple(links.names[image[links.index[d]]] for d in r) for r in between]
             parts.append(Transfers(step, moved[src], moved[dst], chunk, op, which, routes))
-            root = int(moved[tree.root])
-            source = root if collective.name == "allgather" else None
-            target = root if collective.name == "reduce-scatter" else None
-            chunks.append(Chunk(share * whole / each, source, target))
+            root = int(moved[tree.root]) if per_root else None
+            ends = (root, None) if collective.name == "allgather" else (None, root)
+            chunks.append(Chunk(share * whole / each, *ends))
     transfers = Transfers.joined(parts).sorted()
     bare = Schedule(
         collective, strategy, tuple(chunks), transfers, (), trees=forest.count, depth=forest.depth

@@ -8,12 +8,12 @@ enough.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import chain
 from math import lcm
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ..cost.loads import DirectedLink, computes_in_network, stream_loads
 from ..ir.collective import Chunk
 from ..ir.transfers import Transfers
 from ..numeric.effort import Effort
-from ..numeric.linear import Floats, Rows, minimise
+from ..numeric.linear import ColumnGeneration, Floats, Rows, minimise
 from .machine.links import Ints, LinkRows
 from .trees import RootedTree, list_moves
 
@@ -47,40 +47,31 @@ _ROUNDED_TREES = 4096
 _SUGGESTED = 1000
 
 
-class Usage:
-    """The number of times each tree uses each link (or class of links), and its capacity in GB/s.
+def count_uses(
+    topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None
+) -> tuple[list[Counter[int]], list[Fraction]]:
+    """Return how often each tree uses each row of links, and the rows' capacities in GB/s.
 
     With `images` of a group of symmetries, links of an orbit form one row, and a tree's uses are
     spread evenly over it.
     """
-
-    def __init__(
-        self, topology: Topology, trees: Sequence[RootedTree], images: Ints | None = None
-    ) -> None:
-        rows = LinkRows(topology, images)
-        self.capacity = rows.exact_capacity()
-        self.uses: list[Counter[int]] = []
-        for tree in trees:
-            out: Counter[int] = Counter()
-            for link, times in _count_link_uses(tree, topology).items():
-                out[int(rows.row[rows.number[link]])] += times
-            self.uses.append(out)
-
-
-def _count_link_uses(tree: RootedTree, topology: Topology) -> Mapping[DirectedLink, int]:
+    rows = LinkRows(topology, images)
     if not computes_in_network(topology):
-        return Counter(link for route in (*tree.up, *tree.down) for link in pairwise(route or ()))
+        uses = [rows.count_rows((*tree.up, *tree.down)) for tree in trees]
+        return uses, rows.exact_capacity()
     # A switch that adds sends on one sum of all messages that arrive in a step, so count streams,
     # not routes.
-    ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
-    step, src, dst, op, route = list_moves(tree, ranks, together=True)
-    rows = Transfers(step, src, dst, np.zeros(len(step)), op, range(len(step)), route)
-    out: Counter[DirectedLink] = Counter()
-    for now in sorted(set(step)):
-        sent = rows.taken(np.array(step) == now)
-        for link, share in stream_loads([Chunk(Fraction(1))], sent, topology).items():
-            out[link] += int(share)
-    return out
+    ranks, uses = {gpu: r for r, gpu in enumerate(topology.ranks)}, []
+    for tree in trees:
+        step, src, dst, op, route = list_moves(tree, ranks, together=True)
+        moves = Transfers(step, src, dst, np.zeros(len(step)), op, range(len(step)), route)
+        out: Counter[int] = Counter()
+        for now in sorted(set(step)):
+            sent = moves.taken(np.array(step) == now)
+            for link, share in stream_loads([Chunk(Fraction(1))], sent, topology).items():
+                out[int(rows.row[rows.number[link]])] += int(share)
+        uses.append(out)
+    return uses, rows.exact_capacity()
 
 
 def find_max_load(
@@ -101,6 +92,15 @@ def find_max_load(
         (Fraction(total * below, above) for (above, below), total in highest.items()),
         default=Fraction(0),
     )
+
+
+def find_share_load(
+    uses: Sequence[Mapping[int, int]], shares: Sequence[Fraction], capacity: Sequence[Fraction]
+) -> Fraction:
+    """Return the exact greatest load over capacity of any row if columns carry these shares."""
+    # Integers over a common denominator are exact, and faster than fractions.
+    whole = lcm(*(share.denominator for share in shares))
+    return find_max_load(uses, [int(share * whole) for share in shares], capacity) / whole
 
 
 @dataclass(frozen=True)
@@ -166,40 +166,27 @@ def divide(
     return Division(solution.x[:-1], float(solution.x[-1]) * scale, prices, duals)
 
 
-@dataclass
-class PackedShares(Generic[C]):
-    """Columns (trees or paths) with their shares, and prices of directed links.
-
-    Each share is a float, relative to the part of the column's group. With `images`, permutations
-    of the devices, each column represents all its images.
-
-    Times are in units of one part over 1 GB/s: `value` is the lower bound that the prices prove,
-    `reached` the time that the shares take.
-    """
-
-    columns: list[C] = field(default_factory=list)
-    shares: Floats = field(default_factory=lambda: np.zeros(0))
-    prices: dict[DirectedLink, float] = field(default_factory=dict)
-    value: float = 0.0
-    reached: float = np.inf
-    images: Ints | None = None
-
-
-class SharePacking(LinkRows, Generic[C]):
-    """Column generation that divides each group's part among columns.
+class SharePacking(LinkRows, ColumnGeneration[C]):
+    """Column generation that divides each group's part among columns (trees or paths).
 
     It minimises the time of the busiest link. A subclass prices columns and assigns each column to
-    a group.
+    a group. With `images`, permutations of the devices, each column represents all its images.
+
+    `shares` are those of `columns`, as floats relative to the part of the column's group. Times are
+    in units of one part over 1 GB/s: `value` is the lower bound that the prices `best` prove,
+    `reached` the time that the shares take. Columns are fast enough once their time is at most
+    `enough`.
     """
 
+    smooths = False
+
     def __init__(self, topology: Topology, images: Ints | None) -> None:
-        super().__init__(topology, images)
-        self.images = images
-        self.uses: dict[C, Counter[int]] = {}
-        self.packed: PackedShares[C] = PackedShares(images=images)
-        self.finished = False
+        LinkRows.__init__(self, topology, images)
         # Before any column has a share, wide links are cheap.
-        self.row_prices: Floats = 1 / self.row_capacity
+        ColumnGeneration.__init__(self, 1 / self.row_capacity)
+        self.images = images
+        self.shares: Floats = np.zeros(0)
+        self.value, self.reached, self.enough = 0.0, np.inf, 0.0
         self.duals: Mapping[Hashable, float] = {}
 
     def group_of(self, column: C) -> Hashable:
@@ -210,68 +197,40 @@ class SharePacking(LinkRows, Generic[C]):
         """Return how often a column and all its images together use each row."""
         raise NotImplementedError
 
-    def price_columns(self) -> list[C]:
-        """Return new columns that cost less than their group's dual, if any.
-
-        Implementations must also call `raise_bound` with the bound that the prices prove.
-        """
-        raise NotImplementedError
-
-    @property
-    def pricing_s(self) -> float:
-        """The work of `price_columns`, in seconds of an idle core."""
-        raise NotImplementedError
-
     def cost_of(self, column: C) -> float:
         """Return the price of a column with all its images."""
         uses = self.count_uses(column).items()
-        return sum(float(self.row_prices[row]) * times for row, times in uses)
+        return sum(float(self.prices[row]) * times for row, times in uses)
 
     def raise_bound(self, value: float) -> None:
         """Store a lower bound on the time, with the prices that prove it, if it is the best."""
-        if value > self.packed.value:
-            self.packed.value = value
-            prices = self.row_prices[self.row].tolist()
-            self.packed.prices = dict(zip(self.links, prices, strict=True))
+        if value > self.value:
+            self.value, self.best = value, self.prices
 
-    def solve(self, fresh: Iterable[C], effort: Effort) -> bool:
-        """Add columns and divide each group's part among its columns.
+    @property
+    def link_prices(self) -> dict[DirectedLink, float]:
+        """The prices of directed links that prove the bound; none before there is a bound."""
+        prices = self.best[self.row].tolist()
+        return dict(zip(self.links, prices, strict=True)) if self.value else {}
 
-        Return False if the linear program could not be solved.
-        """
-        self.uses.update((column, self.count_uses(column)) for column in fresh)
-        groups = [self.group_of(column) for column in self.uses]
-        solved = divide(list(self.uses.values()), self.row_capacity, groups, effort=effort)
+    def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
+        """Add columns and divide each group's part; return False if the program has no optimum."""
+        self.columns.update((column, self.count_uses(column)) for column in fresh)
+        groups = [self.group_of(column) for column in self.columns]
+        solved = divide(list(self.columns.values()), self.row_capacity, groups, effort=effort)
         if solved is not None:
-            self.packed.columns = list(self.uses)
-            self.packed.shares, self.packed.reached = solved.shares, solved.time
-            self.row_prices, self.duals = solved.prices, solved.duals
+            self.shares, self.reached = solved.shares, solved.time
+            self.dual, self.duals = solved.prices, solved.duals
+            self.finished = self.reached <= max(self.value, self.enough) * (1 + TOLERANCE)
         return solved is not None
 
-    def generate(
-        self, effort: Effort, search: str, say: Callable[[str], None] | None, enough: float = 0.0
-    ) -> bool:
-        """Generate columns until they are optimal or fast enough, or the effort is spent.
+    def round(self) -> list[Fraction]:
+        """Return the shares of the columns as exact fractions; see `round_shares`."""
+        groups, uses = map(self.group_of, self.columns), list(self.columns.values())
+        return round_shares(self.shares, uses, self.exact_capacity(), list(groups))
 
-        They are fast enough once their time is at most `enough`, in units of one part over 1 GB/s.
-        Return False if a linear program could not be solved. `search` names the search in messages.
-        """
-        while not self.finished:
-            fresh = self.price_columns()
-            effort.spend(self.pricing_s)
-            if not fresh:
-                self.finished = True
-            elif self.uses and effort.is_over(search):
-                break
-            else:
-                if not self.solve(fresh, effort):
-                    return False
-                target = max(self.packed.value, enough) * (1 + TOLERANCE)
-                self.finished = self.packed.reached <= target
-                if say is not None:
-                    rate = 1 / self.packed.reached
-                    say(f"packing: {len(self.uses)} columns, {rate:.4g} GB/s a part")
-        return True
+    def _describe(self) -> str:
+        return f"packing: {len(self.columns)} columns, {1 / self.reached:.4g} GB/s a part"
 
 
 def find_best_shares(
@@ -282,10 +241,8 @@ def find_best_shares(
 ) -> Floats:
     """Return the shares of `divide`, or even shares if HiGHS finds no optimum."""
     solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
-    if solution is not None:
-        return solution.shares
     size = Counter(group)
-    return np.array([1.0 / size[g] for g in group])
+    return np.array([1.0 / size[g] for g in group]) if solution is None else solution.shares
 
 
 def round_shares(
@@ -293,18 +250,19 @@ def round_shares(
     uses: Sequence[Mapping[int, int]],
     capacity: Sequence[Fraction],
     group: Sequence[Hashable],
+    good: Fraction = GOOD,
 ) -> list[Fraction]:
     """Return fractions near `shares` with a common denominator, exactly 1 in each group's sum.
 
     The denominator is the first of those tried at which the busiest row's load exceeds that of the
-    floats by at most GOOD, or else the best one tried.
+    floats by at most the fraction `good`, or else the best one tried.
     """
     busiest: dict[int, float] = defaultdict(float)
     for column, x in zip(uses, shares.tolist(), strict=True):
         for row, times in column.items():
             busiest[row] += times * x
     reached = max((total / float(capacity[row]) for row, total in busiest.items()), default=0.0)
-    target = Fraction(max(reached, 1e-300)) * (1 + GOOD)
+    target = Fraction(max(reached, 1e-300)) * (1 + good)
     members: dict[Hashable, list[int]] = defaultdict(list)
     for j, g in enumerate(group):
         members[g].append(j)

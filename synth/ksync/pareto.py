@@ -10,6 +10,7 @@ broadcast on the reversed topology; allreduce is composed of two, and solved dir
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -23,8 +24,7 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..ir.transform import compose, reverse
 from ..numeric.effort import Effort
-from .combining import solve_combining
-from .copying import SyncFabric, SyncInstance, fabric_of, solve_copying
+from .models import SyncFabric, SyncInstance, fabric_of, solve_combining, solve_copying
 from .ratio_bound import RatioProof, prove_least_ratio
 
 FEASIBLE, INFEASIBLE, UNKNOWN = "feasible", "infeasible", "unknown"
@@ -117,7 +117,7 @@ def pareto(
         rows, complete = _search_allreduce(router, scope)
     elif collective.reduces:
         rows, complete = _FrontSearch(collective.reversed(), router.reversed(), scope).run()
-        rows = [replace(row, schedule=row.schedule and reverse(row.schedule)) for row in rows]
+        rows = _reverse(rows)
     else:
         rows, complete = _FrontSearch(collective, router, scope).run()
     return _make_front(rows, collective, fabric_of(router), limit, complete)
@@ -132,8 +132,9 @@ def _make_front(
     feasible = [row for row in rows if row.status == FEASIBLE]
 
     def beats(a: Row, b: Row) -> bool:
-        better = (a.steps, a.ratio) != (b.steps, b.ratio) or (a.chunks, a.form) < (b.chunks, b.form)
-        return a is not b and a.steps <= b.steps and a.ratio <= b.ratio and better
+        if (a.steps, a.ratio) == (b.steps, b.ratio):
+            return (a.chunks, a.form) < (b.chunks, b.form)
+        return a.steps <= b.steps and a.ratio <= b.ratio
 
     flagged = [
         row
@@ -156,12 +157,12 @@ def _count_needed_steps(collective: Collective, fabric: SyncFabric) -> int:
 
     It is the largest number of edges from a holder of data to one of its receivers.
     """
-    needed = 0
-    for chunk in collective.even_chunks(1):
-        for holder in collective.holders(chunk):
-            hops = fabric.hops_from((holder,))
-            needed = max(needed, *(hops.get(rank, 0) for rank in collective.receivers(chunk)))
-    return needed
+    reach = (
+        (fabric.hops_from((holder,)), collective.receivers(chunk))
+        for chunk in collective.even_chunks(1)
+        for holder in collective.holders(chunk)
+    )
+    return max((hops.get(r, 0) for hops, receivers in reach for r in receivers), default=0)
 
 
 def _solve_row(
@@ -174,15 +175,13 @@ def _solve_row(
     key = instance.chunks, instance.steps, instance.rounds
     if progress is not None:
         progress("{}: {} chunks, {} steps, {} rounds".format(instance.collective.name, *key))
-    started = time.monotonic()
+    started, schedule = time.monotonic(), None
     try:
         schedule = solve(fabric, instance, effort)
+        verdict = (FEASIBLE, "schedule") if schedule is not None else (INFEASIBLE, "solver")
     except TimeLimitError:
-        return Row(*key, UNKNOWN, "time limit", time.monotonic() - started)
-    seconds = time.monotonic() - started
-    if schedule is None:
-        return Row(*key, INFEASIBLE, "solver", seconds)
-    return Row(*key, FEASIBLE, "schedule", seconds, schedule=schedule)
+        verdict = UNKNOWN, "time limit"
+    return Row(*key, *verdict, time.monotonic() - started, schedule=schedule)
 
 
 @dataclass(frozen=True)
@@ -232,18 +231,15 @@ class _FrontSearch:
                 return list(self.rows.values()), self.complete
             steps += 1
             proof = self._prove(steps)
-        self.complete = False
         return list(self.rows.values()), False
 
-    def _prove(self, steps: int, *, equal_steps: bool = False) -> RatioProof | None:
+    def _prove(self, steps: int, equal_steps: bool = False) -> RatioProof | None:
         """Return a proved lower bound on R/C in `steps` steps.
 
         None if some receiver cannot be reached in that many steps.
         """
-        effort = self.effort.grant(_PROOF_WORK_S)
-        return prove_least_ratio(
-            self.fabric, self.collective, steps, equal_steps=equal_steps, effort=effort
-        )
+        granted = self.effort.grant(_PROOF_WORK_S)
+        return prove_least_ratio(self.fabric, self.collective, steps, granted, equal_steps)
 
     def _search_most_chunks(self, steps: int) -> None:
         """Find the row with R = S that has the most chunks.
@@ -260,10 +256,10 @@ class _FrontSearch:
         # Go up from the start while rows are feasible; if the start itself is infeasible, go down
         # to the first feasible row.
         fabric, data = self.fabric, self.collective.even_chunks(1)
-        sources = {rank for chunk in data for rank in self.collective.holders(chunk)}
-        width = [min(fabric.capacity[link] for link in route_links(r)) for r in fabric.routes]
-        edges = list(zip(fabric.edges, width, strict=True))
-        even = min(sum(chunks for (u, _), chunks in edges if u == rank) for rank in sources)
+        width: Counter[int] = Counter()
+        for (u, _), route in zip(fabric.edges, fabric.routes, strict=True):
+            width[u] += min(fabric.capacity[link] for link in route_links(route))
+        even = min(width[rank] for chunk in data for rank in self.collective.holders(chunk))
         start = limit // even * even if limit >= even else limit
         chunks = start
         while 1 <= chunks <= limit:
@@ -281,23 +277,19 @@ class _FrontSearch:
 
         Ratios below `best` are tried from `least` up.
         """
-        tried = [r for r in self.rows.values() if r.status == FEASIBLE and r.steps == steps]
-        reached = min((row.ratio for row in tried), default=None)
+        feasible = (row for row in self.rows.values() if row.status == FEASIBLE)
+        reached = min((row.ratio for row in feasible if row.steps == steps), default=None)
         if self.scope.slack == 0:
             return reached
         ceiling = min((x for x in (best, reached) if x is not None), default=None)
-        candidates = []
+        candidates, slack = [], self.scope.slack
         for chunks in range(1, _MAX_CHUNKS.get(self.collective.name, _MAX_CHUNKS_OTHERS) + 1):
             fewest = ceil(least * chunks)
             # Without slack, try at least the fewest rounds that the bound allows.
-            last = max(steps + _ROUND_SLACK, fewest)
-            if self.scope.slack is not None:
-                last = steps + self.scope.slack
-            for rounds in range(max(steps, fewest), last + 1):
-                ratio = Fraction(rounds, chunks)
-                if ceiling is None or ratio < ceiling:
-                    candidates.append((ratio, chunks, rounds))
-        candidates.sort()
+            last = max(steps + _ROUND_SLACK, fewest) if slack is None else steps + slack
+            tried = range(max(steps, fewest), last + 1)
+            candidates += [(Fraction(rounds, chunks), chunks, rounds) for rounds in tried]
+        candidates = sorted(x for x in candidates if ceiling is None or x[0] < ceiling)
         # An undecided row uses up all its effort, and the following rows are mostly as hard.
         left_open = 0
         for ratio, chunks, rounds in candidates[:_TRIES]:
@@ -330,13 +322,10 @@ class _FrontSearch:
             return self.rows[key]
         size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
         if size > _MAX_VARIABLES or self.effort.is_over("exact"):
-            reason = "too large" if size > _MAX_VARIABLES else "time limit"
-            row = Row(*key, UNKNOWN, reason, 0.0)
+            row = Row(*key, UNKNOWN, "too large" if size > _MAX_VARIABLES else "time limit", 0.0)
         else:
-            instance, granted = (
-                SyncInstance(self.collective, *key),
-                self.effort.grant(_INSTANCE_WORK_S),
-            )
+            instance = SyncInstance(self.collective, *key)
+            granted = self.effort.grant(_INSTANCE_WORK_S)
             row = _solve_row(solve_copying, self.fabric, instance, granted, self.scope.progress)
             self.rows[key] = row
         self.complete = self.complete and row.status != UNKNOWN
@@ -355,14 +344,13 @@ def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
         scatters, whole = _FrontSearch(gather, router.reversed(), scope).run()
         complete = complete and whole
     rows = []
-    back = {(r.chunks, r.steps, r.rounds): r for r in scatters if r.schedule}
+    back = {(r.chunks, r.steps, r.rounds): r.schedule for r in scatters}
     for row in gathers:
-        other = back.get((row.chunks, row.steps, row.rounds))
-        if row.schedule is None or other is None or other.schedule is None:
-            continue
-        key = row.chunks * n, 2 * row.steps, 2 * row.rounds
-        both = compose(reverse(other.schedule), row.schedule)
-        rows.append(Row(*key, FEASIBLE, "schedule", row.synthesis_s, "composed", schedule=both))
+        scatter = back.get((row.chunks, row.steps, row.rounds))
+        if row.schedule is not None and scatter is not None:
+            key = row.chunks * n, 2 * row.steps, 2 * row.rounds
+            both = compose(reverse(scatter), row.schedule)
+            rows.append(Row(*key, FEASIBLE, "schedule", row.synthesis_s, "composed", schedule=both))
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(router).edges) > _DIRECT_EDGES:
         return rows, False
@@ -414,10 +402,10 @@ def decide(
     fabric = fabric_of(router.reversed() if reversing else router)
     target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
-    rows = []
-    for key in instances:
-        row = _solve_row(solve, fabric, SyncInstance(target, *key), effort, progress)
-        if row.schedule is not None and reversing:
-            row = replace(row, schedule=reverse(row.schedule))
-        rows.append(row)
-    return _make_front(rows, target, fabric, limit)
+    solved = (SyncInstance(target, *key) for key in instances)
+    rows = [_solve_row(solve, fabric, instance, effort, progress) for instance in solved]
+    return _make_front(_reverse(rows) if reversing else rows, target, fabric, limit)
+
+
+def _reverse(rows: list[Row]) -> list[Row]:
+    return [replace(row, schedule=row.schedule and reverse(row.schedule)) for row in rows]

@@ -37,7 +37,7 @@ from ..cost.loads import DirectedLink
 from ..ir.collective import Chunk, Collective
 from ..numeric.effort import Effort
 from ..numeric.linear import Rows, minimise
-from .copying import Key, SyncFabric, list_possible_sends
+from .models import Key, SyncFabric, list_possible_sends
 
 # Denominators to which multipliers are rounded; the exact formula decides which proves most.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
@@ -77,12 +77,8 @@ class _Programme:
     def __init__(
         self, fabric: SyncFabric, collective: Collective, steps: int, equal_steps: bool
     ) -> None:
-        self.fabric, self.collective, self.steps, self.equal_steps = (
-            fabric,
-            collective,
-            steps,
-            equal_steps,
-        )
+        self.fabric, self.collective = fabric, collective
+        self.steps, self.equal_steps = steps, equal_steps
         self.commodities = collective.even_chunks(1)
         self.sends = list_possible_sends(fabric, collective, self.commodities, steps)
         self.column = {key: steps + i for i, key in enumerate(self.sends)}
@@ -129,10 +125,8 @@ class _Programme:
         return True
 
     def _add_forwarding(self, j: int, chunk: Chunk) -> None:
-        single, sources = (
-            _has_single_receiver(self.collective, chunk),
-            set(self.collective.holders(chunk)),
-        )
+        single = _has_single_receiver(self.collective, chunk)
+        sources = set(self.collective.holders(chunk))
         for u in range(self.fabric.ranks):
             sends = self.out_of[j, u]
             if u in sources:
@@ -157,13 +151,12 @@ class _Programme:
 
         The value of the proof is 0 if the effort was too small.
         """
-        total = self.steps + len(self.sends)
-        objective = np.zeros(total)
+        objective = np.zeros(self.steps + len(self.sends))
         objective[: self.steps] = 1.0
         optimum = minimise(objective, self.at_most, self.equal, effort, "exact: bound on R/C")
+        about = self.collective, self.steps, self.equal_steps
         if optimum is None:
-            nothing = Multipliers({}, {}, {})
-            return RatioProof(self.collective, self.steps, self.equal_steps, nothing, Fraction(0))
+            return RatioProof(*about, Multipliers({}, {}, {}), Fraction(0))
         # Rounding more coarsely may clean up float noise, or cost too much: the exact formula
         # decides.
         exact, upper = optimum.equal_duals, optimum.at_most_duals
@@ -186,12 +179,8 @@ class _Programme:
                 w={k: f for k, i in self.w.items() if (f := to_fraction(-upper[i])) > 0},
                 y={k: f for k, i in self.y.items() if (f := to_fraction(-upper[i])) > 0},
             )
-            value = evaluate_proof(
-                self.fabric, self.collective, self.steps, self.equal_steps, multipliers
-            )
-            proofs.append(
-                RatioProof(self.collective, self.steps, self.equal_steps, multipliers, value)
-            )
+            value = evaluate_proof(self.fabric, *about, multipliers)
+            proofs.append(RatioProof(*about, multipliers, value))
         return max(proofs, key=lambda p: p.value)
 
 
@@ -199,9 +188,8 @@ def prove_least_ratio(
     fabric: SyncFabric,
     collective: Collective,
     steps: int,
-    *,
-    equal_steps: bool = False,
     effort: Effort | None = None,
+    equal_steps: bool = False,
 ) -> RatioProof | None:
     """Return the best proved lower bound on R/C in `steps` steps.
 
@@ -233,11 +221,11 @@ def evaluate_proof(
     single = [_has_single_receiver(collective, chunk) for chunk in commodities]
     wanted = [set(collective.receivers(chunk)) for chunk in commodities]
     # Multipliers of inequalities must have their sign, and belong to rows that the program has.
-    if any(f < 0 for f in (*w.values(), *y.values())):
-        return Fraction(0)
-    if any(v in sources[j] or (f > 0 and v not in wanted[j]) for (j, v), f in pi.items()):
-        return Fraction(0)
-    if any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w):
+    if (
+        any(f < 0 for f in (*w.values(), *y.values()))
+        or any(v in sources[j] or (f > 0 and v not in wanted[j]) for (j, v), f in pi.items())
+        or any((v == _ALL) != single[j] or (u in sources[j] and v != _ALL) for (j, u, v, _) in w)
+    ):
         return Fraction(0)
     # Right-hand sides times multipliers, less the largest gain of each x in [0, 1].
     total = sum(pi.values(), Fraction(0)) - sum(

@@ -1,4 +1,4 @@
 """Numerical methods that know nothing of GPUs.
 
-They are linear programs, exact rates, arborescences, circuits and matroid union.
+They are linear programs, column generation, arborescences, circuits and matroid union.
 """

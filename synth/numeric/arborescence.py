@@ -37,8 +37,7 @@ def _contract(cost: NDArray[Any], root: int) -> list[int]:
         return parent
     # The cycle becomes one node (the last); entering it at v saves the edge inside the cycle that
     # led to v.
-    inside = set(cycle)
-    rest = [node for node in range(n) if node not in inside]
+    rest = sorted(set(range(n)) - set(cycle))
     m = len(rest)
     smaller = np.empty((m + 1, m + 1), dtype=cost.dtype)
     from_rest = cost[rest]
@@ -51,27 +50,25 @@ def _contract(cost: NDArray[Any], root: int) -> list[int]:
     inner = _contract(smaller, rest.index(root))
     # The tree of the smaller graph enters the cycle at one node, whose edge inside the cycle is
     # dropped; the rest stays.
-    out = list(parent)
-    enter_at = cycle[int(np.argmin(entering[inner[m]]))]
-    out[enter_at] = rest[inner[m]]
+    parent[cycle[int(np.argmin(entering[inner[m]]))]] = rest[inner[m]]
     for i, node in enumerate(rest):
-        if inner[i] >= 0:
-            from_cycle = inner[i] == m
-            out[node] = cycle[int(np.argmin(leaving[:, i]))] if from_cycle else rest[inner[i]]
-    return out
+        if inner[i] == m:
+            parent[node] = cycle[int(np.argmin(leaving[:, i]))]
+        elif inner[i] >= 0:
+            parent[node] = rest[inner[i]]
+    return parent
 
 
 def _find_cycle(parent: list[int]) -> list[int]:
-    state = [0] * len(parent)
+    done: set[int] = {-1}
     for start in range(len(parent)):
-        path = []
+        path: dict[int, None] = {}
         node = start
-        while node >= 0 and state[node] == 0:
-            state[node] = 1
-            path.append(node)
+        while node not in done and node not in path:
+            path[node] = None
             node = parent[node]
-        if node >= 0 and state[node] == 1:
-            return path[path.index(node) :]
-        for visited in path:
-            state[visited] = 2
+        if node in path:
+            nodes = list(path)
+            return nodes[nodes.index(node) :]
+        done.update(path)
     return []

@@ -163,8 +163,7 @@ def _price_of(price: Floats, tour: list[int]) -> float:
 
 def _insert_nodes(price: Floats, start: int) -> list[int]:
     """Return a tour that grows from a node by always inserting at the least additional cost."""
-    n = len(price)
-    tour, left = [start], [node for node in range(n) if node != start]
+    tour, left = [start], [node for node in range(len(price)) if node != start]
     while left:
         after = np.roll(tour, -1).tolist()
         more = price[np.ix_(tour, left)] + price[np.ix_(left, after)].T
@@ -201,8 +200,7 @@ def _best_turn(price: Floats, tour: list[int]) -> tuple[float, tuple[int, int]]:
     Node 0 stays first. A negative change is a gain.
     """
     there = price[tour, np.roll(tour, -1)]
-    back = price[np.roll(tour, -1), tour]
-    inside = np.concatenate([[0.0], np.cumsum(back - there)])
+    inside = np.concatenate([[0.0], np.cumsum(price[np.roll(tour, -1), tour] - there)])
     n = len(tour)
     ends = [*tour, tour[0]]
     # Row i - 1, column j - 1 for nodes i .. j of the tour, 1 <= i < j <= n - 1.

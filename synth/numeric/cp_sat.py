@@ -36,8 +36,7 @@ def solve(
     status = solver.solve(model)
     used = float(solver.response_proto.deterministic_time)
     effort.spend(used * _WORK_S)
-    proved = status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     # Only the clock ends a search before its work is done.
-    if not proved and used < units * (1 - 1e-6):
+    if status not in (cp_model.OPTIMAL, cp_model.INFEASIBLE) and used < units * (1 - 1e-6):
         effort.record_cut(search)
     return solver, status

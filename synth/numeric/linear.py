@@ -1,13 +1,13 @@
 """Linear programs by HiGHS, with their duals, in floats.
 
-HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly. Column
-generation prices columns between the duals and the best known prices.
+HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,10 @@ from .effort import Effort
 # iteration.
 _ENTRY_S, _ITERATION_ENTRY_S = 1e-6, 8e-9
 # Weight of the best known prices relative to the duals, and the weight at which backing off ends.
-_SMOOTH, _MIN_SMOOTH = 0.5, 0.05
+SMOOTH, _MIN_SMOOTH = 0.5, 0.05
 # SciPy's status if the iterations or the time ran out.
 _STOPPED = 1
+C = TypeVar("C")
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -85,7 +86,6 @@ def minimise(
     Return None if HiGHS finds no optimum. The work is counted in `effort`, and limited by it only
     if the `search` is named.
     """
-    width = len(objective)
     entries = len(at_most.values) + (len(equal.values) if equal is not None else 0)
     iteration_s = _ITERATION_ENTRY_S * max(1000, entries)
     options: dict[str, float] = {}
@@ -96,7 +96,7 @@ def minimise(
         }
     matrices = [
         (
-            csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), width)),
+            csr_matrix((r.values, (r.rows, r.columns)), shape=(len(r.right), len(objective))),
             np.array(r.right),
         )
         if r is not None and r.right
@@ -108,21 +108,12 @@ def minimise(
     )
     if effort is not None:
         effort.spend(_ENTRY_S * entries + iteration_s * result.nit)
-    if (
-        effort is not None
-        and search is not None
-        and result.status == _STOPPED
-        and result.nit < options["maxiter"]
-    ):
-        effort.record_cut(search)
+        if search is not None and result.status == _STOPPED and result.nit < options["maxiter"]:
+            effort.record_cut(search)
     if result.status != 0:
         return None
-    return Optimum(
-        np.maximum(result.x, 0.0),
-        float(result.fun),
-        result.ineqlin.marginals,
-        result.eqlin.marginals,
-    )
+    duals = result.ineqlin.marginals, result.eqlin.marginals
+    return Optimum(np.maximum(result.x, 0.0), float(result.fun), *duals)
 
 
 def pack(
@@ -144,27 +135,70 @@ def pack(
     return None if optimum is None else (optimum.x, np.maximum(-optimum.at_most_duals, 0.0))
 
 
-class SmoothedPrices:
-    """Prices between a program's duals and the best known ones (Wentges 1997).
+class ColumnGeneration(Generic[C]):
+    """A linear program whose columns are added only once their price shows that they improve it.
 
-    Duals jump from one program to the next, smoothed prices settle sooner. If they give no column
-    that improves the program, `back_off` moves nearer to the duals; if the duals themselves give
+    Each turn prices columns between the program's duals and the prices of the best bound (Wentges
+    1997): duals jump from one program to the next, smoothed prices settle sooner. If these give no
+    column that improves the program, they move nearer to the duals; if the duals themselves give
     none either, the program is optimal.
+
+    `columns` describes the program's columns. `prices` are those of the turn, `dual` those of the
+    latest program, and `best` those that prove the best bound. `finished` means that no column is
+    left to add, or that the columns are good enough.
     """
 
-    def __init__(self, best: Floats) -> None:
-        self.best, self.weight = best, 0.0
+    # Whether prices are smoothed, and the work of pricing once, in seconds of an idle core.
+    smooths = True
+    pricing_s = 0.0
 
-    def mix(self, dual: Floats) -> Floats:
-        """Return the prices to try, between the best known prices and the duals."""
-        return self.weight * self.best + (1 - self.weight) * dual
+    def __init__(self, prices: Floats) -> None:
+        self.columns: dict[Any, Any] = {}
+        self.prices = self.dual = self.best = prices
+        self.smoothing = 0.0
+        self.finished = False
 
-    def reset(self) -> None:
-        """Restore full smoothing, after a new program was solved."""
-        self.weight = _SMOOTH
+    def price_columns(self) -> list[C]:
+        """Return columns that improve the program; store the bound that `prices` prove."""
+        raise NotImplementedError
+
+    def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
+        """Add columns and solve the program; return False if it has no optimum."""
+        raise NotImplementedError
+
+    def is_enough(self) -> bool:
+        """Return whether the columns are known to be optimal, or as good as required."""
+        return False
+
+    def _describe(self) -> str:
+        """Return a line of progress."""
+        raise NotImplementedError
 
     def back_off(self) -> bool:
         """Move half of the distance to the duals; return False if already at the duals."""
-        was_smooth = self.weight > 0.0
-        self.weight = self.weight / 2 if self.weight > _MIN_SMOOTH else 0.0
+        was_smooth = self.smoothing > 0.0
+        self.smoothing = self.smoothing / 2 if self.smoothing > _MIN_SMOOTH else 0.0
         return was_smooth
+
+    def generate(
+        self, effort: Effort, search: str, say: Callable[[str], None] | None = None
+    ) -> bool:
+        """Generate columns until they are optimal or good enough, or the effort is spent.
+
+        Return False if a linear program could not be solved. `search` names the search in messages.
+        """
+        while not self.finished:
+            self.prices = self.smoothing * self.best + (1 - self.smoothing) * self.dual
+            fresh = self.price_columns()
+            effort.spend(self.pricing_s)
+            if self.is_enough() or not (fresh or self.back_off()):
+                self.finished = True
+            elif (self.columns or not fresh) and effort.is_over(search):
+                break
+            elif fresh:
+                if not self.solve(fresh, effort):
+                    return False
+                self.smoothing = SMOOTH if self.smooths else 0.0
+                if say is not None:
+                    say(self._describe())
+        return True

@@ -211,28 +211,22 @@ def _shallow_tree(
     It is a forest if they do not connect all nodes. Edges with most copies left are preferred
     (Prim-Dijkstra: depth and use are weighed).
     """
-    done = [False] * len(around)
-    out = []
+    done, out = [False] * len(around), []
     for start in [root, *range(len(around))]:
-        if done[start]:
-            continue
         heap: list[tuple[float, int, int, int]] = [(0.0, 0, start, -1)]
         while heap:
             _, depth, node, via = heapq.heappop(heap)
             if done[node]:
                 continue
             done[node] = True
-            if via >= 0:
-                out.append(via)
+            out.append(via)
             for edge in around[node]:
                 a, b = ends[edge]
                 neighbour = b if a == node else a
                 if left[edge] and not done[neighbour]:
-                    used = 1 - left[edge] / copies[edge]
-                    heapq.heappush(
-                        heap, (_DEPTH_WEIGHT * (depth + 1) + used, depth + 1, neighbour, edge)
-                    )
-    return out
+                    price = _DEPTH_WEIGHT * (depth + 1) + (1 - left[edge] / copies[edge])
+                    heapq.heappush(heap, (price, depth + 1, neighbour, edge))
+    return [edge for edge in out if edge >= 0]
 
 
 def _list_around(nodes: int, ends: Sequence[Edge]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...topo.graph import Topology
 from ..cost.host_costs import describe_host, host_of
-from ..cost.segmentation import on_own_routes
+from ..cost.segmentation import reroute_unless_in_network
 from ..cost.transfer_times import TransferTime, predict_times
 from ..ir.schedule import Schedule
 from ..plan import Plan
@@ -97,7 +97,7 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
     topology = plan.topology
     entry = plan.entry_for(size_bytes)
     # Transfers are sent on the hardware's routes, and their times were predicted for these.
-    schedule = on_own_routes(entry.schedule, plan.router)
+    schedule = reroute_unless_in_network(entry.schedule, plan.router)
     times = predict_times(schedule, topology, size_bytes, host_of(topology))
     about = describe_run(schedule, topology, size_bytes) | {
         "predicted_us": plan.time_s(entry, size_bytes) * 1e6,

@@ -14,11 +14,11 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
 from ..describe import count_bytes
-from ..forest.candidates import TreeLimits
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S
 from ..plan import Plan
+from ..request import TreeLimits
 from ..verify import verify as verify_schedule
 from .registry import AUTO
 from .synthesize import collective_on

@@ -21,8 +21,8 @@ from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds, find_bounds
 from ..cost.affine import Cost, bandwidth_s_per_GB, costs_between_gpus
 from ..cost.host_costs import HostCosts, host_of
-from ..cost.segmentation import as_sent, families, fastest, on_own_routes
-from ..forest.candidates import AT_BOUND, TreeLimits
+from ..cost.segmentation import families, fastest, reroute, reroute_unless_in_network
+from ..forest.candidates import AT_BOUND
 from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
 from ..ir.collective import Collective
@@ -31,7 +31,7 @@ from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Entry, Plan
 from ..reproducible.build import build_reproducible, choose_bracketing
 from ..reproducible.fitting import NAME as BRACKETED
-from ..request import Request, Strategy
+from ..request import Request, Strategy, TreeLimits
 from ..strategies import LISTED_RANKS, MAIN_WORK_S, STRATEGIES
 from ..verify import verify
 from .registry import AUTO, find_strategy, list_strategies
@@ -219,7 +219,7 @@ def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
         segments_of.setdefault(replace(schedule, segments=1), []).append(schedule.segments)
     out: Costed = []
     for given, segments in segments_of.items():
-        base = on_own_routes(given, router)
+        base = reroute_unless_in_network(given, router)
         verify(base, router.topology)
         costs = costs_between_gpus(base, router.topology, segments)
         out += [(replace(base, segments=m), c) for m, c in zip(segments, costs, strict=True)]
@@ -302,7 +302,7 @@ def _list_alternatives(
     figures: dict[Schedule, tuple[float, ...]] = {}
     for base in dict.fromkeys(schedule.uncut for schedule, _ in pool):
         if len(base.transfers) <= _MAX_LISTED_TRANSFERS:
-            sent = as_sent(base, router)
+            sent = reroute(base, router)
             # In a pipeline, the busiest link counts over all steps; in one segment, the busiest
             # link of each step counts.
             piped = bandwidth_s_per_GB(replace(sent, segments=2), router.topology)

@@ -11,7 +11,7 @@ from ...topo.pictures.cables import format_rate
 from ..bounds.in_network import describe_assumption, describe_possible
 from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
-from ..cost.segmentation import as_sent
+from ..cost.segmentation import reroute
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
 from ..explain import SIZES, BottleneckPart, Explanation
@@ -225,7 +225,7 @@ def _draw_schedule(plan: Plan) -> list[str]:
     if len(topology.ranks) > MAX_GPUS:
         text = f"with more than {MAX_GPUS} GPUs trees and timeline are not drawn"
         return [*parts, make_paragraph(text, soft=True)]
-    sent = as_sent(schedule.uncut, plan.router)
+    sent = reroute(schedule.uncut, plan.router)
     flows = list_flows(sent)
     drawn = "".join(f"<figure>{draw_flow(topology, x)}</figure>" for x in flows[:_MAX_FLOWS])
     more = f"; {len(flows) - _MAX_FLOWS} more are not drawn" if len(flows) > _MAX_FLOWS else ""

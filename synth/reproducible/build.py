@@ -17,7 +17,7 @@ from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.affine import Cost, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
-from ..cost.segmentation import families, fastest, on_own_routes
+from ..cost.segmentation import families, fastest, reroute_unless_in_network
 from ..forest.trees import levels as tree_levels
 from ..ir.addition_order import find_bracketing
 from ..ir.schedule import Schedule
@@ -139,7 +139,7 @@ def _compute_rate(request: Request, base: Schedule) -> Fraction:
 
     Every transfer takes the hardware's route.
     """
-    sent = on_own_routes(base, request.router)
+    sent = reroute_unless_in_network(base, request.router)
     return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
 
 

@@ -10,13 +10,13 @@ combination is used. The orders and shares come from synth/channels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
 from ..channels.channels import CHAIN, RING, Order, schedule_rings
-from ..channels.columns import Column, Packed, find_exact_rates, pack_orders
+from ..channels.columns import Column, OrderPacking, find_exact_rates, pack_orders
 from ..channels.orders import Orders
 from ..channels.rounding import Rounding
 from ..cost.affine import tighten
@@ -58,12 +58,12 @@ def build(request: Request) -> list[Schedule]:
     ]
 
 
-def _pack_best(request: Request, orders: Orders) -> Packed:
+def _pack_best(request: Request, orders: Orders) -> OrderPacking:
     """Return the packed chains, or rings or a mix of both if that carries more.
 
     Rings are only tried if the chains are not proved to be the best.
     """
-    best: Packed | None = None
+    best: OrderPacking | None = None
     declined: list[InfeasibleError] = []
     for shapes in ([CHAIN], [RING], [CHAIN, RING]):
         if len(shapes) > 1 and declined:
@@ -83,7 +83,7 @@ def _pack_best(request: Request, orders: Orders) -> Packed:
 
 
 def _build_equal(
-    request: Request, orders: Orders, packed: Packed, less_than: int
+    request: Request, orders: Orders, packed: OrderPacking, less_than: int
 ) -> list[Schedule]:
     """Return schedules of fewer than `less_than` chains, of equal shares.
 
@@ -111,27 +111,22 @@ def _schedule_shares(
     """
     heaviest = dict(sorted(rates.items(), key=lambda item: -item[1])[:max_orders])
     total = sum(heaviest.values(), Fraction(0))
-    chains = [(order, rate / total) for (shape, order), rate in heaviest.items() if shape == CHAIN]
+    chains = {order: rate / total for (shape, order), rate in heaviest.items() if shape == CHAIN}
     rings = [(order, rate / total) for (shape, order), rate in heaviest.items() if shape == RING]
+    if not chains:
+        return schedule_rings(request, rings, "chains")
+    # Each chain is rooted at its middle.
+    trees = tuple(_hang_chain(request, order) for order in chains)
+    forest = Forest(trees, tuple(chains.values()), request.collective.ranks // 2)
+    along = schedule_of(forest, request.collective, request.topology, "chains")
     if not rings:
-        return _schedule_chains(request, chains)
+        return along
+    # Both schedules are for shares of the same buffer, and begin together.
     around = schedule_rings(request, rings, "chains")
-    return around if not chains else _lay_beside(request, _schedule_chains(request, chains), around)
-
-
-def _schedule_chains(request: Request, chains: Sequence[tuple[Order, Fraction]]) -> Schedule:
-    """Return the schedule of chains with their shares, each rooted at its middle."""
-    trees = tuple(_hang_chain(request, order) for order, _ in chains)
-    forest = Forest(trees, tuple(share for _, share in chains), request.collective.ranks // 2)
-    return schedule_of(forest, request.collective, request.topology, "chains")
-
-
-def _lay_beside(request: Request, one: Schedule, other: Schedule) -> Schedule:
-    """Return the schedule in which two schedules for shares of the same buffer begin together."""
-    step, src, dst, chunk, op, route = other.transfers.columns
-    moved = Transfers(step, src, dst, chunk + len(one.chunks), op, route, other.transfers.routes)
-    transfers = Transfers.joined([one.transfers, moved]).sorted()
-    both = Schedule(one.collective, "chains", one.chunks + other.chunks, transfers, ())
+    step, src, dst, chunk, op, route = around.transfers.columns
+    moved = Transfers(step, src, dst, chunk + len(along.chunks), op, route, around.transfers.routes)
+    transfers = Transfers.joined([along.transfers, moved]).sorted()
+    both = Schedule(along.collective, "chains", along.chunks + around.chunks, transfers, ())
     return tighten(both, request.topology)
 
 

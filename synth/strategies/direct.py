@@ -24,9 +24,8 @@ def build(request: Request) -> list[Schedule]:
     n = collective.ranks
     check_size("direct", n, n * n)
     if collective.name == "allreduce":
-        gather = build(request.of(Collective("allgather", n)))[0]
-        scatter = build(request.of(Collective("reduce-scatter", n)))[0]
-        return [compose(scatter, gather)]
+        halves = (Collective(name, n) for name in ("reduce-scatter", "allgather"))
+        return [compose(*(build(request.of(half))[0] for half in halves))]
     if collective.reduces:
         return [reverse(build(request.reversed())[0])]
     chunks = whole(collective)

@@ -46,11 +46,13 @@ def _place(
     """Return the schedule of sends between positions, with the ranks placed for a size."""
     if request.collective.ranks < 2:
         raise InfeasibleError(f"{name} needs at least two ranks")
-
-    def draw(order: Sequence[int]) -> Schedule:
-        return build_schedule(request, name, chunks, list_sends(order))
-
-    return [place(request, draw, lambda order: {x[1:3] for x in list_sends(order)}, size_bytes)]
+    best = place(
+        request,
+        lambda order: build_schedule(request, name, chunks, list_sends(order)),
+        lambda order: {send[1:3] for send in list_sends(order)},
+        size_bytes,
+    )
+    return [best]
 
 
 def _double_vectors(order: Sequence[int]) -> list[Send]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ..ir.schedule import Schedule
-from ..ksync.copying import fabric_of
+from ..ksync.models import fabric_of
 from ..ksync.pareto import pareto
 from ..request import Request, whole
 

@@ -7,7 +7,7 @@ the fewest ranks have. Links choose in random order, in batches in which no two 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +42,8 @@ def build(request: Request) -> list[Schedule]:
     if name == "reduce-scatter":
         return [reverse(build(request.reversed())[0])]
     if name == "allreduce":
-        gather = build(request.of(Collective("allgather", n)))[0]
-        scatter = build(request.of(Collective("reduce-scatter", n)))[0]
-        return [compose(scatter, gather)]
+        halves = (Collective(name, n) for name in ("reduce-scatter", "allgather"))
+        return [compose(*(build(request.of(half))[0] for half in halves))]
     # A step sends whole chunks over each link, so all bandwidths must be small multiples of one
     # unit.
     links = request.topology.capacity_GBps
@@ -85,9 +84,8 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError("greedy: some GPUs cannot be reached")
     step = np.repeat(np.arange(len(best)), [len(rows) for rows in best])
     src, dst, chunk = np.concatenate(best).T
-    transfers = Transfers(
-        step, src, dst, chunk, np.full(len(step), COPY), np.zeros(len(step)), [()]
-    ).sorted()
+    op, route = np.full(len(step), COPY), np.zeros(len(step))
+    transfers = Transfers(step, src, dst, chunk, op, route, [()]).sorted()
     schedule = Schedule(request.collective, "greedy", whole(request.collective), transfers, ())
     return [tighten(schedule, request.topology)]
 
@@ -111,8 +109,7 @@ def _run_trial(
             return None
         rows = []
         coming = has.copy()
-        holders = has.sum(axis=0) + random.random(n)  # rarest first, ties at random
-        order = np.argsort(holders)
+        order = np.argsort(has.sum(axis=0) + random.random(n))  # rarest first, ties at random
         # In a batch every rank receives at most once, so its links choose independently, all at
         # once in numpy.
         for src, dst in _deal_links(links, random):
@@ -136,12 +133,8 @@ def _deal_links(
 ) -> list[tuple[Ints, Ints]]:
     """Return the links in random order, in batches whose links lead to different ranks."""
     batches: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    leading_to: dict[int, int] = defaultdict(int)
+    leading_to: Counter[int] = Counter()
     for i in random.permutation(len(links)).tolist():
-        src, dst = links[i]
-        batches[leading_to[dst]].append((src, dst))
-        leading_to[dst] += 1
-    return [
-        (np.array([a for a, _ in rows]), np.array([b for _, b in rows]))
-        for rows in batches.values()
-    ]
+        batches[leading_to[links[i][1]]].append(links[i])
+        leading_to[links[i][1]] += 1
+    return [tuple(np.array(rows).T) for rows in batches.values()]

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
 from ..forest.candidates import ForestBuilder, pareto
-from ..forest.survey import survey
 from ..forest.trees import schedule_of
 from ..ir.schedule import Schedule
 from ..request import Request, segment_counts
@@ -22,22 +21,14 @@ def build(request: Request) -> list[Schedule]:
 
     Raise InfeasibleError if the machine is one box.
     """
-    machine = survey(request.topology)
-    if machine.boxes is None:
+    builder = ForestBuilder(request)
+    if builder.survey.boxes is None:
         raise InfeasibleError(
             f"hierarchical: {request.topology.name} is one box (no slower links join equal groups "
             "of GPUs)"
         )
-    builder = ForestBuilder(
-        machine,
-        request.router,
-        request.bound_GBps,
-        request.limits,
-        request.effort,
-        request.progress,
-    )
     builder.add_rail_trees()
-    picked = pareto([p for p in builder.candidates if request.limits.allows(p)])
+    picked = pareto([p for p in builder.candidates if p.keeps(request.limits)])
     if not picked:
         raise InfeasibleError(
             "hierarchical: some rails of the boxes have no routes between them, or limits leave "

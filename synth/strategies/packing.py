@@ -7,7 +7,8 @@ paths that GPUs relay. All are pipelined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -19,9 +20,9 @@ from ...topo.errors import InfeasibleError
 from ..bounds.single_path import SINGLE_PATH_ROOTS, find_bounds, has_single_paths
 from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
-from ..cost.segmentation import on_own_routes
+from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
-from ..forest.candidates import CandidateForest, ForestBuilder, choose
+from ..forest.candidates import FAR, CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees
 from ..forest.machine.routes import OwnRoutes
@@ -31,7 +32,6 @@ from ..forest.rooted import RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import MAX_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..forest.weigh import PackedShares, round_shares
 from ..ir.schedule import Schedule
 from ..ir.transform import reverse
 from ..request import Request, segment_counts
@@ -115,8 +115,7 @@ class _Packer:
         else:
             packing = packing or self.machine.paths(self.collective, self.effort, self.say)
             schedule = path_schedule(packing, self.collective, "packing")
-        rate = 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
-        self._note(None, schedule.steps, rate, "paths", is_kept=True)
+        self._note(None, schedule.steps, self._find_rate(schedule), "paths", is_kept=True)
         return schedule
 
     def plan_trees(self) -> list[Schedule]:
@@ -126,17 +125,14 @@ class _Packer:
         """
         symmetric, in_network = self.topology.is_symmetric, computes_in_network(self.topology)
         if self.both and in_network:
-            candidates = in_network_forests(
-                self.machine, self.request.router, self.bound_GBps, self.limits, self.effort,
-                self.say,
-            )  # fmt: skip
+            candidates = in_network_forests(self.request)
         elif self.both and (symmetric or len(self.machine.ranks) > _EXACT_RANKS):
             if not self.machine.graph.joins_all():
                 raise InfeasibleError(
                     f"topology {self.topology.name!r}: links that have both directions do not join "
                     "all GPUs into a tree"
                 )
-            candidates = self._make_builder().build_all()
+            candidates = ForestBuilder(self.request).build_all()
         else:
             candidates = self._pack_rooted()
         picked = choose(candidates, self.bound_GBps, self.limits)
@@ -151,23 +147,19 @@ class _Packer:
             raise InfeasibleError(_explain_no_forest(candidates, self.request))
         for p in candidates:
             self._note(p.forest.count, p.forest.depth, p.rate_GBps, p.how, is_kept=p in picked)
-        return [on_own_routes(schedule, self.request.router) for schedule in schedules]
-
-    def _make_builder(self) -> ForestBuilder:
-        return ForestBuilder(
-            self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
-        )
+        return [reroute_unless_in_network(schedule, self.request.router) for schedule in schedules]
 
     def _draw(self, forest: Forest) -> Schedule:
         return schedule_of(forest, self.collective, self.topology, "packing")
 
-    def _compute_rate(self, forest: Forest) -> Fraction:
-        """Return the algbw in GB/s of a forest's schedule on the hardware's routes, pipelined."""
-        schedule = on_own_routes(self._draw(forest), self.request.router)
+    def _find_rate(self, schedule: Schedule) -> Fraction:
+        """Return the algbw in GB/s of a schedule, pipelined."""
         return 1 / bandwidth_s_per_GB(replace(schedule, segments=2), self.topology)
 
     def _rate(self, forest: Forest, how: str) -> CandidateForest:
-        return CandidateForest(forest, self._compute_rate(forest), how)
+        """Return a forest with the algbw of its schedule on the hardware's routes."""
+        schedule = reroute_unless_in_network(self._draw(forest), self.request.router)
+        return CandidateForest(forest, self._find_rate(schedule), how)
 
     def _note(
         self, trees: int | None, depth: int, rate_GBps: Fraction, how: str, *, is_kept: bool
@@ -188,9 +180,7 @@ class _Packer:
         uneven = self.routes is not None and not self.routes.is_mirrored
         if uneven and len(self.machine.ranks) <= SINGLE_PATH_ROOTS:
             return out + self._pack_rooted()
-        return out + routed_forest(
-            self.machine, self.request.router, self.bound_GBps, self.limits, self.effort, self.say
-        )
+        return out + routed_forest(self.request)
 
     def _pack_rooted(self) -> list[CandidateForest]:
         """Return forests for collectives or machines in which the directions of links differ."""
@@ -221,8 +211,8 @@ class _Packer:
                 "name another strategy"
             )
         enough = 0.0 if self.both else float(1 / self.bound_GBps) * parts
-        branches = packing.run(self.effort, enough, self.say, seeds)
-        forests = self._list_forests(packing, branches, self.limits.max_trees)
+        packing.run(self.effort, enough, self.say, seeds)
+        forests = self._list_forests(packing, self.limits.max_trees)
         return out + [self._rate(forest, how) for forest, how in forests]
 
     def _pack_simple(self, parts: int) -> tuple[list[CandidateForest], bool]:
@@ -238,10 +228,10 @@ class _Packer:
             if many or simple.rate_GBps >= self.bound_GBps * _WORTH_OFFERING:
                 out.append(simple)
         if self.collective.name == "broadcast" and len(self.machine.ranks) > _BUILT_BROADCAST:
-            builder = self._make_builder()
+            builder = ForestBuilder(self.request)
             builder.add_broadcast_trees(self.roots[0])
             out += builder.candidates
-            many = many or builder.is_near_bound()
+            many = many or builder.has_within(FAR)
         best = max((p.rate_GBps for p in out), default=Fraction(0))
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
@@ -255,8 +245,8 @@ class _Packer:
         if mended is not None:
             packing = RootedPacking(mended, self.roots, False, shifts(mended))
             if packing.images is not None:
-                branches = packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
-                seeds = self._list_forests(packing, branches, None)[0][0]
+                packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
+                seeds = self._list_forests(packing, None)[0][0]
         trees = LevelTrees(self.topology, seeds, self.effort)
         # Balancing is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed the
         # work that was granted.
@@ -267,36 +257,36 @@ class _Packer:
         return self._rate(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
 
     def _list_forests(
-        self, packing: RootedPacking, branches: PackedShares[RootedTree], max_trees: int | None
+        self, packing: RootedPacking, max_trees: int | None
     ) -> list[tuple[Forest, str]]:
         """Return the forest of packed branches, and one of at most `max_trees`, each with its name.
 
         The shares of both are rounded.
         """
-        uses = [packing.uses[tree] for tree in branches.columns]
-        root_of = [0 if packing.both else tree.root for tree in branches.columns]
-        shares = round_shares(branches.shares, uses, packing.exact_capacity(), root_of)
-        carrying = [(j, share) for j, share in enumerate(shares) if share]
-        out = [(self._build_forest(branches, carrying), "column generation")]
+        shares = zip(packing.columns, packing.round(), strict=True)
+        carrying = [(tree, share) for tree, share in shares if share]
+        out = [(self._build_forest(packing, carrying), "column generation")]
         # The optimum may take more trees than the user allows. If so, the heaviest trees of each
         # root carry its whole part, in proportion to their shares.
         if max_trees is not None and out[0][0].count > max_trees:
-            images = 1 if branches.images is None else len(branches.images)
-            each = max(1, max_trees // (images * len(set(root_of))))
-            heaviest: list[tuple[int, Fraction]] = []
-            for root in sorted(set(root_of)):
-                own = sorted((x for x in carrying if root_of[x[0]] == root), key=lambda x: -x[1])
+            images = 1 if packing.images is None else len(packing.images)
+            of_root: dict[Hashable, list[tuple[RootedTree, Fraction]]] = defaultdict(list)
+            for tree, share in sorted(carrying, key=lambda item: -item[1]):
+                of_root[packing.group_of(tree)].append((tree, share))
+            each = max(1, max_trees // (images * len(of_root)))
+            heaviest: list[tuple[RootedTree, Fraction]] = []
+            for _, own in sorted(of_root.items()):
                 total = sum((share for _, share in own[:each]), Fraction(0))
-                heaviest += [(j, share / total) for j, share in own[:each]]
-            out.append((self._build_forest(branches, heaviest), "heaviest"))
+                heaviest += [(tree, share / total) for tree, share in own[:each]]
+            out.append((self._build_forest(packing, heaviest), "heaviest"))
         return out
 
     def _build_forest(
-        self, branches: PackedShares[RootedTree], carrying: Sequence[tuple[int, Fraction]]
+        self, packing: RootedPacking, carrying: Sequence[tuple[RootedTree, Fraction]]
     ) -> Forest:
-        trees = tuple(branches.columns[j] for j, _ in carrying)
+        trees, shares = zip(*carrying, strict=True)
         depth = max(tree_depth(tree, self.machine.ranks) for tree in trees)
-        return Forest(trees, tuple(share for _, share in carrying), depth, branches.images)
+        return Forest(trees, shares, depth, packing.images)
 
 
 def _send_on(routes: OwnRoutes | None, tree: RootedTree) -> RootedTree:

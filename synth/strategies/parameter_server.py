@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ...topo.errors import InfeasibleError
 from ..forest.candidates import ForestBuilder, pareto
-from ..forest.survey import survey
 from ..forest.trees import RootedTree, schedule_of
 from ..ir.schedule import Schedule
 from ..request import Request, check_size
@@ -28,14 +27,7 @@ def build(request: Request) -> list[Schedule]:
         raise InfeasibleError(
             "parameter-server: no rank has routes to all others that pass no other GPU"
         )
-    builder = ForestBuilder(
-        survey(request.topology),
-        request.router,
-        request.bound_GBps,
-        request.limits,
-        request.effort,
-        request.progress,
-    )
+    builder = ForestBuilder(request)
     for server in servers:
         builder.add_weighed([server], "one server")
     builder.candidates = pareto(builder.candidates)

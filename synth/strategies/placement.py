@@ -59,9 +59,6 @@ def place(
         affine = cost(schedule, request.topology)
         return affine.alpha_us / 10**6 + affine.beta_s_per_GB * size_bytes / 10**9
 
-    def price_routed(order: Sequence[int]) -> Fraction | None:
-        return None if count_missing(order) else price(order)
-
     # Swaps get stuck in local optima, so there are several starts: the given order, then random
     # ones, with a fixed seed so that plans are reproducible.
     random_order = random.Random(0)
@@ -74,7 +71,7 @@ def place(
         # orders without missing routes.
         order = _climb(order, lambda o: Fraction(count_missing(o)), effort, stop=Fraction(0))
         if not count_missing(order):
-            order = _climb(order, price_routed, effort)
+            order = _climb(order, lambda o: None if count_missing(o) else price(o), effort)
             now = price(order)
             if best is None or now < best[0]:
                 best = now, order

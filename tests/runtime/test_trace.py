@@ -24,7 +24,7 @@ from topoplan.runtime.executor import Executor
 from topoplan.runtime.measuring.trace import Stamp, pair_stamps, stamp_into
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.host_costs import HostCosts
-from topoplan.synth.cost.segmentation import as_sent, time_us
+from topoplan.synth.cost.segmentation import reroute, time_us
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.chrome_trace import write_plan_trace
@@ -125,7 +125,7 @@ def test_predicted_times_agree_with_the_cost(
 def test_messages_that_are_played_end_when_the_simulation_does(bits: int, segments: int) -> None:
     machine, host = preset("switch:4"), HostCosts()
     ring = build_ring(Collective("allreduce", 4), Router(machine), (0, 1, 2, 3))
-    schedule = replace(as_sent(ring, Router(machine)), segments=segments)
+    schedule = replace(reroute(ring, Router(machine)), segments=segments)
     times = predict_times(schedule, machine, 1 << bits, host)
     assert len(times) == len(schedule.transfers) * segments
     last = max(t.end_us for t in times)

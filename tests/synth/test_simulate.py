@@ -17,7 +17,7 @@ from thorough import count_examples
 
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
 from topoplan.synth.cost.host_costs import HostCosts, host_of, with_host
-from topoplan.synth.cost.segmentation import as_sent, families, fastest, time_us
+from topoplan.synth.cost.segmentation import families, fastest, reroute, time_us
 from topoplan.synth.cost.simulate import MAX_GROUPS, predict_us, shape_of
 from topoplan.synth.ir.schedule import Schedule
 from topoplan.synth.numeric.effort import Effort
@@ -66,7 +66,7 @@ def test_nothing_is_faster_than_its_busiest_link(
 ) -> None:
     topology = no_latency(topology)
     try:
-        base = as_sent(built(name, topology).uncut, Router(topology))
+        base = reroute(built(name, topology).uncut, Router(topology))
     except InfeasibleError:
         return
     total = float(bandwidth_s_per_GB(replace(base, segments=2), topology)) * MB * 1e-3
@@ -140,9 +140,9 @@ def test_schedules_of_too_many_messages_are_costed_without_playing() -> None:
 
 @settings(max_examples=count_examples(20))
 @given(graphs(switches=3))
-def test_as_sent_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
+def test_rerouting_keeps_the_schedule_and_takes_the_systems_routes(topology: Topology) -> None:
     base = built("packing", topology).uncut
-    sent = as_sent(base, Router(topology))
+    sent = reroute(base, Router(topology))
     verify(sent, topology)
     router = Router(topology)
     for transfer in sent.transfers:

@@ -33,14 +33,13 @@ def comb_trees(topology: Topology) -> list[Tree]:
     around: list[list[int]] = [[] for _ in ranks]
     for a, b in both:
         around[a].append(b)
-    trees: dict[Tree, None] = {}
+    trees = []
     for order in permutations(range(len(sizes))):
         for place in range(max(sizes[d] for d in order[:-1])):
-            edges = list(_comb(sizes, order, place, around))
+            edges = sorted(_comb(sizes, order, place, around))
             if len(edges) == len(ranks) - 1:
-                gpus = ((topology.ranks[a], topology.ranks[b]) for a, b in sorted(edges))
-                trees[Tree(tuple(gpus))] = None
-    return list(trees)
+                trees.append(Tree(tuple((topology.ranks[a], topology.ranks[b]) for a, b in edges)))
+    return list(dict.fromkeys(trees))
 
 
 def _find_digits(count: int, links: Sequence[Edge]) -> list[int] | None:

@@ -7,10 +7,12 @@ connected is a group.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
 from ..machine.links import LinkArrays, find_parts
@@ -40,9 +42,7 @@ def find_narrow_groups(topology: Topology) -> list[list[str]]:
         for ends, into in ((a, False), (b, True)):
             width = np.bincount(part[ends[leaves]], weights=rate[leaves], minlength=len(within))
             crossing = within * (total - within)
-            narrow = np.where(
-                (crossing > 0) & (width > 0), crossing / np.maximum(width, 1e-300), 0.0
-            )
+            narrow = np.where(width > 0, crossing / np.maximum(width, 1e-300), 0.0)
             for number in np.argsort(-narrow, kind="stable")[:2].tolist():
                 if narrow[number] > 0:
                     inside = (part == number) != into
@@ -55,27 +55,17 @@ def _list_masks(links: LinkArrays) -> Iterator[NDArray[np.bool_]]:
     topology, a, b = links.topology, links.src, links.dst
     network = np.array([d.family == "network" for d in topology.devices])
     yield ~(network[a] | network[b])
-    medium: dict[str, NDArray[np.bool_]] = {}
+    medium: dict[str, list[int]] = defaultdict(list)
     for link in topology.links:
-        mask = medium.setdefault(link.kind, np.zeros(len(a), dtype=np.bool_))
-        mask[links.number[link.src, link.dst]] = True
-    for mask in medium.values():
-        yield ~mask
+        medium[link.kind].append(links.number[link.src, link.dst])
+    for members in medium.values():
+        yield ~np.isin(np.arange(len(a)), members)
     for border in np.unique(links.capacity)[:_THRESHOLDS]:
         yield links.capacity > border
     # Distances from the GPUs: leaf switches are nearer than the switches that connect them.
-    far = len(topology.devices)
-    distance = np.full(far, far, dtype=np.int64)
-    distance[links.gpus] = 0
-    for hops in range(1, far):
-        fresh = np.r_[
-            b[(distance[a] == hops - 1) & (distance[b] == far)],
-            a[(distance[b] == hops - 1) & (distance[a] == far)],
-        ]
-        if not len(fresh):
-            break
-        distance[fresh] = hops
-    for hops in range(1, int(distance[distance < far].max()) + 1):
+    graph = links.make_matrix(np.ones(len(a)))
+    distance = dijkstra(graph, directed=False, indices=links.gpus, min_only=True)
+    for hops in range(1, int(distance[np.isfinite(distance)].max()) + 1):
         yield np.maximum(distance[a], distance[b]) < hops
     colour = colours(topology)
     ends = np.stack([np.minimum(colour[a], colour[b]), np.maximum(colour[a], colour[b])])

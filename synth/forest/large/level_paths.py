@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from ....topo.errors import InfeasibleError
@@ -63,8 +62,7 @@ class EvenedLoads(LinkArrays):
 
     def price_rising(self, steepness: float) -> Floats:
         """Return prices of links that rise with their load relative to the busiest link."""
-        busy = self.busy
-        return np.exp(steepness * busy / max(float(busy.max()), 1e-300)) / self.capacity
+        return np.exp(steepness * self.busy / max(self.reached, 1e-300)) / self.capacity
 
     def price_above(self, link: int, steepness: float, level: float) -> tuple[Floats, Floats]:
         """Return two arrays of link prices that steer data away from `link`.
@@ -120,8 +118,8 @@ class LevelPaths(EvenedLoads):
         out, hops = [], 0
         for source in range(self.ranks):
             prices = self.price_rising(_BUSY)
-            weight = prices + 1e-6 * float(prices.mean())  # fewest hops first among equals
-            out.append(self._paths_from(source, weight, np.arange(self.ranks)))
+            prices += 1e-6 * float(prices.mean())  # fewest hops first among equals
+            out.append(self._paths_from(source, prices, np.arange(self.ranks)))
             used = self._links_of(out[-1])
             used = used[used >= 0]
             self.load = self.load + np.bincount(used, minlength=len(self.links))
@@ -131,8 +129,8 @@ class LevelPaths(EvenedLoads):
         return out
 
     def _paths_from(self, source: int, weight: Floats, targets: NDArray[np.int64]) -> SmallInts:
-        matrix = csr_matrix((weight, (self.src, self.dst)), shape=(self.size, self.size))
-        _, before = dijkstra(matrix, indices=int(self.gpus[source]), return_predecessors=True)
+        matrix, start = self.make_matrix(weight), int(self.gpus[source])
+        _, before = dijkstra(matrix, indices=start, return_predecessors=True)
         return _walk_back(before, self.gpus[targets])
 
     def _take_tree(self, tree: RootedTree) -> SmallInts:
@@ -158,7 +156,7 @@ class LevelPaths(EvenedLoads):
         rows = np.flatnonzero((self.used == link).any(axis=1))
         effort.spend(_ENTRY_S * self.used.size)
         level = float(self.load[link] / self.capacity[link])
-        excess = max(1, int(self.load[link] - enough * self.capacity[link]))
+        excess = int(self.load[link] - enough * self.capacity[link])
         # Move a quarter of the excess at a time, from as many different ranks as possible, so that
         # other links fill up evenly.
         spread = np.argsort(_count_before(rows // self.ranks), kind="stable")
@@ -166,9 +164,8 @@ class LevelPaths(EvenedLoads):
         moved = tried = 0
         for steep in _STEEP:
             for row in rows[spread].tolist():
-                _, weight = self.price_above(link, steep, level)
                 effort.spend(_MOVE_S + _PATH_S * len(self.links))
-                if self._move(row, weight, level):
+                if self._move(row, self.price_above(link, steep, level)[1], level):
                     moved += 1
                 else:
                     tried += 1
@@ -185,10 +182,8 @@ class LevelPaths(EvenedLoads):
         """
         source, target = divmod(row, self.ranks)
         stops = self._paths_from(source, weight, np.array([target]))
-        old = self.used[row][self.used[row] >= 0]
-        links = self._links_of(stops)[0]
-        load = self.load.copy()
-        load[old] -= 1
+        links, load = self._links_of(stops)[0], self.load.copy()
+        load[self.used[row][self.used[row] >= 0]] -= 1
         load[links] += 1
         if (load[links] / self.capacity[links]).max() >= level * (1 - 1e-12):
             return False
@@ -205,11 +200,9 @@ class LevelPaths(EvenedLoads):
         The prices tried rise with the load of the links.
         """
         best = 0.0, 1 / self.capacity
-        busy = self.busy / self.reached
         for steep in _BOUND_STEEP:
-            prices = np.exp(steep * (busy - 1)) / self.capacity
-            matrix = csr_matrix((prices, (self.src, self.dst)), shape=(self.size, self.size))
-            distance = dijkstra(matrix, indices=self.gpus)[:, self.gpus]
+            prices = np.exp(steep * (self.busy / self.reached - 1)) / self.capacity
+            distance = dijkstra(self.make_matrix(prices), indices=self.gpus)[:, self.gpus]
             value = float(distance.sum() / (self.capacity @ prices))
             if value > best[0]:
                 best = value, prices
@@ -224,8 +217,7 @@ def _walk_back(before: NDArray[np.int64], targets: NDArray[np.int64]) -> SmallIn
     columns = [targets.astype(np.int64)]
     while True:
         last = columns[-1]
-        earlier = np.where(last >= 0, before[np.maximum(last, 0)], -1)
-        earlier = np.where(earlier < 0, -1, earlier)
+        earlier = np.where(last >= 0, np.maximum(before[np.maximum(last, 0)], -1), -1)
         if not (earlier >= 0).any():
             return np.stack(columns, axis=1).astype(np.int32)
         columns.append(earlier)
@@ -240,9 +232,8 @@ def _count_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how often each value occurs earlier in the array."""
     order = np.argsort(values, kind="stable")
     ranked = values[order]
-    first = np.searchsorted(ranked, ranked)
     out = np.empty(len(values), dtype=np.int64)
-    out[order] = np.arange(len(values)) - first
+    out[order] = np.arange(len(values)) - np.searchsorted(ranked, ranked)
     return out
 
 

@@ -19,7 +19,6 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
-from ....topo.routes import Route
 from ...numeric.effort import Effort
 from ..trees import Forest, RootedTree
 from .level_paths import EvenedLoads
@@ -70,7 +69,7 @@ class LevelTrees(EvenedLoads):
         self.link_at = {
             ends: i for i, ends in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
         }
-        self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
+        self.rank_at = {int(gpu): r for r, gpu in enumerate(self.gpus)}
         # Each GPU has a second node at which routes end and from which no edge leads on, so no
         # route passes through a GPU.
         self.receiver = np.arange(self.size)
@@ -104,14 +103,13 @@ class LevelTrees(EvenedLoads):
             pieces = max(1, round(share / times * self.parts))
             each = share / times / pieces
             for image in images.tolist():
-                moved = [self.rank_of[image[gpu]] for gpu in self.gpus.tolist()]
-                new_parent = [-1] * self.ranks
-                new_down: list[Numbers] = [()] * self.ranks
-                for rank in range(self.ranks):
-                    new_parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
-                    new_down[moved[rank]] = tuple(image[d] for d in down[rank])
+                moved = [self.rank_at[image[gpu]] for gpu in self.gpus.tolist()]
+                # The ranks in the order of their images.
+                order = sorted(range(self.ranks), key=moved.__getitem__)
+                new_parent = [-1 if parent[r] < 0 else moved[parent[r]] for r in order]
+                new_down = [tuple(image[d] for d in down[r]) for r in order]
                 for _ in range(pieces):
-                    self._add(_Tree(moved[tree.root], each, list(new_parent), list(new_down)))
+                    self._add(_Tree(moved[tree.root], each, [*new_parent], [*new_down]))
 
     def _add(self, tree: _Tree) -> None:
         self.trees.append(tree)
@@ -124,11 +122,9 @@ class LevelTrees(EvenedLoads):
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for (a, b), i in self.link_at.items():
             around[a].append((b, i))
-        for _ in range(self.parts):
-            for root in range(self.ranks):
-                prices = self.price_rising(_BUSY)
-                self._add(self._grow(root, around, prices.tolist()))
-                effort.spend(_LINK_S * 4 * len(prices))
+        for root in [*range(self.ranks)] * self.parts:
+            self._add(self._grow(root, around, self.price_rising(_BUSY).tolist()))
+            effort.spend(_LINK_S * 4 * len(self.links))
 
     def _grow(self, root: int, around: list[list[tuple[int, int]]], prices: list[float]) -> _Tree:
         """Return a cheap out-tree, grown by repeatedly adding the GPU nearest to the tree."""
@@ -143,13 +139,13 @@ class LevelTrees(EvenedLoads):
             cost, device = heappop(heap)
             if cost > best[device]:
                 continue
-            rank = self.rank_of.get(device)
+            rank = self.rank_at.get(device)
             if rank is not None and device not in inside:
                 path = [device]
                 while len(path) == 1 or path[-1] not in inside:
                     path.append(before[path[-1]])
                 down[rank] = tuple(reversed(path))
-                parent[rank] = self.rank_of[path[-1]]
+                parent[rank] = self.rank_at[path[-1]]
                 inside.add(device)
                 best[device] = cost = 0.0
             for neighbour, link in around[device]:
@@ -193,11 +189,10 @@ class LevelTrees(EvenedLoads):
         if top is None:
             return False
         branch = tree.list_branch(top)
-        below = set(branch)
         prices, weight = self.price_above(link, steep, level)
-        size = self.size + self.ranks
-        matrix = csr_matrix((weight, (self.src, self.receiver[self.dst])), shape=(size, size))
-        outside = [int(self.gpus[r]) for r in range(self.ranks) if r not in below]
+        shape = self.size + self.ranks, self.size + self.ranks
+        matrix = csr_matrix((weight, (self.src, self.receiver[self.dst])), shape)
+        outside = [int(self.gpus[r]) for r in sorted(set(range(self.ranks)) - set(branch))]
         distance, before, _ = dijkstra(
             matrix, indices=outside, min_only=True, return_predecessors=True
         )
@@ -211,9 +206,8 @@ class LevelTrees(EvenedLoads):
                 back = tree.down[rank][::-1]
                 if up not in turned or any(pair not in self.link_at for pair in pairwise(back)):
                     continue
-                forth = self._links_on(tree.down[rank])
-                change = float(prices[self._links_on(back)].sum() - prices[forth].sum())
-                turned[rank] = turned[up] + change
+                forth = prices[self._links_on(tree.down[rank])].sum()
+                turned[rank] = turned[up] + float(prices[self._links_on(back)].sum() - forth)
             cost = float(distance[self.size + rank]) + turned[rank]
             if cost < best:
                 best, entry = cost, rank
@@ -226,7 +220,7 @@ class LevelTrees(EvenedLoads):
             int(self.gpus[i - self.size]) if i >= self.size else i for i in reversed(path)
         )
         new = {entry: route}
-        new_parent = {entry: self.rank_of[route[0]]}
+        new_parent = {entry: self.rank_at[route[0]]}
         rank = entry
         while rank != top:
             up = tree.parent[rank]
@@ -248,8 +242,8 @@ class LevelTrees(EvenedLoads):
             for sign, links in ((-share, tree.down[rank]), (share, route)):
                 for i in self._links_on(links):
                     change[i] += sign
-        grown = [i for i, more in change.items() if more > 0]
-        if any((self.load[i] + change[i]) / self.capacity[i] >= level * (1 - 1e-12) for i in grown):
+        most = level * (1 - 1e-12)
+        if any(x > 0 and (self.load[i] + x) / self.capacity[i] >= most for i, x in change.items()):
             return False
         for i, more in change.items():
             self.load[i] += more
@@ -265,8 +259,8 @@ class LevelTrees(EvenedLoads):
         shares: dict[tuple[int, tuple[Numbers, ...]], Fraction] = defaultdict(Fraction)
         for tree in self.trees:
             shares[tree.root, tuple(tree.down)] += tree.share
-        trees = []
-        for root, down in shares:
-            routes: list[Route | None] = [tuple(self.names[d] for d in r) or None for r in down]
-            trees.append(RootedTree(root, (), tuple(routes)))
+        trees = [
+            RootedTree(root, (), tuple(tuple(self.names[d] for d in r) or None for r in down))
+            for root, down in shares
+        ]
         return trees, list(shares.values())

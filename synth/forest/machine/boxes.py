@@ -11,9 +11,11 @@ The last two load all boxes equally.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from fractions import Fraction
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -66,16 +68,16 @@ def find_boxes(topology: Topology) -> Boxes | None:
     links, colour = LinkArrays(topology), colours(topology)
     network = np.array([d.family == "network" for d in topology.devices])
     local = ~(network[links.src] | network[links.dst])
-    borders = [None, *sorted(set(links.exact))[:_BORDERS]]
+    borders = [Fraction(0), *sorted(set(links.exact))[:_BORDERS]]
     for find_groups in (_find_equal_groups, _find_uneven_groups):
         for border in borders:
-            faster = np.array([border is None or c > border for c in links.exact], dtype=np.bool_)
-            if (local & faster).all():
+            kept = local & np.array([c > border for c in links.exact], dtype=np.bool_)
+            if kept.all():
                 continue
-            part = find_parts(links.size, links.src[local & faster], links.dst[local & faster])
-            members: dict[int, list[int]] = {}
+            part = find_parts(links.size, links.src[kept], links.dst[kept])
+            members: dict[int, list[int]] = defaultdict(list)
             for rank, number in enumerate(part[links.gpus].tolist()):
-                members.setdefault(number, []).append(rank)
+                members[number].append(rank)
             groups = find_groups(list(members.values()), colour[links.gpus])
             if groups is not None:
                 return Boxes(tuple(map(tuple, groups)))
@@ -141,32 +143,25 @@ def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route
     None if some GPU cannot be reached inside the box.
     """
     by_id = router.topology.by_id
-    left = [r for r in members if r != hub]
-    layer, out = [hub], []
-    while left and layer:
-        next_layer = []
-        for rank in list(left):
-            for near in layer:
-                route = router.route(rank, near)
-                # A route through a network switch would leave the box.
-                if route and all(by_id[d].family != "network" for d in route[1:-1]):
-                    out.append(route)
-                    next_layer.append(rank)
-                    left.remove(rank)
-                    break
-        layer = next_layer
-    return None if left else out
+    layer, joined = [hub], dict[int, Route]()
+    while layer:
+        reached = dict[int, Route]()
+        for rank, near in product((r for r in members if r != hub and r not in joined), layer):
+            route = router.route(rank, near)
+            # A route through a network switch would leave the box.
+            if route and all(by_id[d].family != "network" for d in route[1:-1]):
+                reached.setdefault(rank, route)
+        joined |= reached
+        layer = [*reached]
+    return list(joined.values()) if len(joined) == len(members) - 1 else None
 
 
 def chain(order: Sequence[int]) -> Parents:
     """Return a chain over boxes in this order, rooted at the middle one."""
     parents = [-1] * len(order)
-    middle = len(order) // 2
     for i, (a, b) in enumerate(pairwise(order)):
-        if i < middle:
-            parents[a] = b
-        else:
-            parents[b] = a
+        child, parent = (a, b) if i < len(order) // 2 else (b, a)
+        parents[child] = parent
     return parents
 
 
@@ -175,8 +170,7 @@ def binary_pair(count: int) -> list[Parents]:
     tree = binary(count)
     if count % 2 == 0:
         return [tree, [-1 if p < 0 else count - 1 - p for p in reversed(tree)]]
-    shifted = [tree[(i - 1) % count] for i in range(count)]
-    return [tree, [-1 if p < 0 else (p + 1) % count for p in shifted]]
+    return [tree, *turn_to_root(tree, [tree], (tree.index(-1) + 1) % count)]
 
 
 def binary(count: int) -> Parents:

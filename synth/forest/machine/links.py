@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ....topo.graph import Topology
@@ -47,9 +47,16 @@ class LinkArrays:
         self.number = {link: i for i, link in enumerate(self.links)}
         self.exact = list(rates.values())
         self.capacity: Floats = np.array([float(c) for c in self.exact])
-        ends = [self.find_devices(link[end] for link in self.links) for end in (0, 1)]
-        self.src, self.dst = ends
+        self.src = self.find_devices(a for a, _ in self.links)
+        self.dst = self.find_devices(b for _, b in self.links)
         self.gpus = self.find_devices(topology.ranks)
+
+    @cached_property
+    def rank_of(self) -> Ints:
+        """The rank of each device, -1 if it is not a GPU."""
+        out = np.full(self.size, -1, dtype=np.int64)
+        out[self.gpus] = np.arange(len(self.gpus))
+        return out
 
     def find_devices(self, names: Iterable[str]) -> Ints:
         """Return the numbers of devices."""
@@ -57,8 +64,7 @@ class LinkArrays:
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
         """Return one number per pair of devices, different for different links."""
-        key: Ints = a * np.int64(self.size) + b
-        return key
+        return np.asarray(a * np.int64(self.size) + b)
 
     @cached_property
     def _sorted_keys(self) -> tuple[Ints, Ints]:
@@ -71,19 +77,16 @@ class LinkArrays:
         keys, order = self._sorted_keys
         return order[np.searchsorted(keys, self.make_key(a, b))]
 
+    def make_matrix(self, prices: Floats) -> csr_matrix:
+        """Return the matrix of links between devices with their prices."""
+        return csr_matrix((prices, (self.src, self.dst)), shape=(self.size, self.size))
+
     def move_links(self, image: Ints) -> Ints:
         """Return the number of each link's image under a symmetry.
 
         `image` holds the image of each device.
         """
         return self.find_links(image[self.src], image[self.dst])
-
-    def find_image_rows(self, images: Ints) -> Ints:
-        """Return, for each link, the lowest number among its images.
-
-        It is the same for all links of an orbit.
-        """
-        return reduce(np.minimum, map(self.move_links, images), np.arange(len(self.links)))
 
 
 class LinkRows(LinkArrays):
@@ -95,13 +98,14 @@ class LinkRows(LinkArrays):
 
     def __init__(self, topology: Topology, images: Ints | None = None) -> None:
         super().__init__(topology)
-        orbit = np.arange(len(self.links)) if images is None else self.find_image_rows(images)
-        self.row = compact(orbit)
+        # The lowest number among a link's images is the same for all links of an orbit.
+        moves = map(self.move_links, () if images is None else images)
+        self.row = compact(reduce(np.minimum, moves, np.arange(len(self.links))))
         self.row_capacity: Floats = np.bincount(self.row, weights=self.capacity).astype(np.float64)
 
     def exact_capacity(self) -> list[Fraction]:
         """Return the total bandwidth of each row in GB/s."""
-        out = [Fraction(0)] * (int(self.row.max(initial=-1)) + 1)
+        out = [Fraction(0)] * len(self.row_capacity)
         for row, capacity in zip(self.row.tolist(), self.exact, strict=True):
             out[row] += capacity
         return out
@@ -131,7 +135,7 @@ def find_parts(size: int, a: Ints, b: Ints) -> Ints:
 
     There are `size` nodes, with edges between nodes `a` and `b`.
     """
-    graph = coo_matrix((np.ones(len(a)), (a, b)), shape=(size, size))
+    graph = csr_matrix((np.ones(len(a)), (a, b)), shape=(size, size))
     return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
 
 

@@ -66,8 +66,9 @@ class PairGraph(LinkArrays):
         """The number of each pair's class: pairs of one class play the same role in the machine."""
         device = colours(self.topology)
         ends = np.sort(np.stack([device[self.src], device[self.dst]]), axis=0)
-        rows = np.stack([*ends, number_values(self.exact)], axis=1)
-        _, number = np.unique(rows, axis=0, return_inverse=True)
+        _, number = np.unique(
+            np.stack([*ends, number_values(self.exact)]), axis=1, return_inverse=True
+        )
         return np.asarray(number, dtype=np.int64).reshape(-1)
 
     def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
@@ -95,19 +96,16 @@ class PairGraph(LinkArrays):
         key = self.make_key(a, b)[order]
         _, first = np.unique(key, return_index=True)
         best = order[first]
-        graph = csr_matrix(
-            (length[best], (np.minimum(a, b)[best], np.maximum(a, b)[best])), shape=(size, size)
-        )
+        between = np.minimum(a, b)[best], np.maximum(a, b)[best]
+        tree = minimum_spanning_tree(csr_matrix((length[best], between), (size, size))).tocoo()
         via = dict(zip(key[first].tolist(), best.tolist(), strict=True))
-        tree = minimum_spanning_tree(graph).tocoo()
 
         def path_back(node: int) -> list[str]:
             """Return the devices from `node` to its nearest GPU."""
-            path = [self.names[node]]
-            while before[node] >= 0:
-                node = int(before[node])
-                path.append(self.names[node])
-            return path
+            path = [node]
+            while before[path[-1]] >= 0:
+                path.append(int(before[path[-1]]))
+            return [self.names[i] for i in path]
 
         # The edge's route leads from the pair that it crosses back to a GPU on either side.
         edges = []

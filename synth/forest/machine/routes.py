@@ -108,7 +108,7 @@ class OwnRoutes(LinkArrays):
         starts, columns = [0], list[int]()
         for u in range(self.ranks):
             for v in range(self.ranks):
-                route = self._router.route(u, v) if u != v else None
+                route = router.route(u, v) if u != v else None
                 columns += [self.number[link] for link in pairwise(route or ())]
                 starts.append(len(columns))
         shape = self.ranks**2, len(self.links)
@@ -132,8 +132,7 @@ class OwnRoutes(LinkArrays):
 
     def loads(self, sends: Floats) -> Floats:
         """Return the load of each link if rank u sends `sends[u, v]` to rank v."""
-        out: Floats = self.crossed.T @ sends.reshape(-1)
-        return out
+        return np.asarray(self.crossed.T @ sends.reshape(-1))
 
     @cached_property
     def is_mirrored(self) -> bool:
@@ -163,9 +162,7 @@ class OwnRoutes(LinkArrays):
         return self._is_same(pairs, self.move_links(image))
 
     def _move_ranks(self, image: Ints) -> Ints:
-        rank_of = np.full(self.size, -1, dtype=np.int64)
-        rank_of[self.gpus] = np.arange(self.ranks)
-        return rank_of[image[self.gpus]]
+        return self.rank_of[image[self.gpus]]
 
     def _is_same(self, pairs: Ints, links: Ints) -> bool:
         """Return whether the route of every pair's image crosses the images of its links."""

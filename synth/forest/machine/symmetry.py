@@ -62,8 +62,8 @@ class _Permutations(LinkArrays):
 
     def _permute(self, image: Ints) -> Ints:
         """Return the links between the images of devices, each as one number, sorted."""
-        rates = int(self.rate.max(initial=0)) + 1
-        return np.sort(self.make_key(image[self.src], image[self.dst]) * rates + self.rate)
+        key = self.make_key(image[self.src], image[self.dst])
+        return np.sort(key * (self.rate.max(initial=0) + 1) + self.rate)
 
     def extend(self, of_rank: Ints) -> Ints | None:
         """Return the symmetry of all devices that extends a permutation of the ranks.
@@ -81,18 +81,14 @@ class _Permutations(LinkArrays):
             if not np.array_equal(before[a], after[b]):
                 return None
             image[a] = b
-        same = np.array_equal(self._permute(image), self.sorted_links) and np.array_equal(
-            self.kind[image], self.kind
-        )
-        return image if same else None
+        same = np.array_equal(self._permute(image), self.sorted_links)
+        return image if same and np.array_equal(self.kind[image], self.kind) else None
 
     def digits(self) -> list[tuple[int, int]]:
         """Return all possible digits of the rank numbers, as (place value, base)."""
         n = self.ranks
-        lows = (x for x in range(1, n + 1) if n % x == 0)
-        return [
-            (low, base) for low in lows for base in range(2, n // low + 1) if (n // low) % base == 0
-        ]
+        pairs = ((low, base) for low in range(1, n + 1) for base in range(2, n // low + 1))
+        return [(low, base) for low, base in pairs if n % (low * base) == 0]
 
     def _hash_links(self, labels: Ints) -> NDArray[np.uint64]:
         """Return a hash for every device of its links, over a few hops, to labelled GPUs."""
@@ -102,8 +98,7 @@ class _Permutations(LinkArrays):
         def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
             x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
-            return mixed
+            return np.asarray(x ^ (x >> np.uint64(31)))
 
         src, dst, gpus = self.src, self.dst, self.gpus
         with np.errstate(over="ignore"):

@@ -25,7 +25,6 @@ from thorough import count_examples
 from topoplan.synth.bounds.certificate import check_bound
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.cost.affine import bandwidth_s_per_GB
-from topoplan.synth.forest.candidates import TreeLimits
 from topoplan.synth.forest.machine.boxes import SHAPES, find_boxes
 from topoplan.synth.forest.machine.pairs import PairGraph, Tree
 from topoplan.synth.forest.machine.symmetry import colours, group, mirrors, shifts
@@ -38,6 +37,7 @@ from topoplan.synth.numeric.arborescence import cheapest_out_tree
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.numeric.spanning_trees import make_shallower, spanning_trees
 from topoplan.synth.planner.synthesize import Synthesis, synthesize
+from topoplan.synth.request import TreeLimits
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Device, Link, Topology, both_directions

@@ -15,7 +15,7 @@ from launch import Ended, run_module
 
 from topoplan.runtime.measuring.bench import BenchRow, draw_rows
 from topoplan.synth.cost.affine import costs_between_gpus
-from topoplan.synth.cost.segmentation import as_sent
+from topoplan.synth.cost.segmentation import reroute
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
 from topoplan.synth.pictures.curves import Curve, draw_curves
@@ -297,7 +297,7 @@ def test_a_timeline_draws_the_first_ranks_alone(plans: Callable[..., str]) -> No
 
 def test_flows_make_up_the_whole_buffer(plans: Callable[..., str]) -> None:
     plan = Plan.load(plans("dgx1", "allreduce", "packing"))
-    schedule = as_sent(plan.entries[-1].schedule.uncut, plan.router)
+    schedule = reroute(plan.entries[-1].schedule.uncut, plan.router)
     flows = list_flows(schedule)
     assert sum(flow.share for flow in flows) == 1
     text = draw_flow(plan.topology, flows[0])

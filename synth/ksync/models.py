@@ -1,14 +1,22 @@
-"""SCCL's formulation as a CP-SAT model, for collectives that only copy.
+"""SCCL's formulation as CP-SAT models: for collectives that only copy, and for allreduce.
 
-They are allgather, broadcast, gather, scatter and alltoall. The graph has ranks, and edges between
-pairs of ranks whose hardware route passes through no other GPU; a route may cross several physical
-links, and several edges may share one. Capacities are integers: chunks per round, in the link unit.
+The graph has ranks, and edges between pairs of ranks whose hardware route passes through no other
+GPU; a route may cross several physical links, and several edges may share one. Capacities are
+integers: chunks per round, in the link unit.
 
-A Boolean per (chunk, edge, step): the chunk crosses that edge in that step. Every required rank
-gets every chunk over exactly one edge in one step, from a rank that had it in an earlier step; a
-link of bandwidth b carries at most b r_s chunks in step s; the r_s >= 1 add up to R (Cai et al.,
-PPoPP 2021, section 4). A send is a variable only if, by hop distances, its source can have the
-chunk by then and its destination can still be of use.
+Collectives that only copy (allgather, broadcast, gather, scatter, alltoall): a Boolean per (chunk,
+edge, step): the chunk crosses that edge in that step. Every required rank gets every chunk over
+exactly one edge in one step, from a rank that had it in an earlier step; a link of bandwidth b
+carries at most b r_s chunks in step s; the r_s >= 1 add up to R (Cai et al., PPoPP 2021, section
+4). A send is a variable only if, by hop distances, its source can have the chunk by then and its
+destination can still be of use.
+
+Allreduce, solved directly instead of composed of two collectives: each rank holds one partial sum
+of each chunk. has[v,c,j,s]: rank v's partial sum of chunk c includes the contribution of rank j
+when step s begins. In a step a rank may send its partial sum over any edge; the receiver adds it
+(its contributions must be disjoint from those that it holds and from those of other arrivals) or
+takes it over in place of its own. At the end every rank holds every contribution. Ranks do not keep
+several partial sums of a chunk apart: "infeasible" means infeasible in that form.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise, product
 
 from ortools.sat.python import cp_model
 
@@ -35,7 +44,6 @@ from ..numeric.effort import Effort
 Key = tuple[int, int, int]
 # (chunk, edge, step, op)
 EdgeSend = tuple[int, int, int, Op]
-Rounds = list[cp_model.IntVar] | list[int]
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class SyncFabric:
 
         With `backwards`, count edges from each rank to the nearest of `sources`.
         """
-        neighbours: dict[int, list[int]] = {r: [] for r in range(self.ranks)}
+        neighbours: dict[int, list[int]] = defaultdict(list)
         for u, v in self.edges:
             neighbours[v if backwards else u].append(u if backwards else v)
         hops = dict.fromkeys(sources, 0)
@@ -84,9 +92,7 @@ class SyncFabric:
 
 
 def fabric_of(router: Router) -> SyncFabric:
-    """Return the fabric of a router's topology, with an edge per ordered pair of ranks with a
-    route.
-    """
+    """Return the fabric of a topology, with an edge per ordered pair of ranks with a route."""
     topology = router.topology
     rank_of = {device: r for r, device in enumerate(topology.ranks)}
     routes = {
@@ -95,9 +101,9 @@ def fabric_of(router: Router) -> SyncFabric:
         for destination, route in router.routes_from(u).items()
     }
     edges = tuple(sorted(routes))
-    used = {link for route in routes.values() for link in route_links(route)}
     unit = router.unit_GBps
-    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
+    used = sorted({link for route in routes.values() for link in route_links(route)})
+    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in used}
     return SyncFabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
 
 
@@ -110,13 +116,8 @@ class SyncInstance:
     steps: int
     rounds: int
 
-    @property
-    def ratio(self) -> Fraction:
-        """The ratio R/C, which multiplies L beta in SCCL's cost."""
-        return Fraction(self.rounds, self.chunks)
 
-
-def run_solver(
+def _run_solver(
     model: cp_model.CpModel, effort: Effort, instance: SyncInstance
 ) -> cp_model.CpSolver | None:
     """Return the solver with its solution, or None if the model is proved infeasible.
@@ -163,18 +164,18 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
             if u not in sources:
                 earlier = [variable[key] for key in arrivals[c, u] if key[2] < s]
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
-    rounds = add_rounds(model, instance)
-    add_capacities(model, fabric, {(*key, "copy"): var for key, var in variable.items()}, rounds)
+    sent: dict[EdgeSend, cp_model.IntVar] = {(*key, "copy"): var for key, var in variable.items()}
+    rounds = _add_rounds(model, fabric, instance, sent)
     # A schedule with equal chunks swapped is equally good: the solver must not refute each one
     # separately.
     _break_symmetry(model, instance, chunks, arrivals, variable)
-    solver = run_solver(model, effort, instance)
+    solver = _run_solver(model, effort, instance)
     if solver is None:
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
     used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
-    sent: list[EdgeSend] = [(c, e, s, "copy") for c, e, s in used]
-    return build_schedule(fabric, instance, sent, [solver.value(r) for r in rounds])
+    lengths = [solver.value(r) for r in rounds]
+    return _build_schedule(fabric, instance, ((*key, "copy") for key in used), lengths)
 
 
 def list_possible_sends(
@@ -196,32 +197,29 @@ def list_possible_sends(
     return out
 
 
-def add_rounds(model: cp_model.CpModel, instance: SyncInstance) -> Rounds:
-    """Add the length of each step in rounds to the model and return the lengths.
-
-    Each length is at least 1, and they sum up to R.
-    """
-    slack = instance.rounds - instance.steps
-    if slack == 0:
-        return [1] * instance.steps
-    rounds = [model.new_int_var(1, slack + 1, f"r{s}") for s in range(instance.steps)]
-    model.add(sum(rounds) == instance.rounds)
-    return rounds
-
-
-def add_capacities(
+def _add_rounds(
     model: cp_model.CpModel,
     fabric: SyncFabric,
+    instance: SyncInstance,
     sends: Mapping[EdgeSend, cp_model.IntVar],
-    rounds: Rounds,
-) -> None:
-    """Limit the chunks on each link in each step to its capacity times the step's rounds."""
+) -> list[cp_model.IntVar] | list[int]:
+    """Add the length of each step in rounds to the model and return the lengths.
+
+    Each length is at least 1, and they sum up to R. In each step, a link carries at most its
+    capacity times the step's rounds.
+    """
+    slack = instance.rounds - instance.steps
+    rounds: list[cp_model.IntVar] | list[int] = [1] * instance.steps
+    if slack:
+        rounds = [model.new_int_var(1, slack + 1, f"r{s}") for s in range(instance.steps)]
+        model.add(sum(rounds) == instance.rounds)
     load: dict[tuple[DirectedLink, int], list[cp_model.IntVar]] = defaultdict(list)
     for (_, e, s, _), var in sends.items():
         for link in fabric.links_of(e):
             load[link, s].append(var)
     for (link, s), variables in load.items():
         model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+    return rounds
 
 
 def _break_symmetry(
@@ -235,18 +233,14 @@ def _break_symmetry(
 
     Chunks are interchangeable if they have the same source and target.
     """
-    for c in range(len(chunks) - 1):
-        if chunks[c] != chunks[c + 1]:
-            continue
+    for c in [c for c in range(len(chunks) - 1) if chunks[c] == chunks[c + 1]]:
         sources = set(instance.collective.holders(chunks[c]))
-        rank = next((r for r in instance.collective.receivers(chunks[c]) if r not in sources), None)
-        if rank is None:
-            continue
-        before, after = (sum(k[2] * variable[k] for k in arrivals[d, rank]) for d in (c, c + 1))
-        model.add(before <= after)
+        for rank in [r for r in instance.collective.receivers(chunks[c]) if r not in sources][:1]:
+            before, after = (sum(k[2] * variable[k] for k in arrivals[d, rank]) for d in (c, c + 1))
+            model.add(before <= after)
 
 
-def build_schedule(
+def _build_schedule(
     fabric: SyncFabric, instance: SyncInstance, sends: Iterable[EdgeSend], rounds: list[int]
 ) -> Schedule:
     """Return the schedule of the chosen sends; `rounds` is the length of each step in rounds."""
@@ -273,3 +267,80 @@ def _drop_idle_sends(
                 useful.add(send)
                 send = by_end.get((c, fabric.edges[send[1]][0]))
     return useful
+
+
+def solve_combining(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
+    """Return an allreduce schedule with exactly the chunks, steps and rounds of `instance`.
+
+    None if it is proved that none exists with one partial sum per rank. Raise TimeLimitError if the
+    effort was too small to decide.
+    """
+    model = cp_model.CpModel()
+    n, steps, count = fabric.ranks, instance.steps, instance.chunks
+    # At first each rank has its own contribution alone; at the end every rank has all.
+    has: dict[tuple[int, int, int, int], cp_model.IntVar] = {}
+    for c, v, j in product(range(count), range(n), range(n)):
+        has |= {(v, c, j, s): model.new_bool_var("") for s in range(steps + 1)}
+        model.add(has[v, c, j, 0] == int(v == j))
+        model.add(has[v, c, j, steps] == 1)
+    # A copy in the first step would destroy the only copy of the receiver's contribution, so there
+    # is no variable for it.
+    sends: dict[EdgeSend, cp_model.IntVar] = {}
+    for c, e, s in product(range(count), range(len(fabric.edges)), range(steps)):
+        sends[c, e, s, "reduce"] = model.new_bool_var("")
+        if s:
+            sends[c, e, s, "copy"] = model.new_bool_var("")
+    for c, v, s in product(range(count), range(n), range(steps)):
+        _add_step(model, fabric, has, sends, (v, c, s))
+    # Copies and additions share the links.
+    rounds = _add_rounds(model, fabric, instance, sends)
+    # A schedule with chunks swapped is equally good, and refuting each one separately would waste
+    # work: chunks are ordered by their number of sends in the first step.
+    first_sends = [
+        sum(sends[c, e, 0, "reduce"] for e in range(len(fabric.edges))) for c in range(count)
+    ]
+    for fewer, more in pairwise(first_sends):
+        model.add(fewer <= more)
+    solver = _run_solver(model, effort, instance)
+    if solver is None:
+        return None
+    chosen = [key for key, var in sends.items() if solver.boolean_value(var)]
+    return _build_schedule(fabric, instance, chosen, [solver.value(r) for r in rounds])
+
+
+def _add_step(
+    model: cp_model.CpModel,
+    fabric: SyncFabric,
+    has: dict[tuple[int, int, int, int], cp_model.IntVar],
+    sends: dict[EdgeSend, cp_model.IntVar],
+    where: tuple[int, int, int],
+) -> None:
+    """Add the constraints on the partial sum of one rank and chunk after one step.
+
+    `where` is (rank, chunk, step).
+    """
+    v, c, s = where
+    inward = fabric.into(v)
+    copies = [sends[c, e, s, "copy"] for e in inward if s]
+    adds = [sends[c, e, s, "reduce"] for e in inward]
+    # A rank either takes one partial sum over, or adds any number of them to its own.
+    copied = model.new_bool_var("")
+    model.add(sum(copies) == copied)
+    for add in adds:
+        model.add_implication(add, ~copied)
+    for j in range(fabric.ranks):
+        before, after = has[v, c, j, s], has[v, c, j, s + 1]
+        # `after` is 0 or 1, so a contribution that arrives twice makes the model infeasible: sets
+        # must be disjoint.
+        arriving = []
+        for e, add in zip(inward, adds, strict=True):
+            sender_has = has[fabric.edges[e][0], c, j, s]
+            added = model.new_bool_var("")
+            model.add_bool_or([~add, ~sender_has, added])
+            model.add_implication(added, add)
+            model.add_implication(added, sender_has)
+            arriving.append(added)
+        model.add(after == before + sum(arriving)).only_enforce_if(~copied)
+        if s:
+            for e, copy in zip(inward, copies, strict=True):
+                model.add(after == has[fabric.edges[e][0], c, j, s]).only_enforce_if(copy)
