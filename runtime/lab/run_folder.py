@@ -44,11 +44,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @property
-    def topology(self) -> Path:
-        """The topology's file."""
-        return self.path / "topology.json"
-
     def log(self, rank: int) -> Path:
         """Return the file with the output of a rank and its libraries."""
         return self.path / f"rank{rank}.log"

@@ -131,7 +131,8 @@ class Lab:
         while remaining:
             # A folder for each try, so that files of a failed one are not read.
             run = RunFolder(Path(tempfile.mkdtemp(dir=folder)))
-            run.topology.write_text(site.topology.dumps(), encoding="utf-8")
+            topology = run.path / "topology.json"
+            topology.write_text(site.topology.dumps(), encoding="utf-8")
             run.write_job(
                 {
                     "dataset": self.dataset.name,
@@ -141,7 +142,7 @@ class Lab:
                     "systems": remaining,
                     "plans": plans,
                     "helpers": site.helpers,
-                    "topology": str(run.topology),
+                    "topology": str(topology),
                 }
             )
             with self._show_progress(run, title, len(remaining) * self.settings.epochs):

@@ -111,8 +111,8 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
     usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
     if not usable.all():
         raise InputError(
-            f"{where}: sample {np.flatnonzero(~usable)[0]} has a feature that is no finite number below {_LARGEST:g}; "
-            "clean the data"
+            f"{where}: sample {np.flatnonzero(~usable)[0]} has a feature that is no finite "
+            f"number below {_LARGEST:g}; clean the data"
         )
     labels, classes = _number_labels(where, y)
     order = np.random.default_rng(seed).permutation(len(samples))
