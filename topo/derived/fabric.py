@@ -7,12 +7,12 @@ with it, their cluster UUIDs are equal and not zero, and their clique numbers ar
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..devices import Device, Link
 from ..facts import Facts, keys
-from ..facts.keys import gpu_subject
 from ..facts.view import MachineView
 from ..graph import Topology
 
@@ -40,7 +40,7 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
     view = MachineView(topology, facts)
     fabrics: dict[str, Fabric] = {}
     for gpu in view.gpus:
-        subject = gpu_subject(view.find_gpu_index(gpu.id))
+        subject = view.find_subject(gpu.id)
         state = facts.get_text(subject, keys.GPU_FABRIC_STATE)
         cluster, clique = (
             facts.get_text(subject, key)
@@ -55,10 +55,7 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
 
 def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mapping[Fabric, str]:
     """Return the id of the one NVSwitch device of each fabric that spans hosts."""
-    hosts_in: dict[Fabric, int] = {}
-    for fabrics in fabrics_of_hosts:
-        for fabric in dict.fromkeys(fabrics):
-            hosts_in[fabric] = hosts_in.get(fabric, 0) + 1
+    hosts_in = Counter(f for fabrics in fabrics_of_hosts for f in dict.fromkeys(fabrics))
     shared = [fabric for fabric, hosts in hosts_in.items() if hosts > 1]
     return {fabric: f"nvswitch{number}" for number, fabric in enumerate(shared)}
 
@@ -66,11 +63,15 @@ def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mappin
 def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -> Device:
     """Return the NVSwitch of a fabric that replaces the NVSwitches `replaced` of its hosts."""
     answers = {switch.in_network for switch in replaced}
-    adding = (
-        answers.pop() if len(answers) == 1 else None
-    )  # if they differ, the shared switch's value is unknown
-    extra = {CLUSTER: fabric.cluster, CLIQUE: fabric.clique}
-    return Device(ident, "switch", "nvswitch", source=SOURCE, extra=extra, in_network=adding)
+    return Device(
+        ident,
+        "switch",
+        "nvswitch",
+        source=SOURCE,
+        extra={CLUSTER: fabric.cluster, CLIQUE: fabric.clique},
+        # if they differ, the shared switch's value is unknown
+        in_network=answers.pop() if len(answers) == 1 else None,
+    )
 
 
 def move_links(

@@ -221,7 +221,7 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     reported as such.
     """
     about = view.without_nvlink
-    subjects = {ident: gpu_subject(view.find_gpu_index(ident)) for ident in about}
+    subjects = {ident: view.find_subject(ident) for ident in about}
     states = {view.facts.get_text(subject, keys.GPU_FABRIC_STATE) for subject in subjects.values()}
     if not about or states & {*_NOT_YET}:
         return

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..facts import keys
-from ..facts.keys import HOST, PCI, p2p_subject, parse_p2p, pci_subject
+from ..facts.keys import HOST, P2P, PCI, p2p_subject, parse_pair, pci_subject
 from ..facts.view import WIRES
 from .view import Check, DoctorView, Finding, join_names
 
@@ -86,13 +86,13 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
 
 
 def _reverse(subject: str) -> str:
-    a, b = parse_p2p(subject) or ("", "")
+    a, b = parse_pair(subject, P2P) or ("", "")
     return p2p_subject(b, a)
 
 
 def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
     for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
-        a, b = parse_p2p(subject) or ("", "")
+        a, b = parse_pair(subject, P2P) or ("", "")
         if a != b:
             yield view.gpu_of.get(a, f"gpu{a}"), view.gpu_of.get(b, f"gpu{b}"), subject
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from ..facts import keys
-from ..facts.keys import gpu_subject, pci_subject
+from ..facts.keys import pci_subject
 from ..facts.view import read_pci_details
 from ..graph import Device, Link
 from ..matrix import ConnectionFinder
@@ -109,11 +109,7 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
 
 def _find_sm(view: DoctorView, gpu: Device) -> int | None:
     sm = parse_whole(gpu.extra.get("sm"))
-    return (
-        view.facts.get_number(gpu_subject(view.find_gpu_index(gpu.id)), keys.GPU_SM)
-        if sm is None
-        else sm
-    )
+    return view.facts.get_number(view.find_subject(gpu.id), keys.GPU_SM) if sm is None else sm
 
 
 def check_makers(view: DoctorView) -> Iterator[Finding]:

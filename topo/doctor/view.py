@@ -115,11 +115,11 @@ class PcieState:
     """
 
     device: Device
+    evidence: tuple[str, ...]
     generation: int | None
     width: int | None
     now_generation: int | None
     now_width: int | None
-    evidence: tuple[str, ...]
 
     @property
     def lanes(self) -> int | None:
@@ -247,7 +247,7 @@ class DoctorView(MachineView):
                     known.setdefault(name, (value, line))
             if known:
                 values = (known[name][0] if name in known else None for name in _NVML_KEYS)
-                states[device.id] = PcieState(device, *values, tuple(x for _, x in known.values()))
+                states[device.id] = PcieState(device, tuple(x for _, x in known.values()), *values)
         return states
 
     def _list_link_values(self, device: Device) -> Iterator[tuple[str, int | None, str]]:
@@ -264,8 +264,8 @@ class DoctorView(MachineView):
             width = self.facts.get_number(subject, width_key)
             yield f"{part} width", width, self.format_fact(subject, width_key)
         states = device.extra.get("pcie")
-        for part in _SYSFS_KEYS if isinstance(states, Mapping) else ():
-            match = _STATE.fullmatch(str(states.get(part)))
+        for part in _SYSFS_KEYS:
+            match = _STATE.fullmatch(str(states.get(part))) if isinstance(states, Mapping) else None
             if match and int(match[2]) in _POSSIBLE["width"]:
                 line = self.format_attribute(device, f"PCIe {part}", match[0])
                 yield f"{part} generation", int(match[1]), line

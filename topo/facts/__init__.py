@@ -1,8 +1,174 @@
 """Facts about a machine: each value with its source, or the reason why it is missing.
 
-`view.py` has the view that the doctor and GPUDirect share.
+A probe never fails as a whole: if a question has no answer, the fact gives the reason in `missing`
+and the probe asks the next one. `keys.py` declares the subjects and keys, and `view.py` has the view
+that the doctor and GPUDirect share. A topology stores the
+facts that it was made from in `extra["facts"]`, so that its JSON can be judged on another machine.
 """
 
-from .facts import Fact, Facts, Value, facts_from_json, facts_to_json, load_facts
+from __future__ import annotations
 
-__all__ = ["Fact", "Facts", "Value", "facts_from_json", "facts_to_json", "load_facts"]
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from msgspec import Struct
+
+from ..schema import read_as
+from .keys import Key
+
+Value = int | str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """The answer to one question about one subject: a `value`, or why it is `missing`.
+
+    Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`,
+    `rdma/mlx5_0`. `source` is the NVML function or the file that was queried. Facts read from JSON
+    may have keys not declared here.
+    """
+
+    subject: str
+    key: str
+    value: Value | None
+    source: str
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts from one or several sources.
+
+    If several sources give a value for the same subject and key, the first one counts.
+    """
+
+    items: tuple[Fact, ...] = ()
+
+    def __add__(self, other: Facts) -> Facts:
+        return Facts(self.items + other.items)
+
+    @cached_property
+    def _known(self) -> Mapping[tuple[str, str], Fact]:
+        # reversed, since the first source that knows a value counts
+        return {(f.subject, f.key): f for f in reversed(self.items) if f.value is not None}
+
+    @cached_property
+    def _by_top(self) -> Mapping[str, tuple[str, ...]]:
+        tops: dict[str, dict[str, None]] = {}
+        for fact in self.items:
+            top, _, rest = fact.subject.partition("/")
+            tops.setdefault(top, {})[rest.partition("/")[0]] = None
+        return {top: tuple(names) for top, names in tops.items()}
+
+    def list_names(self, top: str) -> tuple[str, ...]:
+        """Return the names of the subjects under `top`, in the order of the facts.
+
+        For example, `gpu` gives `0`, `1`, ....
+        """
+        return self._by_top.get(top, ())
+
+    def get_text(self, subject: str, key: Key[Any]) -> str | None:
+        """Return the value as text, or None if it is unknown or a list."""
+        fact = self._known.get((subject, key))
+        return None if fact is None or isinstance(fact.value, tuple) else str(fact.value)
+
+    def get_number(self, subject: str, key: Key[int]) -> int | None:
+        """Return the value as an integer, or None if it is unknown or not a number."""
+        fact = self._known.get((subject, key))
+        if fact is None or isinstance(fact.value, tuple):
+            return None
+        try:
+            return int(str(fact.value), 0)
+        except ValueError:
+            return None
+
+    def get_texts(self, subject: str, key: Key[tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the value as a tuple of texts, empty if it is unknown or not a list."""
+        fact = self._known.get((subject, key))
+        return fact.value if fact is not None and isinstance(fact.value, tuple) else ()
+
+    def join_texts(self, subject: str, key: Key[Any]) -> str:
+        """Return the value as one text, with lists joined by commas; empty if it is unknown."""
+        fact = self._known.get((subject, key))
+        if fact is None:
+            return ""
+        return ", ".join(fact.value) if isinstance(fact.value, tuple) else str(fact.value)
+
+    def get_source(self, subject: str, key: Key[Any]) -> str | None:
+        """Return the source of the value, or None if the value is unknown."""
+        fact = self._known.get((subject, key))
+        return None if fact is None else fact.source
+
+    def get_reason(self, subject: str, key: Key[Any]) -> str | None:
+        """Return why the value is unknown, or None if it is known or was never queried."""
+        return None if (subject, key) in self._known else self._reasons.get((subject, key))
+
+    @cached_property
+    def _reasons(self) -> Mapping[tuple[str, str], str]:
+        return {
+            (f.subject, f.key): f.missing for f in reversed(self.items) if f.missing is not None
+        }
+
+    @cached_property
+    def missing(self) -> tuple[Fact, ...]:
+        """The facts that were queried and that no source knows."""
+        return tuple(
+            f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known
+        )
+
+
+# -- in a topology's JSON
+
+
+def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
+    """Return a JSON object per fact.
+
+    Its fields are `subject`, `key`, `source`, and either `value` (a number, a text or a list of
+    texts) or `missing` (the reason).
+    """
+    return [
+        {
+            "subject": fact.subject,
+            "key": str(fact.key),
+            "source": str(fact.source),
+            **(
+                {"missing": fact.missing or "not known"}
+                if fact.value is None
+                else {"value": list(fact.value) if isinstance(fact.value, tuple) else fact.value}
+            ),
+        }
+        for fact in facts.items
+    ]
+
+
+class FactFields(Struct):
+    """A fact: a value, or why it is missing."""
+
+    subject: str
+    key: str
+    source: str
+    value: int | str | tuple[str, ...] | None = None
+    missing: str | None = None
+
+
+def facts_from_json(data: object, where: str) -> Facts:
+    """Return the facts that `facts_to_json` wrote.
+
+    Raise InputError, naming `where`, if `data` has another form.
+    """
+    return Facts(
+        tuple(
+            Fact(r.subject, r.key, r.value, r.source, r.missing)
+            for r in read_as(data, list[FactFields], f"{where}: facts")
+        )
+    )
+
+
+def load_facts(extra: Mapping[str, Any], where: str) -> Facts:
+    """Return the facts in a topology's `extra`, empty if it has none.
+
+    Raise InputError, naming `where`, if they are malformed.
+    """
+    return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()

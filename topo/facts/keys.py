@@ -40,7 +40,8 @@ NVML, HOST, CPUINFO = "nvml", "host", "cpuinfo"
 # First parts of subjects of which there are several; `Facts.list_names` gives their second parts.
 GPU, PCI, NUMA, RDMA, NET = "gpu", "pci", "numa", "rdma", "net"
 
-_NVLINK, _XGMI, _P2P = "nvlink", "xgmi", "p2p"
+# Third parts of subjects of a GPU's links and of pairs of GPUs.
+NVLINK, XGMI, P2P = "nvlink", "xgmi", "p2p"
 
 _OF_A_HOST = re.compile(r"(host[0-9]{1,6})/(.+)", re.DOTALL)
 
@@ -66,17 +67,17 @@ def gpu_subject(index: object) -> str:
 
 def nvlink_subject(index: object, link: object) -> str:
     """Return the subject of a GPU's NVLink by the link's number."""
-    return f"{GPU}/{index}/{_NVLINK}/{link}"
+    return f"{GPU}/{index}/{NVLINK}/{link}"
 
 
 def xgmi_subject(index: object, peer: object) -> str:
     """Return the subject of the xGMI links from one GPU to another, by their indices."""
-    return f"{GPU}/{index}/{_XGMI}/{peer}"
+    return f"{GPU}/{index}/{XGMI}/{peer}"
 
 
 def p2p_subject(index: object, peer: object) -> str:
     """Return the subject of peer-to-peer access from one GPU to another, by their indices."""
-    return f"{GPU}/{index}/{_P2P}/{peer}"
+    return f"{GPU}/{index}/{P2P}/{peer}"
 
 
 def pci_subject(bus_id: object) -> str:
@@ -99,20 +100,11 @@ def net_subject(name: object) -> str:
     return f"{NET}/{name}"
 
 
-def parse_nvlink(subject: str) -> tuple[str, str] | None:
-    """Return the GPU's index and the link's number of an NVLink's subject.
+def parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
+    """Return the two numbers of a subject of GPUs: of `gpu/N/p2p/M`, N and M if `kind` is p2p.
 
     Return None for any other subject.
     """
-    return _parse_pair(subject, _NVLINK)
-
-
-def parse_p2p(subject: str) -> tuple[str, str] | None:
-    """Return the indices of both GPUs of a subject `gpu/N/p2p/M`, or None for any other subject."""
-    return _parse_pair(subject, _P2P)
-
-
-def _parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
     parts = subject.split("/")
     return (parts[1], parts[3]) if len(parts) == 4 and (parts[0], parts[2]) == (GPU, kind) else None
 

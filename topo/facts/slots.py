@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from ..hardware import PcieLink, pcie_link
 from ..notes import assumed
-from . import keys
-from .facts import Facts
+from . import Facts, keys
 from .keys import GPU, Key, gpu_subject, pci_subject
 
 
@@ -94,7 +93,7 @@ def _find_narrowest(
         )
         if link.assumed:
             continue
-        is_card = is_leaf and bus_id == chain[-1] and not _is_gpu(facts, bus_id)
+        is_card = is_leaf and bus_id == chain[-1] and _find_gpu_index(facts, bus_id) is None
         if (link.generation, width) == (1, 1) and not is_card:
             notes.append(
                 f"{bus_id} declares 2.5 GT/s x1, a placeholder of virtual machines; ignored"
@@ -110,7 +109,7 @@ def _find_narrowest(
 
 def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
     # sysfs does not report this link. NVML may, if it is a GPU's; otherwise assume what NCCL does.
-    index = find_gpu_index(facts, bus_id)
+    index = _find_gpu_index(facts, bus_id)
     if index is not None:
         generation = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_GENERATION)
         width = facts.get_number(gpu_subject(index), keys.GPU_PCIE_MAX_WIDTH)
@@ -119,11 +118,7 @@ def _assume_link(facts: Facts, bus_id: str) -> PcieLink:
     return pcie_link(None, None)
 
 
-def _is_gpu(facts: Facts, bus_id: str) -> bool:
-    return find_gpu_index(facts, bus_id) is not None
-
-
-def find_gpu_index(facts: Facts, bus_id: str) -> str | None:
+def _find_gpu_index(facts: Facts, bus_id: str) -> str | None:
     """Return NVML's index of the GPU at a PCI address, or None if NVML lists no GPU there."""
     return next(
         (

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from ..graph import Device, Topology
-from . import keys
-from .facts import Facts
-from .keys import GPU, gpu_subject, parse_nvlink
+from . import Facts, keys
+from .keys import GPU, NVLINK, gpu_subject, parse_pair
 
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
@@ -63,9 +62,9 @@ class MachineView:
 
         It is the GPU at the PCI address of the facts, or else the one called gpuN.
         """
-        id_at = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
+        ids = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
         return {
-            i: id_at.get(self._bus_id_of_index.get(i, ""), f"gpu{i}")
+            i: ids.get(self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID), f"gpu{i}")
             for i in self.facts.list_names(GPU)
         }
 
@@ -75,23 +74,19 @@ class MachineView:
         return {gpu: index for index, gpu in self.gpu_of.items() if gpu in self.topology.by_id}
 
     @cached_property
-    def _bus_id_of_index(self) -> Mapping[str, str]:
-        bus_ids = {
-            i: self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+    def _index_at(self) -> Mapping[str | None, str]:
+        return {
+            bus_id: i
             for i in self.facts.list_names(GPU)
+            if (bus_id := self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)) is not None
         }
-        return {index: bus_id for index, bus_id in bus_ids.items() if bus_id is not None}
-
-    @cached_property
-    def _index_at(self) -> Mapping[str, str]:
-        return {bus_id: index for index, bus_id in self._bus_id_of_index.items()}
 
     @cached_property
     def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
         """The subjects of the NVLinks in the facts, by GPU index."""
         subjects: dict[str, dict[str, None]] = defaultdict(dict)
         for fact in self.facts.items:
-            parts = parse_nvlink(fact.subject)
+            parts = parse_pair(fact.subject, NVLINK)
             if parts is not None:
                 subjects[parts[0]][fact.subject] = None
         return {index: tuple(of_gpu) for index, of_gpu in subjects.items()}
@@ -117,13 +112,12 @@ class MachineView:
                 self.facts.get_text(s, keys.NVLINK_STATE)
                 for s in self.nvlink_subjects.get(index, ())
             ]
-            has_some = (
-                bool(states)
-                or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
-            )
             if "active" in states:
                 return ()
-            if has_some:
+            if (
+                states
+                or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
+            ):
                 dead.append(gpu.id)
         return tuple(dead) if len(dead) > 1 else ()
 
@@ -132,9 +126,11 @@ class MachineView:
 
         If no fact has the address, it is the number in the GPU's id.
         """
-        bus_id = self.topology.by_id[gpu].bus_id
-        index = self._index_at.get(bus_id) if bus_id is not None else None
-        return gpu.removeprefix("gpu") if index is None else index
+        return self._index_at.get(self.topology.by_id[gpu].bus_id, gpu.removeprefix("gpu"))
+
+    def find_subject(self, gpu: str) -> str:
+        """Return the subject of the facts about a GPU."""
+        return gpu_subject(self.find_gpu_index(gpu))
 
 
 def read_pci_details(device: Device) -> Mapping[str, Any]:

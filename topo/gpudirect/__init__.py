@@ -7,9 +7,6 @@ answer is unknown, with the reason. The rules are those of NCCL 2.30 and RCCL, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from ..derived.parts import split_hosts
 from ..errors import InputError
 from ..facts.keys import qualify
@@ -39,18 +36,12 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     if pairs > MAX_PAIRS:
         raise InputError(
             f"topology {topology.name!r}: {pairs} pairs of GPUs and NICs; GPUDirect is judged for "
-            "at most "
-            f"{MAX_PAIRS}; give one host at a time"
+            f"at most {MAX_PAIRS}; give one host at a time"
         )
     verdicts: list[Verdict] = []
     for host, view in views:
-        for verdict in _judge_host(view):
-            a, b = (qualify(host, end) if host else end for end in (verdict.a, verdict.b))
-            verdicts.append(replace(verdict, a=a, b=b))
+        for kind, a, b in view.pairs:
+            answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
+            ends = (qualify(host, end) if host else end for end in (a, b))
+            verdicts.append(Verdict(kind, *ends, **vars(answer)))
     return (*verdicts, *judge_fabrics(topology, across))
-
-
-def _judge_host(view: PairView) -> Iterator[Verdict]:
-    for kind, a, b in view.pairs:
-        answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
-        yield Verdict(kind, a, b, answer.answer, answer.rule, answer.evidence, answer.advice)

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from textwrap import wrap
 from typing import TypeVar
 
@@ -35,8 +36,27 @@ class LineGroup:
     pairs: tuple[tuple[str, str], ...]
 
     def describe_pairs(self) -> str:
-        """Summarize the pairs: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`."""
-        return describe_pairs(self.pairs, self.kind == "p2p")
+        """Summarize the pairs: `gpu0-gpu3 with each other; gpu4 with mlx5_0, mlx5_1`.
+
+        Sets of three or more GPUs that are all paired are "with each other". Pairs that are the
+        same on several hosts are listed once.
+        """
+        mutual = self.kind == "p2p"
+        if mutual and _joins_hosts(self.pairs):
+            ids = dict.fromkeys(ident for pair in self.pairs for ident in pair)
+            return f"{_format_runs(ids)} with those of each other host"
+        of_host: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for a, b in self.pairs:
+            (host, first), (other, second) = split_host(a), split_host(b)
+            of_host[host if host == other else ""].append(
+                (first, second) if host == other else (a, b)
+            )
+        texts = (
+            ("" if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} ")
+            + _describe_in_host(own, mutual)
+            for own, hosts in _list_keys_by_value(of_host).items()
+        )
+        return "; ".join(texts)
 
 
 def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
@@ -76,27 +96,6 @@ def _wrap(text: str, width: int, indent: str) -> list[str]:
     )
 
 
-def describe_pairs(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
-    """Summarize pairs of ids.
-
-    With `mutual`, sets of three or more ids that are all paired are "with each other". Pairs that
-    are the same on several hosts are listed once.
-    """
-    if mutual and _joins_hosts(pairs):
-        ids = dict.fromkeys(ident for pair in pairs for ident in pair)
-        return f"{format_runs(ids)} with those of each other host"
-    of_host: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for a, b in pairs:
-        (host, first), (other, second) = split_host(a), split_host(b)
-        of_host[host if host == other else ""].append((first, second) if host == other else (a, b))
-    texts = (
-        ("" if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} ")
-        + _describe_in_host(own, mutual)
-        for own, hosts in _list_keys_by_value(of_host).items()
-    )
-    return "; ".join(texts)
-
-
 def _list_keys_by_value(items: Mapping[str, Sequence[_T]]) -> dict[tuple[_T, ...], list[str]]:
     keys_of: dict[tuple[_T, ...], list[str]] = defaultdict(list)
     for key, value in items.items():
@@ -111,17 +110,12 @@ def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     cliques = _list_cliques(partners) if mutual else []
     in_cliques = {a for members in cliques for a in members}
     alike = _list_keys_by_value({a: bs for a, bs in partners.items() if a not in in_cliques})
-    others = (f"{format_runs(a)} with {format_runs(b)}" for b, a in alike.items())
-    return "; ".join([*_describe_cliques(cliques), *others])
-
-
-def _describe_cliques(cliques: Sequence[Sequence[str]]) -> list[str]:
-    texts = [format_runs(members) for members in cliques]
+    texts = [f"{_format_runs(members)} with each other" for members in cliques]
     if len(texts) > _MANY_SETS and len({len(members) for members in cliques}) == 1:
-        return [
-            f"{texts[0]} with each other, and so on in sets of {len(cliques[0])} up to {texts[-1]}"
-        ]
-    return [f"{text} with each other" for text in texts]
+        size, last = len(cliques[0]), _format_runs(cliques[-1])
+        texts = [f"{texts[0]}, and so on in sets of {size} up to {last}"]
+    others = (f"{_format_runs(a)} with {_format_runs(b)}" for b, a in alike.items())
+    return "; ".join([*texts, *others])
 
 
 def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:
@@ -139,23 +133,18 @@ def _list_cliques(partners: Mapping[str, Sequence[str]]) -> list[list[str]]:
     near: dict[str, set[str]] = defaultdict(set)
     for a, bs in partners.items():
         for b in bs:
-            near[a].add(b)
-            near[b].add(a)
+            near[a] |= {a, b}
+            near[b] |= {a, b}
     cliques: list[list[str]] = []
     seen: set[str] = set()
-    for a in near:
-        members = {a, *near[a]}
-        if (
-            a not in seen
-            and len(members) >= _RUN
-            and all({b, *near[b]} == members for b in members)
-        ):
+    for a, members in near.items():
+        if a not in seen and len(members) >= _RUN and all(near[b] == members for b in members):
             cliques.append(sorted(members))
         seen |= members
     return cliques
 
 
-def format_runs(names: Iterable[str]) -> str:
+def _format_runs(names: Iterable[str]) -> str:
     """Sort names by their numbers and shorten runs of three or more: `gpu0-gpu3, gpu7`.
 
     The same names of several hosts are combined: `host0-host17/gpu0-gpu3`.
@@ -174,20 +163,13 @@ def format_runs(names: Iterable[str]) -> str:
 
 def _shorten_runs(names: Iterable[str]) -> Iterator[str]:
     """Yield names sorted by their numbers, runs of three or more as one: `gpu0-gpu3`."""
-    runs: list[list[str]] = []
-    for _, _, name in sorted((*_split_number(name), name) for name in names):
-        if not runs or not _follows(runs[-1][-1], name):
-            runs.append([])
-        runs[-1].append(name)
-    for run in runs:
+    ordered = sorted((*_split_number(name), name) for name in names)
+    # throughout a run, the number less its position is the same
+    for _, members in groupby(enumerate(ordered), lambda at: (at[1][0], at[1][1] - at[0])):
+        run = [name for _, (_, _, name) in members]
         yield from (f"{run[0]}-{run[-1]}",) if len(run) >= _RUN else run
 
 
 def _split_number(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"(.*?)(\d{1,9})", name, re.DOTALL)
-    return (match.group(1), int(match.group(2))) if match else (name, -1)
-
-
-def _follows(before: str, name: str) -> bool:
-    (stem, number), (other, following) = _split_number(before), _split_number(name)
-    return stem == other and 0 <= number == following - 1
+    return (match[1], int(match[2])) if match else (name, -2)  # no number follows or precedes it

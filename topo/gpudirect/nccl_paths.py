@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import cached_property
 
 from ..facts.view import WIRES
@@ -73,13 +72,10 @@ class Paths:
 
         They are if they are connected without networks and do not name different hosts or boxes.
         """
-        extras = [self.topology.by_id[ident].extra for ident in (a, b)]
-        apart = any(
-            extras[0][key] != extras[1][key]
-            for key in ("host", "box")
-            if all(key in e for e in extras)
+        extra, other = (self.topology.by_id[ident].extra for ident in (a, b))
+        return self.host_of[a] == self.host_of[b] and not any(
+            key in extra and key in other and extra[key] != other[key] for key in ("host", "box")
         )
-        return self.host_of[a] == self.host_of[b] and not apart
 
     def list_in_host(self, ident: str, kind: str) -> tuple[str, ...]:
         """Return the ids of the devices of a kind in the host of `ident`."""
@@ -112,7 +108,7 @@ class Paths:
         return tuple(c for c in self.wired.get(a, ()) if c in self.wired.get(b, ()))
 
     def _judge(self, a: str, b: str) -> str:
-        worse = max((self._find_directed(a, b), self._find_directed(b, a)), key=KINDS.index)
+        worse = max(self._find_directed(a, b), self._find_directed(b, a), key=KINDS.index)
         if self.topology.by_id[b].kind == "gpu":
             return "NVB" if worse != "NVL" and self.list_relays(a, b) else worse
         return (
@@ -126,10 +122,8 @@ class Paths:
         if route is None or any(
             self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
         ):
-            known = self.list_in_host(a, "cpu") and all(
-                self.topology.out_neighbours[end] for end in (a, b)
-            )
-            return "DIS" if known else "???"
+            linked = self.topology.out_neighbours[a] and self.topology.out_neighbours[b]
+            return "DIS" if linked and self.list_in_host(a, "cpu") else "???"
         hops = [self._kinds[hop] for hop in route_links(route)]
         if all(kinds.intersection(WIRES) for kinds in hops):
             return "NVL"
@@ -138,13 +132,9 @@ class Paths:
         cpus = sum(self.topology.by_id[d].kind == "cpu" for d in route)
         if cpus:
             return "SYS" if cpus > 1 else "C2C" if all("c2c" in kinds for kinds in hops) else "PHB"
-        return (
-            "???"
-            if not all("pcie" in kinds for kinds in hops)
-            else "PIX"
-            if len(route) <= 3
-            else "PXB"
-        )
+        if not all("pcie" in kinds for kinds in hops):
+            return "???"
+        return "PIX" if len(route) <= 3 else "PXB"
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:
@@ -166,12 +156,13 @@ class Paths:
 
     def _list_nearest(self, gpu: str) -> tuple[str, ...]:
         """Return the NICs nearest to a GPU by NCCL's rule: most bandwidth, then the best path."""
-        rank: dict[str, tuple[Fraction, int]] = {}
-        for nic in self.list_in_host(gpu, "nic"):
-            rank[nic] = (
-                self.connections.find(gpu, nic).GBps or Fraction(0),
+        rank = {
+            nic: (
+                self.connections.find(gpu, nic).GBps or 0,
                 -KINDS.index(self._find_directed(gpu, nic)),
             )
+            for nic in self.list_in_host(gpu, "nic")
+        }
         return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:

@@ -70,11 +70,6 @@ _BROKEN = (
 
 # Two GPUs of different hosts, and the NVSwitch that both are linked to.
 FabricPair = tuple[str, str, str]
-_FABRIC_RULE = (
-    "NVLink joins their hosts in one fabric, which NCCL takes (MNNVL) where the IMEX service runs "
-    "on both"
-)
-_FABRIC_ADVICE = "see systemctl status nvidia-imex on each host, and NCCL_MNNVL_ENABLE"
 
 
 def judge_p2p(view: PairView, a: str, b: str) -> Answer:
@@ -94,13 +89,14 @@ def judge_p2p(view: PairView, a: str, b: str) -> Answer:
 def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
+    sm = view.get_gpu_number(a, keys.GPU_SM)
     hidden = maker == NVIDIA and path in _FAR and _may_lack_nvlinks(view, a)
     if hidden:
         yield Answer(
             "unknown",
             "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far "
             "from each other",
-            _list_capability(view, a),
+            () if sm is None else (f"GPU: sm {sm}",),
             HERE,
         )
     yield from _judge_gpus(view, a, b)
@@ -110,11 +106,6 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
         yield from _judge_distance(view, a, path, maker)
     if path in PCIE_PATHS:
         yield from judge_pcie(view, a, b, path, from_file=False)
-
-
-def _list_capability(view: PairView, gpu: str) -> tuple[str, ...]:
-    sm = view.get_gpu_number(gpu, keys.GPU_SM)
-    return () if sm is None else (f"GPU: sm {sm}",)
 
 
 def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
@@ -163,14 +154,15 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         (text for texts in statuses.values() for text in texts if text not in (None, "ok")), None
     )
     if refusal is not None:
-        return _explain_refusal(
-            view,
-            a,
-            b,
-            path,
-            refusal,
-            f"NVML: {', '.join(f'{key} {_find_worst(texts)}' for key, texts in statuses.items())}",
+        said = ", ".join(f"{key} {_find_worst(texts)}" for key, texts in statuses.items())
+        rule, advice = _REFUSED.get(
+            refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
         )
+        if path in ("NVL", "NVB"):
+            rule, advice = f"{rule}, although NVLink joins them", _BROKEN
+        elif any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
+            advice = _GATED
+        return Answer("no", rule, (f"NVML: {said}",), advice)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     if unasked is not None:
         reason = view.explain_missing(subjects[0], unasked)
@@ -189,19 +181,6 @@ def _find_worst(texts: list[str | None]) -> str:
     )
 
 
-def _explain_refusal(
-    view: PairView, a: str, b: str, path: str, refusal: str, evidence: str
-) -> Answer:
-    rule, advice = _REFUSED.get(
-        refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
-    )
-    if path in ("NVL", "NVB"):
-        return Answer("no", f"{rule}, although NVLink joins them", (evidence,), _BROKEN)
-    if any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
-        advice = _GATED
-    return Answer("no", rule, (evidence,), advice)
-
-
 # -- distance
 
 
@@ -215,11 +194,11 @@ def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[A
 
 
 def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
-    advice = f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
-    if a in view.without_nvlink:
-        advice = (
-            "none of the boards' NVLinks is active: see the doctor's findings before anything else"
-        )
+    advice = (
+        "none of the boards' NVLinks is active: see the doctor's findings before anything else"
+        if a in view.without_nvlink
+        else f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
+    )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"
     if len(view.paths.list_in_host(a, "gpu")) <= _MANY_GPUS:
         vendor = view.get_cpu_text(a, "vendor")
@@ -238,15 +217,15 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
     That is so if the file leaves NVLinks out, or if the GPU's generation has NVLink but neither its
     host's links nor its facts mention any.
     """
-    wired = any(
-        view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"
-        for g in view.paths.list_in_host(gpu, "gpu")
-    )
-    left_out = any(note.kind == "nvlinks-left-out" for note in view.topology.notes)
-    return left_out or (
-        not wired
-        and view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK
+    if any(note.kind == "nvlinks-left-out" for note in view.topology.notes):
+        return True
+    return (
+        view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK
         and view.find_subject(gpu) not in view.subjects
+        and not any(
+            view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"
+            for g in view.paths.list_in_host(gpu, "gpu")
+        )
     )
 
 
@@ -265,14 +244,13 @@ def list_fabric_pairs(topology: Topology) -> list[FabricPair]:
     pairs: dict[tuple[str, str], str] = {}
     for switch in (d for d in topology.devices if d.family == "nvswitch"):
         near = [
-            g
+            (g, split_host(g)[0])
             for g in topology.ranks
             if {(g, switch.id), (switch.id, g)} <= topology.capacity_GBps.keys()
         ]
-        if len({split_host(gpu)[0] for gpu in near}) > 1:
-            for a, b in combinations(near, 2):
-                if split_host(a)[0] != split_host(b)[0]:
-                    pairs.setdefault((a, b), switch.id)
+        for (a, host), (b, other) in combinations(near, 2):
+            if host != other:
+                pairs.setdefault((a, b), switch.id)
     return [(a, b, switch) for (a, b), switch in pairs.items()]
 
 
@@ -280,10 +258,18 @@ def judge_fabrics(topology: Topology, pairs: Iterable[FabricPair]) -> Iterator[V
     """Yield the verdict on each of these pairs."""
     for a, b, switch in pairs:
         fields = topology.by_id[switch].extra
-        named = (
+        evidence = (
             f"fabric: cluster {fields[CLUSTER]}, clique {fields.get(CLIQUE)}"
             if CLUSTER in fields
-            else None
+            else "the file has both hosts, as NCCL writes it for those of one fabric"
         )
-        evidence = named or "the file has both hosts, as NCCL writes it for those of one fabric"
-        yield Verdict("p2p", a, b, "yes", _FABRIC_RULE, (evidence,), _FABRIC_ADVICE)
+        yield Verdict(
+            "p2p",
+            a,
+            b,
+            "yes",
+            "NVLink joins their hosts in one fabric, which NCCL takes (MNNVL) where the IMEX "
+            "service runs on both",
+            (evidence,),
+            "see systemctl status nvidia-imex on each host, and NCCL_MNNVL_ENABLE",
+        )

@@ -52,7 +52,9 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
             "ACS sends the traffic up to the root complex: slow, and it may hang where an IOMMU "
             "translates",
             ("ACS redirect is on at bridges between them",),
-            _advise_on_acs(view.redirecting),
+            "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after "
+            f"each boot: for b in {' '.join(view.redirecting)}; do setpci -s $b ECAP_ACS+0x6.w=0000; "
+            "done",
         )
     elif on:
         yield Answer(
@@ -72,14 +74,6 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
         )
     elif not hidden:
         yield Answer("yes", "", ("ACS redirect is off between them",))
-
-
-def _advise_on_acs(ports: tuple[str, ...]) -> str:
-    return (
-        "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after "
-        "each boot: "
-        f"for b in {' '.join(ports)}; do setpci -s $b ECAP_ACS+0x6.w=0000; done"
-    )
 
 
 def _judge_hypervisor(view: PairView, virtual: str | None, from_file: bool) -> Iterator[Answer]:

@@ -49,19 +49,14 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)
     known = (f"path {label}, P2C to NCCL" if path == "P2C" else f"path {label}",)
-    rule = (
-        "C2C to the CPU of the NIC, and both can"
-        if path == "P2C"
-        else "both can, and are near each other"
-    )
-    yes = Answer("yes", rule)
+    near = "C2C to the CPU of the NIC, and both can"
+    yes = Answer("yes", near if path == "P2C" else "both can, and are near each other")
     if maker == NVIDIA and _can_only_receive(view, gpu):
-        reads = f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU"
         yes = Answer(
             "yes",
             "both can, and are near each other, but before sm 80 NCCL only receives directly and "
             "sends from host memory",
-            (reads,),
+            (f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU",),
             "NCCL_NET_GDR_READ=1 sends directly, too; measure whether that is faster",
         )
     return decide(known, _judge(view, gpu, nic, path, maker), yes)
@@ -125,16 +120,17 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
             (lost,),
             "see dmesg for its Xid, reset it or restart the machine",
         )
-    if gdr is not None:
-        if gdr == 0:
-            advice = (
-                _AMD_PEERMEM
-                if maker == AMD
-                else "use a GPU that can: data centre and workstation GPUs, not GeForce"
-            )
-            yield Answer("no", "the GPU does not do GPUDirect RDMA", ("GPU: gdr 0",), advice)
-        else:
-            yield Answer("yes", "", ("GPU: gdr 1",))
+    if gdr == 0:
+        yield Answer(
+            "no",
+            "the GPU does not do GPUDirect RDMA",
+            ("GPU: gdr 0",),
+            _AMD_PEERMEM
+            if maker == AMD
+            else "use a GPU that can: data centre and workstation GPUs, not GeForce",
+        )
+    elif gdr is not None:
+        yield Answer("yes", "", ("GPU: gdr 1",))
     elif name is not None and "GeForce" in name:
         yield Answer(
             "no",
@@ -171,10 +167,7 @@ def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
     if not alike or view.get_cpu_text(gpu, "vendor") != "AuthenticAMD":
         return False
     try:
-        family, model = (
-            int(view.get_cpu_text(gpu, "familyid") or ""),
-            int(view.get_cpu_text(gpu, "modelid") or ""),
-        )
+        family, model = (int(view.get_cpu_text(gpu, x) or "") for x in ("familyid", "modelid"))
     except ValueError:
         return False
     return any(family == known and model >= least for known, least in _ROME)
@@ -189,11 +182,10 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
         view.facts.get_text(HOST, key) for key in (keys.HOST_PEERMEM, keys.HOST_DMA_BUF)
     )
     advice = _AMD_PEERMEM if maker == AMD else _PEERMEM
-    if gdr is not None:
-        if gdr == 0:
-            yield Answer("no", "the NIC's driver cannot reach GPU memory", ("NIC: gdr 0",), advice)
-        else:
-            yield Answer("yes", "", ("NIC: gdr 1",))
+    if gdr == 0:
+        yield Answer("no", "the NIC's driver cannot reach GPU memory", ("NIC: gdr 0",), advice)
+    elif gdr is not None:
+        yield Answer("yes", "", ("NIC: gdr 1",))
     elif peermem not in (None, "no"):
         yield Answer("yes", "", (f"peer memory: {peermem}",))
     elif dma_buf == "yes":
@@ -213,13 +205,12 @@ def _judge_driver(view: PairView, nic: str, maker: str) -> Iterator[Answer]:
             advice,
         )
     else:
-        answers = (
-            ("peer memory", keys.HOST_PEERMEM, peermem),
-            ("DMA-BUF", keys.HOST_DMA_BUF, dma_buf),
-        )
-        evidence = tuple(
-            f"{name}: {text or view.explain_missing(HOST, key)}" for name, key, text in answers
-        )
         yield Answer(
-            "unknown", "whether the NIC's driver gets into GPU memory is not known", evidence, _DUMP
+            "unknown",
+            "whether the NIC's driver gets into GPU memory is not known",
+            (
+                f"peer memory: {peermem or view.explain_missing(HOST, keys.HOST_PEERMEM)}",
+                f"DMA-BUF: {dma_buf or view.explain_missing(HOST, keys.HOST_DMA_BUF)}",
+            ),
+            _DUMP,
         )

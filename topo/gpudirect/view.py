@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from typing import Any, TypeGuard
 
 from ..facts import keys, load_facts
-from ..facts.keys import Key, gpu_subject, pci_subject
+from ..facts.keys import Key, pci_subject
 from ..facts.view import MachineView, read_pci_details
-from ..graph import Device, Topology
+from ..graph import Topology
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
@@ -56,10 +56,6 @@ class PairView(MachineView):
 
     # -- one device
 
-    def find_subject(self, gpu: str) -> str:
-        """Return the subject of the facts about a GPU: by its PCI address, else by its id."""
-        return gpu_subject(self.find_gpu_index(gpu))
-
     def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
         """Return a number about a GPU from its file, else from the facts.
 
@@ -101,16 +97,14 @@ class PairView(MachineView):
 
         Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD.
         """
-        maker = _VENDORS.get(self.get_pci_text(gpu, keys.PCI_VENDOR) or "")
-        if maker is not None:
-            return maker
-        return AMD if "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi else NVIDIA
+        seems_amd = "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi
+        vendor = self.get_pci_text(gpu, keys.PCI_VENDOR) or ""
+        return _VENDORS.get(vendor, AMD if seems_amd else NVIDIA)
 
     @cached_property
     def _with_xgmi(self) -> frozenset[str]:
-        return frozenset(
-            chain.from_iterable((x.src, x.dst) for x in self.topology.links if x.kind == "xgmi")
-        )
+        links = (x for x in self.topology.links if x.kind == "xgmi")
+        return frozenset(end for x in links for end in (x.src, x.dst))
 
     # -- bridges
 
@@ -119,21 +113,12 @@ class PairView(MachineView):
 
         Return an empty tuple if they share none, and None if the bridges are unknown.
         """
-        chains = []
-        for ident in (a, b):
-            bus_id = self.topology.by_id[ident].bus_id
-            if (
-                bus_id is None
-                or self.facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is None
-            ):
-                return None
-            chains.append(self.facts.get_texts(pci_subject(bus_id), keys.PCI_BRIDGES))
-        shared = set(chains[0]) & set(chains[1])
-        return (
-            tuple(bridge for bridge in (*chains[0], *chains[1]) if bridge not in shared)
-            if shared
-            else ()
-        )
+        subjects = [pci_subject(self.topology.by_id[ident].bus_id) for ident in (a, b)]
+        if any(self.facts.get_source(s, keys.PCI_BRIDGES) is None for s in subjects):
+            return None
+        above_a, above_b = (self.facts.get_texts(s, keys.PCI_BRIDGES) for s in subjects)
+        shared = {*above_a} & {*above_b}
+        return tuple(x for x in (*above_a, *above_b) if x not in shared) if shared else ()
 
     def get_acs(self, port: str) -> str:
         """Return the ACS controls that are on at a bridge, empty if unknown."""
@@ -147,15 +132,13 @@ class PairView(MachineView):
 
     # -- a host
 
-    def find_cpu(self, ident: str) -> Device | None:
-        """Return the first CPU of a device's host, whose model NCCL's rules depend on."""
-        cpus = self.paths.list_in_host(ident, "cpu")
-        return self.topology.by_id[cpus[0]] if cpus else None
-
     def get_cpu_text(self, ident: str, name: str) -> str | None:
-        """Return an attribute of that CPU: `arch`, `vendor`, `familyid`, `modelid`."""
-        cpu = self.find_cpu(ident)
-        value = None if cpu is None else cpu.extra.get(name)
+        """Return `arch`, `vendor`, `familyid` or `modelid` of the first CPU of a device's host.
+
+        NCCL's rules depend on that CPU's model.
+        """
+        cpus = self.paths.list_in_host(ident, "cpu")
+        value = self.topology.by_id[cpus[0]].extra.get(name) if cpus else None
         return str(value) if isinstance(value, (int, str)) else None
 
     def explain_missing(self, subject: str, key: Key[Any]) -> str:

@@ -13,7 +13,6 @@ from fractions import Fraction
 from ...devices import Device
 from ...errors import InputError
 from ...facts import Facts, keys, load_facts
-from ...facts.keys import gpu_subject
 from ...facts.view import MachineView
 from ...graph import Link, Topology
 from ...hardware import inter_cpu_GBps_of
@@ -68,7 +67,7 @@ def view_machine(topology: Topology) -> MachineView:
 
 def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
     """Return a GPU's `sm` from its facts, else one made up from its `links`, with the mark."""
-    known = machine.facts.get_number(gpu_subject(machine.find_gpu_index(gpu)), keys.GPU_SM)
+    known = machine.facts.get_number(machine.find_subject(gpu), keys.GPU_SM)
     if known is not None:
         return {"sm": str(known)}
     nvlinks = [link for link in links if link.kind == "nvlink"]
