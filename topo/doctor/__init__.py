@@ -137,10 +137,10 @@ def _merge_findings(
 
     Device ids are those of the whole machine, and messages and evidence begin with the hosts.
     """
-    hosts_with: dict[tuple[str, ...], dict[str, Finding]] = defaultdict(dict)
+    hosts_with: dict[tuple[object, ...], dict[str, Finding]] = defaultdict(dict)
     for host, findings in findings_of_hosts:
         for f in findings:
-            hosts_with[(f.severity, f.what, f.message, *f.about)][host] = f
+            hosts_with[f.severity, f.what, f.message, f.about][host] = f
     for of_hosts in hosts_with.values():
         hosts, first = list(of_hosts), next(iter(of_hosts.values()))
         named = (

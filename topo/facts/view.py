@@ -62,7 +62,9 @@ class MachineView:
 
         It is the GPU at the PCI address of the facts, or else the one called gpuN.
         """
-        ids = {gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id}
+        ids: dict[str | None, str] = {
+            gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id
+        }
         return {
             i: ids.get(self.facts.get_text(gpu_subject(i), keys.GPU_BUS_ID), f"gpu{i}")
             for i in self.facts.list_names(GPU)

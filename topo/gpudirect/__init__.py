@@ -42,6 +42,6 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     for host, view in views:
         for kind, a, b in view.pairs:
             answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
-            ends = (qualify(host, end) if host else end for end in (a, b))
-            verdicts.append(Verdict(kind, *ends, **vars(answer)))
+            first, second = (qualify(host, end) if host else end for end in (a, b))
+            verdicts.append(Verdict(kind, first, second, **vars(answer)))
     return (*verdicts, *judge_fabrics(topology, across))

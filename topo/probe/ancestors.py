@@ -29,7 +29,7 @@ NOTE = (
 )
 # NVML reports ancestors of pairs, so a single GPU has none.
 _MIN_GPUS = 2
-_LABELS = {
+_LABELS: Mapping[str | None, str] = {
     "internal": "PIX",
     "single": "PIX",
     "multiple": "PXB",
@@ -62,10 +62,8 @@ class AncestorTree:
 
     def find_cpu(self, gpu: str, cpus: Sequence[Device]) -> Device | None:
         """Return the CPU in `cpus` that is above a GPU, None if unknown."""
-        ident = gpu
-        while ident in self.parent:
-            ident = self.parent[ident]
-        return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id == ident), None)
+        above = self._list_above(gpu)
+        return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id in above[-1:]), None)
 
     def link_switches(self, links: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
         """Yield the links from each switch up to its parent, in both directions.
@@ -73,7 +71,9 @@ class AncestorTree:
         Each is as fast as the fastest of `links` from the GPUs below the switch.
         """
         for switch in self.switches:
-            rates = [link.bandwidth_GBps for link in links if self._is_below(link.src, switch.id)]
+            rates = [
+                link.bandwidth_GBps for link in links if switch.id in self._list_above(link.src)
+            ]
             parent = self.find_parent(switch.id, cpus)
             if rates and parent is not None:
                 yield from both_directions(
@@ -87,12 +87,12 @@ class AncestorTree:
                     )
                 )
 
-    def _is_below(self, ident: str, switch: str) -> bool:
+    def _list_above(self, ident: str) -> list[str]:
+        above: list[str] = []
         while ident in self.parent:
             ident = self.parent[ident]
-            if ident == switch:
-                return True
-        return False
+            above.append(ident)
+        return above
 
 
 def _match_cpu(known: Device, cpus: Sequence[Device]) -> Device:
@@ -109,29 +109,27 @@ def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
     It is empty for fewer than two GPUs, if /sys lists the bridges, and if NVML reports neither
     ancestors nor affinities.
     """
-    if len(index_at) < _MIN_GPUS:
-        return AncestorTree()
-    if any(
+    indices = tuple(index_at.values())
+    if len(indices) < _MIN_GPUS or any(
         facts.get_source(pci_subject(bus_id), keys.PCI_BRIDGES) is not None for bus_id in index_at
     ):
         return AncestorTree()
-    indices = tuple(index_at.values())
-    labels: dict[tuple[str, str], str] = {}
-    for a, b in permutations(indices, 2):
-        ancestor = facts.get_text(p2p_subject(a, b), keys.P2P_ANCESTOR)
-        if ancestor in _LABELS:
-            labels[a, b] = _LABELS[ancestor]
-    rows: dict[str, MatrixRow] = {}
-    for a in indices:
-        cells = tuple("X" if a == b else labels.get((a, b)) for b in indices)
-        subject = gpu_subject(a)
-        texts = {
-            CPU: facts.get_text(subject, keys.GPU_CPU_AFFINITY),
-            NUMA: facts.get_text(subject, keys.GPU_NUMA_NODE),
-        }
-        rows[f"GPU{a}"] = MatrixRow(
-            cells, {column: text for column, text in texts.items() if text is not None}
+    labels = {
+        (a, b): _LABELS[ancestor]
+        for a, b in permutations(indices, 2)
+        if (ancestor := facts.get_text(p2p_subject(a, b), keys.P2P_ANCESTOR)) in _LABELS
+    }
+    rows = {
+        f"GPU{a}": MatrixRow(
+            tuple("X" if a == b else labels.get((a, b)) for b in indices),
+            {
+                column: text
+                for column, key in ((CPU, keys.GPU_CPU_AFFINITY), (NUMA, keys.GPU_NUMA_NODE))
+                if (text := facts.get_text(gpu_subject(a), key)) is not None
+            },
         )
+        for a in indices
+    }
     if not labels and not any(row.affinities for row in rows.values()):
         return AncestorTree()
     table = LabelMatrix(0, tuple(rows), (CPU, NUMA), None, rows)

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import permutations
 
 from ..facts import Facts, keys
 from ..facts.keys import gpu_subject, nvlink_subject, pci_subject, xgmi_subject
@@ -107,16 +108,16 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
     )
 
 
-def list_active_links(facts: Facts, index: str) -> Iterator[str]:
-    """Yield the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
+def list_active_links(facts: Facts, index: str) -> list[str]:
+    """Return the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
     prefix = nvlink_subject(index, "")
-    for fact in facts.items:
-        if (
-            fact.subject.startswith(prefix)
-            and fact.key == keys.NVLINK_STATE
-            and fact.value == "active"
-        ):
-            yield fact.subject
+    return [
+        fact.subject
+        for fact in facts.items
+        if fact.subject.startswith(prefix)
+        and fact.key == keys.NVLINK_STATE
+        and fact.value == "active"
+    ]
 
 
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
@@ -190,19 +191,20 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
     """
     for a, peers in counts.items():
         for b, count in peers.items():
-            if b in counts and a < b and counts[b][a] != count:
-                back = counts[b][a]
+            back = counts[b][a] if b in counts else count
+            # a pair is noted once: by its first GPU, or by the only one that reports links
+            if back != count and (a < b or not back):
                 yield f"{a} reports {count} active NVLinks to {b}, which reports {back} back"
-            if b in counts and a > b and not counts[b][a]:
-                yield f"{a} reports {count} active NVLinks to {b}, which reports 0 back"
     groups: dict[int, list[str]] = defaultdict(list)
     for device, peers in counts.items():
         groups[peers.total()].append(device)
     most = max(groups, key=lambda total: (len(groups[total]), total), default=0)
     for total, devices in sorted(groups.items()):
         if total < most:
-            others = f"{len(groups[most])} others have {most}"
-            yield f"{', '.join(devices)}: {total} active NVLinks, where {others}"
+            yield (
+                f"{', '.join(devices)}: {total} active NVLinks, where {len(groups[most])} others "
+                f"have {most}"
+            )
 
 
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
@@ -211,24 +213,16 @@ def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
     `gpus` maps the index of a GPU to its device id.
     """
     links: list[Link] = []
-    for index, device in gpus.items():
-        for other, peer in gpus.items():
-            subject = xgmi_subject(index, other)
-            count = facts.get_number(subject, keys.XGMI_COUNT)
-            if not count or peer == device:
-                continue
-            speed_MBps = facts.get_number(subject, keys.XGMI_SPEED_MBps)
-            rate = (
-                Fraction(speed_MBps, 1000)
-                if speed_MBps
-                else xgmi_counted_GBps(facts.get_text(gpu_subject(index), keys.GPU_GCN) or "")
-            )
-            source = (
-                facts.get_source(subject, keys.XGMI_COUNT)
-                if speed_MBps
-                else Source("AMD's driver; rate as RCCL counts it", "counted", "RCCL")
-            )
-            links.append(
-                Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source)
-            )
+    for (index, device), (other, peer) in permutations(gpus.items(), 2):
+        subject = xgmi_subject(index, other)
+        count = facts.get_number(subject, keys.XGMI_COUNT)
+        if not count:
+            continue
+        speed_MBps = facts.get_number(subject, keys.XGMI_SPEED_MBps)
+        if speed_MBps:
+            rate, source = Fraction(speed_MBps, 1000), facts.get_source(subject, keys.XGMI_COUNT)
+        else:
+            rate = xgmi_counted_GBps(facts.get_text(gpu_subject(index), keys.GPU_GCN) or "")
+            source = Source("AMD's driver; rate as RCCL counts it", "counted", "RCCL")
+        links.append(Link(device, peer, rate * count, LATENCY_us["xgmi"], "xgmi", count, source))
     return tuple(links)

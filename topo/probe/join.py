@@ -130,13 +130,12 @@ class _Joiner:
             for i in facts.list_names(GPU)
             if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None
         )
-        visible = select_visible(
+        visible, notes = select_visible(
             facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {}
         )
-        self.notes: list[str] = [*visible.notes, *note_lost(facts)]
+        self.notes: list[str] = [*notes, *note_lost(facts)]
         self.gpus = {
-            facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i
-            for i in visible.indices
+            facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible
         }
         self.nics = _list_nic_names(facts)
         self.ancestors = infer_tree(facts, self.gpus)
@@ -153,16 +152,13 @@ class _Joiner:
         nics = [
             self._make_nic(name, bus_id) for bus_id, names in self.nics.items() for name in names
         ]
-        nvlinks = join_nvlinks(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}, cpu_of)
+        ids = {i: f"gpu{i}" for i in self.gpus.values()}
+        nvlinks = join_nvlinks(self.facts, ids, cpu_of)
         self.notes += [*nvlinks.notes, *note_unlisted(self.facts)]
         return Topology(
             name=self.facts.get_text(HOST, keys.HOST_NAME) or platform.node() or "local",
             devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
-            links=(
-                *self.links,
-                *nvlinks.links,
-                *join_xgmi(self.facts, {i: f"gpu{i}" for i in self.gpus.values()}),
-            ),
+            links=(*self.links, *nvlinks.links, *join_xgmi(self.facts, ids)),
             source=SOURCE,
             extra={"notes": list(dict.fromkeys(self.notes)), "facts": facts_to_json(self.facts)},
         )
@@ -285,14 +281,16 @@ class _Joiner:
     def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
         subject = gpu_subject(index)
         slot = next(s for s in tree if s.bus_id == bus_id)
-        extra: dict[str, Any] = {
-            str(key): self.facts.get_text(subject, key)
-            for key in (keys.GPU_NAME, keys.GPU_UUID, keys.GPU_GCN)
+        place = self._read_place(bus_id)
+        extra = {
+            "name": self.facts.get_text(subject, keys.GPU_NAME),
+            "uuid": self.facts.get_text(subject, keys.GPU_UUID),
+            "gcn": self.facts.get_text(subject, keys.GPU_GCN),
+            "sm": self.facts.get_number(subject, keys.GPU_SM),
+            "pcie": _read_pcie_states(self.facts, subject),
+            **place,
+            "root": place["root"] or self.ancestors.root.get(f"gpu{index}"),
         }
-        extra["sm"] = self.facts.get_number(subject, keys.GPU_SM)
-        extra["pcie"] = _read_pcie_states(self.facts, subject)
-        extra |= self._read_place(bus_id)
-        extra["root"] = extra["root"] or self.ancestors.root.get(f"gpu{index}")
         if slot.link.assumed:
             self.notes.append(f"gpu{index}: {'; '.join(slot.link.assumed)}")
         return Device(
@@ -310,37 +308,38 @@ class _Joiner:
         }
 
     def _make_nic(self, name: str, bus_id: str) -> Device:
-        is_rdma = self.facts.get_source(rdma_subject(name), keys.RDMA_BUS_ID) is not None
-        subject = rdma_subject(name) if is_rdma else net_subject(name)
-        speed_key = keys.RDMA_SPEED_Mbps if is_rdma else keys.NET_SPEED_Mbps
-        speed = self.facts.get_number(subject, speed_key)
-        state = self.facts.get_text(subject, keys.RDMA_STATE if is_rdma else keys.NET_STATE)
-        interfaces = [
-            n
-            for n in self.facts.list_names(NET)
-            if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
-        ]
-        if speed is None:
-            reason = next(
-                (
-                    f.missing
-                    for f in self.facts.missing
-                    if (f.subject, f.key) == (subject, speed_key)
-                ),
-                "",
+        subject, address, speed_key, state = (
+            net_subject(name),
+            keys.NET_BUS_ID,
+            keys.NET_SPEED_Mbps,
+            keys.NET_STATE,
+        )
+        interfaces: list[str] = []
+        if self.facts.get_source(rdma_subject(name), keys.RDMA_BUS_ID) is not None:
+            subject, address = rdma_subject(name), keys.RDMA_BUS_ID
+            speed_key, state = keys.RDMA_SPEED_Mbps, keys.RDMA_STATE
+            interfaces += (
+                n
+                for n in self.facts.list_names(NET)
+                if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
             )
+        speed = self.facts.get_number(subject, speed_key)
+        if speed is None:
+            reason = self.facts.get_reason(subject, speed_key) or ""
             self.notes.append(f"{name}: speed not known ({reason})")
-        extra: dict[str, Any] = {"speed": speed, "state": state, **self._read_place(bus_id)}
-        if speed is not None:
-            extra["net_speed_GBps"] = speed / 8000
-        if is_rdma:
-            extra["interfaces"] = interfaces
+        extra = {
+            "speed": speed,
+            "state": self.facts.get_text(subject, state),
+            **self._read_place(bus_id),
+            "net_speed_GBps": speed / 8000 if speed else None,
+            "interfaces": interfaces,
+        }
         return Device(
             name,
             "nic",
             numa_node=_find_numa_node(self.facts, bus_id, None),
             bus_id=bus_id,
-            source=self.facts.get_source(subject, keys.RDMA_BUS_ID if is_rdma else keys.NET_BUS_ID),
+            source=self.facts.get_source(subject, address),
             extra={k: v for k, v in extra.items() if v},
         )
 
@@ -373,11 +372,11 @@ def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:
 
 
 def _read_pci_details(facts: Facts, bus_id: str) -> dict[str, str]:
-    texts = {
-        attribute: facts.get_text(pci_subject(bus_id), key)
+    return {
+        attribute: text
         for attribute, key in _PCI_DETAILS.items()
+        if (text := facts.get_text(pci_subject(bus_id), key)) is not None
     }
-    return {attribute: text for attribute, text in texts.items() if text is not None}
 
 
 def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
@@ -385,15 +384,15 @@ def _read_pcie_states(facts: Facts, subject: str) -> dict[str, str]:
 
     They may differ, since idle GPUs slow the link down. Unknown states are left out.
     """
-    states: dict[str, str] = {}
-    for state, (generation_key, width_key) in _PCIE_STATES.items():
-        generation, width = (
-            facts.get_number(subject, generation_key),
-            facts.get_number(subject, width_key),
-        )
-        if generation is not None and width is not None:
-            states[state] = f"Gen{generation} x{width}"
-    return states
+    values = {
+        state: [facts.get_number(subject, key) for key in of_state]
+        for state, of_state in _PCIE_STATES.items()
+    }
+    return {
+        state: f"Gen{generation} x{width}"
+        for state, (generation, width) in values.items()
+        if generation is not None and width is not None
+    }
 
 
 def _read_cpu_model(facts: Facts) -> dict[str, Any]:

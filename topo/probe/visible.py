@@ -9,11 +9,11 @@ order if all GPUs are of one model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from ..facts import Facts, keys
 from ..facts.keys import GPU, PCI, gpu_subject
+from ..names import join_first
 from ..notes import Note
 from .linux.gpus import find_gpu_vendor
 
@@ -33,24 +33,17 @@ _NOTED_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Visible:
-    """NVML indices in the order of ranks, and notes on how they were selected."""
-
-    indices: tuple[str, ...]
-    notes: tuple[Note, ...] = ()
-
-
 def select_visible(
     facts: Facts, indices: tuple[str, ...], environment: Mapping[str, str]
-) -> Visible:
-    """Return the GPUs that CUDA shows under `environment`.
+) -> tuple[tuple[str, ...], list[Note]]:
+    """Return the GPUs that CUDA shows under `environment`, in the order of ranks.
 
-    `indices` are the NVML indices of all GPUs, in PCI order.
+    `indices` are the NVML indices of all GPUs, in PCI order. The notes say how the GPUs were
+    selected.
     """
     listed = environment.get(VARIABLE)
     if listed is None:
-        return Visible(indices)
+        return indices, []
     seen: list[str] = []
     notes: list[Note] = []
     for entry in listed.split(","):
@@ -83,7 +76,7 @@ def select_visible(
                 "order than the one taken here"
             )
         )
-    return Visible(tuple(seen), tuple(notes))
+    return tuple(seen), notes
 
 
 def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | None:
@@ -114,11 +107,7 @@ def note_missing(facts: Facts) -> Iterator[Note]:
             yield Note(f"NVML does not answer: {reason}; {effect}", "no-driver", (), reason)
         else:
             text = f"{key.replace('_', ' ')} not known: {source}: {reason}"
-            yield Note(f"{_join_names(subjects)}: {text}")
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            yield Note(f"{join_first(subjects, 4)}: {text}")
 
 
 def note_lost(facts: Facts) -> Iterator[Note]:
@@ -142,12 +131,11 @@ def note_unlisted(facts: Facts) -> Iterator[Note]:
     listed = {
         facts.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in facts.list_names(GPU)
     }
-    vendors = {
-        bus_id: find_gpu_vendor(facts, bus_id)
+    gpus = {
+        bus_id: vendor
         for bus_id in facts.list_names(PCI)
-        if bus_id not in listed
+        if bus_id not in listed and (vendor := find_gpu_vendor(facts, bus_id)) is not None
     }
-    gpus = {bus_id: vendor for bus_id, vendor in vendors.items() if vendor is not None}
     without_address = [
         i
         for i in facts.list_names(GPU)

@@ -23,7 +23,8 @@ from topoplan.topo.hardware import pcie_GBps
 from topoplan.topo.matrix import find_connections
 from topoplan.topo.probe.join import probe_local
 from topoplan.topo.probe.linux.sysfs import read_sysfs
-from topoplan.topo.probe.nvml.questions import normalize_bus_id, read_nvml
+from topoplan.topo.probe.nvml.library import normalize_bus_id
+from topoplan.topo.probe.nvml.questions import read_nvml
 
 # Active links of a GPU: link number -> (kind of the remote device, its bus id).
 Links = Mapping[int, tuple[str, str]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ...facts import Fact, Facts, keys
@@ -77,14 +78,16 @@ def read_gpudirect(root: Path) -> Facts:
     `/boot`.
     """
     kernel = read_fact(root, root / "proc/sys/kernel/osrelease", HOST, keys.HOST_KERNEL)
-    host = (
-        kernel,
-        _read_virtual(root),
-        read_iommu(root),
-        _read_peermem(root),
-        _read_dma_buf(root, kernel),
+    return Facts(
+        (
+            kernel,
+            _read_virtual(root),
+            read_iommu(root),
+            _read_peermem(root),
+            _read_dma_buf(root, kernel),
+            *read_acs(root),
+        )
     )
-    return Facts((*host, *read_acs(root)))
 
 
 # -- guest or not
@@ -109,16 +112,14 @@ def _read_virtual(root: Path) -> Fact:
     cpuinfo = read_fact(root, root / "proc/cpuinfo", HOST, keys.HOST_VIRTUAL)
     flags = re.search(r"^flags\s*:(.*)$", str(cpuinfo.value), re.MULTILINE)
     if flags is not None:
-        return Fact(
-            HOST,
-            keys.HOST_VIRTUAL,
-            (known or "not named") if ("hypervisor" in flags.group(1).split()) else "no",
-            cpuinfo.source,
-        )
-    if maker:
-        return Fact(HOST, keys.HOST_VIRTUAL, known or "no", names[0].source)
+        is_guest = "hypervisor" in flags[1].split()
+        return replace(cpuinfo, value=(known or "not named") if is_guest else "no")
     return Fact(
-        HOST, keys.HOST_VIRTUAL, None, names[0].source, f"{names[0].missing}, and no CPU flags tell"
+        HOST,
+        keys.HOST_VIRTUAL,
+        (known or "no") if maker else None,
+        names[0].source,
+        None if maker else f"{names[0].missing}, and no CPU flags tell",
     )
 
 
@@ -167,37 +168,32 @@ def _read_dma_buf(root: Path, kernel: Fact) -> Fact:
             kernel.source,
             kernel.missing or f"{kernel.value!r} names no kernel version",
         )
-    if (int(match.group(1)), int(match.group(2))) < DMA_BUF_KERNEL:
-        if _BACKPORTING.search(str(kernel.value)):
-            return Fact(
-                HOST,
-                keys.HOST_DMA_BUF,
-                None,
-                kernel.source,
-                f"kernel {kernel.value} is before 5.12, but its maker may have taken DMA-BUF for "
-                "RDMA into it",
-            )
-        return Fact(HOST, keys.HOST_DMA_BUF, "no", f"{kernel.source}: before 5.12")
-    return next(_ask_driver(root, str(kernel.value)))
-
-
-def _ask_driver(root: Path, kernel: str) -> Iterator[Fact]:
-    """Yield the fact `host dma_buf` as the GPU's driver implies it, the best source first."""
-    version = read_fact(root, root / "proc/driver/nvidia/version", HOST, keys.HOST_DMA_BUF)
-    if version.value is not None:
-        yield Fact(
+    is_old = (int(match[1]), int(match[2])) < DMA_BUF_KERNEL
+    if is_old and _BACKPORTING.search(str(kernel.value)):
+        return Fact(
             HOST,
             keys.HOST_DMA_BUF,
-            "yes" if "Open Kernel Module" in str(version.value) else "no",
-            version.source,
+            None,
+            kernel.source,
+            f"kernel {kernel.value} is before 5.12, but its maker may have taken DMA-BUF for "
+            "RDMA into it",
         )
+    if is_old:
+        return Fact(HOST, keys.HOST_DMA_BUF, "no", f"{kernel.source}: before 5.12")
+    return _ask_driver(root, str(kernel.value))
+
+
+def _ask_driver(root: Path, kernel: str) -> Fact:
+    """Return the fact `host dma_buf` as the GPU's driver implies it."""
+    version = read_fact(root, root / "proc/driver/nvidia/version", HOST, keys.HOST_DMA_BUF)
+    if version.value is not None:
+        is_open = "Open Kernel Module" in str(version.value)
+        return replace(version, value="yes" if is_open else "no")
     if (root / "sys/module/nvidia").is_dir():
         taint = read_fact(root, root / "sys/module/nvidia/taint", HOST, keys.HOST_DMA_BUF)
         if taint.value is not None:
-            yield Fact(
-                HOST, keys.HOST_DMA_BUF, "no" if "P" in str(taint.value) else "yes", taint.source
-            )
-        yield Fact(
+            return replace(taint, value="no" if "P" in str(taint.value) else "yes")
+        return Fact(
             HOST,
             keys.HOST_DMA_BUF,
             None,
@@ -205,20 +201,11 @@ def _ask_driver(root: Path, kernel: str) -> Iterator[Fact]:
             "nvidia is loaded, but neither file says whether its modules are the open ones",
         )
     if (root / "sys/module/amdgpu").is_dir():
-        options = read_fact(
-            root, root / f"boot/config-{Path(kernel).name}", HOST, keys.HOST_DMA_BUF
-        )
-        if options.value is None:
-            yield options
-        yield Fact(
-            HOST,
-            keys.HOST_DMA_BUF,
-            "yes" if set(str(options.value).splitlines()).issuperset(_AMD_OPTIONS) else "no",
-            options.source,
-        )
-    yield Fact(
-        HOST, keys.HOST_DMA_BUF, None, version.source, "no GPU driver is loaded that could be asked"
-    )
+        config = root / f"boot/config-{Path(kernel).name}"
+        options = read_fact(root, config, HOST, keys.HOST_DMA_BUF)
+        can = set(str(options.value).splitlines()).issuperset(_AMD_OPTIONS)
+        return options if options.value is None else replace(options, value="yes" if can else "no")
+    return replace(version, missing="no GPU driver is loaded that could be asked")
 
 
 def read_acs(root: Path) -> Iterator[Fact]:
@@ -268,10 +255,9 @@ def _read_function(root: Path, path: Path, subject: str) -> Fact:
     source = show_path(root, path)
     try:
         control = find_acs_control(read_start(path, _END))
-    except OSError as error:
-        return Fact(subject, keys.PCI_ACS, None, source, error.strerror or str(error))
-    except ValueError as error:
-        return Fact(subject, keys.PCI_ACS, None, source, str(error))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return Fact(subject, keys.PCI_ACS, None, source, reason)
     if control is None:
         return Fact(subject, keys.PCI_ACS, "off", f"{source}: the function has no ACS")
     on = [name for bit, name in enumerate(CONTROLS) if control >> bit & 1]
@@ -295,12 +281,12 @@ def read_iommu(root: Path) -> Fact:
     On the command line off wins over pt, and pt over on, as in `intel_iommu=on iommu=pt`.
     """
     folder = root / "sys/kernel/iommu_groups"
-    groups = {path.name: path for path in list_folder(folder)}
-    types = {
-        name: read_fact(root, path / "type", HOST, keys.HOST_IOMMU) for name, path in groups.items()
-    }
+    groups = list_folder(folder)
+    types = (read_fact(root, path / "type", HOST, keys.HOST_IOMMU).value for path in groups)
     known = {
-        name: _BY_TYPE[str(fact.value)] for name, fact in types.items() if fact.value in _BY_TYPE
+        path.name: _BY_TYPE[str(kind)]
+        for path, kind in zip(groups, types, strict=True)
+        if kind in _BY_TYPE
     }
     asked = [known[name] for name in _list_groups(root) if name in known] or list(known.values())
     if asked:
@@ -316,12 +302,8 @@ def read_iommu(root: Path) -> Fact:
 
 
 def _list_groups(root: Path) -> set[str]:
-    names: set[str] = set()
-    for path in list_gpus_and_nics(root):
-        group = path / "iommu_group"
-        if group.is_symlink():
-            names.add(group.readlink().name)
-    return names
+    groups = (path / "iommu_group" for path in list_gpus_and_nics(root))
+    return {group.readlink().name for group in groups if group.is_symlink()}
 
 
 def _read_command_line(root: Path, believe_off: bool) -> Fact:
@@ -332,7 +314,7 @@ def _read_command_line(root: Path, believe_off: bool) -> Fact:
     answers = (("passthrough", _PASSTHROUGH), ("translating", _TRANSLATING))
     for value, signs in ((("off", _OFF),) if believe_off else ()) + answers:
         if words.intersection(signs):
-            return Fact(HOST, keys.HOST_IOMMU, value, fact.source)
+            return replace(fact, value=value)
     return Fact(
         HOST,
         keys.HOST_IOMMU,

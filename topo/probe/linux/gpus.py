@@ -44,7 +44,7 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
         for path in list_folder(root / "proc/driver/nvidia/gpus")
         if BUS_ID.fullmatch(path.name)
     }
-    shown = {bus_id for bus_id in facts.list_names(PCI) if _is_gpu(facts, bus_id)}
+    shown = {bus_id for bus_id in facts.list_names(PCI) if find_gpu_vendor(facts, bus_id)}
     read: list[Fact] = []
     for index, bus_id in enumerate(sorted({*served, *shown})):
         subject = gpu_subject(index)
@@ -60,10 +60,6 @@ def find_gpu_vendor(facts: Facts, bus_id: str) -> str | None:
     if not str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(GPU_CLASSES):
         return None
     return GPU_VENDORS.get(str(facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR)))
-
-
-def _is_gpu(facts: Facts, bus_id: str) -> bool:
-    return find_gpu_vendor(facts, bus_id) is not None
 
 
 def _read_driver(root: Path, folder: Path, subject: str) -> Iterator[Fact]:
@@ -84,20 +80,18 @@ def read_kfd(root: Path) -> Facts:
     `root` is the folder that is `/` on the machine.
     """
     nodes = {
-        int(path.name): path
+        int(path.name): (path, _read_properties(path / "properties"))
         for path in list_folder(root / TOPOLOGY)
         if re.fullmatch(r"\d{1,4}", path.name)
     }
-    properties = {
-        number: _read_properties(path / "properties") for number, path in sorted(nodes.items())
-    }
-    gpus = [number for number, values in properties.items() if values.get("simd_count")]
+    gpus = [number for number in sorted(nodes) if nodes[number][1].get("simd_count")]
     index = {number: i for i, number in enumerate(gpus)}
     facts: list[Fact] = []
-    for number in gpus:
-        facts += _read_gpu(root, nodes[number], properties[number], gpu_subject(index[number]))
-        for link in list_folder(nodes[number] / "io_links"):
-            facts += _read_link(root, link, index, index[number])
+    for number, i in index.items():
+        path, properties = nodes[number]
+        facts += _read_gpu(root, path, properties, gpu_subject(i))
+        for link in list_folder(path / "io_links"):
+            facts += _read_link(root, link, index, i)
     return Facts(tuple(facts))
 
 

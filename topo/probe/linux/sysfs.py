@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +62,8 @@ def read_sysfs(root: Path) -> Facts:
 
     The bridges above the GPUs and NICs are included.
     """
-    return Facts((*_read_host(root), *_read_cpuinfo(root), *_read_numa(root), *_read_pci(root)))
-
-
-def _read_host(root: Path) -> Iterator[Fact]:
-    yield read_fact(root, root / "proc/sys/kernel/hostname", HOST, keys.HOST_NAME)
+    host = read_fact(root, root / "proc/sys/kernel/hostname", HOST, keys.HOST_NAME)
+    return Facts((host, *_read_cpuinfo(root), *_read_numa(root), *_read_pci(root)))
 
 
 def _read_cpuinfo(root: Path) -> Iterator[Fact]:
@@ -73,13 +72,13 @@ def _read_cpuinfo(root: Path) -> Iterator[Fact]:
     if not isinstance(fact.value, str):
         yield fact
         return
-    seen: set[str] = set()
+    values: dict[Key[Any], str] = {}
     for line in fact.value.splitlines():
         name, colon, value = line.partition(":")
-        key = _CPUINFO_KEYS.get(name.strip())
-        if colon and key is not None and key not in seen:
-            seen.add(key)
-            yield Fact(CPUINFO, key, value.strip(), fact.source)
+        if colon and name.strip() in _CPUINFO_KEYS:
+            values.setdefault(_CPUINFO_KEYS[name.strip()], value.strip())
+    for key, value in values.items():
+        yield Fact(CPUINFO, key, value, fact.source)
 
 
 def _read_numa(root: Path) -> Iterator[Fact]:
@@ -174,7 +173,7 @@ def _read_device(root: Path, path: Path) -> Iterator[Fact]:
     yield _read_driver(root, path)
     numa = read_fact(root, path / "numa_node", subject, keys.PCI_NUMA_NODE)
     if numa.value is not None and str(numa.value).startswith("-"):
-        numa = Fact(subject, keys.PCI_NUMA_NODE, None, numa.source, "the kernel says -1: not known")
+        numa = replace(numa, value=None, missing="the kernel says -1: not known")
     yield numa
 
 
@@ -187,12 +186,7 @@ def list_bridges(path: Path) -> tuple[Path, ...]:
         parents = path.resolve().parents
     except (OSError, RuntimeError):
         return ()
-    bridges: list[Path] = []
-    for parent in parents:
-        if not BUS_ID.fullmatch(parent.name):
-            break
-        bridges.append(parent)
-    return tuple(reversed(bridges))
+    return tuple(takewhile(lambda parent: BUS_ID.fullmatch(parent.name), parents))[::-1]
 
 
 def find_bus_id(device: Path) -> str | None:
@@ -223,13 +217,7 @@ def _read_interfaces(root: Path) -> Iterator[Fact]:
         yield read_fact(root, path / "operstate", subject, keys.NET_STATE)
         speed = read_fact(root, path / "speed", subject, keys.NET_SPEED_Mbps)
         if speed.value is not None and not re.fullmatch(r"[1-9]\d*", str(speed.value)):
-            speed = Fact(
-                subject,
-                keys.NET_SPEED_Mbps,
-                None,
-                speed.source,
-                f"the driver says {speed.value}: not known",
-            )
+            speed = replace(speed, value=None, missing=f"the driver says {speed.value}: not known")
         yield speed
 
 
@@ -266,10 +254,8 @@ def _read_rate(root: Path, port: Path, subject: str) -> Fact:
         return fact
     match = _RATE.match(str(fact.value))
     if match is None:
-        return Fact(
-            subject, keys.RDMA_SPEED_Mbps, None, fact.source, f"{str(fact.value)[:40]!r} is no rate"
-        )
-    return Fact(subject, keys.RDMA_SPEED_Mbps, round(float(match.group(1)) * 1000), fact.source)
+        return replace(fact, value=None, missing=f"{str(fact.value)[:40]!r} is no rate")
+    return replace(fact, value=round(float(match[1]) * 1000))
 
 
 def read_locality(root: Path, facts: Facts) -> Facts:
@@ -277,28 +263,22 @@ def read_locality(root: Path, facts: Facts) -> Facts:
 
     `root` is the folder that is `/` on the machine.
     """
-    return Facts(tuple(_find_nodes(root, facts)))
-
-
-def _find_nodes(root: Path, facts: Facts) -> Iterator[Fact]:
-    nodes = {
+    cpus_of = {
         int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "")
-        for name in [name for name in facts.list_names(NUMA) if name]
+        for name in facts.list_names(NUMA)
+        if name
     }
-    for bus_id in facts.list_names(PCI):
-        if facts.get_number(pci_subject(bus_id), keys.PCI_NUMA_NODE) is not None:
+    found: dict[str, Fact] = {}
+    for bus_id in facts.list_names(PCI) if len(cpus_of) > 1 else ():
+        subject, folder = pci_subject(bus_id), root / "sys/bus/pci/devices" / bus_id
+        if facts.get_number(subject, keys.PCI_NUMA_NODE) is not None:
             continue
         for file, read in (("local_cpulist", parse_cpu_list), ("local_cpus", parse_cpu_mask)):
-            listed = read_fact(
-                root,
-                root / "sys/bus/pci/devices" / bus_id / file,
-                pci_subject(bus_id),
-                keys.PCI_NUMA_NODE,
-            )
-            near = [node for node, cpus in nodes.items() if cpus & read(str(listed.value or ""))]
-            if len(near) == 1 and len(nodes) > 1:
-                yield Fact(pci_subject(bus_id), keys.PCI_NUMA_NODE, near[0], listed.source)
-                break
+            listed = read_fact(root, folder / file, subject, keys.PCI_NUMA_NODE)
+            near = [node for node, cpus in cpus_of.items() if cpus & read(str(listed.value or ""))]
+            if len(near) == 1:
+                found.setdefault(bus_id, replace(listed, value=near[0]))
+    return Facts(tuple(found.values()))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
 from typing import Any
+from uuid import UUID
 
 from ...facts import Fact, Facts, Value, keys
 from ...facts.keys import NVML, Key, gpu_subject
@@ -20,13 +23,10 @@ from .library import (
     decode_text,
     describe_error,
     list_errors,
-    normalize_bus_id,
     open_nvml,
     read_pci_address,
 )
 from .links import read_c2c, read_nvlinks, read_p2p
-
-__all__ = ["normalize_bus_id", "read_nvml"]
 
 _LIBRARY = "libnvidia-ml.so.1"
 
@@ -140,15 +140,13 @@ def _format_cpus(words: Any) -> str:
 
     Raise ValueError if it is empty.
     """
-    ranges: list[list[int]] = []
-    for cpu in _list_bits(words):
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    if not ranges:
+    cpus = _list_bits(words)
+    if not cpus:
         raise ValueError("CPU affinity names no CPU")
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+    # throughout a range, the number of a CPU less its position is the same
+    groups = groupby(enumerate(cpus), lambda at: at[1] - at[0])
+    ranges = ([cpu for _, cpu in members] for _, members in groups)
+    return ",".join(f"{own[0]}-{own[-1]}" if len(own) > 1 else f"{own[0]}" for own in ranges)
 
 
 def _find_single_node(words: Any) -> int:
@@ -201,18 +199,14 @@ def _read_fabric(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     yield answer
     if info is None or answer.value != "completed":
         return
-    cluster = bytes(info.clusterUuid).hex()
-    parts = (cluster[:8], cluster[8:12], cluster[12:16], cluster[16:20], cluster[20:])
-    if int(cluster, 16):
-        yield Fact(gpu.subject, keys.GPU_FABRIC_CLUSTER, "-".join(parts), answer.source)
-    else:
-        yield Fact(
-            gpu.subject,
-            keys.GPU_FABRIC_CLUSTER,
-            None,
-            answer.source,
-            "the cluster's UUID is all zeros: a fabric of this machine alone",
-        )
+    cluster = UUID(bytes=bytes(info.clusterUuid))
+    yield Fact(
+        gpu.subject,
+        keys.GPU_FABRIC_CLUSTER,
+        str(cluster) if cluster.int else None,
+        answer.source,
+        None if cluster.int else "the cluster's UUID is all zeros: a fabric of this machine alone",
+    )
     yield Fact(gpu.subject, keys.GPU_FABRIC_CLIQUE, int(info.cliqueId), answer.source)
     if mask := int(getattr(info, "healthMask", 0)):
         yield Fact(gpu.subject, keys.GPU_FABRIC_HEALTH, _describe_health(mask), answer.source)
@@ -245,17 +239,13 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
             )
             continue
         info = getattr(nvml.module, structure)()
-
-        def read_state(_: Any, info: Any = info) -> str:
-            return _read_fabric_state(nvml, info)
-
         answer = nvml.ask(
             gpu.subject,
             keys.GPU_FABRIC_STATE,
             function,
             gpu.handle,
             ctypes.byref(info),
-            read=read_state,
+            read=partial(_read_fabric_state, nvml, info),
         )
         if answer.value is not None:
             return info, answer
@@ -263,8 +253,8 @@ def _ask_fabric(nvml: Nvml, gpu: Gpu) -> tuple[Any, Fact]:
     return None, failed[0]
 
 
-def _read_fabric_state(nvml: Nvml, info: Any) -> str:
-    """Return the state in words.
+def _read_fabric_state(nvml: Nvml, info: Any, _: Any) -> str:
+    """Return the state in words, which NVML has written to `info`.
 
     Raise ValueError for a failed registration or an unknown state.
     """
