@@ -46,6 +46,15 @@ def parse_fraction(value: object) -> Fraction:
     raise ValueError(f"not a number: {value!r}")
 
 
+def parse_positive(value: object) -> Fraction | None:
+    """Return a number above 0 as `parse_fraction` does, None for anything else."""
+    try:
+        number = parse_fraction(value)
+    except ValueError:
+        return None
+    return number if number > 0 else None
+
+
 def fraction_to_json(value: Fraction) -> int | float | str:
     """Return the shortest JSON value that `parse_fraction` reads back exactly."""
     if value.denominator == 1:

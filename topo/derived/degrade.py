@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -65,20 +65,20 @@ def degrade(topology: Topology, change: Change) -> Topology:
             raise InputError(f"{text}: {why}; name each link once", parameter="scale_links")
         factors[frozenset(ends)] = _parse_factor(factor, text)
         changes.append(f"{ends[0]}-{ends[1]} at {factor}")
-    links = []
-    for x in topology.links:
-        if gone & {x.src, x.dst}:
-            continue
-        link_factor = factors.get(frozenset((x.src, x.dst)), Fraction(1))
-        if link_factor is not None:
-            links.append(
-                x if link_factor == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * link_factor)
-            )
+    kept = (
+        (x, factors.get(frozenset((x.src, x.dst)), Fraction(1)))
+        for x in topology.links
+        if not gone & {x.src, x.dst}
+    )
     return replace(
         topology,
         name=f"{topology.name} ({', '.join(changes)})",
         devices=tuple(d for d in topology.devices if d.id not in gone),
-        links=tuple(links),
+        links=tuple(
+            x if factor == 1 else replace(x, bandwidth_GBps=x.bandwidth_GBps * factor)
+            for x, factor in kept
+            if factor is not None
+        ),
     )
 
 
@@ -118,21 +118,17 @@ def _parse_factor(text: str, whole: str) -> Fraction:
 
 
 def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str]:
-    """Parse the two devices of "A:B"; ids may contain colons themselves."""
-    parts = text.split(":")
-    splits: Sequence[tuple[str, str]] = [
-        (":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))
-    ]
+    """Parse the two devices of "A:B"."""
     candidates = [
         (a, b)
-        for x, y in splits
-        if (a := _find_device(x, topology)) and (b := _find_device(y, topology))
+        for colon in re.finditer(":", text)
+        if (a := _find_device(text[: colon.start()], topology))
+        and (b := _find_device(text[colon.end() :], topology))
     ]
     if not candidates:
         raise InputError(
             f"{text}: expected A:B with A and B devices of {topology.name} (or rank numbers), "
-            "such as "
-            f"{topology.links[0].src}:{topology.links[0].dst}"
+            f"such as {topology.links[0].src}:{topology.links[0].dst}"
             if topology.links
             else f"{text}: {topology.name} has no links",
             parameter=parameter,

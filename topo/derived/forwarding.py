@@ -5,6 +5,8 @@ Sockets relay data this way, and stock collectives must.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import networkx as nx
 
 from ..graph import Topology
@@ -24,9 +26,8 @@ class Forwarding:
     def __init__(self, topology: Topology) -> None:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
         self._graph.add_nodes_from(topology.by_id)
-        widest = max(topology.capacity_GBps.values(), default=None)
+        widest = max(topology.capacity_GBps.values(), default=Fraction(0))
         for (a, b), capacity in topology.capacity_GBps.items():
-            assert widest is not None
             self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * _WIDTH_SHARE)
 
     def routes_from(self, start: str) -> dict[str, Route]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
-from ..exact import parse_fraction
-from ..facts import Fact, Facts, facts_to_json, load_facts
+from ..exact import parse_positive
+from ..facts import Facts, facts_to_json, load_facts
 from ..facts.keys import qualify
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
@@ -51,8 +51,8 @@ def join_hosts(
     slower than a tenth of their host's fastest, which carry no training data. A host without a
     usable NIC is linked at its first CPU (or, if it has none, at its GPUs) at an assumed rate. GPUs
     of several hosts in one NVLink fabric (`fabric.py`) share one NVSwitch. A note records each
-    assumption and each omission. Notes keep their host's name; other fields of a host's topology
-    are dropped.
+    assumption and each omission. Notes begin with their host's name; other fields of a host's
+    topology are dropped.
 
     Raise InputError if there is no rank, or a location does not exist or is given twice.
     """
@@ -68,13 +68,18 @@ def join_hosts(
     if len(used) == 1 and (len(topologies) == 1 or locations is not None):
         return _select_gpus(topologies[used[0]], [gpu for _, gpu in located])
     number = {host: i for i, host in enumerate(used)}
-    names = _tell_apart([topologies[host].name for host in used])
+    names: list[str] = []
+    for host in used:
+        names.append(pick_unused_name(topologies[host].name, names))
     hosts = [
         _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host})
         for host, i in number.items()
     ]
     gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
-    switch_of = name_shared_switches(host.list_fabrics() for host in hosts)
+    switch_of = name_shared_switches(
+        [fabric for gpu, fabric in host.fabrics.items() if gpu not in host.left_out]
+        for host in hosts
+    )
     replaced: dict[Fabric, list[Device]] = {fabric: [] for fabric in switch_of}
     links = [
         link
@@ -96,20 +101,16 @@ def join_hosts(
     )
 
 
-def _tell_apart(names: Sequence[str]) -> list[str]:
-    """Return the names of hosts, with numbers added to equal ones."""
-    out: list[str] = []
-    for name in names:
-        out.append(pick_unused_name(name, out))
-    return out
-
-
 def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
     """Return the facts of all hosts as a topology field.
 
     If there are too many facts, return an empty dict and append a note to `notes`.
     """
-    facts = [fact for host in hosts for fact in host.list_facts()]
+    facts = [
+        replace(fact, subject=qualify(host.id, fact.subject))
+        for host in hosts
+        for fact in host.facts.items
+    ]
     if len(facts) > MAX_FACTS:
         notes.append(
             f"{len(facts)} facts of {len(hosts)} hosts, more than {MAX_FACTS}: not kept; ask one "
@@ -128,10 +129,7 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     """
     if not host_of:
         raise InputError("no ranks are given; start at least one")
-    memory, network = (
-        assumed("a process's share of its host's memory"),
-        assumed("10 Gbit/s Ethernet"),
-    )
+    memory = assumed("a process's share of its host's memory")
     devices = [
         Device(f"rank{r}", extra={"stands_for": "cpu", "host": names[h]})
         for r, h in enumerate(host_of)
@@ -155,7 +153,7 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
                     ASSUMED_GBps,
                     LATENCY_us["network"],
                     "network",
-                    source=network,
+                    source=assumed("10 Gbit/s Ethernet"),
                 )
             )
     return Topology(
@@ -206,20 +204,16 @@ def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLoc
 
 def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
     """Return one host's topology with only the ranks' GPUs, in rank order."""
-    left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
     if list(topology.ranks) == list(gpus):
         return topology
-    others = tuple(d for d in topology.devices if d.kind != "gpu")
-    links = tuple(x for x in topology.links if x.src not in left_out and x.dst not in left_out)
-    notes = [
-        *topology.notes,
-        *([f"{', '.join(left_out)}: no rank, left out"] if left_out else []),
-    ]
+    left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
+    omission = [f"{', '.join(left_out)}: no rank, left out"] if left_out else []
+    others = (d for d in topology.devices if d.kind != "gpu")
     return replace(
         topology,
         devices=(*(topology.by_id[gpu] for gpu in gpus), *others),
-        links=links,
-        extra={**topology.extra, "notes": notes},
+        links=tuple(x for x in topology.links if not {x.src, x.dst} & {*left_out}),
+        extra={**topology.extra, "notes": [*topology.notes, *omission]},
     )
 
 
@@ -254,14 +248,6 @@ class _Host:
             for d in self.topology.devices
             if d.kind != "gpu" and d.id not in self.freed
         ]
-
-    def list_fabrics(self) -> list[Fabric]:
-        return [fabric for gpu, fabric in self.fabrics.items() if gpu not in self.left_out]
-
-    def list_facts(self) -> Iterator[Fact]:
-        """Yield the host's facts, about subjects of this host."""
-        for fact in self.facts.items:
-            yield replace(fact, subject=qualify(self.id, fact.subject))
 
     def list_links(
         self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]
@@ -303,7 +289,9 @@ class _Host:
             if d.kind == "nic" and self.topology.out_neighbours[d.id]
         ]
         up = [d for d in nics if "down" not in str(d.extra.get("state", "")).lower()]
-        speeds = {d.id: speed for d in up if (speed := _read_speed_GBps(d)) is not None}
+        speeds = {
+            d.id: speed for d in up if (speed := parse_positive(d.extra.get("net_speed_GBps")))
+        }
         # A management port of 1 Gbit/s carries no training data if there is a port of 200 Gbit/s.
         usable = {
             ident: speed
@@ -311,39 +299,27 @@ class _Host:
             if speed * _SLOW_PORT >= max(speeds.values())
         }
         if usable:
-            idle = [d.id for d in nics if d.id not in usable]
+            idle = ", ".join(d.id for d in nics if d.id not in usable)
             if idle:
-                text = f"{', '.join(idle)}: down, slow or of unknown speed; taken to carry no data"
-                self.notes.append(f"{self.name}: {text}")
+                self.notes.append(
+                    f"{self.name}: {idle}: down, slow or of unknown speed; taken to carry no data"
+                )
             return [(ident, speed, "speed of the NIC") for ident, speed in usable.items()]
-        cpus = [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
         ends = (
             [d.id for d in up]
-            or cpus
+            or [d.id for d in self.topology.devices if d.kind == "cpu"][:1]
             or [gpu for gpu in self.topology.ranks if gpu not in self.left_out]
         )
         what = "no NIC of known speed" if up else "no NIC that is up" if nics else "no NIC"
-        inferred = {
-            d.id: rate for d in up if (rate := _read_speed_GBps(d, ASSUMED_SPEED)) is not None
-        }
+        inferred = {d.id: rate for d in up if (rate := parse_positive(d.extra.get(ASSUMED_SPEED)))}
         rates = [inferred.get(ident, ASSUMED_GBps) for ident in ends]
         listed = " and ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates))
         text = f"{what}; {', '.join(ends)} taken to send {listed} GB/s into the network"
         self.notes.append(Note(f"{self.name}: {text}", "network-rate-assumed", ends, text))
-        sources = {
-            ident: assumed(self.topology.by_id[ident].extra.get(ASSUMED_BY, "by the GPUs"))
-            for ident in inferred
-        }
-        return [
-            (ident, rate, sources.get(ident, assumed("10 Gbit/s Ethernet")))
-            for ident, rate in zip(ends, rates, strict=True)
-        ]
-
-
-def _read_speed_GBps(nic: Device, key: str = "net_speed_GBps") -> Fraction | None:
-    # Files may hold anything here: any value that is not a number above 0 counts as unknown.
-    try:
-        rate = parse_fraction(nic.extra.get(key))
-    except ValueError:
-        return None
-    return rate if rate > 0 else None
+        reasons = (
+            self.topology.by_id[ident].extra.get(ASSUMED_BY, "by the GPUs")
+            if ident in inferred
+            else "10 Gbit/s Ethernet"
+            for ident in ends
+        )
+        return [*zip(ends, rates, map(assumed, reasons), strict=True)]

@@ -43,9 +43,9 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
     }
     ids_of: dict[str, list[str]] = {host: [] for host in hosts}
     links_of: dict[str, list[Link]] = defaultdict(list)
-    for device in topology.devices:
-        if host := split_host(device.id)[0]:
-            ids_of.setdefault(host, []).append(device.id)
+    for ident in topology.by_id:
+        if host := split_host(ident)[0]:
+            ids_of.setdefault(host, []).append(ident)
     for link in topology.links:
         ends = {split_host(end)[0] for end in (link.src, link.dst) if end not in common}
         if len(ends) == 1 and (host := ends.pop()):
@@ -69,7 +69,7 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
         for near, far in ((link.src, link.dst), (link.dst, link.src))
         if far in shared and (fields := topology.by_id[far].extra) is not None
     }
-    extra_of = _split_extra(topology.extra, ids_of)
+    facts_of = _split_facts(topology.extra, ids_of)
     parts: list[Part] = []
     for host, ids in ids_of.items():
         new_id = {ident: split_host(ident)[1] for ident in ids}
@@ -85,17 +85,20 @@ def split_hosts(topology: Topology, label: str | None = None) -> tuple[Part, ...
             (str(n) for old in ids if (n := topology.by_id[old].extra.get("host")) is not None),
             None,
         )
-        extra = extra_of[host] | _select_notes(topology.extra, name, host)
-        parts.append(
-            Part(
-                host,
-                Topology(name or f"{topology.name} {host}", devices, links, topology.source, extra),
-            )
-        )
+        # the notes about a host begin with its name, or with the id of one of its devices
+        about = f"{host}/" if name is None else f"{name}: "
+        notes = [
+            note.with_text(note.removeprefix(f"{name}: "))
+            for note in list_notes(topology.extra)
+            if note.startswith(about)
+        ]
+        extra = facts_of[host] | {"notes": notes}
+        title = name or f"{topology.name} {host}"
+        parts.append(Part(host, Topology(title, devices, links, topology.source, extra)))
     return tuple(parts)
 
 
-def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _split_facts(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the facts about each host under its own subjects; malformed ones go to every host."""
     facts = extra.get("facts")
     if facts is None:
@@ -108,16 +111,6 @@ def _split_extra(extra: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, di
         if host in facts_of:
             facts_of[host].append({**fact, "subject": subject})
     return {host: {"facts": of_host} for host, of_host in facts_of.items()}
-
-
-def _select_notes(extra: Mapping[str, Any], name: str | None, host: str) -> dict[str, Any]:
-    """Return the notes about a host: those that begin with its name.
-
-    If the host has no name, return those that begin with the id of one of its devices.
-    """
-    about = f"{host}/" if name is None else f"{name}: "
-    own = [note for note in list_notes(extra) if note.startswith(about)]
-    return {"notes": [note.with_text(note.removeprefix(f"{name}: ")) for note in own]}
 
 
 def _rename(device: Device, ident: str, fabric: Mapping[str, Any]) -> Device:

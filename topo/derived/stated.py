@@ -9,7 +9,7 @@ from typing import Any
 
 from ..devices import Device, Link
 from ..errors import InputError
-from ..exact import fraction_to_json, parse_fraction
+from ..exact import fraction_to_json, parse_positive
 from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED
 from ..names import join_first
@@ -27,11 +27,8 @@ def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
 
     Raise InputError, naming `parameter`, unless the text is a number above 0.
     """
-    try:
-        rate = parse_fraction(text)
-    except ValueError:
-        rate = Fraction(0)
-    if rate <= 0:
+    rate = parse_positive(text)
+    if rate is None:
         raise InputError(
             f"{text!r:.40} is not a number of GB/s above 0; write for example 25 or 12.5",
             parameter=parameter,

@@ -56,12 +56,10 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
         if device.id in members_of_head:
             members = members_of_head[device.id]
             said = {topology.by_id[member].in_network for member in members} - {None}
-            adding = (
-                said.pop() if len(said) == 1 else None
-            )  # if they differ, the merged switch's value is unknown
-            devices.append(
-                replace(device, in_network=adding, extra={**device.extra, "members": list(members)})
-            )
+            # if they differ, the merged switch's value is unknown
+            adding = said.pop() if len(said) == 1 else None
+            extra = {**device.extra, "members": list(members)}
+            devices.append(replace(device, in_network=adding, extra=extra))
         elif device.id not in head_of:
             devices.append(device)
     merged: dict[tuple[str, str, str, object], Link] = {}
@@ -70,14 +68,15 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
         is_merged = link.src in head_of or link.dst in head_of
         key = (src, dst, link.kind, None if is_merged else len(merged))
         earlier = merged.get(key)
-        if src == dst:
-            continue
-        if earlier is None:
+        if earlier is None and src != dst:
             merged[key] = replace(link, src=src, dst=dst, extra={} if is_merged else link.extra)
-        else:
-            rate, count = earlier.bandwidth_GBps + link.bandwidth_GBps, earlier.count + link.count
-            slowest = max(earlier.latency_us, link.latency_us)
-            merged[key] = replace(earlier, bandwidth_GBps=rate, count=count, latency_us=slowest)
+        elif earlier is not None:
+            merged[key] = replace(
+                earlier,
+                bandwidth_GBps=earlier.bandwidth_GBps + link.bandwidth_GBps,
+                count=earlier.count + link.count,
+                latency_us=max(earlier.latency_us, link.latency_us),
+            )
     return replace(topology, devices=tuple(devices), links=tuple(merged.values()))
 
 

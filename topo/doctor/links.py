@@ -140,8 +140,6 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
 
     Routes that other GPUs forward count as well.
     """
-    if len(view.gpus) < 2:
-        return
     start, near = view.gpus[0].id, view.topology.out_neighbours
     back = view.topology.reversed().out_neighbours
     reached = _find_reachable(near, start) & _find_reachable(back, start)

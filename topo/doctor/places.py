@@ -9,7 +9,7 @@ findings that depend on this assumption are notes. Management NICs do not count.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..facts import keys
@@ -48,9 +48,10 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
         guessed = bool(_guess_sockets(view))
         place, link = ("NUMA node", "NUMA nodes") if guessed else ("socket", "CPUs")
         gpus, nics = _list_far(machine.gpus, machine.nics), _list_far(machine.nics, machine.gpus)
-        evidence = _format_places(
-            {**machine.gpus, **machine.nics},
-            (*gpus, *machine.nics) if gpus else (*nics, *machine.gpus),
+        places = {**machine.gpus, **machine.nics}
+        evidence = tuple(
+            f"{ident} place = {', '.join(sorted(places[ident] - {ident}))} (links of the topology)"
+            for ident in ((*gpus, *machine.nics) if gpus else (*nics, *machine.gpus))
         )
         if len(gpus) == len(machine.gpus):
             yield Finding(
@@ -62,8 +63,7 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
                 evidence,
                 f"move the NICs to slots of the GPUs' {place}",
             )
-            continue
-        if gpus:
+        elif gpus:
             adapters = {_find_adapter(view.topology.by_id[nic]) for nic in machine.nics}
             yield Finding(
                 "note" if guessed or len(adapters) < 2 else "warning",
@@ -75,7 +75,7 @@ def check_nic_places(view: DoctorView) -> Iterator[Finding]:
                 f"spread the NICs over the {place}s; meanwhile let the GPUs that are near a NIC "
                 "send for the others",
             )
-        if nics:
+        if nics and len(gpus) < len(machine.gpus):
             yield Finding(
                 "note",
                 "nic-without-near-gpu",
@@ -169,13 +169,6 @@ def _list_far(places_of: Places, others: Places) -> tuple[str, ...]:
     return tuple(ident for ident, places in places_of.items() if not places & reached)
 
 
-def _format_places(places: Places, ids: Sequence[str]) -> tuple[str, ...]:
-    return tuple(
-        f"{ident} place = {', '.join(sorted(places[ident] - {ident}))} (links of the topology)"
-        for ident in ids
-    )
-
-
 def _find_adapter(nic: Device) -> str:
     # The ports of one adapter are functions of one PCI device.
     return nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id
@@ -240,7 +233,7 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
         for device in (*view.gpus, *view.nics, *view.cpus)
         if (line := _describe_unknown_node(view, device, numbered)) is not None
     )
-    for _, about, evidence in view.group(cases if len(view.cpus) > 1 else ()):
+    for _, about, evidence in view.group(cases):
         yield Finding(
             "warning",
             "numa-unknown",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
-from ..exact import parse_fraction
+from ..exact import parse_positive
 from ..facts.view import WIRES
 from ..graph import Device, Link
 from ..hardware import (
@@ -110,12 +110,9 @@ def _read_rate(link: Link, key: str) -> tuple[Fraction, str] | None:
     entry = link.extra.get(key)
     if not isinstance(entry, Mapping):
         return None
+    rate = parse_positive(entry.get("GBps"))
     source = str(entry.get("source") or link.source or "the topology")[:60]
-    try:
-        rate = parse_fraction(entry.get("GBps"))
-    except ValueError:
-        return None
-    return (rate, source) if rate > 0 else None
+    return None if rate is None else (rate, source)
 
 
 def check_possible_rates(view: DoctorView) -> Iterator[Finding]:

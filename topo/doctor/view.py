@@ -20,6 +20,7 @@ from ..facts.keys import Key, gpu_subject, pci_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link
 from ..hardware import PCIE_GTps, pcie_generation
+from ..names import join_first
 from ..notes import Note, NoteKind
 
 Severity = Literal["error", "warning", "note"]
@@ -100,8 +101,7 @@ def format_GBps(rate: object) -> str:
 
 def join_names(ids: Sequence[str]) -> str:
     """Join the first eight ids with commas and append the number of the others."""
-    more = len(ids) - _NAMED
-    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return join_first(ids, _NAMED)
 
 
 # -- the machine
