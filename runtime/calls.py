@@ -17,7 +17,6 @@ import torch.distributed as dist
 from ..topo.errors import InputError
 from .compiled import Buffers, make_bindings
 from .engine import Engine
-from .ranks.stock import StartedStock
 from .reductions import (
     ReduceOp,
     borrow,
@@ -75,13 +74,10 @@ class PersistentCall:
             if self._has_run and self.play is None:
                 self.play = self.engine.find_play(self.buffers)
             self._has_run = True
-        self._finish()
+        self.finish()
 
-    def start_stock(self, number: int) -> StartedStock:
-        """Start the stock collective as the `number`-th call; see Engine.start_stock."""
-        return self.engine.start_stock(self.buffers, self._finish, number)
-
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Call the functions `then`, as `run` does at its end."""
         for step in self.then:
             step()
 
@@ -95,7 +91,6 @@ class CallCache:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._root_is_here = engine.plan.collective.root == engine.rank
         # The calls on each buffer, one per reduction; none if the buffer was seen only once.
         self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
 
@@ -193,7 +188,8 @@ class CallCache:
 
         Raise InputError if input and output do not fit together.
         """
-        name, size, at_root = self.engine.plan.collective.name, self.engine.size, self._root_is_here
+        collective, size = self.engine.plan.collective, self.engine.size
+        name, at_root = collective.name, collective.root == self.engine.rank
         of_input, of_output = tensor.numel(), output.numel()
         if name == "allgather" or (name == "gather" and at_root):
             numel, expected = of_output, of_input * size

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..synth.cost.segmentation import Family, families, fastest, reroute, time_u
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .cache.races import CachedRace, CachedRaces, today
+from .cache.races import CachedRace, CachedRaces
 from .codecs import Codec
 from .program.lowering import lower
 from .ranks.machine import Machine
@@ -93,18 +94,14 @@ class Choice:
     """The choice for a size: `schedule`, or None for the stock collective.
 
     `own` is the best of the plan's schedules, used if the backend has no stock collective for a
-    dtype. `predicted` maps a size in bytes to the predicted microseconds, and `raced` maps labels
-    to median times in microseconds.
+    dtype. `predict_us` returns the predicted microseconds on this machine for a size in bytes, None
+    if there is no prediction; `raced` maps labels to median times in microseconds.
     """
 
     schedule: Schedule | None
     own: Schedule
-    predicted: Callable[[int], float | None]
+    predict_us: Callable[[int], float | None]
     raced: dict[str, float]
-
-    def predict_us(self, size_bytes: int) -> float | None:
-        """Return the predicted microseconds on this machine, None if there is no prediction."""
-        return self.predicted(size_bytes)
 
     @property
     def label(self) -> str:
@@ -148,11 +145,6 @@ class Chooser:
         self.choices: dict[int, Choice] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
-
-    @property
-    def changes(self) -> bool:
-        """Whether the choice for a size may change from call to call, since a function makes it."""
-        return callable(self.mode)
 
     @cached_property
     def families(self) -> list[Family]:
@@ -438,7 +430,7 @@ class Chooser:
                 labels=(_label(winner), own.label),
                 time_us=times_s[winner] * 1e6,
                 raced_us=raced_us,
-                raced_on=today(),
+                raced_on=date.today().isoformat(),
             )
             self._races(with_stock=None in times_s).save(size_bytes, race)
         return replace(self._choice_of(winner), own=own, raced=raced_us)
@@ -466,5 +458,7 @@ def _find_staging(schedule: Schedule, batched: bool) -> float:
         return 0.0
     ranks = schedule.collective.ranks
     numel = _SAMPLE_NUMEL // ranks * ranks
-    programs = (lower(schedule, rank, numel, batched=batched) for rank in range(ranks))
-    return max(program.staging_numel for program in programs) / numel
+    return (
+        max(lower(schedule, rank, numel, batched=batched).staging_numel for rank in range(ranks))
+        / numel
+    )

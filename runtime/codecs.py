@@ -164,8 +164,9 @@ def _make_codec(
         carry = ~bits & ((1 << _MANTISSA_BITS) - 1)
     block = BLOCK if largest else 1
     packs = pack or cast, unpack or uncast
-    width = dtype.itemsize
-    return Codec(name, width, block, relative_error, call_us, value_ns, *packs, offset, carry)
+    return Codec(
+        name, dtype.itemsize, block, relative_error, call_us, value_ns, *packs, offset, carry
+    )
 
 
 # Costs per message and per value, to encode and to decode (see Codec).
@@ -236,8 +237,8 @@ class EncodingBuffers:
             return [of[start : start + span.length] for span, start in rows]
 
         starts = [start for _, start in x.parts]
-        ends = [start + span.length for span, start in x.parts]
         # Codecs take whole blocks: between parts, and after the last, the values are zeros.
+        ends = [start + span.length for span, start in x.parts]
         gaps = zip(ends, [*starts[1:], x.padded], strict=True)
         pads = [self.values[lo:hi] for lo, hi in gaps if lo < hi]
         given, laid = slice_parts(work, x.parts), slice_laid(self.values, x.parts)

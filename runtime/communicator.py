@@ -176,12 +176,12 @@ class Communicator:
 
         None before the first call of that size, rounded to a power of two.
         """
-        return self.engine.choice(size_bytes)
+        return self.engine.chooser.known(size_bytes)
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that this rank has sent through schedules so far, races included."""
-        return self.engine.wire_bytes
+        return self.engine.executor.sent_bytes
 
     def close(self) -> None:
         """Destroy the process group unless it is shared; a later call raises ExecutionError."""

@@ -160,8 +160,7 @@ class Compiled:
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
         # The work buffer can be the output itself if all of it is the result: the input must not be
         # written to.
-        whole = (Move(0, program.work_numel, 0),)
-        self._fits_target = self.in_place or program.drains == whole
+        self._fits_target = self.in_place or program.drains == (Move(0, program.work_numel, 0),)
         self.arena = find_arena(transport, like.device)
         self.own = Binding()
         self._bindings = WeakSet([self.own])
@@ -311,8 +310,9 @@ class Compiled:
             # As bytes: NCCL lacks some of the dtypes (int16).
             data = view(post.span).view(torch.uint8)
             peer = dist.get_global_rank(self.group, post.peer)
-            operation = dist.P2POp(start, data, peer, self.group, self._tag(post))
-            batches[(distance - 1) // (NCCL_BATCH // 2)].append(operation)
+            batches[(distance - 1) // (NCCL_BATCH // 2)].append(
+                dist.P2POp(start, data, peer, self.group, self._tag(post))
+            )
         return [batches[number] for number in sorted(batches)]
 
     def _tag(self, post: Post) -> int:

@@ -85,9 +85,13 @@ class DdpHook:
 
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
         """Make the communicator and its queue. Collective over the ranks of the group."""
-        own_group = None if group is None else make_group_maker(group)
         communicator = Communicator(
-            self.plan, own_group, self.timeout, self.choose, self.compress, self.reduction
+            self.plan,
+            None if group is None else make_group_maker(group),
+            self.timeout,
+            self.choose,
+            self.compress,
+            self.reduction,
         )
         if communicator.plan.collective.name != "allreduce":
             raise InputError(
@@ -129,7 +133,7 @@ class DdpHook:
             failed: torch.futures.Future[Any] = torch.futures.Future()
             failed.set_result(Failed(error))
             return failed.then(convert)
-        return work.outcome().then(convert)
+        return work.progress.future.then(convert)
 
     def _start(self, tensor: torch.Tensor, residual: torch.Tensor | None) -> PlannedWork:
         communicator, calls = self._met or self._meet()

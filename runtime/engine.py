@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
 from .ranks.trial import Trial
 from .reductions import in_inference_mode, share_memory
-from .scratch import allocate_zeros_like
+from .scratch import allocate_zeros_like, free_arenas
 
 
 class Engine:
@@ -67,13 +66,10 @@ class Engine:
             batched=transport.batched,
             mpi=None if channel is None else channel.what,
         )
-        self._faults = transport.faults
-        self._faults.topology = plan.topology
+        transport.faults.topology = plan.topology
         self._of_mpi = None if channel is None else CollectivePlayer(transport.faults)
-        self._executor = Executor(transport, plan.topology, codec)
-        self._chooser = Chooser(
-            plan, self.machine, transport, choose, cache, self._is_usable, codec
-        )
+        self.executor = Executor(transport, plan.topology, codec)
+        self.chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
         self.times_calls = False
         """Whether candidates are timed on the calls that users make (ranks/trial.py), and not
         before the first.
@@ -123,25 +119,8 @@ class Engine:
             return numel * dtype.itemsize
         return self.codec.nbytes(self.codec.padded(numel))
 
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that this rank has sent through schedules so far, races included."""
-        return self._executor.sent_bytes
-
-    @property
-    def variants(self) -> list[Schedule]:
-        """The schedules, in all their segmentations, from which one is chosen for a size."""
-        return self._chooser.variants
-
-    def choice(self, size_bytes: int) -> Choice | None:
-        """Return the choice for a size in bytes on the wire.
-
-        None before the first call of that size, rounded to a power of two.
-        """
-        return self._chooser.known(size_bytes)
-
     def _choice_for(self, buffers: Buffers) -> Choice | None:
-        return self._chooser.known(self.wire_size(buffers.numel, buffers.target.dtype))
+        return self.chooser.known(self.wire_size(buffers.numel, buffers.target.dtype))
 
     def is_settled(self, buffers: Buffers) -> bool:
         """Return whether the choice for a buffer is made; if not, the next call races for it."""
@@ -158,13 +137,9 @@ class Engine:
         choice = self._choice_for(buffers)
         return choice is not None and choice.schedule is None and self._has_stock(buffers)
 
-    def draw_number(self) -> int:
-        """Return the number of a call that is made now and run later; see Faults.draw_number."""
-        return self._faults.draw_number()
-
     def set_host_costs(self, costs: HostCosts) -> None:
         """Predict with these host costs from now on. They must be the same on every rank."""
-        self.machine = self._chooser.machine = replace(self.machine, host=costs)
+        self.machine = self.chooser.machine = replace(self.machine, host=costs)
 
     # Running
 
@@ -175,7 +150,7 @@ class Engine:
         """
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
-            number = number or self.draw_number()
+            number = number or self.transport.faults.draw_number()
             trial = self._find_trial(buffers, number)
             if trial is not None:
                 self._run_trial_call(trial, buffers, number)
@@ -193,9 +168,9 @@ class Engine:
             self._make_stock(buffers)(number)
         elif torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(f"topo: {schedule.label}"):
-                self._executor.run(schedule, buffers, number)
+                self.executor.run(schedule, buffers, number)
         else:
-            self._executor.run(schedule, buffers, number)
+            self.executor.run(schedule, buffers, number)
 
     def _find_trial(self, buffers: Buffers, number: int) -> Trial | None:
         """Return the trial that a call of a size belongs to, or None if the choice is made at once.
@@ -206,7 +181,7 @@ class Engine:
         trial = self._trials.get(size_bytes.bit_length())
         if trial is None:
             has_stock = self.codec is None and self._has_stock(buffers)
-            trial = self._chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
+            trial = self.chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
             if trial is not None:
                 self._trials[size_bytes.bit_length()] = trial
         return trial
@@ -235,16 +210,16 @@ class Engine:
         numel, dtype = buffers.numel, buffers.target.dtype
         size_bytes = self.wire_size(numel, dtype)
         bits = size_bytes.bit_length()
-        with self._faults.stock(f"the times of a trial at {size_bytes} bytes", number):
+        with self.transport.faults.stock(f"the times of a trial at {size_bytes} bytes", number):
             trial.record(self.transport.find_span_s(began, ended))
         if not trial.is_over:
             return
-        another = self._chooser.end_trial(size_bytes, trial)
+        another = self.chooser.end_trial(size_bytes, trial)
         if another is not None:
             self._trials[bits] = another
         else:
             del self._trials[bits]
-            self._executor.forget(numel, dtype, self._chooser.choices[bits].schedule)
+            self.executor.forget(numel, dtype, self.chooser.choices[bits].schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
         """Return `run`, in place on buffers with bindings, as a function of the call's number.
@@ -252,7 +227,7 @@ class Engine:
         None if the choice is not made, or may change from call to call, or if a call takes more
         than playing a program.
         """
-        choice = None if self._chooser.changes else self._choice_for(buffers)
+        choice = None if callable(self.chooser.mode) else self._choice_for(buffers)
         if choice is None:
             return None
         if choice.schedule is None:
@@ -261,17 +236,17 @@ class Engine:
         return self._bind(choice.schedule, buffers)
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
-        play = self._executor.bind(schedule, buffers)
+        play = self.executor.bind(schedule, buffers)
         uses_torch = self.transport.mpi is None or not is_numpys(buffers.target.dtype)
         return partial(in_inference_mode, play) if play is not None and uses_torch else play
 
     def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
-        """Return a function that runs one of `variants` repeatedly on the given buffers.
+        """Return a function that runs one of the chooser's `variants` repeatedly on buffers.
 
         The buffers are those of `make_scratch`.
         """
         play = None if buffers.bindings is None else self._bind(schedule, buffers)
-        return play or partial(self._executor.run, schedule, buffers)
+        return play or partial(self.executor.run, schedule, buffers)
 
     def start_stock(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
@@ -281,7 +256,7 @@ class Engine:
         Several may be in progress at once. All stock collectives and all calls that settle a size
         must be made in one order on all ranks.
         """
-        call = self._faults.begin(self._describe_stock_call(buffers), number=number)
+        call = self.transport.faults.begin(self._describe_stock_call(buffers), number=number)
         work = make_stock_call(
             self.plan.collective, self.group, buffers.source, buffers.target, buffers.op
         )(asynchronous=True)
@@ -291,7 +266,7 @@ class Engine:
             self._divide(buffers)
             finish()
 
-        return StartedStock(self._faults, call, work, end)
+        return StartedStock(self.transport.faults, call, work, end)
 
     def _make_stock(self, buffers: Buffers) -> Callable[..., None]:
         """Return the stock collective as a function of the call's number, if one was drawn."""
@@ -310,7 +285,7 @@ class Engine:
         call = make_stock_call(collective, self.group, source, target, op)
 
         def run(number: int | None = None) -> None:
-            with self._faults.stock(what, number):
+            with self.transport.faults.stock(what, number):
                 call()
             self._divide(buffers)
 
@@ -341,8 +316,9 @@ class Engine:
         Each runs as it would run repeatedly: on the caller's own tensors if every candidate leaves
         the same result there, else on copies.
         """
-        source, target = buffers.source, buffers.target
-        if not self._can_repeat(source, target):
+        source, target, name = buffers.source, buffers.target, self.plan.collective.name
+        # A collective can run repeatedly if it reads nothing that it has written.
+        if name != "broadcast" and (name in IN_PLACE or share_memory(source, target)):
             target = allocate_zeros_like(target)
             source = target if source is buffers.target else allocate_zeros_like(source)
         scratch = Buffers(buffers.numel, source, target, buffers.op, None, make_bindings(target))
@@ -357,25 +333,16 @@ class Engine:
 
         dtype = target.dtype
         try:
-            choice = self._chooser.choose(
+            choice = self.chooser.choose(
                 self.wire_size(buffers.numel, dtype),
                 run,
                 partial(run, None),
                 lambda: self.codec is None and self._has_stock(buffers),
             )
         finally:
-            self._executor.free_scratch()  # the winner may need much less
-        self._executor.forget(buffers.numel, dtype, choice.schedule)
+            free_arenas(self.transport)  # the winner may need much less
+        self.executor.forget(buffers.numel, dtype, choice.schedule)
         return choice
-
-    def _can_repeat(self, source: torch.Tensor, target: torch.Tensor) -> bool:
-        """Return whether the collective can run repeatedly on these tensors.
-
-        It can if it reads nothing that it has written.
-        """
-        if self.plan.collective.name in IN_PLACE:
-            return self.plan.collective.name == "broadcast"
-        return not share_memory(source, target)
 
     # Measurements
 
@@ -386,11 +353,3 @@ class Engine:
         if self.plan.collective.name not in IN_PLACE:
             source = torch.zeros(input_numel, dtype=dtype, device=self.device)
         return Buffers(numel, source, target, bindings=make_bindings(target))
-
-    def guard(self, call: str) -> AbstractContextManager[None]:
-        """Return a context for stock collectives that all ranks make over the group.
-
-        A fault in them is an ExecutionError on every rank. `call` describes their purpose, the same
-        on all ranks.
-        """
-        return self._faults.stock(call)

@@ -29,7 +29,7 @@ from .program.layout import ends_with_result
 from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
-from .scratch import MAPPED_BYTES, find_budget, free_arenas, trim_heap
+from .scratch import MAPPED_BYTES, process_budget, trim_heap
 
 # Limits on the cached programs: their number, and their instructions, counted again for each
 # binding to memory. Each takes about 300 bytes in Python (measured): 40 MB. The least recently used
@@ -52,8 +52,7 @@ class Executor:
         self.sent_bytes = 0
         self.stamp: Stamp | None = None
         self.rank = transport.rank
-        self._budget = find_budget()
-        self._budget.read_environment()
+        process_budget.read_environment()
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._quietly = make_quiet()
         # Calls on GPUs end after `run` has returned: their time here says nothing about links.
@@ -146,10 +145,6 @@ class Executor:
             part = work[drain.lo : drain.hi]
             buffers.target[drain.to : drain.to + len(part)].copy_(part)
 
-    def free_scratch(self) -> None:
-        """Free the scratch memory of the transport; calls allocate it again as they need it."""
-        free_arenas(self.transport)
-
     def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
         """Drop the programs compiled for a length and dtype, except those of one schedule."""
         for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
@@ -162,7 +157,7 @@ class Executor:
         if compiled is None:
             compiled = Compiled(schedule, buffers, self.transport, self.codec)
             nbytes = buffers.numel * like.element_size()
-            self._budget.note_buffer(nbytes)
+            process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
                 trim_heap()
             self._make_room()

@@ -95,7 +95,7 @@ class Budget:
         # another.
         self.lock = threading.RLock()
         self._largest_bytes = 0
-        self._arenas: WeakSet[Arena] = WeakSet()
+        self.arenas: WeakSet[Arena] = WeakSet()
 
     @property
     def limit_bytes(self) -> int:
@@ -109,7 +109,7 @@ class Budget:
     def held_bytes(self) -> int:
         """The bytes that all arenas hold now."""
         with self.lock:
-            return sum(arena.nbytes for arena in self._arenas)
+            return sum(arena.nbytes for arena in self.arenas)
 
     def read_environment(self) -> None:
         """Set the limit from TOPOPLAN_SCRATCH. Raise InputError if it is not a size."""
@@ -119,18 +119,13 @@ class Budget:
         """Record the size of a buffer that a collective uses, for the default limit."""
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
-    def add(self, arena: Arena) -> None:
-        """Include an arena in the budget."""
-        with self.lock:
-            self._arenas.add(arena)
-
     def make_room(self, arena: Arena, nbytes: int) -> bool:
         """Free idle arenas until `arena` may hold `nbytes`; return whether it may.
 
         Those that grew longest ago are freed first. The caller must hold `lock`.
         """
         others = sorted(
-            (x for x in self._arenas if x is not arena and x.nbytes), key=lambda x: x.last_move
+            (x for x in self.arenas if x is not arena and x.nbytes), key=lambda x: x.last_move
         )
         held = nbytes + sum(x.nbytes for x in others)
         for other in others:
@@ -157,7 +152,7 @@ class Arena:
         self._block = allocate(0, device)
         self._users: WeakSet[ArenaUser] = WeakSet()
         self._stream: torch.cuda.Stream | None = None
-        budget.add(self)
+        budget.arenas.add(self)  # under the lock (see find_arena)
 
     @property
     def nbytes(self) -> int:
@@ -220,27 +215,18 @@ def count_aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-_budget = Budget()
+# The budget of the process.
+process_budget = Budget()
 _arenas: WeakKeyDictionary[Transport, dict[torch.device, Arena]] = WeakKeyDictionary()
 _moves = itertools.count(1)
 
 
-def find_budget() -> Budget:
-    """Return the budget of the process."""
-    return _budget
-
-
-def set_scratch(budget_bytes: int | None) -> None:
-    """Set the budget of the process in bytes; None selects TOPOPLAN_SCRATCH or the default."""
-    _budget.given_bytes = budget_bytes
-
-
 def find_arena(transport: Transport, device: torch.device) -> Arena:
     """Return the arena that all programs of a transport share on a device."""
-    with _budget.lock:
+    with process_budget.lock:
         arenas = _arenas.setdefault(transport, {})
         if device not in arenas:
-            arenas[device] = Arena(device, _budget)
+            arenas[device] = Arena(device, process_budget)
         return arenas[device]
 
 

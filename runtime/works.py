@@ -61,7 +61,10 @@ class Failed:
 
 
 class Progress:
-    """The progress of a call, which C++ may hold: it has no reference to the work (see CpuWork)."""
+    """The progress of a call, which C++ may hold: it has no reference to the work (see CpuWork).
+
+    `future` gets the call's tensors, or a Failed in their place.
+    """
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "in_progress")
 
@@ -120,8 +123,9 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
 
     def finish(self, error: BaseException | None = None) -> None:
         """Mark the call as ended, or as failed with an error."""
-        value = self._tensors if error is None else Failed(error, self._tensors)
-        self.progress.finish(value, error)
+        self.progress.finish(
+            self._tensors if error is None else Failed(error, self._tensors), error
+        )
 
     def carry_out(self, function: Function) -> None:
         """Run this work's call; `wait` raises its error."""
@@ -158,10 +162,6 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that hold, or will hold, the result."""
         return self._tensors
-
-    def outcome(self) -> torch.futures.Future[list[torch.Tensor] | Failed]:
-        """Return a future of the tensors, or of the error as a value."""
-        return self.progress.future
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the tensors."""
@@ -449,11 +449,11 @@ def start(
     it. All other calls go to the queue: nothing here waits for other ranks. `number` is the number
     of the call, if drawn before.
     """
-    number = number or call.engine.draw_number()
+    number = number or call.engine.transport.faults.draw_number()
     uses_stock = call.is_settled and call.uses_stock
     if uses_stock and call.engine.device.type == "cpu" and not calls.holds_stock:
         first()
-        stock = call.start_stock(number)
+        stock = call.engine.start_stock(call.buffers, call.finish, number)
         work = CpuWork(results)
         if stock.call_when_done(work.finish):
             return work

@@ -17,20 +17,17 @@ from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
 from ..ranks.addresses import publish_in, read_published
-from ..ranks.attempts import agree_on_attempt
-from ..ranks.groups import list_members
-from ..ranks.plain_backends import find_engine
-from ..ranks.store import find_client
+from ..ranks.groups import find_engine, list_members
+from ..ranks.store import agree_on_attempt, find_client
 from ..reductions import dtype_name, kind_of_reduction
 from ..works import get_done_work, start
 from . import NAME
 from .account import Account
 from .call_check import CallCheck
-from .communicators import Communicators
+from .communicators import Communicators, Key, Size
 from .options import BackendOptions, backend_options
 from .plain_calls import PlainCalls, backend_type, make_plain_group
 from .plan_finder import PlanFinder
-from .sizes import Key, Size
 from .torch_tools import show_as
 
 # The names of collectives in torch's API, as profiles show them.
@@ -68,15 +65,12 @@ class GroupCall:
     what: str = ""
 
     def __post_init__(self) -> None:
-        self.what = self.what or self._describe()
-
-    def _describe(self) -> str:
-        """Describe the call: "allreduce (SUM) of 8 elements of float32"."""
-        kind, tensor = kind_of_reduction(self.op), self.tensor
-        reduction = "" if self.op is None else f" ({getattr(kind, 'name', kind)})"
-        at = "" if self.root is None else f" at {self.root}"
-        dtype = dtype_name(tensor.dtype)
-        return f"{self.name}{reduction}{at} of {tensor.numel()} elements of {dtype}"
+        if not self.what:  # "allreduce (SUM) of 8 elements of float32"
+            kind, numel = kind_of_reduction(self.op), self.tensor.numel()
+            reduction = "" if self.op is None else f" ({getattr(kind, 'name', kind)})"
+            at = "" if self.root is None else f" at {self.root}"
+            dtype = dtype_name(self.tensor.dtype)
+            self.what = f"{self.name}{reduction}{at} of {numel} elements of {dtype}"
 
 
 class BaseGroup(PlainCalls):
@@ -153,8 +147,7 @@ class BaseGroup(PlainCalls):
         return size
 
     def _note_no_plan(self, call: GroupCall) -> None:
-        why = self.planned.plans.whys.get(call.name, "")
-        self.account.leave(call.name, f"no plan: {why}")
+        self.account.leave(call.name, f"no plan: {self.planned.plans.whys.get(call.name, '')}")
 
     def _learn_devices(self) -> None:
         """Find the device types of this backend.
@@ -210,7 +203,7 @@ class BaseGroup(PlainCalls):
         # Asked before `uses_plan`, which may start a collective of its own.
         holds_stock = self.planned.holds_stock(call.tensor.device.type)
         if communicator is None or not size.begun:
-            has_none = size.key in self.planned.without_plan
+            has_none = self.planned.by_key.get(size.key, size) is None  # unlike one not made yet
             is_free = not holds_stock and not is_first
             if is_free and (has_none or (size.is_known(place) and not size.uses_plan(place))):
                 if has_none:
@@ -308,7 +301,7 @@ class BaseGroup(PlainCalls):
 
     def _log_account(self) -> None:
         used = {}
-        for (name, root, _), communicator in self.planned.by_key.items():
+        for (name, root, _), communicator in list(self.planned.by_key.items()):
             if communicator is not None:
                 preposition = "from" if name == "broadcast" else "to"
                 used[name if root is None else f"{name} {preposition} {root}"] = communicator

@@ -7,12 +7,13 @@ plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import AllreduceOptions, Store
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
@@ -21,19 +22,120 @@ from ..ranks.addresses import Addresses
 from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
+from ..ranks.trial import MAX_CALLS
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
-from ..scratch import set_scratch
+from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
-from .sizes import Key, Passes, Size
 
+# A collective, its root, and the device type of its tensors.
+Key = tuple[str, int | None, str]
+# Calls from a question to its answer: it has arrived by then, unless ranks are far apart.
+_ANSWERED_AFTER = 2
+# Calls from one question to the next, before the call _OFTEN_UNTIL and after it: a question costs
+# about as much as a small call.
+_OFTEN, _SELDOM, _OFTEN_UNTIL = 2, 8, 32
+# Collectives that end on no rank before all ranks have called them.
+_ALL_WAIT = ("allreduce", "allgather", "reduce-scatter", "alltoall")
+# Backward passes after which a plan is waited for. With a trial of MAX_CALLS, DDP's buckets are
+# settled at step 20.
+_WAITED_AFTER = 6
 # Collectives that add up values: only these are compressed.
 _COMPRESSED = ("allreduce", "reduce-scatter")
 # Integers are mostly control messages (sizes, flags, pickled objects); from this many bytes on they
 # are data.
 _MIN_INTEGER_BYTES = 1 << 20
+
+
+class Passes:
+    """Counts the backward passes that call a group's collectives, to estimate training steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last = -1
+
+    def note(self) -> None:
+        """Note a call, which may be in a backward pass."""
+        current = torch._C._current_graph_task_id()
+        if current >= 0 and current != self._last:
+            self._last = current
+            self.count += 1
+
+
+class Size:
+    """The calls of the collective `key` at one size, and from which call on they use its plan.
+
+    The first calls are left to the stock collective, which starts at once, while a background
+    thread finds or makes the plan. At intervals the ranks ask each other whether all of them have
+    it, by a small reduction over gloo that no call waits for; two calls later the answer, which is
+    the same on all ranks, decides whether the plan is used from there on. After some training steps
+    it is used in any case: then the queue waits for the plan, so that a short script uses it too.
+
+    `is_ready` returns whether this rank has its plan; `gloo` carries the questions between ranks.
+    With `at_once` all calls go through the plan: if the stock collective must not be used, or plans
+    were named. `begun` says whether calls use the plan from now on.
+    """
+
+    def __init__(
+        self, key: Key, gloo: Any, is_ready: Callable[[], bool], passes: Passes, *, at_once: bool
+    ) -> None:
+        self.key, self.begun = key, at_once
+        self._first_planned = 0
+        self._gloo, self._is_ready, self._passes = gloo, is_ready, passes
+        self._calls = 0
+        self._questions: dict[int, tuple[dist.Work, torch.Tensor]] = {}
+
+    def draw_call(self) -> int:
+        """Return the number of a call of this size that is being made."""
+        self._passes.note()
+        self._calls += 1
+        return self._calls - 1
+
+    def is_new(self, call: int) -> bool:
+        """Return whether the choice for a call may not be settled yet."""
+        return not self.begun or call <= self._first_planned + MAX_CALLS
+
+    def is_first(self, call: int) -> bool:
+        """Return whether a call is the first of this size, and may wait for all ranks."""
+        return call == 0 and (self.begun or self.key[0] in _ALL_WAIT)
+
+    def is_known(self, call: int) -> bool:
+        """Return whether `uses_plan` need not wait for an answer."""
+        question = self._questions.get(call - _ANSWERED_AFTER)
+        return self.begun or question is None or question[0].is_completed()
+
+    def uses_plan(self, call: int) -> bool:
+        """Return whether a call goes through the plan.
+
+        Collective: call it for all calls of the size, in their order. Raise RuntimeError if a rank
+        does not answer.
+        """
+        if not self.begun:
+            self._hear_answer(call)
+        if not self.begun and call % (_OFTEN if call < _OFTEN_UNTIL else _SELDOM) == 1:
+            self._ask(call)
+        return self.begun
+
+    def _ask(self, call: int) -> None:
+        # MIN of two values: 0 if any rank has no plan yet, and minus the passes of the rank that is
+        # furthest ahead.
+        answer = torch.tensor([int(self._is_ready()), -self._passes.count], dtype=torch.int32)
+        options = AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        self._questions[call] = self._gloo.allreduce([answer], options), answer
+
+    def _hear_answer(self, call: int) -> None:
+        question = self._questions.pop(call - _ANSWERED_AFTER, None)
+        if question is None:
+            return
+        work, answer = question
+        work.wait()
+        all_ready, passes = answer.tolist()
+        if all_ready or -passes >= _WAITED_AFTER:
+            self._first_planned = call
+            self.begun = True
 
 
 class Communicators:
@@ -54,7 +156,7 @@ class Communicators:
         self.name, self.plans, self.plain, self.transports = name, plans, plain, transports
         self.options = plans.options
         if self.options.scratch_bytes is not None:
-            set_scratch(self.options.scratch_bytes)
+            process_budget.given_bytes = self.options.scratch_bytes
         self.by_key: dict[Key, Communicator | None] = {}
         self._store, self._addresses = store, addresses
         self._preparations: dict[Key, Preparation] = {}
@@ -80,10 +182,16 @@ class Communicators:
             device = tensor.device
             if key not in self._preparations:
                 self._preparations[key] = Preparation(partial(self.plans.find, name, root, device))
-            is_ready = lambda: self._preparations[key].is_ready  # noqa: E731
-            at_once = not has_own or self._uses_plans_at_once(name, tensor, op)
+            # Unless plans are found automatically, and the stock collective may compete with them,
+            # the first call must already go through a plan.
+            options = self.options
+            is_auto = options.plans == AUTO and options.choose in ("race", "model")
+            may_wait = is_auto and self._codec(name) is None and not self.must_plan(tensor, op)
             gloo = self.plain._get_backend(torch.device("cpu"))
-            size = self._sizes[place] = Size(key, gloo, is_ready, self._passes, at_once=at_once)
+            is_ready = self._preparations[key].future.done
+            size = self._sizes[place] = Size(
+                key, gloo, is_ready, self._passes, at_once=not (has_own and may_wait)
+            )
         return size
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
@@ -95,20 +203,6 @@ class Communicators:
             return []
         sizes = [self.find_size(name, None, tensor, op=op) for tensor in tensors]
         return [size for size in sizes if size is not None] if None not in sizes else []
-
-    def _uses_plans_at_once(self, name: str, tensor: torch.Tensor, op: object) -> bool:
-        """Return whether the first call must already go through a plan.
-
-        It must unless plans are found automatically and the stock collective may compete with them.
-        """
-        options = self.options
-        is_auto = options.plans == AUTO and options.choose in ("race", "model")
-        return not is_auto or self._codec(name) is not None or self.must_plan(tensor, op)
-
-    @property
-    def without_plan(self) -> set[Key]:
-        """The collectives that turned out to have no plan."""
-        return {key for key, communicator in self.by_key.items() if communicator is None}
 
     def open(self, key: Key, number: int, check: CallCheck) -> Communicator | None:
         """Return the communicator for a collective, waiting for its plan; None without a plan.
@@ -181,9 +275,13 @@ class Communicators:
         with transport.faults.stock(f"setting up {collective} by plans", number):
             if isinstance(transport, SharedTransport):
                 transport.open(options.transport)
-            codec = self._codec(collective)
             communicator = Communicator(
-                plan, transport, self.plans.timeout, options.choose, codec, cache=options.cache
+                plan,
+                transport,
+                self.plans.timeout,
+                options.choose,
+                self._codec(collective),
+                cache=options.cache,
             )
         communicator.engine.times_calls = True
         return communicator
@@ -229,7 +327,7 @@ class Communicators:
         """Wait for all calls; no thread of the group runs afterwards."""
         self.plans.stop.set()
         for preparation in self._preparations.values():
-            preparation.join()
+            preparation.thread.join()
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()

@@ -22,7 +22,7 @@ AUTO, OFF = "auto", "off"
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
-# Default limit for one synthesis, during which calls use the stock collectives (sizes.py).
+# Default limit for one synthesis, during which calls use the stock collectives (communicators.py).
 _TIME_LIMIT_S = 20.0
 # Default of `least_bytes`: gloo or NCCL handle smaller floating-point buffers.
 _MIN_BYTES = 1024

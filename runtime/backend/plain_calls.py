@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from ...topo.errors import ExecutionError, InputError
 from ..compiled import FIRST_TAG
-from ..ranks.plain_backends import make_gloo, make_nccl
+from ..ranks.groups import make_gloo, make_nccl
 from ..ranks.stock import StartedStock
 from ..reductions import kind_of_reduction, make_contiguous
 from ..works import CpuWork, PlannedWork

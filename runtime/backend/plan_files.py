@@ -21,7 +21,7 @@ from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
 from ...topo.schema import CONVERTING
 from ...topo.version import VERSION
-from ..cache.folder import describe_problem, warn_of_no_home, warn_without_cache
+from ..cache.folder import describe_problem, warn_without_cache
 
 log = logging.getLogger("topoplan")
 # A plan names its format at its beginning; a topology in the same folder may be large.
@@ -105,9 +105,8 @@ def _read_head(path: Path) -> _PlanEntry:
     try:
         if path.stat().st_size > MAX_PLAN_BYTES:
             raise InputError(f"{path}: larger than {MAX_PLAN_BYTES >> 20} MiB; not a plan")
-        text = path.read_bytes()
         with CONVERTING:
-            head = msgspec.json.decode(text, type=PlanHead)
+            head = msgspec.json.decode(path.read_bytes(), type=PlanHead)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -133,9 +132,10 @@ def load_or_synthesize(
     `synthesize`.
     """
     name = _make_file_name(collective, topology, reproducible=reproducible)
+    what = f"{collective.name} over {collective.ranks} ranks"
     loaded = None if folder is None else _load_fitting(folder / name, collective, topology)
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
-        log.info("%s: plan %s from %s", _describe(collective), loaded.hash[:16], folder)
+        log.info("%s: plan %s from %s", what, loaded.hash[:16], folder)
         return loaded
     # The planner's imports take more than a second of a core, and only the first rank of the first
     # start needs them.
@@ -150,7 +150,7 @@ def load_or_synthesize(
     )
     log.info(
         "%s: plan %s synthesized in %.1f s",
-        _describe(collective),
+        what,
         result.plan.hash[:16],
         result.seconds,
     )
@@ -158,7 +158,7 @@ def load_or_synthesize(
         log.warning(
             "%s: search cut short by the time limit of %g s (%s); plan %s is not cached, the next "
             "start searches again",
-            _describe(collective),
+            what,
             time_limit_s,
             ", ".join(result.cut_short),
             result.plan.hash[:16],
@@ -171,7 +171,7 @@ def load_or_synthesize(
 def _save(plan: Plan, folder: Path | None, name: str) -> None:
     """Save a plan in the folder; if that fails, warn once per folder."""
     if folder is None:
-        warn_of_no_home()
+        warn_without_cache(None)
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,8 +210,7 @@ def _make_file_name(collective: Collective, topology: Topology, *, reproducible:
     """
     root = "" if collective.root is None else f"-root{collective.root}"
     exact = hashlib.sha256(_encode(topology).encode()).hexdigest()[:16]
-    kind = "-same-bits" if reproducible else ""
-    of_plan = f"{collective.name}-{collective.ranks}{root}{kind}"
+    of_plan = f"{collective.name}-{collective.ranks}{root}{'-same-bits' if reproducible else ''}"
     return f"{of_plan}-{topology.fingerprint[:16]}-{exact}-{VERSION}.json"
 
 
@@ -219,7 +218,3 @@ def _encode(topology: Topology) -> str:
     """Return devices, links and host costs as JSON text, in their order."""
     data: dict[str, Any] = topology.to_json()
     return json.dumps([data["devices"], data["links"], data.get(HOST)], sort_keys=True, default=str)
-
-
-def _describe(collective: Collective) -> str:
-    return f"{collective.name} over {collective.ranks} ranks"

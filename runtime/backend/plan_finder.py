@@ -62,7 +62,10 @@ class PlanFinder:
         whole: bool,
     ) -> None:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
+        self._auto = options.plans == AUTO
         self.rank, self.ranks = rank, list(ranks)
+        self.off = options.plans in (OFF, "stock") or len(ranks) < 2
+        """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
         self.addresses: Addresses | None = None
         """Where the ranks receive reports of trouble, by their global numbers."""
@@ -71,15 +74,6 @@ class PlanFinder:
         self._source: PlanFiles | Topology | None = None
         self.whys: dict[str, str] = {}
         """Why there is no plan for a collective, by its name; on rank 0 only."""
-
-    @property
-    def _auto(self) -> bool:
-        return self.options.plans == AUTO
-
-    @property
-    def off(self) -> bool:
-        """Whether plans are turned off for all collectives."""
-        return self.options.plans in (OFF, "stock") or len(self.ranks) < 2
 
     def find(self, name: str, root: int | None, device: torch.device) -> Plan | None:
         """Return the plan for a collective on tensors of a device; None if there is none.
@@ -106,8 +100,9 @@ class PlanFinder:
                 raise ExecutionError(
                     "the process group was shut down during the search for a plan"
                 ) from error
-            what = f"finding a plan for {name}"
-            raise explain_set_up(self.ranks, what, error, self.timeout, self.addresses) from error
+            raise explain_set_up(
+                self.ranks, f"finding a plan for {name}", error, self.timeout, self.addresses
+            ) from error
         if "error" in answer:
             raise getattr(errors, answer["error"])(answer["message"])
         return Plan.loads(answer["plan"], f"rank 0's plan for {name}") if "plan" in answer else None
@@ -203,35 +198,26 @@ class Preparation:
 
     def __init__(self, find: Callable[[], Plan | None]) -> None:
         self._find = find
-        self._future: Future[Plan | None] = Future()
-        self._thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the search has ended."""
-        return self._future.done()
+        self.future: Future[Plan | None] = Future()
+        self.thread = threading.Thread(target=self._search, name="topoplan-plans", daemon=True)
+        self.thread.start()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
         """Return the plan, or None if there is none.
 
         Raise the error of the search or of `find_error`.
         """
-        while not wait([self._future], _PREPARATION_POLL_S).done:
+        while not wait([self.future], _PREPARATION_POLL_S).done:
             error = find_error()
             if error is not None:
                 raise error
-        return self._future.result()
-
-    def join(self) -> None:
-        """Wait for the thread to end."""
-        self._thread.join()
+        return self.future.result()
 
     def _search(self) -> None:
         try:
-            self._future.set_result(self._find())
+            self.future.set_result(self._find())
         except Exception as error:  # raised by `wait`
-            self._future.set_exception(error)
+            self.future.set_exception(error)
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:

@@ -236,8 +236,9 @@ class TopoGroup(BaseGroup):
         fits = _are_alike(parts, output)
 
         def prepare(communicator: Communicator) -> PersistentCall:
-            whole = torch.cat([part.detach().reshape(-1) for part in parts])
-            return communicator.calls.prepare(output, whole, opts.reduceOp)
+            return communicator.calls.prepare(
+                output, torch.cat([part.detach().reshape(-1) for part in parts]), opts.reduceOp
+            )
 
         return self._call(
             GroupCall(

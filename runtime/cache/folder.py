@@ -28,8 +28,13 @@ def find_cache_folder(named: str | Path | None = None) -> Path | None:
         return None
 
 
-def warn_without_cache(folder: Path | None, reason: object) -> None:
-    """Warn that a cache folder cannot be used, once per process and folder: training goes on."""
+def warn_without_cache(
+    folder: Path | None, reason: str = "no home directory is known (no HOME, no passwd entry)"
+) -> None:
+    """Warn that a cache folder cannot be used, once per process and folder: training goes on.
+
+    `folder` is None if `find_cache_folder` found none.
+    """
     if folder in _warned:
         return
     _warned.add(folder)
@@ -41,11 +46,6 @@ def warn_without_cache(folder: Path | None, reason: object) -> None:
         reason,
         VARIABLE,
     )
-
-
-def warn_of_no_home() -> None:
-    """Warn that `find_cache_folder` returned None."""
-    warn_without_cache(None, "no home directory is known (no HOME, no passwd entry)")
 
 
 def describe_problem(error: Exception) -> str:

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from ...topo.graph import Topology
 from ...topo.schema import Index, Label, read_as
 from ...topo.version import VERSION
 from ..ranks.machine import Machine
-from .folder import describe_problem, warn_of_no_home, warn_without_cache
+from .folder import describe_problem, warn_without_cache
 
 log = logging.getLogger("topoplan")
 
@@ -91,7 +90,7 @@ class CachedRaces:
         A damaged or foreign file is one warning.
         """
         if self.folder is None:
-            warn_of_no_home()
+            warn_without_cache(None)
             return None
         path = self._path(self.folder, size_bytes)
         try:
@@ -107,7 +106,7 @@ class CachedRaces:
     def save(self, size_bytes: int, race: CachedRace) -> None:
         """Cache the race at a size in place of an earlier one. If that fails, warn once."""
         if self.folder is None:
-            warn_of_no_home()
+            warn_without_cache(None)
             return
         path = self._path(self.folder, size_bytes)
         try:
@@ -119,11 +118,6 @@ class CachedRaces:
 
     def _path(self, folder: Path, size_bytes: int) -> Path:
         return folder / "races" / f"{self._key}-{size_bytes.bit_length()}.json"
-
-
-def today() -> str:
-    """Return the date, for cached races."""
-    return date.today().isoformat()
 
 
 def _read(path: Path) -> CachedRace:

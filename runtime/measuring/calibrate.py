@@ -42,7 +42,7 @@ Probe = tuple[Schedule, int]
 def choose_probes(communicator: Communicator) -> list[Probe]:
     """Return schedules and sizes in bytes to run: few messages and many, small and large."""
     plan = communicator.plan
-    bases = dict.fromkeys(s.uncut for s in communicator.engine.variants)
+    bases = dict.fromkeys(s.uncut for s in communicator.engine.chooser.variants)
     playable = [b for b in bases if shape_of(b, communicator.engine.machine.topology) is not None]
     if not playable:
         return []
@@ -81,7 +81,7 @@ def calibrate(communicator: Communicator, say: Callable[[str], None] = lambda _:
     costs: list[object] = [None]
     if communicator.rank == 0:
         costs = [(_fit(rows, communicator) if rows else engine.machine.host).to_json()]
-    with engine.guard("the fitted host costs"):
+    with engine.transport.faults.stock("the fitted host costs"):
         dist.broadcast_object_list(
             costs, dist.get_global_rank(engine.group, 0), engine.group, engine.device
         )
@@ -103,7 +103,7 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     call = f"calibrating with {schedule.label} at {size} bytes"
 
     def run_once() -> float:
-        with engine.guard(call):
+        with engine.transport.faults.stock(call):
             # An unrelated call first: in training one seldom comes alone.
             if transport.mpi is None:
                 dist.all_reduce(unrelated, group=group)
@@ -114,11 +114,11 @@ def _measure_us(communicator: Communicator, schedule: Schedule, size: int) -> fl
     run_once()  # connects the ranks and fills caches
     elapsed = run_once()
     # The slowest rank's time decides how often to run, so that all ranks agree on it.
-    with engine.guard(f"{call}: how often"):
+    with engine.transport.faults.stock(f"{call}: how often"):
         (first,) = find_slowest_s([elapsed], group, device)
     repeats = min(max(int(_PROBE_S / first), _MIN_REPEATS), _MAX_REPEATS)
     times = [run_once() for _ in range(repeats)]
-    with engine.guard(f"{call}: the times"):
+    with engine.transport.faults.stock(f"{call}: the times"):
         return statistics.median(find_slowest_s(times, group, device)) * 1e6
 
 

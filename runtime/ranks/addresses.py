@@ -15,12 +15,12 @@ import secrets
 import socket
 import struct
 import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from functools import cache
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -46,42 +46,14 @@ class Address:
     port: int
     nonce: str
 
-    def to_json(self) -> str:
-        """Return the text to publish."""
-        return json.dumps([self.host, self.port, self.nonce])
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Address:
-        """Parse a published address."""
-        host, port, nonce = json.loads(text)
-        return cls(host, port, nonce)
-
 
 # The addresses of a group's ranks, by rank; None for a rank that could bind none.
 Addresses = Mapping[int, Address | None]
 
 
-class _Published:
-    """The addresses that this process has published and read in the current default group's store.
-
-    It holds no reference to the store: rank 0 hosts it, and may make another at the same port
-    later.
-    """
-
-    def __init__(self) -> None:
-        self._store: weakref.ref[Store] | None = None
-        self.addresses: dict[int, Address | None] = {}
-
-    def is_in(self, store: Store) -> bool:
-        """Return whether this process has published its address in a store."""
-        return self._store is not None and self._store() is store
-
-    def begin(self, store: Store, own: Address | None) -> None:
-        """Start again with a store in which this process has just published its own address."""
-        self._store, self.addresses = weakref.ref(store), {dist.get_rank(): own}
-
-
-_published = _Published()
+# The addresses that this process has published and read in each default group's store. Weak: rank 0
+# hosts the store, and may make another at the same port later.
+_published: WeakKeyDictionary[Store, dict[int, Address | None]] = WeakKeyDictionary()
 # One for each store: groups that are made again in another store are different ones, although they
 # have the same names.
 _own_nonces: list[str] = []
@@ -117,17 +89,16 @@ def _make_address() -> Address | None:
     return Address(host, port, _own_nonces[-1])
 
 
-def publish_address() -> None:
+def publish_address() -> dict[int, Address | None]:
     """Publish this process's listening address, once per store of the default group.
 
-    Does not wait.
+    Does not wait. Return the addresses that this process knows, by global rank.
     """
-    store = dist.distributed_c10d._get_default_store()
-    if _published.is_in(store):
-        return
-    address = _make_address()
-    _published.begin(store, address)
-    _find_place().set(str(dist.get_rank()), "null" if address is None else address.to_json())
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    if store not in _published:
+        _published[store] = {rank: _make_address()}
+        _find_place().set(str(rank), _encode(_published[store][rank]))
+    return _published[store]
 
 
 def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
@@ -136,8 +107,7 @@ def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
     Raise RuntimeError if that takes longer than `timeout`.
     """
     ranks = dist.get_process_group_ranks(group)
-    publish_address()
-    known, place = _published.addresses, _find_place()
+    known, place = publish_address(), _find_place()
     missing = [rank for rank in ranks if rank not in known]
     if missing:
         place.wait([str(rank) for rank in missing], timeout)
@@ -151,8 +121,7 @@ def publish_in(store: Store, rank: int) -> None:
 
     Does not wait.
     """
-    address = _make_address()
-    store.set(f"address/{rank}", "null" if address is None else address.to_json())
+    store.set(f"address/{rank}", _encode(_make_address()))
 
 
 def read_published(store: Store, ranks: int) -> Addresses:
@@ -176,8 +145,7 @@ def find_ended(addresses: Addresses) -> list[int]:
 
 def find_known_addresses(ranks: Sequence[int]) -> Addresses:
     """Return the addresses published so far among some global ranks, by global rank."""
-    publish_address()
-    known, place = _published.addresses, _find_place()
+    known, place = publish_address(), _find_place()
     for rank in ranks:
         if rank not in known and place.check([str(rank)]):
             known[rank] = _read(place.get(str(rank)))
@@ -189,20 +157,22 @@ def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
 
     They are needed if the store is gone.
     """
-    return {rank: _published.addresses[rank] for rank in ranks if rank in _published.addresses}
+    known = _published.get(dist.distributed_c10d._get_default_store(), {})
+    return {rank: known[rank] for rank in ranks if rank in known}
 
 
 def _find_place() -> Store:
-    """Return the part of the store with addresses, a new one per attempt (attempts.py)."""
-    attempt, store = (
-        getattr(dist.group.WORLD, "attempt", ""),
-        dist.distributed_c10d._get_default_store(),
-    )
-    return PrefixStore(f"topoplan/addresses/{attempt}", store)
+    """Return the part of the store with addresses, a new one per attempt (see store.py)."""
+    name = f"topoplan/addresses/{getattr(dist.group.WORLD, 'attempt', '')}"
+    return PrefixStore(name, dist.distributed_c10d._get_default_store())
+
+
+def _encode(address: Address | None) -> str:
+    return json.dumps(None if address is None else astuple(address))
 
 
 def _read(text: bytes) -> Address | None:
-    return None if text == b"null" else Address.from_json(text)
+    return None if text == b"null" else Address(*json.loads(text))
 
 
 def _list_own_hosts() -> list[str]:

@@ -9,7 +9,7 @@ that no longer reach each other show which link is cut.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -182,21 +182,25 @@ def _find_other_calls(reports: Mapping[int, Stuck], number: int) -> dict[str, li
 def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
     *few, (usual, most) = calls.items()
     odd = ", ".join(
-        f"{list_ranks(ranks)} {_be(ranks)} in another call ({call})" for call, ranks in few
+        f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in another call ({call})"
+        for call, ranks in few
     )
     return f"{odd} than {list_ranks(most)} ({usual})"
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
     """Say which ranks do not answer, and the reason as far as it is known."""
-    tried = [report for report in reports.values() if report.unreached is not None]
+    fails = [
+        rank in report.unreached
+        for report in reports.values()
+        if report.unreached is not None
+        for rank in silent
+    ]
     if set(silent) <= set(list_ended(reports)):
         why = "process ended"
-    elif not tried:
-        why = "dead, stopped or cut off"
-    elif all(rank in (report.unreached or ()) for rank in silent for report in tried):
+    elif fails and all(fails):
         why = "host down or cut off"
-    elif any(rank in (report.unreached or ()) for rank in silent for report in tried):
+    elif not fails or any(fails):
         why = "dead, stopped or cut off"
     else:
         why = "stopped or busy: its host accepts connections"
@@ -238,20 +242,15 @@ def _find_cut_links(
     unreached: set[tuple[int, int]], reports: Mapping[int, Stuck], find_route: FindRoute
 ) -> list[tuple[str, ...]]:
     """Return links on the routes of all unreached pairs and of no pair that reach each other."""
-    tried = {rank for rank, report in reports.items() if report.unreached is not None}
-    suspects: set[tuple[str, ...]] | None = None
-    sound: set[tuple[str, ...]] = set()
-    for a in sorted(tried):
-        for b in sorted(reports):
-            if a == b:
-                continue
-            # Either direction's failure stops a connection, so a pair is both its routes.
-            crossed = _list_links(find_route(a, b)) | _list_links(find_route(b, a))
-            if (min(a, b), max(a, b)) in unreached:
-                suspects = crossed if suspects is None else suspects & crossed
-            else:
-                sound |= crossed
-    return sorted((suspects or set()) - sound)
+    # Either direction's failure stops a connection, so a pair is both its routes.
+    crossed = {
+        (min(a, b), max(a, b)): _list_links(find_route(a, b)) | _list_links(find_route(b, a))
+        for a, report in reports.items()
+        for b in reports
+        if a != b and report.unreached is not None
+    }
+    suspects = set.intersection(*(crossed[pair] for pair in unreached))
+    return sorted(suspects.difference(*(crossed[pair] for pair in crossed.keys() - unreached)))
 
 
 def _list_links(route: Route | None) -> set[tuple[str, ...]]:
@@ -285,7 +284,3 @@ def list_ranks(ranks: Sequence[int]) -> str:
     shown = [str(rank) for rank in ranks[:_MAX_NAMED]]
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"rank {', '.join(shown)}{more}"
-
-
-def _be(ranks: Iterable[int]) -> str:
-    return "is" if len(list(ranks)) == 1 else "are"

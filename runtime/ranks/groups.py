@@ -1,4 +1,9 @@
-"""Make plain gloo or NCCL groups for topoplan's own messages."""
+"""Make plain gloo or NCCL groups for topoplan's own messages, and torch's backends for them.
+
+torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST_USE_NCCL2=0;
+"nccl-legacy" is the only engine of older torch; "nccl-lazy" is nccl2 with a communicator for each
+pair of ranks that send to each other.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from ...topo.errors import InputError
-from ..torch_version import check_torch
-from .plain_backends import make_gloo, make_nccl
+from ..torch_version import check_torch, is_torch_at_least
 
 check_torch()  # here, as all that needs torch.distributed imports this module
 
@@ -49,8 +53,9 @@ def make_private_group(
     assert members is not None
     if _attempt():
         return make_group_maker(members)(timeout)
-    ranks = dist.get_process_group_ranks(members)
-    private = dist.new_group(ranks, timeout=timeout, backend=_transport(group))
+    private = dist.new_group(
+        dist.get_process_group_ranks(members), timeout=timeout, backend=_transport(group)
+    )
     if not isinstance(private, dist.ProcessGroup):
         raise InputError("this rank is not in the group that the communicator is for")
     return private
@@ -91,10 +96,8 @@ def make_group(
     kinds, is_nccl = dist.ProcessGroup.BackendType, transport.startswith("nccl")
     group._set_default_backend(kinds.NCCL if is_nccl else kinds.GLOO)
     if is_nccl:
-        backend, devices = (
-            make_nccl(place, store, transport, torch.device("cuda", torch.cuda.current_device())),
-            ["cuda"],
-        )
+        gpu = torch.device("cuda", torch.cuda.current_device())
+        backend, devices = make_nccl(place, store, transport, gpu), ["cuda"]
     else:
         backend, devices = make_gloo(place, store), ["cpu", "cuda"]
     for device in devices:
@@ -116,9 +119,8 @@ def _enter(
     c10d._world.pg_map[group] = (transport, store)
     c10d._world.pg_names[group] = name
     c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(ranks)}
-    c10d._world.pg_to_tag[group] = (
-        f"topoplan:{name}"  # no tag that torch searches for groups of equal ranks
-    )
+    # No tag that torch searches for groups of equal ranks.
+    c10d._world.pg_to_tag[group] = f"topoplan:{name}"
     c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(transport)))
     c10d._register_process_group(name, group)
 
@@ -160,10 +162,8 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
         ranks = dist.get_process_group_ranks(group)
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
-    store, name = (
-        dist.distributed_c10d._get_default_store(),
-        f"topoplan/{_attempt()}/{group.group_name}",
-    )
+    name = f"topoplan/{_attempt()}/{group.group_name}"
+    store = dist.distributed_c10d._get_default_store()
     number = store.add(f"{name}/groups/{dist.get_rank(group)}", 1)  # each member's own count
     return partial(make_group, f"{name}/{number}", ranks, _transport(group))
 
@@ -194,3 +194,75 @@ def _transport(group: dist.ProcessGroup | None) -> str:
         return named
     backend_has_nccl = named == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
     return "nccl" if uses_nccl(group) or backend_has_nccl else "gloo"
+
+
+def make_gloo(place: Any, store: Store) -> Any:
+    """Make gloo for the group that `place`, torch's DistributedBackendOptions, describes.
+
+    The ranks meet in `store`.
+    """
+    gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
+    _number_calls(gloo)
+    return gloo
+
+
+def make_nccl(
+    place: Any, store: Store, engine: str = "nccl", device: torch.device | None = None
+) -> Any:
+    """Make NCCL for the group that `place` describes.
+
+    `engine` is named as torch names backends; "nccl" is torch's own choice. An engine that is bound
+    to one GPU (nccl2) takes `device`, else the group's, else the one of this rank's number.
+    """
+    if is_torch_at_least(2, 15):
+        return _ask_torch_for_nccl(place, store, engine, device)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = place.timeout
+    options.global_ranks_in_group = place.global_ranks_in_group
+    options.group_name = place.group_id
+    nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
+    _number_calls(nccl)
+    return nccl
+
+
+def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.device | None) -> Any:
+    """Return the backend that torch's own creator makes.
+
+    For "nccl" it depends on the environment at first use.
+    """
+    own = type(place)()
+    for name in (
+        "group_rank",
+        "group_size",
+        "timeout",
+        "group_id",
+        "global_ranks_in_group",
+        "process_group",
+    ):
+        setattr(own, name, getattr(place, name))
+    # Splitting off another group would need all ranks of that one.
+    own.store, own.split_from = store, None
+    if device is not None:
+        own.process_group = dist.ProcessGroup(store, place.group_rank, place.group_size)
+        own.process_group.bound_device_id = device
+    registry: Any = dist.Backend
+    registry._ensure_backend_registered(engine)
+    return registry._plugins[engine.upper()].creator_fn(own, None)
+
+
+def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the engine of a group's stock collectives on a device type.
+
+    It is gloo, nccl, nccl2 or nccl-lazy. "nccl" is the engine of torch before 2.15, which later
+    versions call nccl-legacy.
+    """
+    return str(group._get_backend(device).name())
+
+
+def _number_calls(backend: Any) -> None:
+    """Make a backend count its calls from 0.
+
+    torch 2.15 does so by itself, and warns if asked to.
+    """
+    if not is_torch_at_least(2, 15):
+        backend._set_sequence_number_for_group()

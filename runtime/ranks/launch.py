@@ -156,7 +156,6 @@ def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None,
     first that was seen to fail. If one fails, or on any exception, all are ended.
     """
     children: list[Child] = []
-    codes: list[int | None] = []
     try:
         for rank in range(ranks):
             children.append(start(rank))
@@ -164,7 +163,11 @@ def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None,
     finally:
         codes = _collect_codes(children)
         _end_all(children)
-    return (None, 0) if first is None else _find_culprit(codes, first)
+    if first is None:
+        return None, 0
+    # Rank 0 comes first: its message has been printed already, and the others' say the same.
+    culprit = next((rank for rank, code in enumerate(codes) if code in _REFUSED), first)
+    return culprit, codes[culprit] or 0
 
 
 def _collect_codes(children: list[Child]) -> list[int | None]:
@@ -173,14 +176,6 @@ def _collect_codes(children: list[Child]) -> list[int | None]:
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return [child.poll() for child in children]
-
-
-def _find_culprit(codes: list[int | None], first: int) -> tuple[int, int]:
-    """Return the rank that caused the first failure seen, and its return code."""
-    # Rank 0 comes first: its message has been printed already, and the others' say the same.
-    refused = [rank for rank, code in enumerate(codes) if code in _REFUSED]
-    rank = refused[0] if refused else first
-    return rank, codes[rank] or 0
 
 
 def _environment(rank: int, ranks: int, rendezvous: Path, log: Path) -> dict[str, str]:
@@ -289,8 +284,7 @@ def _end_all(children: list[Child]) -> None:
     """Terminate, then kill, processes that still run; whole sessions if a rank leads one."""
     running = [child for child in children if child.poll() is None]
     for child in running:
-        if child.poll() is None:
-            child.terminate()
+        child.terminate()
     deadline = time.monotonic() + _GRACE_S
     for child in running:
         try:
@@ -299,7 +293,6 @@ def _end_all(children: list[Child]) -> None:
             child.kill()
             child.wait()
     for child in children:
-        with suppress(
-            ProcessLookupError, PermissionError
-        ):  # not a session's leader, or nothing is left of the session
+        # Not a session's leader, or nothing is left of the session.
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

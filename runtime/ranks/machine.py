@@ -53,35 +53,17 @@ def describe_machine(
 
     `mpi` names the MPI that carries messages, if one does.
     """
-    machine = _describe_machine(
-        topology, cores_of_hosts, batched=batched, typical=OVER_MPI if mpi else None
-    )
-    return machine if mpi is None else replace(machine, what=f"{machine.what}, over {mpi}")
-
-
-def _describe_machine(
-    topology: Topology | None,
-    cores_of_hosts: Mapping[str, int],
-    *,
-    batched: bool,
-    typical: HostCosts | None,
-) -> Machine:
-    cores = sum(cores_of_hosts.values())
-    measured = host_of(topology) if topology is not None else None
+    cores, over = sum(cores_of_hosts.values()), f", over {mpi}" if mpi else ""
+    known = (host_of(topology) if topology is not None else None) or (OVER_MPI if mpi else None)
     emulated_machine = emulated()
     if emulated_machine is not None:
         built = host_of(emulated_machine) or HostCosts()
-        measured = measured or typical
-        host = (
-            replace(measured, burst_bytes=built.burst_bytes, wire=built.wire)
-            if measured is not None
-            else built
-        )
-        return Machine(emulated_machine, replace(host, cores=cores), batched, "emulated")
-    host = replace(measured or typical or (OVER_NCCL if batched else HostCosts()), cores=cores)
+        host = replace(known or built, burst_bytes=built.burst_bytes, wire=built.wire, cores=cores)
+        return Machine(emulated_machine, host, batched, f"emulated{over}")
+    host = replace(known or (OVER_NCCL if batched else HostCosts()), cores=cores)
     if batched or topology is None or len(cores_of_hosts) > 1:
-        return Machine(topology, host, batched, "as in the topology")
-    return Machine(None, host, False, "one host's memory")
+        return Machine(topology, host, batched, f"as in the topology{over}")
+    return Machine(None, host, False, f"one host's memory{over}")
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:

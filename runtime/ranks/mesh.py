@@ -31,5 +31,8 @@ def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceM
     kind = device_type or (
         "cuda" if torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()) else "cpu"
     )
-    names = tuple(name for name, _ in placement.job.dimensions)
-    return DeviceMesh(kind, torch.tensor(make_mesh(placement)), mesh_dim_names=names)
+    return DeviceMesh(
+        kind,
+        torch.tensor(make_mesh(placement)),
+        mesh_dim_names=tuple(name for name, _ in placement.job.dimensions),
+    )

@@ -196,9 +196,7 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
         for text, place in zip(texts, places, strict=True)
         if text is not None
     ]
-    if not hosts:
-        return join_cpu_hosts(names, numbers), False
-    seats = [_locate(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True)]
+    seats = [_locate(place, n, hosts[n]) for place, n in zip(places, numbers, strict=True) if hosts]
     if not any(seats):
         return join_cpu_hosts(names, numbers), False
     missing = [rank for rank, seat in enumerate(seats) if seat is None]

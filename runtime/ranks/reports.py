@@ -73,7 +73,7 @@ class Relay:
     """The reports of all groups of this process, and the thread that passes them on."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._groups: dict[str, _TroubledGroup] = {}
         self._connections: list[_Connection] = []
         self._to_dial: list[tuple[str, int]] = []
@@ -85,7 +85,7 @@ class Relay:
         with self._lock:
             group = self._groups.setdefault(key, _TroubledGroup())
             group.addresses = addresses
-            self._dial(key, choose_contacts(rank, addresses))
+            self.dial(key, choose_contacts(rank, addresses))
             self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -96,12 +96,20 @@ class Relay:
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
         """Add a rank's report, unless it is known, so that it is passed on."""
         with self._lock:
-            self._add(key, rank, edition, report)
+            group = self._groups.setdefault(key, _TroubledGroup())
+            if rank not in group.heard or group.heard[rank][0] < edition:
+                group.heard[rank] = edition, report
+                line = {"group": key, "rank": rank, "edition": edition, "report": report}
+                group.lines.append(json.dumps(line).encode() + b"\n")
 
     def dial(self, key: str, ranks: Iterable[int]) -> None:
         """Connect to ranks not tried yet, to see whether their processes are alive."""
         with self._lock:
-            self._dial(key, ranks)
+            group = self._groups[key]
+            for rank in ranks:
+                if rank not in group.reach and group.addresses.get(rank) is not None:
+                    group.reach[rank] = "trying"
+                    self._to_dial.append((key, rank))
 
     def hear(self, key: str) -> dict[int, Report]:
         """Return the reports of a group so far, by rank."""
@@ -123,20 +131,6 @@ class Relay:
                 if one.is_open
             )
 
-    def _dial(self, key: str, ranks: Iterable[int]) -> None:
-        group = self._groups[key]
-        for rank in ranks:
-            if rank not in group.reach and group.addresses.get(rank) is not None:
-                group.reach[rank] = "trying"
-                self._to_dial.append((key, rank))
-
-    def _add(self, key: str, rank: int, edition: int, report: Report) -> None:
-        group = self._groups.setdefault(key, _TroubledGroup())
-        if rank not in group.heard or group.heard[rank][0] < edition:
-            group.heard[rank] = edition, report
-            line = json.dumps({"group": key, "rank": rank, "edition": edition, "report": report})
-            group.lines.append(line.encode() + b"\n")
-
     def _note_end(self, connection: _Connection, *, refused: bool) -> None:
         """Note that a dialed rank's process has ended, since it refused the connection.
 
@@ -151,7 +145,7 @@ class Relay:
         elif rank not in group.redialed:
             group.redialed.add(rank)
             del group.reach[rank]
-            self._dial(key, [rank])
+            self.dial(key, [rank])
 
     def _serve(self) -> None:
         listener = open_listener()
@@ -256,7 +250,7 @@ class Relay:
             key, rank, edition, report = (
                 message[name] for name in ("group", "rank", "edition", "report")
             )
-            self._add(str(key), int(rank), int(edition), dict(report))
+            self.add(str(key), int(rank), int(edition), dict(report))
         except (ValueError, TypeError, KeyError):
             return False
         connection.sent.setdefault(str(key), 0)

@@ -17,10 +17,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ...topo.errors import ExecutionError
 from .addresses import Addresses, find_known_addresses, list_cached_addresses
-from .attempts import KEPT_STORE
 from .blame import NOBODY, Stuck, explain_silence, list_ended, list_ranks
-from .exchange import ReportExchange
-from .faults import first_line, grace_s
+from .faults import ReportExchange, first_line, grace_s
+from .store import KEPT_STORE
 
 log = logging.getLogger("topoplan")
 

@@ -32,6 +32,17 @@ _NOT_IN_NCCL = frozenset({torch.int16})
 # callback is released within a millisecond, unless its collective never ends.
 _RELEASE_S, _RELEASE_POLL_S = 0.5, 0.005
 
+# torch's options of each collective.
+_OPTIONS: dict[str, Callable[[], Any]] = {
+    "allreduce": AllreduceOptions,
+    "reduce": ReduceOptions,
+    "broadcast": BroadcastOptions,
+    "allgather": AllgatherOptions,
+    "reduce-scatter": ReduceScatterOptions,
+    "gather": GatherOptions,
+    "scatter": ScatterOptions,
+    "alltoall": AllToAllOptions,
+}
 # A stock collective: it waits, or returns its Work if called with `asynchronous=True`.
 StockCall = Callable[..., dist.Work | None]
 
@@ -50,9 +61,13 @@ def make_stock_call(
     methods: the group need not be registered with torch, whose functions also take longer to check
     and log a small call than the group to start it.
     """
-    name, root, is_root = collective.name, collective.root or 0, group.rank() == collective.root
+    name, is_root = collective.name, group.rank() == collective.root
     kind = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
-    options = _make_options(name, root, kind)
+    options = _OPTIONS[name]()
+    if name in ("allreduce", "reduce", "reduce-scatter"):
+        options.reduceOp = kind
+    if name in ("reduce", "broadcast", "gather", "scatter"):
+        options.rootRank = collective.root or 0
 
     def parts(tensor: torch.Tensor) -> list[list[torch.Tensor]]:
         return [list(tensor.chunk(collective.ranks))] if is_root else []
@@ -82,26 +97,6 @@ def make_stock_call(
         return None
 
     return run
-
-
-def _make_options(name: str, root: int, op: dist.ReduceOp) -> Any:
-    """Return torch's options of a collective, by our name of it."""
-    makers: dict[str, Callable[[], Any]] = {
-        "allreduce": AllreduceOptions,
-        "reduce": ReduceOptions,
-        "broadcast": BroadcastOptions,
-        "allgather": AllgatherOptions,
-        "reduce-scatter": ReduceScatterOptions,
-        "gather": GatherOptions,
-        "scatter": ScatterOptions,
-        "alltoall": AllToAllOptions,
-    }
-    options = makers[name]()
-    if name in ("allreduce", "reduce", "reduce-scatter"):
-        options.reduceOp = op
-    if name in ("reduce", "broadcast", "gather", "scatter"):
-        options.rootRank = root
-    return options
 
 
 def _newest(group: Any, name: str, older: str) -> Callable[..., dist.Work | None]:

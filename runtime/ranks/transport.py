@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
+from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixStore, Store
 
 from ...topo.errors import InputError
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
-from .gather_objects import gather_objects
-from .groups import GroupMaker, destroy_group, device_of, find_store, make_private_group, uses_nccl
+from .groups import (
+    GroupMaker,
+    destroy_group,
+    device_of,
+    find_engine,
+    find_store,
+    make_private_group,
+    uses_nccl,
+)
 from .launch import TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
-from .plain_backends import find_engine
 from .store import find_client
 from .timing import find_slowest_s
 
@@ -62,8 +69,13 @@ class Transport:
         private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
         self._client = find_client(find_store(private))
         store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
-        is_registered = lambda: private in dist.distributed_c10d._world.pg_map  # noqa: E731
-        faults = Faults(private, timeout, store, addresses, is_registered)
+        faults = Faults(
+            private,
+            timeout,
+            store,
+            addresses,
+            is_open=lambda: private in dist.distributed_c10d._world.pg_map,
+        )
         self._begin(private, device_of(private), timeout, faults)
         if is_mpi:
             self.mpi = self._open_channel(private.group_name)
@@ -110,14 +122,6 @@ class Transport:
         """The ranks' hosts, with the cores that a rank may use. Collective the first time."""
         return count_cores(self._find_places())
 
-    @property
-    def shares_clock(self) -> bool:
-        """Whether all ranks share one time.monotonic, being on one host.
-
-        Collective the first time.
-        """
-        return len({host for host, _ in self._find_places()}) == 1
-
     def _find_places(self) -> list[tuple[str, frozenset[int]]]:
         # No functools.cached_property: before Python 3.12 that holds one lock for all transports
         # while it waits for ranks.
@@ -156,17 +160,22 @@ class Transport:
         come does not wait.
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
-        return last_ended - last_began if self.shares_clock else -shortest
+        # Ranks on one host share one time.monotonic.
+        shares_clock = len({host for host, _ in self._find_places()}) == 1
+        return last_ended - last_began if shares_clock else -shortest
 
     def meet(self) -> None:
         """Wait for all ranks, with as little skew as the transport allows.
 
         Raise RuntimeError if a rank does not come.
         """
-        if self.mpi is None:
-            self.group.barrier(_barrier_options(self.device)).wait()
-        else:
+        if self.mpi is not None:
             self.mpi.barrier(time.monotonic() + self.timeout_s)
+            return
+        options = BarrierOptions()
+        if self.device.type == "cuda":  # else NCCL guesses the device
+            options.device_ids = [self.device.index]
+        self.group.barrier(options).wait()
 
     def close(self) -> None:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
@@ -213,9 +222,25 @@ class SharedTransport(Transport):
         self.is_open = False
 
 
-def _barrier_options(device: torch.device) -> BarrierOptions:
-    """Return the options of a barrier: NCCL's must know the device, else it guesses one."""
-    options = BarrierOptions()
-    if device.type == "cuda":
-        options.device_ids = [device.index]
-    return options
+def gather_objects(group: Any, size: int, device: torch.device, value: object) -> list[Any]:
+    """Return the values of all ranks, by rank; raise RuntimeError if a rank does not answer.
+
+    Collective.
+    """
+    data = pickle.dumps(value)
+    lengths = _gather(group, torch.tensor([len(data)], device=device), size).tolist()
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    rows = _gather(group, padded.to(device), size).cpu().view(size, -1)
+    return [
+        pickle.loads(row[:length].numpy().tobytes())
+        for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def _gather(group: Any, tensor: torch.Tensor, size: int) -> torch.Tensor:
+    result = tensor.new_empty(size * tensor.numel())
+    # The new name is torch 2.13's.
+    gather = getattr(group, "all_gather_single", None) or group._allgather_base
+    gather(result, tensor, AllgatherOptions()).wait()
+    return result

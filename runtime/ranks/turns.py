@@ -83,18 +83,15 @@ class Turns:
         extension = min(planned, int(_RACE_S / turn_s / _EXTENSIONS))
         for turns in (planned, *[extension] * _EXTENSIONS):
             for _ in range(turns):
-                self._add_turn(calls, times)
+                # The call before can slow a call down, so each turn has another order, equal on all
+                # ranks.
+                number = len(next(iter(times.values())))
+                order = random.Random(number).sample(sorted(times), len(times))
+                seconds = self.measure_turn_s([calls[i] for i in order])
+                for i, taken in zip(order, seconds, strict=True):
+                    times[i].append(taken)
             if not is_open(list(times.values())):
                 return
-
-    def _add_turn(self, calls: Sequence[Callable[[], None]], times: dict[int, list[float]]) -> None:
-        """Add to `times` those of one more turn."""
-        # The call before can slow a call down, so each turn has another order, equal on all ranks.
-        number = len(next(iter(times.values())))
-        order = random.Random(number).sample(sorted(times), len(times))
-        seconds = self.measure_turn_s([calls[i] for i in order])
-        for i, taken in zip(order, seconds, strict=True):
-            times[i].append(taken)
 
 
 def is_open(times_s: Sequence[Sequence[float]]) -> bool:

@@ -166,7 +166,7 @@ def by_a_function(path: str) -> list[str]:
         raise AssertionError("a closed communicator went on")
     return [
         *labels,
-        communicator.engine.variants[-1].label,
+        communicator.engine.chooser.variants[-1].label,
         communicator.plan.entry_for(16384).schedule.label,
     ]
 

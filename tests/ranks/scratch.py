@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import start
 from topoplan import Communicator
-from topoplan.runtime.scratch import find_budget, set_scratch
+from topoplan.runtime.scratch import process_budget
 
 MIB = 1 << 20
 
@@ -40,7 +40,7 @@ def programs_share_it(path: str) -> int:
         strided = torch.ones(300, 7)[:, ::2]
         communicator.allreduce(strided)
         assert (strided == dist.get_world_size()).all()
-    return find_budget().held_bytes
+    return process_budget.held_bytes
 
 
 def it_is_given_back(path: str) -> None:
@@ -50,20 +50,20 @@ def it_is_given_back(path: str) -> None:
     first, second = Communicator(path, choose="plan"), Communicator(path, choose="plan")
     numel = 8 * MIB // 4
     sums(first, numel, times=2)
-    one = find_budget().held_bytes
+    one = process_budget.held_bytes
     assert one > 0
     sums(second, numel, times=2)
-    assert find_budget().held_bytes == 2 * one
-    set_scratch(one)
+    assert process_budget.held_bytes == 2 * one
+    process_budget.given_bytes = one
     for communicator in (first, second, first):
         sums(communicator, 2 * numel)  # an arena that grows looks for room
-        assert find_budget().held_bytes == 0  # each takes more than there may be
+        assert process_budget.held_bytes == 0  # each takes more than there may be
         sums(communicator, numel, times=3)
-        assert find_budget().held_bytes == one
-    set_scratch(0)
+        assert process_budget.held_bytes == one
+    process_budget.given_bytes = 0
     sums(first, 2 * numel, times=3)
     sums(first, 300, times=3)
-    assert find_budget().held_bytes == 0
+    assert process_budget.held_bytes == 0
 
 
 def races_share_it(paths: dict[str, str], cache: str) -> int:
@@ -102,7 +102,7 @@ def races_share_it(paths: dict[str, str], cache: str) -> int:
         )
         assert choice is not None
         assert len(choice.raced) > 1, name
-    return find_budget().held_bytes
+    return process_budget.held_bytes
 
 
 def codecs_share_it(path: str) -> None:
@@ -122,10 +122,10 @@ def options_name_it(folder: str) -> None:
     """By backend_options, by the environment; what is no size is refused."""
     os.environ["TOPOPLAN_SCRATCH"] = "64M"
     Communicator(f"{folder}/ring_2-allreduce-auto-None.json", choose="plan")
-    assert find_budget().limit_bytes == 64 * MIB
+    assert process_budget.limit_bytes == 64 * MIB
     start(plans=folder, least_bytes=0, scratch="3M")
     dist.all_reduce(torch.ones(300))
-    assert find_budget().limit_bytes == 3 * MIB
+    assert process_budget.limit_bytes == 3 * MIB
     os.environ["TOPOPLAN_SCRATCH"] = "a lot"
     with refused("TOPOPLAN_SCRATCH='a lot': expected the bytes of scratch memory"):
         Communicator(f"{folder}/ring_2-allreduce-auto-None.json", choose="plan")

@@ -15,8 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from topoplan.cli.running.rows import Run, print_run, write_json
 from topoplan.runtime.backend.account import Account
 from topoplan.runtime.measuring.bench_options import BenchOptions
-from topoplan.runtime.ranks.groups import describe_place
-from topoplan.runtime.ranks.plain_backends import make_nccl
+from topoplan.runtime.ranks.groups import describe_place, make_nccl
 from topoplan.runtime.torch_version import is_torch_at_least
 
 has_engines = pytest.mark.skipif(
