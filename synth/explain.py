@@ -16,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
+from ..topo.pictures.cables import format_rate
 from ..topo.routes import Router, route_links
 from .bounds.certificate import SINGLE_PATH, Bound, join_devices
 from .bounds.single_path import find_bounds
@@ -33,6 +34,8 @@ _TRIED_LINKS = 4
 _WIDER_WORK_S = 10.0
 # A tenth wider: enough to see the effect, too little for other links to become the bottleneck.
 _WIDER = Fraction(11, 10)
+# Most parts of the bottleneck, and devices of a part, to name in words: about a screenful.
+_MAX_NAMED = 8
 # A relative rise of at most this counts as none.
 _NOTHING = Fraction(1, 10**6)
 
@@ -45,6 +48,11 @@ class BottleneckPart:
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        members = self.gpus or self.others
+        more = f", ... {len(members)} in all" if len(members) > _MAX_NAMED else ""
+        return f"{{{', '.join(members[:_MAX_NAMED])}{more}}}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,22 @@ class Explanation:
     levers: tuple[Lever, ...]
     reached: dict[str, tuple[float, ...]]
     directed: bool = False
+
+    @property
+    def bottleneck(self) -> str:
+        """The bottleneck and its bandwidth in words."""
+        parts = self.parts
+        if self.kind == "cut":
+            what = f"the cut from {parts[0]} to {parts[1]}"
+        elif len(parts) > 1 and all(len(part.gpus) == 1 for part in parts):
+            what = f"the links between all {len(parts)} GPUs, each of which must be reached"
+        elif len(parts) < 2:
+            what = "the priced links"
+        else:
+            listed = ", ".join(map(str, parts[:_MAX_NAMED]))
+            what = f"the links between {listed}{' ...' * (len(parts) > _MAX_NAMED)}"
+        directions = "the directions that have a price" if self.directed else "one direction"
+        return f"{what}; together they carry {format_rate(self.across_GBps)} GB/s in {directions}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""

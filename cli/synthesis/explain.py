@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...synth.sizes import show_size
-from ...topo.pictures.cables import format_rate
 from ...topo.pictures.fit import print_table
 from ...topo.printable import printable
 from .job import SynthRun, print_lines
@@ -16,13 +15,13 @@ from .plan import report, synthesize_job
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.explain import BottleneckPart, Explanation
+    from ...synth.explain import Explanation
     from ...synth.place.placement import Placement
 
 # Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
 # seconds. They are low because the result is only one line of the explanation.
 _MAX_ORDERED_RANKS, _ORDERING_S = 128, 10.0
-# Most links, parts of the bottleneck, and devices of a part to list by name: about a screenful.
+# Most links to improve to list: about a screenful.
 _MAX_LISTED = 8
 # Most characters of a rank order that still fit on its line.
 _MAX_ORDER = 60
@@ -49,7 +48,7 @@ def run(job: SynthRun) -> None:
         fields["rank_order"] = {name: whole[name] for name in names}
 
     def section(console: Console) -> None:
-        _print_bottleneck(console, explanation)
+        print_lines(console, f"bottleneck: {explanation.bottleneck}")
         _print_levers(console, explanation)
         _print_reached(console, explanation)
         if placement is not None:
@@ -84,38 +83,13 @@ def _order_text(placement: Placement) -> str:
         return "rank order: found no other order that makes gloo's own algorithm faster"
     order = ",".join(map(str, placement.order))
     listed = f": {order}" if len(order) <= _MAX_ORDER else ""
-    gain = f"{float(placement.gain):.2f} times as fast"
-    text = f"rank order: gloo's own algorithm is {gain} in another one{listed}"
-    return f"{text} (topo-place --for stock)"
-
-
-def _print_bottleneck(console: Console, explanation: Explanation) -> None:
-    parts = explanation.parts
-    if explanation.kind == "cut":
-        what = f"the cut from {_name_part(parts[0])} to {_name_part(parts[1])}"
-    elif len(parts) > 1 and all(len(p.gpus) == 1 for p in parts):
-        what = f"the links between all {len(parts)} GPUs, each of which must be reached"
-    elif len(parts) < 2:
-        what = "the priced links"
-    else:
-        listed = ", ".join(map(_name_part, parts[:_MAX_LISTED]))
-        what = f"the links between {listed}{' ...' * (len(parts) > _MAX_LISTED)}"
-    directions = (
-        "in the directions that have a price" if explanation.directed else "in one direction"
+    return (
+        f"rank order: gloo's own algorithm is {float(placement.gain):.2f} times as fast in another "
+        f"one{listed} (topo-place --for stock)"
     )
-    rate = format_rate(explanation.across_GBps)
-    print_lines(console, f"bottleneck: {what}; together they carry {rate} GB/s {directions}")
-
-
-def _name_part(part: BottleneckPart) -> str:
-    """Return the devices on one side of the bottleneck, the first ones by name."""
-    members = part.gpus or part.others
-    more = f", ... {len(members)} in all" if len(members) > _MAX_LISTED else ""
-    return f"{{{', '.join(members[:_MAX_LISTED])}{more}}}"
 
 
 def _print_levers(console: Console, explanation: Explanation) -> None:
-    """Print the links whose bandwidth raises the bound most."""
     from rich.markup import escape
 
     levers = explanation.levers[:_MAX_LISTED]
@@ -129,7 +103,7 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
         "all alike with 10 % more",
     )
     columns = titles if any(x.together_GBps is not None for x in levers) else titles[:-1]
-    lines: list[tuple[Sequence[str], str | None]] = []
+    lines: list[tuple[Sequence[str], None]] = []
     for x in levers:
         cells = (
             escape(printable(f"{x.a} - {x.b}")),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .advice import describe_limit, gbps, percent
 from .options import Limits, Options
 from .rates import Rate
-from .reading import SearchResult
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
 # Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
@@ -46,11 +46,12 @@ def size_text(size_bytes: int) -> str:
 def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
     reading, machine = verdict.reading, verdict.machine
     lines = [f"{reading.where}: {reading.kind}{f', {reading.library}' if reading.library else ''}"]
-    if machine.topology is None:
-        lines.append(f"  topology: none: {machine.source}")
-    else:
-        name, count = machine.topology.name, len(machine.topology.ranks)
-        lines.append(f"  topology: {name}, {count} GPUs ({machine.source})")
+    topology = machine.topology
+    lines.append(
+        f"  topology: none: {machine.source}"
+        if topology is None
+        else f"  topology: {topology.name}, {len(topology.ranks)} GPUs ({machine.source})"
+    )
     for channels in verdict.communicators:
         lines += _list_channel_lines(channels)
     for measured in verdict.measured:
@@ -95,10 +96,9 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
         f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
         f"trees{how}"
     ]
-    by_count = sorted(c.transports.items(), key=lambda item: -item[1])
-    if by_count:
-        listed = ", ".join(f"{count} via {name}" for name, count in by_count[:6])
-        lines.append(f"    connections: {listed}")
+    most = Counter(c.transports).most_common(6)
+    if most:
+        lines.append(f"    connections: {', '.join(f'{n} via {name}' for name, n in most)}")
     if channels.why_not:
         lines.append(f"    not judged: {channels.why_not}")
     for name, rates in channels.rates.items():
@@ -160,7 +160,7 @@ def write_json(
 
     `refused` holds the files that could not be judged, with reasons.
     """
-    shares = [share for verdict in verdicts for _, share in verdict.shares]
+    shares = _list_shares(verdicts)
     out: dict[str, Any] = {
         "files": [_verdict_json(verdict) for verdict in verdicts],
         "refused": [{"file": name, "message": message} for name, message in refused],
@@ -171,17 +171,29 @@ def write_json(
     return out
 
 
+def _list_shares(verdicts: Sequence[FileVerdict]) -> list[float]:
+    return [share for verdict in verdicts for _, share in verdict.shares]
+
+
 def list_rows(verdicts: Sequence[FileVerdict]) -> list[dict[str, Any]]:
     """Return a row for each measurement, and for the rings and trees of each communicator."""
     rows = []
     for file in map(_verdict_json, verdicts):
         for communicator in file["communicators"]:
             for judged in communicator["collectives"]:
-                for rate in judged["rates"]:
-                    row = {"file": file["file"], "collective": judged["collective"]}
-                    row |= {"ranks": communicator["ranks"], "size_bytes": None}
-                    row |= {"how": rate["shape"], "algbw_GBps": rate["algbw_GBps"]}
-                    rows.append({**row, "busbw_GBps": None, "share": rate["share"]})
+                rows += [
+                    {
+                        "file": file["file"],
+                        "collective": judged["collective"],
+                        "ranks": communicator["ranks"],
+                        "size_bytes": None,
+                        "how": rate["shape"],
+                        "algbw_GBps": rate["algbw_GBps"],
+                        "busbw_GBps": None,
+                        "share": rate["share"],
+                    }
+                    for rate in judged["rates"]
+                ]
         for measured in file["measured"]:
             head = {"file": file["file"]} | {k: measured[k] for k in ("collective", "ranks")}
             rows += [head | row for row in measured["rows"]]
@@ -251,10 +263,6 @@ def _rate_json(rate: Rate, limits: Limits, is_judged: bool) -> dict[str, Any]:
     }
 
 
-def _pattern_json(pattern: SearchResult) -> dict[str, Any]:
-    return {"pattern": pattern.number} | {k: v for k, v in vars(pattern).items() if k != "number"}
-
-
 def _channels_json(channels: ChannelVerdict) -> dict[str, Any]:
     c, rank_map = channels.communicator, channels.rank_map
     return {
@@ -266,7 +274,10 @@ def _channels_json(channels: ChannelVerdict) -> dict[str, Any]:
         "rings": [list(order) for order in c.rings],
         "trees": [list(tree) for tree in c.trees],
         "promised": c.promised,
-        "patterns": [_pattern_json(pattern) for pattern in c.patterns],
+        "patterns": [
+            {"pattern": p.number} | {k: v for k, v in vars(p).items() if k != "number"}
+            for p in c.patterns
+        ],
         "transports": dict(c.transports),
         "takes": channels.taken or None,
         "not_judged": channels.why_not or None,
@@ -313,35 +324,30 @@ def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
     }
 
 
-# A metric without its prefix topo_judge_, its labels and its value.
-Sample = tuple[str, dict[str, str], float]
-
-
 def write_prometheus(verdicts: Sequence[FileVerdict], least: float | None) -> str:
     """Return the verdicts as metrics, each with HELP and TYPE; no series is written twice."""
     samples = [sample for verdict in verdicts for sample in _list_samples(verdict)]
     if least is not None:
-        shares = [share for verdict in verdicts for _, share in verdict.shares]
-        passed = min(shares, default=0.0) >= least
+        passed = min(_list_shares(verdicts), default=0.0) >= least
         samples.append(("passed", {"least": f"{least:g}"}, float(passed)))
+    series: dict[str, dict[str, float]] = {name: {} for name in _METRICS}
+    for name, labels, value in samples:
+        escaped = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
+        series[f"topo_judge_{name}"].setdefault(escaped, value)
     lines: list[str] = []
-    for name, text in _METRICS.items():
-        series: dict[str, float] = {}
-        for metric, labels, value in samples:
-            if f"topo_judge_{metric}" == name:
-                escaped = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
-                series.setdefault(escaped, value)
-        if series:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-            lines += [f"{name}{{{labels}}} {value:.9g}" for labels, value in series.items()]
-    return "\n".join(lines) + "\n" if lines else ""
+    for name, values in series.items():
+        if values:
+            lines += [f"# HELP {name} {_METRICS[name]}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{{{labels}}} {value:.9g}" for labels, value in values.items()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _list_samples(verdict: FileVerdict) -> Iterator[Sample]:
+def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield metrics without their prefix topo_judge_, with their labels and values."""
     file = {"file": verdict.reading.where}
     for m in verdict.measured:
         labels = {**file, "collective": m.collective, "ranks": str(m.ranks)}
@@ -363,11 +369,8 @@ def _list_samples(verdict: FileVerdict) -> Iterator[Sample]:
             yield "bound_gbps", {**labels, "bound": "one-way"}, limit
             own = {"communicator": str(number)}
             for rate in rates:
-                yield (
-                    "channels_gbps",
-                    {**labels, **own, "shape": rate.shape},
-                    float(rate.algbw_GBps),
-                )
+                at = {**labels, **own, "shape": rate.shape}
+                yield "channels_gbps", at, float(rate.algbw_GBps)
             share = c.share(name)
             if share is not None:
                 yield "share", {**labels, "by": "channels", **own}, share
@@ -376,7 +379,9 @@ def _list_samples(verdict: FileVerdict) -> Iterator[Sample]:
         yield "finding", {**file, "name": finding.name}, 1.0
 
 
-def _list_options(labels: dict[str, str], options: Options | None) -> Iterator[Sample]:
+def _list_options(
+    labels: dict[str, str], options: Options | None
+) -> Iterator[tuple[str, dict[str, str], float]]:
     for option in options.options if options is not None else ():
-        more = {"option": option.name, "what": option.what}
-        yield "option_gbps", {**labels, **more}, float(option.algbw_GBps)
+        at = {**labels, "option": option.name, "what": option.what}
+        yield "option_gbps", at, float(option.algbw_GBps)

@@ -28,7 +28,7 @@ def draw_plan_curves(
     sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]
     curves = []
     if plan is not None:
-        points = tuple((size, _algbw_GBps(plan, size)) for size in sizes)
+        points = tuple((size, predict_algbw_GBps(plan, size)) for size in sizes)
         curves.append(Curve("plan", "plan", points))
     if stock is not None:
         name = f"stock's {stock.what.partition(' ')[0]}"
@@ -47,6 +47,7 @@ def draw_plan_alone(plan: Plan) -> str:
     return draw_plan_curves(plan.collective, plan, stock, plan.bound_one_way, alone=True)
 
 
-def _algbw_GBps(plan: Plan, size: int) -> float:
+def predict_algbw_GBps(plan: Plan, size: int) -> float:
+    """Return the predicted algbw in GB/s of a plan at a size in bytes; 0 if it takes no time."""
     time_s = plan.time_s(plan.entry_for(size), size)
     return size / time_s / 1e9 if time_s else 0.0

@@ -1,18 +1,54 @@
-"""A report as one page."""
+"""A report as one page: the machine, findings, and a section for each collective."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from datetime import datetime, timezone
 
+from ...topo.doctor import Examination, Finding
+from ...topo.graph import Topology
+from ...topo.matrix import LABELS, Connection, find_connections
+from ...topo.pictures import svg
+from ...topo.pictures.cables import (
+    FAMILY_NAMES,
+    describe_rates,
+    find_cables,
+    format_rate,
+    get_kind_name,
+    group_alike,
+)
+from ...topo.pictures.collapse import collapse
+from ...topo.pictures.table import MAX_GPUS, list_adding
 from ...topo.printable import quote
 from ...topo.version import VERSION
+from .curves import predict_algbw_GBps
 from .gather import Report
-from .html import make_page, make_paragraph
-from .machine import write_findings, write_machine
+from .html import make_details, make_figure, make_page, make_paragraph, make_section, make_table
 from .plans import SHOWN_SIZE, write_section
 
-_NAMES = {"gpu": "GPU", "cpu": "socket", "switch": "switch", "nic": "NIC"}
+# The names of one device of a kind, and of several.
+_NAMES = {
+    "gpu": ("GPU", "GPUs"),
+    "cpu": ("socket", "sockets"),
+    "switch": ("switch", "switches"),
+    "nic": ("NIC", "NICs"),
+}
+# Most steps along links to classify pairs of GPUs; beyond, the first rows represent all.
+_MAX_STEPS = 60_000
+# Most lines of a page on one subject; further ones are only counted.
+_MAX_NOTES, _MAX_FINDINGS, _MAX_EVIDENCE, _MAX_DEVICES = 30, 40, 6, 80
+# Pixels; wider pictures scroll sideways on smaller screens, where they would be illegible
+# otherwise.
+_FITS_A_PHONE = 820
+# Width in pixels beyond which one of several identical boxes is drawn, and the smallest scale of
+# wide pictures.
+_DRAWN_WHOLE, _MIN_SCALE = 2_400, 0.7
+# Most GPUs for which cells of the matrix have label and rate in one line.
+_MAX_IN_A_LINE = 8
+# Most bytes of a picture, since pages are also sent by mail.
+_MAX_PICTURE_BYTES = 900_000
 
 
 def write_page(report: Report, *, made: datetime | None = None) -> str:
@@ -20,12 +56,17 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
     machine = report.machine
     made = made if made is not None else datetime.now(timezone.utc)
     names = ["machine", "findings", *(section.collective.name for section in report.sections)]
-    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
-    body = [f"<h1>{quote(machine.name)}</h1>"]
     plan = "" if report.plan_file is None else f"plan {report.plan_file}; "
-    about = f"{plan}{_count_devices(report)}; fingerprint {machine.fingerprint}"
-    body += [make_paragraph(about, soft=True), f"<nav>{links}</nav>", _write_facts(report)]
-    body += [write_machine(machine), write_findings(report.examination)]
+    about = f"{plan}{_count_devices(machine)}; fingerprint {machine.fingerprint}"
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
+    body = [
+        f"<h1>{quote(machine.name)}</h1>",
+        make_paragraph(about, soft=True),
+        f"<nav>{links}</nav>",
+        _write_facts(report),
+        write_machine(machine),
+        _write_findings(report.examination),
+    ]
     if not report.sections:
         body.append(make_paragraph("With fewer than two GPUs there is no collective to plan."))
     body += [
@@ -44,14 +85,10 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
     return make_page(f"{machine.name}: topoplan report", body)
 
 
-def _count_devices(report: Report) -> str:
-    counts = Counter(device.kind for device in report.machine.devices)
-    parts = []
-    for kind, name in _NAMES.items():
-        if counts[kind]:
-            plural = "" if counts[kind] == 1 else "es" if name == "switch" else "s"
-            parts.append(f"{counts[kind]:,} {name}{plural}")
-    return ", ".join(parts)
+def _count_devices(machine: Topology) -> str:
+    counts = Counter(device.kind for device in machine.devices)
+    named = ((counts[kind], names) for kind, names in _NAMES.items() if counts[kind])
+    return ", ".join(f"{count:,} {names[count > 1]}" for count, names in named)
 
 
 def _write_facts(report: Report) -> str:
@@ -65,18 +102,154 @@ def _write_facts(report: Report) -> str:
             facts.append((f"{bound:.4g} GB/s", f"bound of {name}, algbw"))
         if first.plan is not None:
             # 1 GiB, as the caption says.
-            size = SHOWN_SIZE << 2
-            time_s = first.plan.time_s(first.plan.entry_for(size), size)
-            if time_s:
-                facts.append((f"{size / time_s / 1e9:.4g} GB/s", f"{name} of 1 GiB, predicted"))
+            algbw = predict_algbw_GBps(first.plan, SHOWN_SIZE << 2)
+            if algbw:
+                facts.append((f"{algbw:.4g} GB/s", f"{name} of 1 GiB, predicted"))
     counts = Counter(finding.severity for finding in report.examination.findings)
     listed = ", ".join(
         f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]
     )
-    total = sum(counts.values())
-    what = "finding" if total == 1 else "findings"
-    facts.append((str(total), f"{what} ({listed})" if listed else what))
+    what = "finding" if counts.total() == 1 else "findings"
+    facts.append((str(counts.total()), f"{what} ({listed})" if listed else what))
     cells = "".join(
         f"<div><b>{quote(value)}</b><span>{quote(what)}</span></div>" for value, what in facts
     )
     return f'<div class="facts">{cells}</div>'
+
+
+def write_machine(machine: Topology) -> str:
+    """Return the section about the machine: its picture, devices, links and notes."""
+    picture, left_out = _draw(machine)
+    parts: list[str] = []
+    if len(picture) <= _MAX_PICTURE_BYTES:
+        caption = "GB/s in one direction" + (f"; {left_out}" if left_out else "")
+        look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
+        parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
+    else:
+        large = "too large to draw; topo-probe's format dot writes it for Graphviz"
+        parts.append(make_paragraph(large, soft=True))
+    about = [*describe_rates(machine), *list_adding(machine)]
+    parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
+    parts += [*_list_connections(machine), _list_devices(machine)]
+    listed = [str(note) for note in machine.notes]
+    if listed:
+        title = f"{len(listed)} notes on what could not be read or was assumed"
+        more = [f"and {len(listed) - _MAX_NOTES} more"] if len(listed) > _MAX_NOTES else []
+        parts.append(make_details(title, _make_list([*listed[:_MAX_NOTES], *more])))
+    return make_section("machine", "The machine", *parts)
+
+
+def _draw(machine: Topology) -> tuple[str, str | None]:
+    """Return the machine as SVG, and a text on the parts left out; None if it is complete.
+
+    Most of many GPUs are left out, and identical boxes of a wide picture.
+    """
+    collapsed = collapse(machine)
+    picture = svg.write(collapsed.topology)
+    if _read_width(picture) > _DRAWN_WHOLE:
+        fewer = collapse(machine, max_boxes=1)
+        if fewer.left_out:
+            collapsed, picture = fewer, svg.write(fewer.topology)
+    width = _read_width(picture)
+    size = f' style="min-width:{round(width * _MIN_SCALE)}px"' if width > _FITS_A_PHONE else ""
+    # Inside a page of HTML a picture needs no namespace.
+    return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), collapsed.left_out
+
+
+def _read_width(picture: str) -> int:
+    match = re.search(r'width="(\d+)"', picture)
+    return int(match[1]) if match else 0
+
+
+def _write_findings(examination: Examination) -> str:
+    """Return the section with the doctor's findings, worst first."""
+    parts = [make_paragraph(examination.summary)]
+    parts += [_write_finding(finding) for finding in examination.findings[:_MAX_FINDINGS]]
+    left = len(examination.findings) - _MAX_FINDINGS
+    if left > 0:
+        parts.append(make_paragraph(f"and {left} more; topo-probe's check lists them"))
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for name, lack in examination.skipped:
+        skipped[lack].append(name)
+    if skipped:
+        title = f"{len(examination.skipped)} checks could not be made"
+        lacks = (f"{', '.join(names)}: {lack}" for lack, names in skipped.items())
+        parts.append(make_details(title, _make_list(lacks)))
+    return make_section("findings", "Findings", *parts)
+
+
+def _write_finding(finding: Finding) -> str:
+    evidence = [*finding.evidence[:_MAX_EVIDENCE]]
+    if len(finding.evidence) > _MAX_EVIDENCE:
+        evidence.append(f"and {len(finding.evidence) - _MAX_EVIDENCE} more of the kind")
+    return (
+        f'<div class="finding {finding.severity}"><b>{finding.severity}</b> '
+        f"{quote(finding.message)}{_make_list(evidence, soft=True) if evidence else ''}"
+        f"<div>What to do: {quote(finding.advice)}</div></div>"
+    )
+
+
+def _make_list(lines: Iterable[str], *, soft: bool = False) -> str:
+    look = ' class="soft"' if soft else ""
+    return f"<ul{look}>{''.join(f'<li>{quote(line)}</li>' for line in lines)}</ul>"
+
+
+def _list_links(machine: Topology) -> str:
+    rows = []
+    for look, cables in group_alike(find_cables(machine)):
+        rate = f"{format_rate(look.GBps)} in {'one' if look.directed else 'each'} direction"
+        width = dict.fromkeys(cable.width for cable in cables)
+        rows.append((get_kind_name(look.kind), f"{len(cables):,}", rate, ", ".join(width)))
+    return make_table(("links", "how many", "GB/s", "width"), rows[:_MAX_DEVICES], right=(1, 2, 3))
+
+
+def _list_connections(machine: Topology) -> list[str]:
+    if len(machine.ranks) < 2:
+        return []
+    rows = find_connections(machine, _MAX_STEPS)
+    pairs = Counter(x for i, row in enumerate(rows) for j, x in enumerate(row) if i != j)
+    used = dict.fromkeys(x.label.rstrip("0123456789") for x in pairs)
+    meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
+    legend = make_paragraph("; ".join(meaning[x] for x in used if x in meaning), soft=True)
+    if len(rows) == len(machine.ranks) <= MAX_GPUS:
+        titles = ["from \\ to", *map(str, range(len(rows)))]
+        between = "\n" if len(rows) > _MAX_IN_A_LINE else " "
+        cells = [
+            (str(i), *(_show_connection(x, between) for x in row)) for i, row in enumerate(rows)
+        ]
+        head = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
+        return [head, make_table(titles, cells), legend]
+    is_whole = len(rows) == len(machine.ranks)
+    counted = "" if is_whole else f", counted from the first {len(rows)} GPUs"
+    listed = pairs.most_common(_MAX_DEVICES)
+    cells = [
+        (x.label, "" if x.GBps is None else format_rate(x.GBps), f"{number:,}")
+        for x, number in listed
+    ]
+    table = make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2))
+    return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
+
+
+def _show_connection(connection: Connection, between: str) -> str:
+    if connection.label == "X":
+        return "\u00b7"
+    rate = "" if connection.GBps is None else f"{between}{format_rate(connection.GBps)}"
+    return f"{connection.label}{rate}"
+
+
+def _list_devices(machine: Topology) -> str:
+    rank = {ident: str(i) for i, ident in enumerate(machine.ranks)}
+    if len(machine.devices) > _MAX_DEVICES:
+        kinds = Counter(FAMILY_NAMES[d.family] if d.family else d.kind for d in machine.devices)
+        rows: Iterable[tuple[str, ...]] = [(kind, f"{number:,}") for kind, number in kinds.items()]
+        return make_table(("devices", "how many"), rows, right=(1,))
+    rows = [
+        (
+            rank.get(d.id, ""), d.id, FAMILY_NAMES[d.family] if d.family else d.kind,
+            "" if d.numa_node is None else str(d.numa_node), d.bus_id or "",
+            str(d.extra.get("name") or ""),
+        )
+        for d in machine.devices
+    ]  # fmt: skip
+    table = make_table(("rank", "id", "kind", "NUMA", "bus id", "name"), rows, right=(0, 3))
+    return make_details(f"{len(machine.devices)} devices", table)

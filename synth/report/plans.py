@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
-from ...topo.pictures.cables import format_rate
 from ..bounds.in_network import describe_assumption, describe_possible
 from ..cost.affine import rounds
 from ..cost.host_costs import describe_host, host_of
 from ..cost.segmentation import reroute
 from ..cost.transfer_times import predict_times
 from ..describe import limit_text, why_text
-from ..explain import SIZES, BottleneckPart, Explanation
+from ..explain import SIZES, Explanation
 from ..pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from ..pictures.trees import MAX_GPUS, draw_flow, list_flows
 from ..plan import Plan
 from ..sizes import show_size
-from .curves import draw_plan_curves
+from .curves import draw_plan_curves, predict_algbw_GBps
 from .gather import Section, shown_schedule
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
@@ -31,8 +30,8 @@ _SHOWN_SEGMENTS = 4
 _MAX_FLOWS, _MAX_SHOWN = 6, 60_000
 # Sizes in bytes at which plan and stock are compared.
 _COMPARED = tuple(1 << bits for bits in (12, 16, 20, 24, 28, 30))
-# Most links to improve, and most GPUs, to name.
-_MAX_LEVERS, _MAX_NAMED = 6, 8
+# Most links to improve to list.
+_MAX_LEVERS = 6
 
 
 def write_section(section: Section, topology: Topology, *, with_pictures: bool) -> str:
@@ -79,32 +78,9 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
         sentences.append(f"{describe_possible(topology)}; then the bound is {limit} GB/s.")
     parts = [make_paragraph(" ".join(sentences))]
     if section.explanation is not None:
-        bottleneck = _describe_bottleneck(section.explanation)
-        parts.append(make_paragraph(f"The bottleneck: {bottleneck}."))
+        parts.append(make_paragraph(f"The bottleneck: {section.explanation.bottleneck}."))
         parts.append(_list_levers(section.explanation))
     return parts
-
-
-def _describe_bottleneck(explanation: Explanation) -> str:
-    parts = explanation.parts
-    if explanation.kind == "cut":
-        what = f"the cut from {_name_part(parts[0])} to {_name_part(parts[1])}"
-    elif len(parts) > 1 and all(len(part.gpus) == 1 for part in parts):
-        what = f"the links between all {len(parts)} GPUs, each of which must be reached"
-    elif len(parts) < 2:
-        what = "the priced links"
-    else:
-        listed = "; ".join(_name_part(part) for part in parts[:4])
-        what = f"the links between {listed}" + (" ..." if len(parts) > 4 else "")
-    directions = "the directions that have a price" if explanation.directed else "one direction"
-    rate = format_rate(explanation.across_GBps)
-    return f"{what}; together they carry {rate} GB/s in {directions}"
-
-
-def _name_part(part: BottleneckPart) -> str:
-    members = part.gpus or part.others
-    more = f" ... {len(members)} in all" if len(members) > _MAX_NAMED else ""
-    return f"{{{', '.join(members[:_MAX_NAMED])}{more}}}"
 
 
 def _list_levers(explanation: Explanation) -> str:
@@ -134,7 +110,7 @@ def _list_entries(plan: Plan) -> str:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
         size = SHOWN_SIZE << 2 if entry.max_bytes is None else entry.max_bytes - 1
         size = max(size, entry.min_bytes)
-        time_s, number = plan.time_s(entry, size), rounds(schedule, plan.router)
+        number = rounds(schedule, plan.router)
         rows.append(
             (
                 show_size(entry.min_bytes),
@@ -144,24 +120,14 @@ def _list_entries(plan: Plan) -> str:
                 show_number(float(plan.cost_of(entry).alpha_us), 3),
                 "" if limit is None else f"{float(limit):.4g}",
                 f"{max(0.0, float(plan.gap_of(entry))):.1%}",
-                f"{size / time_s / 1e9 if time_s else 0.0:.4g} at {show_size(size)}",
+                f"{predict_algbw_GBps(plan, size):.4g} at {show_size(size)}",
             )
         )  # fmt: skip
     titles = (
-        "from",
-        "to",
-        "schedule",
-        "chunks",
-        "steps",
-        "rounds",
-        "trees",
-        "latency us",
-        "GB/s at most",
-        "gap",
-        "predicted GB/s",
+        *("from", "to", "schedule", "chunks", "steps", "rounds", "trees", "latency us"),
+        *("GB/s at most", "gap", "predicted GB/s"),
     )
-    numbers = (0, 1, 3, 4, 5, 6, 7, 8, 9, 10)
-    return make_table(titles, rows, right=numbers)
+    return make_table(titles, rows, right={*range(11)} - {2})
 
 
 def _compare(section: Section, plan: Plan) -> list[str]:

@@ -24,8 +24,7 @@ from topoplan.synth.pictures.trees import draw_flow, list_flows
 from topoplan.synth.plan import Plan
 from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
-from topoplan.synth.report.machine import write_machine
-from topoplan.synth.report.page import write_page
+from topoplan.synth.report.page import write_machine, write_page
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
