@@ -6,6 +6,7 @@ Ranks are the GPUs in their order. Parallel links between two devices add up.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +32,6 @@ from .devices import (
 )
 from .errors import InputError
 from .exact import load_json
-from .fingerprint import fingerprint
 from .notes import Note, list_notes, note_kinds_to_json
 from .topology_file import (
     FORMAT,
@@ -47,6 +47,13 @@ from .topology_file import (
 _MAX_DIGITS = 100  # digits of a common denominator: more make every sum of rates slow
 # Twice the values in 16 MiB of a real topology; 16 MiB of brackets would take gigabytes of memory.
 _MAX_VALUES = 2_500_000
+# Nodes: individualizing costs a refinement per node.
+_MAX_INDIVIDUALIZED = 64
+# Colours visited by one refinement: a chain of thousands of devices would need a round per device.
+# The limit is independent of names too; machines that differ only beyond it share a fingerprint.
+_MAX_WORK = 6_000_000
+# Characters; longer edge labels are hashed first, since each is used once per round.
+_MAX_LABEL = 80
 __all__ = [
     "DEVICE_KINDS",
     "SWITCH_FAMILIES",
@@ -170,10 +177,10 @@ class Topology:
     def fingerprint(self) -> str:
         """32 hex digits that depend neither on names nor on the order of devices and links.
 
-        They are computed by colour refinement over device kinds, bandwidths and latencies
-        (fingerprint.py). Equal machines have equal fingerprints, and different ones differ in
-        practice: only strongly regular graphs can collide. The fingerprint ignores the rank order,
-        so a plan is also replayed on the topology it is used with.
+        They are computed by colour refinement over device kinds, bandwidths and latencies. Equal
+        machines have equal fingerprints, and different ones differ in practice: only strongly
+        regular graphs can collide. The fingerprint ignores the rank order, so a plan is also
+        replayed on the topology it is used with.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
         nodes = [[d.kind, str(d.family), str(d.can_reduce), str(d.can_copy)] for d in self.devices]
@@ -181,7 +188,7 @@ class Topology:
             (number[a], number[b]): f"{capacity},{self.latency_us[a, b]}"
             for (a, b), capacity in self.capacity_GBps.items()
         }
-        return fingerprint(nodes, edges)
+        return _hash_graph(nodes, edges)
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as a JSON object, which `from_json` reads back equal."""
@@ -245,3 +252,51 @@ class Topology:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
         return cls.loads(text, str(path))
+
+
+def _digest(texts: list[str]) -> str:
+    return hashlib.sha256("\x1f".join(texts).encode()).hexdigest()[:32]
+
+
+def _refine(colours: list[str], edges: list[list[tuple[int, str]]]) -> list[str]:
+    """Return the coarsest stable colouring, or the last one within the limit.
+
+    `edges[v]` lists (other end, label).
+    """
+    classes = len(set(colours))
+    rounds = max(3, _MAX_WORK // (len(colours) + sum(map(len, edges)) + 1))
+    around = [[(u, label + ">") for u, label in listed] for listed in edges]
+    for _ in range(rounds):
+        colours = [
+            _digest([colour, *sorted([label + colours[u] for u, label in near])])
+            for colour, near in zip(colours, around, strict=True)
+        ]
+        refined_classes = len(set(colours))
+        if refined_classes == classes:
+            break
+        classes = refined_classes
+    return colours
+
+
+def _hash_graph(nodes: list[list[str]], edges: dict[tuple[int, int], str]) -> str:
+    """Hash a graph, with labels of nodes and directed edges (from, to), to 32 hex digits.
+
+    Colour refinement (Weisfeiler-Leman): each node's colour is hashed with the sorted labels and
+    colours around it until the number of colours is stable. If few enough nodes still share a
+    colour, each is individualized in turn and refined again, which distinguishes regular graphs
+    that refinement alone cannot.
+    """
+    neighbours: list[list[tuple[int, str]]] = [[] for _ in nodes]
+    for (a, b), edge_label in edges.items():
+        label = edge_label if len(edge_label) <= _MAX_LABEL else _digest([edge_label])
+        neighbours[a].append((b, "out," + label))
+        neighbours[b].append((a, "in," + label))
+    colours = _refine([_digest(node) for node in nodes], neighbours)
+    digests = sorted(colours)
+    if len(set(colours)) < len(colours) <= _MAX_INDIVIDUALIZED:
+        for v in range(len(colours)):
+            # Give one node a colour of its own: refined again, equal nodes may become different.
+            individualised = list(colours)
+            individualised[v] = _digest([colours[v], "singled out"])
+            digests.append(_digest(sorted(_refine(individualised, neighbours))))
+    return _digest(["topology", str(len(colours)), *sorted(digests)])
