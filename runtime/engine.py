@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..synth.cost.host_costs import HostCosts
-from ..synth.ir.lossy import rounded
+from ..synth.ir.addition_order import rounded
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError

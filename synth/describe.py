@@ -68,8 +68,10 @@ def describe_schedule(schedule: Schedule) -> str:
         left = title in ("operation", "through")
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for t in schedule.transfers[:_MAX_ROWS]:
-        share = schedule.chunks[t.chunk].share
-        table.add_row(*map(str, (t.step, t.src, t.dst, t.chunk, share, t.op)), ", ".join(t.route))
+        table.add_row(
+            *map(str, (t.step, t.src, t.dst, t.chunk, schedule.chunks[t.chunk].share, t.op)),
+            ", ".join(t.route),
+        )
     buffer = io.StringIO()
     SafeConsole(file=buffer, width=WIDTH, color_system=None, markup=False).print(table)
     helpers = spell_ranks(schedule.helpers)
@@ -193,9 +195,12 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
             f"{reached:.4g} at {show_size(end).replace(' ', '').rstrip('iB')}",
         )
         rows.append((cells, "green" if entry.covers(size) else None))
-    labels = [entry.schedule.label for entry in plan.entries]
-    rows = _show_segments(rows, labels, console.width)
-    print_table(console, _COLUMNS, rows, _LEAVE_OUT)
+    print_table(
+        console,
+        _COLUMNS,
+        _show_segments(rows, [entry.schedule.label for entry in plan.entries], console.width),
+        _LEAVE_OUT,
+    )
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
     algbw = size / time_s / 1e9 if time_s else 0.0

@@ -127,20 +127,20 @@ class Explanation:
                     "bandwidth_GBps": float(x.bandwidth_GBps),
                     "bound_gain_per_GBps": float(x.gain_GBps),
                     "alike": x.alike,
-                    "bound_GBps_if_a_tenth_wider": _as_float(x.wider_GBps),
+                    "bound_GBps_if_a_tenth_wider": (
+                        None if x.wider_GBps is None else float(x.wider_GBps)
+                    ),
                     "helps_alone": x.helps_alone,
                     "peers": x.peers,
-                    "bound_GBps_if_peers_a_tenth_wider": _as_float(x.together_GBps),
+                    "bound_GBps_if_peers_a_tenth_wider": (
+                        None if x.together_GBps is None else float(x.together_GBps)
+                    ),
                 }
                 for x in self.levers
             ],
             "sizes_bytes": list(SIZES),
             "algbw_GBps": {name: list(row) for name, row in self.reached.items()},
         }
-
-
-def _as_float(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def explain(
@@ -179,8 +179,14 @@ def explain(
     across = sum((topology.capacity_GBps[link] for link in between), Fraction(0))
     if limit.kind != "cut" and not directed:
         across /= 2  # each link is priced in both directions
-    levers = _find_levers(prices, collective, router, limit, effort)
-    return Explanation(limit.kind, parts, across, levers, _best_algbw(candidates), directed)
+    return Explanation(
+        limit.kind,
+        parts,
+        across,
+        _find_levers(prices, collective, router, limit, effort),
+        _best_algbw(candidates),
+        directed,
+    )
 
 
 def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> dict[_Link, Fraction]:
@@ -192,8 +198,9 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
         # Links of a device that is joined with a GPU have the prices of the GPU's links.
         gpu_of = dict(limit.certificate["joined"])
         alone = {key: value for key, value in limit.certificate.items() if key != "joined"}
-        limit = replace(limit, certificate=alone)
-        merged = _read_prices(limit, collective, join_devices(topology, gpu_of))
+        merged = _read_prices(
+            replace(limit, certificate=alone), collective, join_devices(topology, gpu_of)
+        )
         ends = {(a, b): (gpu_of.get(a, a), gpu_of.get(b, b)) for a, b in topology.capacity_GBps}
         return {link: merged[pair] for link, pair in ends.items() if pair in merged}
     both = (limit.kind, collective.name) == ("prices", "allreduce")
@@ -206,8 +213,10 @@ def _read_prices(limit: Bound, collective: Collective, topology: Topology) -> di
 
 
 def _make_part(members: Sequence[str], topology: Topology) -> BottleneckPart:
-    gpus = tuple(d for d in members if topology.by_id[d].kind == "gpu")
-    return BottleneckPart(gpus, tuple(d for d in members if topology.by_id[d].kind != "gpu"))
+    return BottleneckPart(
+        tuple(d for d in members if topology.by_id[d].kind == "gpu"),
+        tuple(d for d in members if topology.by_id[d].kind != "gpu"),
+    )
 
 
 def _part_without(
@@ -222,12 +231,13 @@ def _part_without(
     free = [(index[a], index[b]) for a, b in topology.capacity_GBps if (a, b) not in priced]
     ends = np.array(free, dtype=np.int64).reshape(-1, 2).T
     graph = coo_matrix((np.ones(len(free)), tuple(ends)), shape=(len(index), len(index)))
-    count, labels = connected_components(graph, directed=directed, connection="strong")
-    members: list[list[str]] = [[] for _ in range(count)]
-    for device, group in zip(index, labels.tolist(), strict=True):
+    _, labels = connected_components(graph, directed=directed, connection="strong")
+    part_of = dict(zip(index, labels.tolist(), strict=True))
+    members: dict[int, list[str]] = defaultdict(list)
+    for device, group in part_of.items():
         members[group].append(device)
-    parts = tuple(part for part in (_make_part(m, topology) for m in members) if part.gpus)
-    return parts, dict(zip(index, labels.tolist(), strict=True))
+    parts = (_make_part(members[group], topology) for group in sorted(members))
+    return tuple(part for part in parts if part.gpus), part_of
 
 
 def _part_without_routes(priced: set[_Link], router: Router) -> tuple[BottleneckPart, ...]:
@@ -257,17 +267,16 @@ def _find_levers(
     """
     capacity = router.topology.capacity_GBps
     paid = sum((capacity[link] * p for link, p in prices.items()), Fraction(0))
-    price_of_pair: dict[_Link, Fraction] = {}
+    price_of_pair: dict[_Link, Fraction] = defaultdict(Fraction)
     for (a, b), p in prices.items():
-        pair = (a, b) if (b, a) not in price_of_pair else (b, a)
-        price_of_pair[pair] = price_of_pair.get(pair, Fraction(0)) + p
+        price_of_pair[(a, b) if (b, a) not in price_of_pair else (b, a)] += p
     classes: dict[tuple[Fraction, Fraction], list[_Link]] = defaultdict(list)
     for pair, p in price_of_pair.items():
         if p:
             classes[limit.algbw_GBps * p / paid, capacity[pair]].append(pair)
     levers = []
-    ordered = sorted(classes.items(), key=lambda item: -item[0][0])
-    for number, ((gain, width), links) in enumerate(ordered):
+    by_gain = sorted(classes.items(), key=lambda item: -item[0][0])
+    for number, ((gain, width), links) in enumerate(by_gain):
         wider = together = None
         peers, alone = {frozenset(links[0])}, True
         if number < _TRIED_LINKS and not effort.is_over("wider links"):
@@ -295,9 +304,11 @@ def _bound_with_wider(
         replace(x, bandwidth_GBps=x.bandwidth_GBps * _WIDER) if {x.src, x.dst} in pairs else x
         for x in router.topology.links
     )
-    widened = router.on(replace(router.topology, links=links))
-    granted = effort.grant(_WIDER_WORK_S, share_of_clock)
-    return find_bounds(collective, widened, granted).single_path.algbw_GBps
+    return find_bounds(
+        collective,
+        router.on(replace(router.topology, links=links)),
+        effort.grant(_WIDER_WORK_S, share_of_clock),
+    ).single_path.algbw_GBps
 
 
 def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:
@@ -307,9 +318,11 @@ def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:
 
     def name_role(a: str, b: str) -> tuple[object, ...]:
         """Return the properties that links of one role share, equal for both orders of the ends."""
-        ends = ((a, b), (b, a))
         return min(
-            ((colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x))) for x, y in ends),
+            (
+                (colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x)))
+                for x, y in ((a, b), (b, a))
+            ),
             key=str,
         )
 
@@ -323,6 +336,7 @@ def _best_algbw(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[
     for schedule, cost in candidates:
         times_s = ((size, cost.time_s(size)) for size in SIZES)
         reached = (size / time_s / 1e9 if time_s else 0.0 for size, time_s in times_s)
-        before = best.get(schedule.strategy, (0.0,) * len(SIZES))
-        best[schedule.strategy] = tuple(map(max, before, reached))
+        best[schedule.strategy] = tuple(
+            map(max, best.get(schedule.strategy, (0.0,) * len(SIZES)), reached)
+        )
     return best

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -55,10 +56,10 @@ class Entry:
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        segments = self.schedule.segments
-        if not 1 <= segments <= MAX_SEGMENTS:
+        if not 1 <= self.schedule.segments <= MAX_SEGMENTS:
             raise InputError(
-                f"plan: an entry has {segments} segments; expected from 1 to {MAX_SEGMENTS}"
+                f"plan: an entry has {self.schedule.segments} segments; expected from 1 to "
+                f"{MAX_SEGMENTS}"
             )
 
     def covers(self, size_bytes: int) -> bool:
@@ -121,17 +122,18 @@ class Plan:
     def _figures(self) -> dict[Entry, tuple[Cost, Fraction]]:
         """The cost of every entry, and its seconds per GB if only bandwidth counted."""
         # Schedules that differ only in segments have the same link loads, which are summed once.
-        by_base: dict[Schedule, list[Entry]] = {}
+        by_base: dict[Schedule, list[Entry]] = defaultdict(list)
         for entry in self.entries:
-            by_base.setdefault(replace(entry.schedule, segments=1), []).append(entry)
+            by_base[replace(entry.schedule, segments=1)].append(entry)
         figures: dict[Entry, tuple[Cost, Fraction]] = {}
         for given, entries in by_base.items():
             base = reroute_unless_in_network(given, self.router)
             piped = bandwidth_s_per_GB(replace(base, segments=2, stepwise=False), self.topology)
             alone = bandwidth_s_per_GB(base, self.topology)
             segments = [entry.schedule.segments for entry in entries]
-            costs = costs_between_gpus(base, self.topology, segments)
-            for entry, m, cost in zip(entries, segments, costs, strict=True):
+            for entry, m, cost in zip(
+                entries, segments, costs_between_gpus(base, self.topology, segments), strict=True
+            ):
                 figures[entry] = cost, piped if m > 1 and not base.stepwise else alone
         return figures
 
@@ -163,21 +165,18 @@ class Plan:
         The gap is 1 - algbw / bound, with the bandwidth-only algbw. It follows from the exact link
         loads on the routes that data takes.
         """
-        return self._gap_to(self.bound_one_way, entry)
+        limit_GBps = self.limit_GBps(entry)
+        return 1 - limit_GBps * self.bound_one_way.s_per_GB if limit_GBps else Fraction(0)
 
     def gap_any_way_of(self, entry: Entry) -> Fraction:
         """Return the same gap as `gap_of`, but to the bound for any use of the links."""
-        return self._gap_to(self.bound, entry)
-
-    def _gap_to(self, bound: Bound, entry: Entry) -> Fraction:
-        needed = self._figures[entry][1]
-        return 1 - bound.s_per_GB / needed if needed else Fraction(0)
+        limit_GBps = self.limit_GBps(entry)
+        return 1 - limit_GBps * self.bound.s_per_GB if limit_GBps else Fraction(0)
 
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(entry.schedule.strategy for entry in self.entries))
-        at_most = f"at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s"
         of = f"{self.collective.name} on {self.topology.name}: {self.collective.spelled_ranks}"
-        return f"<Plan {of}, {labels}, {at_most}>"
+        return f"<Plan {of}, {labels}, at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s>"
 
     def describe(self, size: int | str = "1G") -> str:
         """Format the plan as topo-synth's table, with the prediction for one size.
@@ -258,7 +257,6 @@ class Plan:
             }
             for entry in self.entries
         ]
-        alternatives = [schedules.setdefault(s, len(schedules)) for s in self.alternatives]
         collective, bracketing = self.collective, self.bracketing
         body = {
             "format": FORMAT,
@@ -273,7 +271,7 @@ class Plan:
             "bound": self.bound.to_json(),
             "bound_one_way": self.bound_one_way.to_json(),
             "entries": entries,
-            "alternatives": alternatives,
+            "alternatives": [schedules.setdefault(s, len(schedules)) for s in self.alternatives],
             **({} if bracketing is None else {"reproducible": {"bracketing": bracketing}}),
             "schedules": [schedule.to_json() for schedule in schedules],
             "topology": self.topology.to_json(),
@@ -297,8 +295,7 @@ class Plan:
         cached plans, also if `path` is a symbolic link.
         """
         self.verify()
-        text = _dumps(self.to_json())
-        write_whole(path, text, overwrite=overwrite, follow_links=follow_links)
+        write_whole(path, _dumps(self.to_json()), overwrite=overwrite, follow_links=follow_links)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -341,10 +338,7 @@ class Plan:
             plan = cls._from_json(data, where)
             plan.verify()
         except TopoplanError as error:
-            message = str(error)
-            raise VerificationError(
-                message if message.startswith(f"{where}: ") else f"{where}: {message}"
-            ) from None
+            raise VerificationError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
         return plan
 
     @classmethod
@@ -429,8 +423,9 @@ def _canonical(value: Any) -> Any:
 
 
 def _hash(body: dict[str, Any]) -> str:
-    text = json.dumps(_canonical(body), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(_canonical(body), sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def _dumps(data: dict[str, Any]) -> str:

@@ -161,10 +161,13 @@ class Strategy:
 
         `have_one`: there is a schedule already. `at_bound`: one is at the bound.
         """
-        limit = self.max_ranks_at_bound if at_bound else _ANY
-        limit = min(limit, self.max_ranks, self.max_ranks_beside if have_one else _ANY)
-        names = self.auto_collectives or self.collectives
-        return collective.name in names and collective.ranks <= limit
+        names, ranks = self.auto_collectives or self.collectives, collective.ranks
+        return (
+            collective.name in names
+            and ranks <= self.max_ranks
+            and not (have_one and ranks > self.max_ranks_beside)
+            and not (at_bound and ranks > self.max_ranks_at_bound)
+        )
 
 
 def check_size(name: str, ranks: int, transfers: int) -> None:
@@ -199,21 +202,20 @@ def build_schedule(
     """
     routes: dict[tuple[int, int], int] = {}
     listed: list[tuple[str, ...]] = []
-    rows = []
-    n = len(request.topology.ranks)
+    rows, ranks = [], request.topology.ranks
     for step, src, dst, chunk, op in sends:
         number = routes.get((src, dst))
         if number is None:
-            if not (0 <= src < n and 0 <= dst < n):
+            if not (0 <= src < len(ranks) and 0 <= dst < len(ranks)):
                 raise InputError(
                     f"{name}: a send from rank {src!r} to rank {dst!r}; expected ranks from 0 to "
-                    f"{n - 1}"
+                    f"{len(ranks) - 1}"
                 )
             route = request.router.route(src, dst)
             if route is None:
-                a, b = request.topology.ranks[src], request.topology.ranks[dst]
                 raise InfeasibleError(
-                    f"{name} needs {a} to send to {b}, and only other GPUs lie between them"
+                    f"{name} needs {ranks[src]} to send to {ranks[dst]}, and only other GPUs lie "
+                    "between them"
                 )
             number = routes[src, dst] = len(listed)
             listed.append(route[1:-1])

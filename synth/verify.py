@@ -92,12 +92,12 @@ def _check_form(schedule: Schedule) -> None:
     ranks = np.array(participants)
     _refuse_any(t, ~(np.isin(t.src, ranks) & np.isin(t.dst, ranks)), named)
     _refuse_any(t, t.src == t.dst, "a rank sends to itself")
-    no_such_chunk = (t.chunk < 0) | (t.chunk >= chunks)
-    _refuse_any(t, no_such_chunk, f"no such chunk; chunks are 0 to {chunks - 1}")
+    _refuse_any(
+        t, (t.chunk < 0) | (t.chunk >= chunks), f"no such chunk; chunks are 0 to {chunks - 1}"
+    )
     if not collective.reduces:
         _refuse_any(t, t.op == REDUCE, f"{collective.name} adds nothing up")
-    before = np.concatenate([[0], t.step[:-1]])
-    backwards = (t.step < before) | (t.step >= schedule.steps)
+    backwards = (t.step < np.concatenate([[0], t.step[:-1]])) | (t.step >= schedule.steps)
     _refuse_any(t, backwards, f"steps must not decrease, and be below {schedule.steps}")
 
 
@@ -129,8 +129,11 @@ def replay(schedule: Schedule) -> None:
     t = schedule.transfers
     key = (t.step * schedule.rank_limit + t.dst) * len(schedule.chunks) + t.chunk
     _, write, count = np.unique(key, return_inverse=True, return_counts=True)
-    crowded = (count[write.reshape(-1)] > 1) & (t.op == COPY)
-    _refuse_any(t, crowded, "another transfer writes that chunk at that rank in the same step")
+    _refuse_any(
+        t,
+        (count[write.reshape(-1)] > 1) & (t.op == COPY),
+        "another transfer writes that chunk at that rank in the same step",
+    )
     if schedule.collective.reduces:
         # Chunk by chunk: ranks x ranks counts are in memory at a time, not ranks x ranks x chunks.
         by_chunk = np.argsort(t.chunk, kind="stable")
@@ -244,8 +247,8 @@ def _loads(
         np.array([number[link] for link in pairwise((ranks[a], *route, ranks[b]))])
         for a, b, route in paths
     ]
-    longest = max(map(len, crossed), default=0)
-    exact = np.int64 if max(shares) * len(transfers) * longest < _SAFE else object
+    most = max(shares) * len(transfers) * max(map(len, crossed), default=0)
+    exact = np.int64 if most < _SAFE else object
     share_of = np.array(shares, dtype=exact)
     of_capacity: dict[Fraction, list[int]] = defaultdict(list)
     for link, capacity in topology.capacity_GBps.items():

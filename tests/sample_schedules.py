@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.ir.schedule import Schedule
-from topoplan.synth.ir.transform import reverse
+from topoplan.synth.ir.schedule import Schedule, reverse
 from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on

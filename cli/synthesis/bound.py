@@ -63,7 +63,7 @@ def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
 def run_export(job: SynthRun) -> None:
     """Write the file in the format of --format to the path of -o, or print it."""
     from ...synth.export.formats import export
-    from ...synth.export.nccl_version import NEWEST, parse_nccl_version
+    from ...synth.export.graph_file import NEWEST, parse_nccl_version
     from ...synth.numeric.effort import Effort
 
     args = job.args

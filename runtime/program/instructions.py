@@ -19,7 +19,7 @@ synth/ir/addition_order.py).
 
 With compression messages are bytes: a send encodes its pieces, each in whole blocks of the codec,
 and a received message is decoded to staging before it is used. Encoded values are rounded, by the
-rules of synth/ir/lossy.py.
+rules of synth/ir/addition_order.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rank's messages, tick by tick: their pieces, peers, staging places and encoding.
 
-The rules of encoding are those of synth/ir/lossy.py. A message's pieces are encoded one after the
+The rules of encoding are those of synth/ir/addition_order.py. A message's pieces are encoded one after the
 other, each in whole blocks of the codec.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from ...synth.ir.lossy import END, rounded
+from ...synth.ir.addition_order import END, rounded
 from .instructions import Encode, Span
 from .layout import Layout, Range
 
@@ -244,7 +244,7 @@ class MessageEncoder:
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that finally rounds the sums completed here and not sent since.
 
-        That is the second rule of synth/ir/lossy.py. None if there are no such sums.
+        That is the second rule of synth/ir/addition_order.py. None if there are no such sums.
         """
         schedule, unsent = self.layout.schedule, []
         for c in sorted(self._rounded.copied):

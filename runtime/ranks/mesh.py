@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...synth.place.orders.device_mesh import make_mesh
+from ...synth.place.orders import make_mesh
 from ...synth.place.placement import Placement
 from ...topo.errors import InputError
 

@@ -11,8 +11,7 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ..cost.affine import total_seconds
 from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
-from ..ir.transform import compose
+from ..ir.schedule import Schedule, compose
 from ..request import Request, Send, build_schedule
 
 RING, CHAIN = "ring", "chain"

@@ -9,8 +9,7 @@ Then the weights are rounded to equal trees.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import chain, pairwise
 
@@ -19,7 +18,6 @@ import numpy as np
 from ...topo.errors import InfeasibleError, InputError
 from ..channels.channels import CHAIN
 from ..channels.rounding import find_channels, interleave
-from ..cost.affine import total_seconds
 from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, levels, schedule_of
 from ..ir.schedule import Schedule
@@ -41,16 +39,9 @@ _LOSS = Fraction(5, 1000)
 Parents = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class BinaryTrees:
-    """Trees with equal shares of the buffer; a repeated tree has a share for each repetition."""
-
-    trees: tuple[Parents, ...]
-
-    @property
-    def depth(self) -> int:
-        """The largest number of hops from a root."""
-        return max(max(levels(parents)[0]) for parents in self.trees)
+def find_depth(trees: Iterable[Parents]) -> int:
+    """Return the largest number of hops from a root; 0 without trees."""
+    return max((max(levels(parents)[0]) for parents in trees), default=0)
 
 
 def check_tree(parents: Sequence[int], where: str) -> None:
@@ -71,13 +62,13 @@ def check_tree(parents: Sequence[int], where: str) -> None:
             )
 
 
-def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
-    """Return the allreduce of equal trees, each edge on the hardware's route.
+def schedule_trees(request: Request, trees: Sequence[Parents], name: str) -> Schedule:
+    """Return the allreduce of trees with equal shares, each edge on the hardware's route.
 
     Raise InfeasibleError if an edge has none.
     """
     topology, route, rooted = request.topology, request.router.route, []
-    for parents in trees.trees:
+    for parents in trees:
         edges = list(enumerate(parents))
         up = tuple(None if parent < 0 else route(rank, parent) for rank, parent in edges)
         down = tuple(None if parent < 0 else route(parent, rank) for rank, parent in edges)
@@ -88,24 +79,18 @@ def schedule_trees(request: Request, trees: BinaryTrees, name: str) -> Schedule:
                 "forward"
             )
         rooted.append(RootedTree(parents.index(-1), up, down))
-    shares = (Fraction(1, len(rooted)),) * len(rooted)
-    forest = Forest(tuple(rooted), shares, trees.depth)
+    forest = Forest(tuple(rooted), (Fraction(1, len(rooted)),) * len(rooted), find_depth(trees))
     return schedule_of(forest, request.collective, topology, name)
 
 
-def compute_algbw_GBps(schedule: Schedule, request: Request) -> Fraction:
-    """Return the algbw of trees in GB/s at large sizes, from the exact loads of their links."""
-    return 1 / max(total_seconds(schedule, request.topology).values())
-
-
-def find_binary_trees(request: Request, most: int) -> BinaryTrees:
-    """Return the best equal trees of a search, at most `most`.
+def find_binary_trees(request: Request, most: int) -> tuple[Parents, ...]:
+    """Return the best equal trees of a search, at most `most`; a tree may occur several times.
 
     Raise InfeasibleError if the GPUs are not connected.
     """
     search = _TreeSearch(request)
     search.generate()
-    return BinaryTrees(search.round(most))
+    return search.round(most)
 
 
 class _TreeSearch:
@@ -117,8 +102,7 @@ class _TreeSearch:
     def __init__(self, request: Request) -> None:
         self.request, self.n = request, request.collective.ranks
         self.routes = OwnRoutes(request.router)
-        both = self.routes.exists & self.routes.exists.T
-        if not both.any(axis=1).all():
+        if not (self.routes.exists & self.routes.exists.T).any(axis=1).all():
             raise InfeasibleError(
                 f"topology {request.topology.name!r}: not every GPU has a route to another and back"
             )
@@ -140,8 +124,9 @@ class _TreeSearch:
         for rank, parent in enumerate(parents):
             for u, v in ((rank, parent), (parent, rank)) if parent >= 0 else ():
                 pair = u * self.n + v
-                links = crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]]
-                uses.update(links.tolist())
+                uses.update(
+                    crossed.indices[crossed.indptr[pair] : crossed.indptr[pair + 1]].tolist()
+                )
         self.trees.append(parents)
         self.uses.append(uses)
         return True
@@ -175,8 +160,8 @@ class _TreeSearch:
 
         Ranks are preferably attached near the root.
         """
-        distance = self.routes.distances(prices)
-        distance = distance + distance.T
+        one_way = self.routes.distances(prices)
+        distance = one_way + one_way.T
         np.fill_diagonal(distance, np.inf)
         finite = distance[np.isfinite(distance)]
         scale = float(finite.mean()) if len(finite) else 1.0
@@ -207,8 +192,9 @@ class _TreeSearch:
         shares = self.weights / max(float(self.weights.sum()), 1e-300)
         sets = [_round_to(loads, shares, count) for count in range(1, most + 1)]
         rates = [self._rate(chosen) for chosen in sets]
-        enough = max(rates) * (1 - _LOSS)
-        best = next(chosen for chosen, rate in zip(sets, rates, strict=True) if rate >= enough)
+        best = next(
+            s for s, rate in zip(sets, rates, strict=True) if rate >= max(rates) * (1 - _LOSS)
+        )
         return tuple(self.trees[best[i]] for i in interleave(loads[best]))
 
     def _rate(self, chosen: Sequence[int]) -> Fraction:
@@ -235,8 +221,9 @@ def _round_to(loads: Floats, shares: Floats, count: int) -> list[int]:
     Shares are rounded down, trees are added one by one up to `count`, and then exchanged as long as
     that helps the busiest link.
     """
-    whole = np.floor(shares * count + 1e-9).astype(int)
-    chosen: list[int] = np.repeat(np.arange(len(shares)), whole).tolist()[:count]
+    chosen: list[int] = np.repeat(
+        np.arange(len(shares)), np.floor(shares * count + 1e-9).astype(int)
+    ).tolist()[:count]
     total = loads[chosen].sum(axis=0)
     while len(chosen) < count:
         chosen.append(int(np.argmin((total + loads).max(axis=1))))

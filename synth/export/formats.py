@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from ...topo.errors import InfeasibleError
@@ -13,10 +12,11 @@ from ..bounds.single_path import Bounds, find_bounds
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..request import Request
+from .binary_trees import find_depth
 from .gpu_numbers import number_gpus
-from .nccl_graph import COLLECTIVES, NcclGraphs, find_graphs, write_graphs
+from .graph_file import NEWEST, NcclVersion
+from .nccl_graph import COLLECTIVES, find_graphs, write_graphs
 from .nccl_tuner import write_nccl_tuner
-from .nccl_version import NEWEST, NcclVersion
 from .rccl_env import find_rccl_env, write_rccl_env
 
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
@@ -77,37 +77,24 @@ def export(
     )
     if format == NCCL_GRAPH:
         graphs = find_graphs(request, bounds.single_path, version)
-        return _describe_graphs(graphs, write_graphs(graphs, version), bounds)
-    env = find_rccl_env(request, bounds.single_path)
-    rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
-    figures = _list_figures(rates, bounds, env.fraction) | {"channels": env.channels or None}
-    lines: tuple[str, ...] = (_describe_rates(rates, env.fraction),)
-    if env.trees is not None:
-        count, depth = len(env.trees.trees), env.trees.depth
-        lines += (f"{count} trees, {depth} deep, for {env.channels} channels",)
-    return Export(format, write_rccl_env(env, request), figures, lines, bounds)
-
-
-def _describe_graphs(graphs: NcclGraphs, text: str, bounds: Bounds) -> Export:
-    rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
-    figures = _list_figures(rates, bounds, graphs.fraction) | {"channels": graphs.count}
-    count = f"{graphs.count} channel{'s' * (graphs.count > 1)}; GPUs by {graphs.numbers.source}"
-    return Export(
-        NCCL_GRAPH, text, figures, (_describe_rates(rates, graphs.fraction), count), bounds
-    )
-
-
-def _list_figures(rates: dict[str, Fraction], bounds: Bounds, fraction: Fraction) -> dict[str, Any]:
-    return {
+        text, fraction, channels = write_graphs(graphs, version), graphs.fraction, graphs.count
+        rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
+        more = [f"{channels} channel{'s' * (channels > 1)}; GPUs by {graphs.numbers.source}"]
+    else:
+        env = find_rccl_env(request, bounds.single_path)
+        text, fraction, channels = write_rccl_env(env, request), env.fraction, env.channels
+        rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
+        deep = f"{find_depth(env.trees)} deep, for {channels} channels"
+        more = [f"{len(env.trees)} trees, {deep}"] if env.trees else []
+    figures = {
         "algbw_GBps": {name: float(rate) if rate else None for name, rate in rates.items()},
         "bound_one_way": float(bounds.single_path.algbw_GBps),
         "fraction": float(fraction),
+        "channels": channels or None,
     }
-
-
-def _describe_rates(rates: dict[str, Fraction], fraction: Fraction) -> str:
     listed = ", ".join(
         f"{name} {float(rate):.4g} GB/s algbw" if rate else f"no {name}"
         for name, rate in rates.items()
     )
-    return f"{listed}; {float(fraction):.1%} of the single-path bound"
+    summary = f"{listed}; {float(fraction):.1%} of the single-path bound"
+    return Export(format, text, figures, (summary, *more), bounds)

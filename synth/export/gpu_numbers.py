@@ -14,8 +14,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.graph import Device, Topology
 from ...topo.matrix import ConnectionFinder
 from ...topo.routes import route_links
-from .graph_file import TYPES
-from .nccl_version import NcclVersion
+from .graph_file import TYPES, NcclVersion
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
 # NCCL's types for topoplan's labels that it lacks: direct links, abstract switches, and two bridges
@@ -60,8 +59,9 @@ def number_gpus(topology: Topology) -> GpuNumbers:
         numbers = tuple(number for number in map(read, gpus) if number is not None)
         if len(set(numbers)) == len(gpus):
             return GpuNumbers(numbers, source)
-    source = "the order of the ranks, as the GPUs have no numbers"
-    return GpuNumbers(tuple(range(len(gpus))), source)
+    return GpuNumbers(
+        tuple(range(len(gpus))), "the order of the ranks, as the GPUs have no numbers"
+    )
 
 
 def _name_host(gpu: Device) -> str:

@@ -15,14 +15,15 @@ from ..channels.channels import CHAIN, RING, Channels
 from .graph_file import (
     COLLNET_CHAIN_ID,
     NAMES,
+    NEWEST,
     NVLS_ID,
     RING_ID,
     TREE_ID,
     TYPES,
     GraphFile,
     NcclGraph,
+    NcclVersion,
 )
-from .nccl_version import NEWEST, NcclVersion
 
 # Allowed patterns of the graph with each id, as numbered in NCCL's search.
 PATTERNS = {RING_ID: (4,), TREE_ID: (1, 2, 3), COLLNET_CHAIN_ID: (3,), NVLS_ID: (5,), 4: (6,)}
@@ -69,8 +70,7 @@ def check_graph_file(
     for graph in file.graphs:
         where = f"{file.where}, line {graph.line}: {graph.name}"
         _check_attributes(graph, where, version)
-        for number, channel in enumerate(graph.channels):
-            nets = graph.nets[number]
+        for number, (channel, nets) in enumerate(zip(graph.channels, graph.nets, strict=True)):
             if len(channel) + len(nets) > version.max_children:
                 raise InputError(
                     f"{where}, channel {number}: {len(channel) + len(nets)} GPUs and nets; NCCL "
@@ -129,8 +129,9 @@ def _check_members(channel: tuple[int, ...], expected: set[int], known: bool, wh
     wrong += [f"has {_list_devs(twice)} more than once"] if twice else []
     wrong += [f"lacks {_list_devs(missing)}"] if missing else []
     if wrong:
-        is_foreign = known and unknown
-        hint = "is the file for another machine?" if is_foreign else "NCCL would hang or fail"
+        hint = (
+            "is the file for another machine?" if (known and unknown) else "NCCL would hang or fail"
+        )
         raise InputError(f"{where} {' and '.join(wrong)}; expected every GPU once; {hint}")
 
 
@@ -172,5 +173,4 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
 def make_plain(line: str) -> str:
     """Return a line that is valid in comments of every format: ASCII, without double dashes."""
-    plain = re.sub(r"[^ -~]", "?", line)
-    return re.sub(r"-(?=-)", "", plain)[:_MAX_COMMENT].rstrip("-")
+    return re.sub(r"-(?=-)", "", re.sub(r"[^ -~]", "?", line))[:_MAX_COMMENT].rstrip("-")

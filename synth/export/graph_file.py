@@ -40,7 +40,68 @@ _VALUE_FORM = rf"""(?:"[^"<&]{{0,{_MAX_VALUE_BYTES}}}"|'[^'<&]{{0,{_MAX_VALUE_BY
 _TAG_FORM = re.compile(rf"</{_NAME_FORM}>|<{_NAME_FORM}(?: +{_NAME_FORM}={_VALUE_FORM})* ?/?>")
 _WHOLE = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,18})")
 _REAL = re.compile(r"[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][-+]?[0-9]{1,2})?")
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?(?:-\d{1,3})?")
 _DEV = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[0-9a-fA-F]{1,16}")
+
+
+@dataclass(frozen=True, order=True)
+class NcclVersion:
+    """A version of NCCL, such as 2.27, with the limits of its sources (device.h, topo.h, xml.h)."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def max_channels(self) -> int:
+        """The most channels of a graph: NCCL doubles them without a check of its arrays' size."""
+        return 32 if self >= NcclVersion(2, 25) else 16
+
+    @property
+    def max_elements(self) -> int:
+        """The most XML elements of a graph file."""
+        if self >= NcclVersion(2, 30):
+            return 65536
+        return 4096 if self >= NcclVersion(2, 21) else 1024
+
+    @property
+    def max_children(self) -> int:
+        """The most XML elements below one element."""
+        if self >= NcclVersion(2, 30):
+            return 640
+        return 128 if self >= NcclVersion(2, 21) else 32
+
+    @property
+    def knows_p2c(self) -> bool:
+        """Whether the type P2C is known; older versions read it as LOC."""
+        return self >= NcclVersion(2, 28)
+
+
+OLDEST = NcclVersion(2, 6)
+# The last version whose sources were read; later ones are treated like it.
+NEWEST = NcclVersion(2, 30)
+
+
+def parse_nccl_version(text: str) -> NcclVersion:
+    """Return the version of a text such as 2.27 or 2.27.7-1.
+
+    Raise InputError if the text is not a version, or the version is too old for graph files.
+    """
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        raise InputError(
+            f"{text[:40]}: expected a version of NCCL such as 2.27 or 2.27.7",
+            parameter="nccl_version",
+        )
+    version = NcclVersion(int(match.group(1)), int(match.group(2)))
+    if version < OLDEST:
+        raise InputError(
+            f"{text}: graph files of this form are read by NCCL {OLDEST} and later",
+            parameter="nccl_version",
+        )
+    return version
 
 
 @dataclass(frozen=True)
@@ -135,8 +196,7 @@ def _check_form(text: str, where: str) -> None:
 
     Such are declarations, text, tabs, and spaces around `=`.
     """
-    start = text.removeprefix("\ufeff")
-    if start is not text:
+    if text.startswith("\ufeff"):
         raise InputError(
             f"{where}, line 1: begins with a byte order mark, which NCCL does not read; save it "
             "without"
@@ -190,10 +250,9 @@ def _read_graph(element: Element, notes: dict[str, None]) -> NcclGraph:
             tuple(None if gpu.get("rank") is None else _read_whole(gpu, "rank") for gpu in gpus)
         )
     if any(rank is not None for row in ranks for rank in row):
-        note = (
+        notes[
             "GPUs have ranks, which NCCL 2.30 and later use in every communicator, in spite of dev"
-        )
-        notes[note] = None
+        ] = None
     return NcclGraph(
         id=_read_whole(element, "id"),
         pattern=_read_whole(element, "pattern"),

@@ -2,31 +2,40 @@
 
 NCCL's tuner reads the speeds: for allreduce it computes an algbw of channels * speed * n / (2 (n -
 1)) for rings and of channels * speed / 2 for trees (times .92, as NCCL rates trees lower). With
-speeds from the channels' exact rates it chooses well for each size. NCCL runs as many channels as
-the ring and the tree graph both have, so both get the same number.
+speeds from the channels' exact rates it chooses well for each size. NCCL runs only as many channels
+as both graphs have, so both get the same number, at which both lose little.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import cycle, islice
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
-from ...topo.routes import Router
+from ...topo.routes import Router, route_links
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
-from ..channels.channels import CHAIN, RING, Channels, algbw_GBps, schedule_channels
+from ..channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
+from ..channels.columns import pack_orders
+from ..channels.orders import Orders
+from ..channels.rounding import Rounding, interleave
+from ..forest.machine.routes import OwnRoutes
 from ..ir.collective import Collective
+from ..ir.schedule import Schedule
 from ..numeric.effort import Effort
 from ..request import Request
 from ..verify import verify
-from .channel_counts import Finder, match_counts
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
-from .graph_file import RING_ID, TREE_ID, GraphFile, NcclGraph, read_graph_file
-from .nccl_version import NEWEST, NcclVersion
+from .graph_file import NEWEST, RING_ID, TREE_ID, GraphFile, NcclGraph, NcclVersion, read_graph_file
 
 # Collectives that NCCL runs over rings.
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
@@ -34,6 +43,21 @@ COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
 _PATTERNS = {RING_ID: 4, TREE_ID: 1}
 # Largest relative change of an algbw by the rounding of speeds in the file to 7 digits.
 _TOLERANCE = Fraction(1, 10**5)
+
+
+# Shares of their best rates that a number of channels must keep: for the faster of rings and
+# chains, and for the other.
+_NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
+# Work of rounding, in seconds of an idle core.
+_ROUNDING_WORK_S = 6.0
+# Gain in share for which the faster shape may have another number of channels.
+_WORTH_CHANGING = Fraction(2, 100)
+# (compute capability, GB/s): the largest rate that NCCL's tuner assumes for a tree's channel, since
+# one block of threads copies no faster.
+_CHANNEL_GBps = ((100, 70), (90, 38), (0, 24))
+
+# The channels of each shape, in equal numbers.
+Sized = dict[str, Channels]
 
 
 @dataclass(frozen=True)
@@ -54,37 +78,31 @@ class NcclGraphs:
     bound: Bound
 
     @property
-    def topology(self) -> Topology:
-        """The machine that the channels are for."""
-        return self.router.topology
-
-    @property
     def count(self) -> int:
         """The number of channels of each graph."""
         return max(len(each.orders) for each in (self.rings, self.chains) if each is not None)
 
     @property
-    def best_GBps(self) -> Fraction:
-        """The algbw of the collective in GB/s by the faster of the graphs that serve it."""
-        is_served = self.collective.name == "allreduce"
-        return max(self.ring_GBps, self.chain_GBps) if is_served else self.ring_GBps
-
-    @property
     def fraction(self) -> Fraction:
-        """The share of the single-path bound that the faster of them reaches."""
-        return self.best_GBps / self.bound.algbw_GBps
+        """The share of the single-path bound that the faster graph for the collective reaches."""
+        chain_GBps = self.chain_GBps if self.collective.name == "allreduce" else Fraction(0)
+        return max(self.ring_GBps, chain_GBps) / self.bound.algbw_GBps
 
 
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    The collective is one of COLLECTIVES. Raise InfeasibleError if the GPUs are on several hosts, or
-    no ring or chain exists.
+    The collective is one of COLLECTIVES. Raise InfeasibleError if the GPUs are on several hosts or
+    too many for a file, or no ring or chain exists.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
-    numbers = number_gpus(topology)
-    most = _count_most(n, version)
-    reducing = request.of(Collective("allreduce", n))
+    numbers, reducing = number_gpus(topology), request.of(Collective("allreduce", n))
+    # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
+    most = min(version.max_channels, (version.max_elements - 3) // (2 * (n + 1)))
+    if most < 1 or n > version.max_children:
+        raise InfeasibleError(
+            f"NCCL {version} reads no graph file for {n} GPUs: it would have too many XML elements"
+        )
     finders, reasons = [], []
     for shape, wanted in ((RING, request), (CHAIN, reducing)):
         try:
@@ -104,25 +122,14 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
     )  # fmt: skip
 
 
-def _count_most(ranks: int, version: NcclVersion) -> int:
-    """Return the most channels that a file of two graphs may have.
-
-    Raise InfeasibleError if it may have none.
-    """
-    # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
-    most = min(version.max_channels, (version.max_elements - 3) // (2 * (ranks + 1)))
-    if most < 1 or ranks > version.max_children:
-        raise InfeasibleError(
-            f"NCCL {version} reads no graph file for {ranks} GPUs: it would have too many XML "
-            "elements"
-        )
-    return most
+def measure_algbw(request: Request, schedule: Schedule) -> Fraction:
+    """Return the algbw in GB/s of a schedule at large sizes, after verifying it."""
+    verify(schedule, request.topology)
+    return algbw_GBps(schedule, request.topology)
 
 
 def _compute_algbw(request: Request, channels: Channels) -> Fraction:
-    schedule = schedule_channels(request, channels, f"{channels.shape}s")
-    verify(schedule, request.topology)
-    return algbw_GBps(schedule, request.topology)
+    return measure_algbw(request, schedule_channels(request, channels, f"{channels.shape}s"))
 
 
 def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
@@ -131,8 +138,11 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
     GPUs are named in hexadecimal with 0x, which every version reads in the same way; they have no
     rank, and there is no XML declaration.
     """
-    types = PathTypes(graphs.topology, version)
-    n, lines = graphs.collective.ranks, ['<graphs version="1">', *_write_comment(graphs, version)]
+    topology, lines = (
+        graphs.router.topology,
+        ['<graphs version="1">', _write_comment(graphs, version)],
+    )
+    types = PathTypes(topology, version)
     for number, channels in ((RING_ID, graphs.rings), (TREE_ID, graphs.chains)):
         if channels is None:
             continue
@@ -146,13 +156,16 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
             f'samechannels="{int(len(set(channels.orders)) == 1)}">'
         )
         for order in channels.orders:
-            gpus = (f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order)
-            lines += ["    <channel>", *gpus, "    </channel>"]
+            lines += [
+                "    <channel>",
+                *(f'      <gpu dev="{graphs.numbers.devs[rank]:#x}"/>' for rank in order),
+                "    </channel>",
+            ]
         lines.append("  </graph>")
     text = "\n".join([*lines, "</graphs>", ""])
-    file = read_graph_file(text, f"the graph file for {graphs.topology.name}")
+    file = read_graph_file(text, f"the graph file for {topology.name}")
     check_graph_file(file, graphs.numbers.devs, version, inside=True)
-    _check_rates(graphs, file, n)
+    _check_rates(graphs, file)
     return text
 
 
@@ -165,13 +178,12 @@ def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
     return graphs.ring_GBps * passes * (n - 1) / (n * count)
 
 
-def _check_rates(graphs: NcclGraphs, file: GraphFile, n: int) -> None:
-    for number, claimed in ((RING_ID, graphs.ring_GBps), (TREE_ID, graphs.chain_GBps)):
-        graph = file.find(number)
-        if graph is None:
-            continue
-        name = graphs.collective.name if number == RING_ID else "allreduce"
-        request = Request(Collective(name, n), graphs.topology, Effort(), router=graphs.router)
+def _check_rates(graphs: NcclGraphs, file: GraphFile) -> None:
+    ring, chain = (graphs.collective.name, graphs.ring_GBps), ("allreduce", graphs.chain_GBps)
+    n, router = graphs.collective.ranks, graphs.router
+    for graph in file.graphs:
+        name, claimed = ring if graph.id == RING_ID else chain
+        request = Request(Collective(name, n), router.topology, Effort(), router=router)
         rate = _compute_algbw(request, list_channels(graph, graphs.numbers.rank_of, file.where))
         counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
         if rate != claimed or abs(counted - claimed) > claimed * _TOLERANCE:
@@ -190,8 +202,8 @@ def count_algbw_GBps(graph: NcclGraph, ranks: int) -> Fraction:
     return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2
 
 
-def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
-    topology = graphs.topology
+def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> str:
+    topology = graphs.router.topology
     reached = [
         f"{shape} {float(rate):.4g}"
         for shape, rate, channels in (
@@ -213,4 +225,150 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> list[str]:
         *describe_rates(topology),
         f"dev: {graphs.numbers.source}; only for communicators of just these GPUs",
     ]
-    return ["  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"]
+    return "  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"
+
+
+class Finder:
+    """A finder of equal channels of one shape, in any number, by a single column generation.
+
+    (channels.rounding does the same for one number.)
+    """
+
+    def __init__(self, request: Request, shape: str) -> None:
+        orders = Orders(OwnRoutes(request.router), request.collective)
+        self.shape = shape
+        self._rounding = Rounding(
+            orders, pack_orders(request, [shape], orders), request.effort.extend(_ROUNDING_WORK_S)
+        )
+
+    def find_best(self, most: int) -> Channels:
+        """Return the fewest channels, at most `most`, that lose almost nothing."""
+        return self._name(self._rounding.choose(most))
+
+    def find(self, count: int) -> Channels:
+        """Return the best `count` channels that the search finds."""
+        return self._name(self._rounding.round(count))
+
+    def _name(self, numbers: NDArray[np.int64]) -> Channels:
+        """Return channels in a sequence with balanced prefixes."""
+        return Channels(
+            self.shape,
+            tuple(
+                self._rounding.listed[numbers[i]][1]
+                for i in interleave(self._rounding.loads[numbers])
+            ),
+        )
+
+
+def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Sized:
+    """Return the same number of channels of each shape, at most `most`.
+
+    It is the smallest number at which all shapes are near their best rates.
+    """
+    given = {finder.shape: finder.find_best(most) for finder in finders}
+    matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
+    chosen = matching.size_to(matching.choose_count())
+    # If the slower shape loses much by a number that suits the faster one, its own number may suit
+    # both.
+    for shape, channels in given.items():
+        if matching.find_share(chosen, shape) < _NEAR_SLOWER:
+            own = matching.size_to(most // len(channels.orders) * len(channels.orders))
+            if matching.find_least_share(own) > matching.find_least_share(chosen) + _WORTH_CHANGING:
+                chosen = own if matching.keeps_faster(own) else chosen
+    return chosen
+
+
+class _Matching:
+    """Rings and chains as given, and the algbw of their prefixes and repetitions for allreduce."""
+
+    def __init__(
+        self, request: Request, given: Sized, finders: dict[str, Finder], most: int
+    ) -> None:
+        self._router, self._given, self._finders, self._most = request.router, given, finders, most
+        self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
+        self._by_count = {
+            shape: self._list_rates(channels, most) for shape, channels in given.items()
+        }
+        # Allgather and reduce-scatter only run on rings.
+        self._serving = list(given) if request.collective.name == "allreduce" else [RING]
+
+    def choose_count(self) -> int:
+        """Return the smallest number of channels that loses little.
+
+        If `most` allows, it is large enough that no channel must exceed the rate of a single
+        channel.
+        """
+        faster = [
+            max(self._by_count[shape][k] for shape in self._serving) for k in range(self._most)
+        ]
+        slower = [min(row[k] for row in self._by_count.values()) for k in range(self._most)]
+        fitting = [k for k in range(self._most) if faster[k] >= max(faster) * _NEAR_FASTER]
+        enough = max(slower[k] for k in fitting) * _NEAR_SLOWER
+        fitting = [k for k in fitting if slower[k] >= enough]
+        slow = [
+            k
+            for k in fitting
+            if faster[k] * 2 / (k + 1) <= _max_channel_GBps(self._router.topology)
+        ]
+        return 1 + min(slow or fitting[-1:])
+
+    def size_to(self, count: int) -> Sized:
+        """Return `count` channels of each shape.
+
+        These are the given ones, repeated in turn, or those of a search if they lose less.
+        """
+        out: Sized = {}
+        for shape, channels in self._given.items():
+            orders = channels.orders
+            out[shape] = Channels(shape, tuple(orders[i % len(orders)] for i in range(count)))
+            if self.find_share(out, shape) < _NEAR_FASTER:
+                out[shape] = max(out[shape], self._finders[shape].find(count), key=self._rate)
+        return out
+
+    def _rate(self, channels: Channels) -> Fraction:
+        return self._list_rates(channels, len(channels.orders))[-1]
+
+    def find_share(self, sized: Sized, shape: str) -> Fraction:
+        """Return the share of its best algbw that a shape keeps."""
+        return self._rate(sized[shape]) / max(self._by_count[shape])
+
+    def find_least_share(self, sized: Sized) -> Fraction:
+        """Return the share of its best algbw that the shape with the greatest loss keeps."""
+        return min(self.find_share(sized, shape) for shape in sized)
+
+    def keeps_faster(self, sized: Sized) -> bool:
+        """Return whether the faster shape keeps nearly its best rate."""
+        best = max(max(self._by_count[shape]) for shape in self._serving)
+        return max(self._rate(sized[shape]) for shape in self._serving) >= best * _NEAR_FASTER
+
+    def _list_rates(self, channels: Channels, most: int) -> list[Fraction]:
+        """Return the algbw in GB/s of the first 1, 2, ... `most` channels for allreduce.
+
+        Channels are repeated if there are fewer.
+        """
+        total: Counter[tuple[str, str]] = Counter()
+        n, capacity, rates = channels.ranks, self._router.topology.capacity_GBps, []
+        carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
+        for count, order in enumerate(islice(cycle(channels.orders), most), 1):
+            total.update(self._find_crossed(channels.shape, order))
+            rates.append(
+                min(capacity[link] / times for link, times in total.items()) * count / carried
+            )
+        return rates
+
+    def _find_crossed(self, shape: str, order: Order) -> Counter[tuple[str, str]]:
+        crossed = self._crossed.get((shape, order))
+        if crossed is None:
+            crossed = self._crossed[shape, order] = Counter()
+            for src, dst in list_hops(Channels(shape, (order,))):
+                route = self._router.route(src, dst)
+                assert route is not None, (src, dst)
+                crossed.update(route_links(route))
+        return crossed
+
+
+def _max_channel_GBps(topology: Topology) -> int:
+    """Return the most GB/s that one channel of a tree copies on the slowest of the GPUs."""
+    texts = [str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks]
+    slowest = min((int(text) if text.isdigit() else 0 for text in texts), default=0)
+    return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)

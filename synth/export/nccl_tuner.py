@@ -71,8 +71,7 @@ def read_measured(argument: str, collective: Collective) -> ForcedTimes:
     if parts[0] not in ALGORITHMS or parts[1] not in PROTOCOLS:
         known = f"algorithms are {', '.join(ALGORITHMS)}, protocols {', '.join(PROTOCOLS)}"
         raise InputError(f"{argument[:80]}: {expected}; {known}", parameter="measured")
-    is_number = re.fullmatch(r"[0-9]{1,3}", parts[2])
-    channels = int(parts[2]) if is_number else 0
+    channels = int(parts[2]) if re.fullmatch(r"[0-9]{1,3}", parts[2]) else 0
     if not 1 <= channels <= _MAX_CHANNELS:
         raise InputError(
             f"{argument[:80]}: {parts[2][:20]!r} channels; expected 1 to {_MAX_CHANNELS}",
@@ -169,8 +168,9 @@ def write_nccl_tuner(collective: Collective, topology: Topology, arguments: Sequ
         COLUMNS,
     ]
     rows, start = [], 0
-    ends = [*(size - 1 for size in sizes[1:]), _NO_END]
-    for each, after, end in zip(fastest, [*fastest[1:], None], ends, strict=True):
+    for each, after, end in zip(
+        fastest, [*fastest[1:], None], [*(size - 1 for size in sizes[1:]), _NO_END], strict=True
+    ):
         if each is not after:
             forced = f"{each.algorithm},{each.protocol},{each.channels}"
             rows.append(f"{name},{start},{end},{forced},{nodes},{collective.ranks},-1,-1")

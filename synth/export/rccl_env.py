@@ -17,21 +17,19 @@ from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
-from ..channels.channels import RING, Channels, algbw_GBps, check_order, schedule_channels
+from ..channels.channels import RING, Channels, check_order, schedule_channels
 from ..channels.rounding import find_channels
 from ..ir.collective import Collective
 from ..request import Request
-from ..verify import verify
 from .binary_trees import (
-    BinaryTrees,
     Parents,
     check_tree,
-    compute_algbw_GBps,
     find_binary_trees,
     schedule_trees,
 )
 from .gpu_numbers import number_gpus
 from .graph_check import make_plain
+from .nccl_graph import measure_algbw
 
 RINGS, TREES = "NCCL_RINGS", "RCCL_TREES"
 # Sizes of RCCL's arrays of channels and GPUs, and of its buffer for the text of a tree.
@@ -44,13 +42,13 @@ _NODE = re.compile(r"\((\d{1,3})|\)")
 class RcclEnv:
     """Rings and trees for a machine, and their algbw in GB/s at large sizes.
 
-    Rings or trees are None, and their algbw 0, if there are none.
+    If there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
     """
 
     topology: Topology
     collective: Collective
     rings: Channels | None
-    trees: BinaryTrees | None
+    trees: tuple[Parents, ...]
     ring_GBps: Fraction
     tree_GBps: Fraction
     bound: Bound
@@ -63,7 +61,7 @@ class RcclEnv:
     @property
     def channels(self) -> int:
         """The number of channels that RCCL must run; 0 if it may choose."""
-        count = 0 if self.trees is None else len(self.trees.trees)
+        count = len(self.trees)
         return count and _MAX_CHANNELS // count * count
 
 
@@ -91,26 +89,23 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
     except InfeasibleError:
         if collective.name != "allreduce":
             raise
-    trees = find_binary_trees(request, _MAX_CHANNELS) if collective.name == "allreduce" else None
+    trees = find_binary_trees(request, _MAX_CHANNELS) if collective.name == "allreduce" else ()
     return RcclEnv(
         topology, collective, rings, trees, *_compute_algbw(request, rings, trees), bound
     )
 
 
 def _compute_algbw(
-    request: Request, rings: Channels | None, trees: BinaryTrees | None
+    request: Request, rings: Channels | None, trees: tuple[Parents, ...]
 ) -> tuple[Fraction, Fraction]:
     """Return the algbw of rings and of trees in GB/s, from loads of their verified schedules."""
-    ring_GBps = tree_GBps = Fraction(0)
-    if rings is not None:
-        schedule = schedule_channels(request, rings, "rings")
-        verify(schedule, request.topology)
-        ring_GBps = algbw_GBps(schedule, request.topology)
-    if trees is not None:
-        schedule = schedule_trees(request, trees, "trees")
-        verify(schedule, request.topology)
-        tree_GBps = compute_algbw_GBps(schedule, request)
-    return ring_GBps, tree_GBps
+    none = Fraction(0)
+    return (
+        none
+        if rings is None
+        else measure_algbw(request, schedule_channels(request, rings, "rings")),
+        measure_algbw(request, schedule_trees(request, trees, "trees")) if trees else none,
+    )
 
 
 def write_rccl_env(env: RcclEnv, request: Request) -> str:
@@ -134,17 +129,19 @@ def write_rccl_env(env: RcclEnv, request: Request) -> str:
     if env.rings is not None:
         rings = "|".join(" ".join(map(str, order)) for order in env.rings.orders)
         values.append(f'{RINGS}="{rings}"')
-    if env.trees is not None:
+    if env.trees:
         lines.append(
             f"if both are set RCCL takes {TREES}, and finds rings by itself; NCCL_ALGO=Tree makes "
             "it use the trees"
         )
-        values.append(f'{TREES}="{"|".join(map(write_tree, env.trees.trees))}"')
+        values.append(f'{TREES}="{"|".join(map(write_tree, env.trees))}"')
         values += [f"NCCL_MIN_NCHANNELS={env.channels}", f"NCCL_MAX_NCHANNELS={env.channels}"]
     text = "\n".join([*(f"# {make_plain(line)}" for line in lines), *values, ""])
     where = f"the variables for {env.topology.name}"
-    written = read_rccl_env(text, where, env.collective.ranks)
-    if _compute_algbw(request, *written) != (env.ring_GBps, env.tree_GBps):
+    if _compute_algbw(request, *read_rccl_env(text, where, env.collective.ranks)) != (
+        env.ring_GBps,
+        env.tree_GBps,
+    ):
         raise VerificationError(f"{where} do not say the rings and trees of the search")
     return text
 
@@ -167,8 +164,8 @@ def write_tree(parents: Parents) -> str:
     return "".join(out)
 
 
-def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, BinaryTrees | None]:
-    """Return the rings and trees that lines NAME="value" set; None for an unset variable.
+def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, tuple[Parents, ...]]:
+    """Return the rings and trees that lines NAME="value" set; None or () for an unset variable.
 
     Raise InputError for rings and trees that RCCL would omit or hang on.
     """
@@ -184,8 +181,9 @@ def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, B
         raise InputError(f"{where}: sets neither {RINGS} nor {TREES}")
     rings, trees = (values[name].split("|") if name in values else [] for name in (RINGS, TREES))
     orders = tuple(_read_ring(ring, f"{where}: {RINGS}", ranks) for ring in rings)
-    parents = tuple(read_tree(tree, f"{where}: {TREES}", ranks) for tree in trees)
-    return Channels(RING, orders) if orders else None, BinaryTrees(parents) if parents else None
+    return Channels(RING, orders) if orders else None, tuple(
+        read_tree(tree, f"{where}: {TREES}", ranks) for tree in trees
+    )
 
 
 def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:

@@ -1,16 +1,29 @@
-"""The order of additions, and whether all ranks end with the same bits.
+"""The order of additions, whether all ranks end with the same bits, and effects of rounding.
 
 Floating-point addition commutes but does not associate. If several values reach a chunk at a rank
 in one step, the runtime adds them, the rank's own value included, from the lowest source rank to
 the highest. Under that rule a schedule fixes the expression that each rank ends with; if all of
 them are equal, all ranks agree bitwise. An expression without its numbers is a bracketing of ranks:
 if all chunks have the same one, an element's bits do not depend on its chunk.
+
+With compression on the wire, values are rounded. The runtime follows two rules:
+
+1. A value is rounded when it is sent, and the sender continues with the rounded value itself.
+2. At the end, every receiver of a chunk that is copied anywhere rounds its value of it.
+
+The codecs ensure that rounding a rounded value changes nothing, so forwarding loses nothing more.
+Under these rules the expression that each rank ends with has roundings in it.
+
+Error feedback (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019) adds the error of a
+rounding to the next call's input. If several ranks round the same value, exactly one must feed the
+error back: the others are its echoes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -25,6 +38,8 @@ _SHOWN_CHARACTERS = 64
 # Markers in place of a second operand: for a rank's own contribution, and for a rounded value.
 INPUT, ROUNDED = -1, -2
 _STEP = attrgetter("step")
+# Represents a step in `Rounded.echoes`: the final rounding, of rule 2.
+END = -1
 
 
 def is_uniform(schedule: Schedule) -> bool:
@@ -54,8 +69,8 @@ def find_bracketing(schedule: Schedule) -> str | None:
 
 def shorten_bracketing(bracketing: str) -> str:
     """Return the first characters of a bracketing, for messages."""
-    shown = bracketing[:_SHOWN_CHARACTERS]
-    return shown if shown == bracketing else f"{shown}..."
+    more = "..." if len(bracketing) > _SHOWN_CHARACTERS else ""
+    return bracketing[:_SHOWN_CHARACTERS] + more
 
 
 class Expressions:
@@ -161,21 +176,82 @@ def _adds_before_it_copies(schedule: Schedule) -> bool:
     verifier checks that copies come from ranks that have the chunk.
     """
     t, chunks, n = schedule.transfers, len(schedule.chunks), schedule.rank_limit
-    is_plain = schedule.collective.name == "allreduce" and schedule.collective.has_all_gpus
-    if not is_plain or not len(t):
+    collective = schedule.collective
+    if collective.name != "allreduce" or not collective.has_all_gpus or not len(t):
         return False
     copies, adds = t.op == COPY, t.op == REDUCE
     last_add, first_copy = np.full(chunks, -1), np.full(chunks, np.iinfo(np.int64).max)
     np.maximum.at(last_add, t.chunk[adds], t.step[adds])
     np.minimum.at(first_copy, t.chunk[copies], t.step[copies])
-    times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n)
-    times = times.reshape(chunks, n)
+    times = np.bincount(t.chunk[copies] * n + t.dst[copies], minlength=chunks * n).reshape(-1, n)
     copied_at = np.full((chunks, n), -1)
     copied_at[t.chunk[copies], t.dst[copies]] = t.step[copies]
-    in_order = copied_at[t.chunk[copies], t.src[copies]] < t.step[copies]
     return bool(
         (last_add < first_copy).all()
         and (times <= 1).all()
         and (times.sum(axis=1) == n - 1).all()
-        and in_order.all()
+        and (copied_at[t.chunk[copies], t.src[copies]] < t.step[copies]).all()
     )
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """The effects of rounding on a schedule.
+
+    `uniform`: all receivers of a chunk end with the same expression. `most`: the greatest number of
+    roundings between a rank's contribution and a result. `once`: only contributions and complete
+    sums are rounded, no partial sums. `echoes`: (rank, chunk, step) of the roundings that another
+    rank makes too, or that the same rank made before. `copied`: the chunks that rule 2 applies to.
+    """
+
+    uniform: bool
+    most: int
+    once: bool
+    echoes: frozenset[tuple[int, int, int]]
+    copied: frozenset[int]
+
+
+@lru_cache(maxsize=256)
+def rounded(schedule: Schedule) -> Rounded:
+    """Return the effects of rounding on a schedule in one segment (`Schedule.uncut`).
+
+    Segmentation does not change them.
+    """
+    uniform, once, values, t = True, True, Expressions(), schedule.transfers
+    echoes: set[tuple[int, int, int]] = set()
+    results: set[int] = set()
+    copied = frozenset(t.chunk[t.op == COPY].tolist())
+    roundings: list[tuple[int, int, int]] = []
+    for c, held in enumerate(play(schedule, values, roundings)):
+        receivers = schedule.collective.receivers(schedule.chunks[c])
+        if c in copied:
+            roundings += [(rank, END, held[rank]) for rank in receivers]
+            held |= {rank: values.rounded(held[rank]) for rank in receivers}
+        ends = {held[rank] for rank in receivers}
+        uniform = uniform and len(ends) == 1
+        results |= ends
+        once = once and all(_is_whole(values, value, ends) for _, _, value in roundings)
+        # If one value is rounded several times, the lowest rank's earliest rounding feeds its error
+        # back; final ones come last. Rounding a rounded value has no error.
+        fed_back: set[int] = set()
+        for rank, step, value in sorted(roundings, key=lambda row: (row[0], row[1] == END, row[1])):
+            if value in fed_back or values.operands[value][1] == ROUNDED:
+                echoes.add((rank, c, step))
+            fed_back.add(value)
+        roundings.clear()
+    depths: list[int] = []
+    for a, b in values.operands:
+        below = 0 if b == INPUT else depths[a] if b == ROUNDED else max(depths[a], depths[b])
+        depths.append(below + (b == ROUNDED))
+    return Rounded(
+        uniform,
+        max((depths[value] for value in results), default=0),
+        once,
+        frozenset(echoes),
+        copied,
+    )
+
+
+def _is_whole(values: Expressions, value: int, ends: set[int]) -> bool:
+    """Return whether a value is not a partial sum: an input, already rounded, or a final value."""
+    return values.operands[value][1] < 0 or value in ends or values.rounded(value) in ends

@@ -127,8 +127,9 @@ class Collective:
         The default applies if the collective needs a root and none is given.
         """
         name = spell_collective(name)
-        first = members[0] if members else 0
-        return cls(name, ranks, first if root is None and name in _ROOTED else root, members)
+        if root is None and name in _ROOTED:
+            root = members[0] if members else 0
+        return cls(name, ranks, root, members)
 
     @property
     def has_all_gpus(self) -> bool:

@@ -23,15 +23,14 @@ from functools import cached_property
 from importlib import import_module
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta, Struct
 
-from ...topo.errors import InputError
+from ...topo.errors import InfeasibleError, InputError
 from ...topo.exact import fraction_to_json
 from ...topo.schema import Count, Index, Label, read_as
 from .collective import Chunk, Collective, CollectiveName
-from .transfers import OPS, Op, Transfer, Transfers
-
-__all__ = ["Op", "Schedule", "Transfer", "Transfers"]
+from .transfers import COPY, OPS, REDUCE, Op, Transfer, Transfers
 
 # Limit of a file: the most segments that planning tries.
 MAX_SEGMENTS = 2048
@@ -141,8 +140,8 @@ class Schedule:
     @property
     def uncut(self) -> Schedule:
         """The same schedule in one segment."""
-        is_uncut = self.segments == 1 and not self.stepwise
-        return self if is_uncut else replace(self, segments=1, stepwise=False)
+        is_cut = self.segments > 1 or self.stepwise
+        return replace(self, segments=1, stepwise=False) if is_cut else self
 
     @property
     def ticks(self) -> int:
@@ -162,10 +161,10 @@ class Schedule:
     @cached_property
     def by_step(self) -> tuple[tuple[Transfer, ...], ...]:
         """The transfers of each step, in listing order."""
-        rows: dict[int, list[Transfer]] = defaultdict(list)
+        rows: list[list[Transfer]] = [[] for _ in range(self.steps)]
         for transfer in self.transfers:
             rows[transfer.step].append(transfer)
-        return tuple(tuple(rows[s]) for s in range(self.steps))
+        return tuple(map(tuple, rows))
 
     def __repr__(self) -> str:
         sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
@@ -253,3 +252,54 @@ class Schedule:
             stepwise=fields.stepwise,
             helpers=tuple(fields.helpers),
         )
+
+
+def reverse(schedule: Schedule) -> Schedule:
+    """Return the schedule of the opposite collective on the reversed topology.
+
+    Every transfer is reversed, the last step first, and copies become additions. Allgather becomes
+    reduce-scatter, broadcast reduce, and gather scatter, or the reverse; alltoall stays alltoall
+    (SCCL, section 3.5). Each rank must get each chunk at most once.
+    """
+    opposite, t = schedule.collective.reversed(), schedule.transfers
+    step, routes = schedule.steps - 1 - t.step, [route[::-1] for route in t.routes]
+    return replace(
+        schedule,
+        collective=opposite,
+        chunks=tuple(Chunk(c.share, source=c.target, target=c.source) for c in schedule.chunks),
+        transfers=Transfers(
+            step,
+            t.dst,
+            t.src,
+            t.chunk,
+            np.full(len(t), REDUCE if opposite.reduces else COPY),
+            t.route,
+            routes,
+        ).sorted(),
+        step_s_per_GB=schedule.step_s_per_GB[::-1],
+    )
+
+
+def compose(reduce_scatter: Schedule, allgather: Schedule) -> Schedule:
+    """Return an allreduce: the reduce-scatter, then the allgather.
+
+    Raise InfeasibleError unless both have the same chunks, owned by the same ranks.
+    """
+    if [(c.share, c.target) for c in reduce_scatter.chunks] != [
+        (c.share, c.source) for c in allgather.chunks
+    ]:
+        raise InfeasibleError(
+            "reduce-scatter and allgather cut the buffer differently; they do not make an allreduce"
+        )
+    step, *rest = allgather.transfers.columns
+    later = Transfers.from_columns((step + reduce_scatter.steps, *rest), allgather.transfers.routes)
+    return Schedule(
+        collective=replace(allgather.collective, name="allreduce"),
+        strategy=allgather.strategy,
+        chunks=tuple(Chunk(c.share) for c in allgather.chunks),
+        transfers=Transfers.joined([reduce_scatter.transfers, later]),
+        step_s_per_GB=reduce_scatter.step_s_per_GB + allgather.step_s_per_GB,
+        trees=allgather.trees,
+        depth=allgather.depth,
+        helpers=tuple(sorted({*reduce_scatter.helpers, *allgather.helpers})),
+    )

@@ -54,10 +54,9 @@ class Transfers(Sequence[Transfer]):
         route: ArrayLike,
         routes: Sequence[tuple[str, ...]],
     ) -> None:
-        columns = (
+        self.step, self.src, self.dst, self.chunk, self.op, number = (
             np.asarray(x, dtype=np.int64).reshape(-1) for x in (step, src, dst, chunk, op, route)
         )
-        self.step, self.src, self.dst, self.chunk, self.op, number = columns
         # Equal transfers have equal columns only if routes are listed in one order, each used once.
         used, number = np.unique(number, return_inverse=True)
         self.routes = tuple(sorted({routes[i] for i in used}))
@@ -75,21 +74,18 @@ class Transfers(Sequence[Transfer]):
         if isinstance(rows, Transfers):
             return rows
         numbers: dict[tuple[str, ...], int] = {}
-        columns = zip(
-            *(
-                (
-                    t.step,
-                    t.src,
-                    t.dst,
-                    t.chunk,
-                    OPS.index(t.op),
-                    numbers.setdefault(t.route, len(numbers)),
-                )
-                for t in rows
-            ),
-            strict=True,
-        )
-        return cls.from_columns(tuple(columns) or [()] * 6, list(numbers))
+        listed = [
+            (
+                t.step,
+                t.src,
+                t.dst,
+                t.chunk,
+                OPS.index(t.op),
+                numbers.setdefault(t.route, len(numbers)),
+            )
+            for t in rows
+        ]
+        return cls.from_columns(zip(*listed, strict=True) if listed else [()] * 6, list(numbers))
 
     @classmethod
     def joined(cls, parts: Sequence[Transfers]) -> Transfers:
@@ -148,8 +144,9 @@ class Transfers(Sequence[Transfer]):
         return Transfer(step, src, dst, chunk, OPS[op], self.routes[route])
 
     def __iter__(self) -> Iterator[Transfer]:
-        columns = (column.tolist() for column in self.columns)
-        for step, src, dst, chunk, op, route in zip(*columns, strict=True):
+        for step, src, dst, chunk, op, route in zip(
+            *(column.tolist() for column in self.columns), strict=True
+        ):
             yield Transfer(step, src, dst, chunk, OPS[op], self.routes[route])
 
     def __eq__(self, other: object) -> bool:

@@ -35,8 +35,8 @@ from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
 from ..cost.loads import DirectedLink
 from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule, Transfer, Transfers
-from ..ir.transfers import Op
+from ..ir.schedule import Schedule
+from ..ir.transfers import Op, Transfer, Transfers
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 

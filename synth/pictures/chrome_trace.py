@@ -35,8 +35,10 @@ def write(
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []
     for rank, device in enumerate(ranks):
-        lines.append(_name("process_name", rank, 0, {"name": f"rank {rank} ({device})"}))
-        lines.append(_name("process_sort_index", rank, 0, {"sort_index": rank}))
+        lines += [
+            _name("process_name", rank, 0, {"name": f"rank {rank} ({device})"}),
+            _name("process_sort_index", rank, 0, {"sort_index": rank}),
+        ]
     events: list[dict[str, Any]] = []
     for kind in sorted(times, key=_PLACE.__getitem__):
         channels: dict[tuple[int, int], list[TransferTime]] = defaultdict(list)
@@ -45,9 +47,10 @@ def write(
         for (src, dst), channel in sorted(channels.items()):
             # Some viewers take thread 0 of a process for its main thread, so threads begin at 1.
             thread = 1 + 2 * dst + _PLACE[kind]
-            name = f"to {dst} ({ranks[dst]}), {kind}"
-            lines.append(_name("thread_name", src, thread, {"name": name}))
-            lines.append(_name("thread_sort_index", src, thread, {"sort_index": thread}))
+            lines += [
+                _name("thread_name", src, thread, {"name": f"to {dst} ({ranks[dst]}), {kind}"}),
+                _name("thread_sort_index", src, thread, {"sort_index": thread}),
+            ]
             events += _list_events(channel, thread, kind)
     events.sort(key=lambda event: event["ts"])
     rows = ",\n".join(json.dumps(event, separators=(",", ":")) for event in (*lines, *events))
@@ -60,12 +63,10 @@ def _name(what: str, process: int, thread: int, args: dict[str, Any]) -> dict[st
 
 
 def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> list[dict[str, Any]]:
-    out = []
-    free = 0
+    out, free = [], 0
     for time in sorted(channel, key=lambda x: (x.begin_us, x.tick, x.step, x.chunk, x.segment)):
         begin = max(free, round(time.begin_us * 1000))
         free = max(begin, round(time.end_us * 1000))
-        link = " > ".join(time.route) if time.route else "direct"
         out.append(
             {
                 "ph": "X",
@@ -77,7 +78,7 @@ def _list_events(channel: Sequence[TransferTime], thread: int, kind: str) -> lis
                 "dur": (free - begin) / 1000,
                 "args": {
                     "bytes": round(time.bytes),
-                    "link": link,
+                    "link": " > ".join(time.route) or "direct",
                     "to": time.dst,
                     "step": time.step,
                     "tick": time.tick,
@@ -94,16 +95,18 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
 
     Raise InputError if the schedule has too many transfers to list.
     """
-    topology = plan.topology
-    entry = plan.entry_for(size_bytes)
+    topology, entry = plan.topology, plan.entry_for(size_bytes)
     # Transfers are sent on the hardware's routes, and their times were predicted for these.
     schedule = reroute_unless_in_network(entry.schedule, plan.router)
-    times = predict_times(schedule, topology, size_bytes, host_of(topology))
     about = describe_run(schedule, topology, size_bytes) | {
         "predicted_us": plan.time_s(entry, size_bytes) * 1e6,
         "plan": plan.hash,
     }
-    return write(topology, {PREDICTED: times}, about)
+    return write(
+        topology,
+        {PREDICTED: predict_times(schedule, topology, size_bytes, host_of(topology))},
+        about,
+    )
 
 
 def describe_run(schedule: Schedule, topology: Topology, size_bytes: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..sizes import show_size
-from .drawing import choose_step, draw_text, start_svg
+from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 300
@@ -48,10 +48,9 @@ def draw_curves(
         return x, _TOP + plot_height * (1 - value / top)
 
     lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
+    right = _WIDTH - _RIGHT
     for i in range(round(top / step) + 1):
-        _, y = place(2**low, i * step)
-        lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
+        lines += draw_level(_LEFT, right, place(2**low, i * step)[1], f"{i * step:g}")
     # The labels of sizes must not touch each other.
     every = 4 if high - low > 10 else 2 if high - low > 5 else 1
     for bits in range(math.ceil(low), math.floor(high) + 1):
@@ -61,15 +60,12 @@ def draw_curves(
         if (bits - 2) % every == 0:
             size = show_size(1 << bits)
             lines.append(draw_text(x, _HEIGHT - 22, size, 12, anchor="middle", look="f"))
-    right = _WIDTH - _RIGHT
-    lines.append(draw_text(right, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"))
-    lines.append(draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"))
+    lines += [
+        draw_text(right, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"),
+        draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"),
+    ]
     if limit is not None:
-        _, y = place(2**low, limit[1])
-        lines.append(
-            f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} '
-            f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
-        )
+        lines.append(draw_bound(_LEFT, right, place(2**low, limit[1])[1]))
     for curve in reversed(curves):
         points = [place(size, value) for size, value in curve.points]
         path = " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -91,11 +87,12 @@ def _draw_legend(curves: Sequence[Curve], limit: tuple[str, float] | None) -> li
     entries = [(curve.name, curve.look, "4 3" if curve.dashed else "") for curve in curves]
     if limit is not None:
         entries.append((f"{limit[0]}: {limit[1]:.4g}", "bound", "7 4"))
-    lines = []
-    x = float(_LEFT)
+    lines, x = [], float(_LEFT)
     for name, look, dash in entries:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        lines.append(f'<path class="{look}" stroke-width="2.4"{dashes} d="M{x:.0f} 14h26"/>')
-        lines.append(draw_text(x + 32, 18, name, 12))
+        lines += [
+            f'<path class="{look}" stroke-width="2.4"{dashes} d="M{x:.0f} 14h26"/>',
+            draw_text(x + 32, 18, name, 12),
+        ]
         x += 32 + 7.0 * len(name) + 16
     return lines

@@ -53,6 +53,18 @@ def draw_text(
     return f'<text class="{look}" {attributes}>{quote(text)}</text>'
 
 
+def draw_level(left: float, right: float, y: float, label: str) -> tuple[str, str]:
+    """Return a level line of a diagram, and its label to the left of it."""
+    line = f'<path class="g" d="M{left} {y:.1f}H{right}"/>'
+    return line, draw_text(left - 6, y + 4, label, 12, anchor="end", look="f")
+
+
+def draw_bound(left: float, right: float, y: float) -> str:
+    """Return the dashed line of a bound."""
+    dashes = 'stroke-width="1.8" stroke-dasharray="7 4"'
+    return f'<path class="bound" {dashes} d="M{left} {y:.1f}H{right}"/>'
+
+
 def choose_step(highest: float) -> float:
     """Return a round distance between level lines, for about five of them up to a value."""
     if highest <= 0:

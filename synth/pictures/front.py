@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from ...topo.printable import quote
 from ..ksync.pareto import FEASIBLE, INFEASIBLE, Front, Row
-from .drawing import choose_step, draw_text, start_svg
+from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
 
 # Pixels: the picture and its margins.
 _WIDTH, _HEIGHT = 560, 320
@@ -29,30 +29,29 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
     def place(steps: float, ratio: float) -> tuple[float, float]:
         return _LEFT + width * (steps - first) / (last - first), _TOP + height * (1 - ratio / top)
 
-    lines = start_svg(_WIDTH, _HEIGHT, title, alone=alone)
-    lines.append(draw_text(4, 16, title, 13))
+    right, step = _WIDTH - _RIGHT, choose_step(top)
     axis = "rounds a chunk (R/C): the less, the more bandwidth"
-    lines.append(draw_text(4, _TOP - 10, axis, 12, look="f"))
-    right = _WIDTH - _RIGHT
-    lines.append(draw_text(right, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f"))
     key = "dot: chunks,steps,rounds; circle: another is better; cross: proved impossible"
-    lines.append(draw_text(4, _HEIGHT - 6, key, 11, look="f"))
-    step = choose_step(top)
+    lines = [
+        *start_svg(_WIDTH, _HEIGHT, title, alone=alone),
+        draw_text(4, 16, title, 13),
+        draw_text(4, _TOP - 10, axis, 12, look="f"),
+        draw_text(right, _HEIGHT - 6, "steps (latency)", 12, anchor="end", look="f"),
+        draw_text(4, _HEIGHT - 6, key, 11, look="f"),
+    ]
     for i in range(math.floor(top / step) + 1):
-        _, y = place(first, i * step)
-        lines.append(f'<path class="g" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>')
-        lines.append(draw_text(_LEFT - 6, y + 4, f"{i * step:g}", 12, anchor="end", look="f"))
+        lines += draw_level(_LEFT, right, place(first, i * step)[1], f"{i * step:g}")
     for steps in range(first + 1, last):
         x, _ = place(steps, 0)
         lines.append(draw_text(x, _HEIGHT - 28, str(steps), 12, anchor="middle", look="f"))
     _, y = place(first, least)
-    lines.append(
-        f'<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" d="M{_LEFT} '
-        f'{y:.1f}H{_WIDTH - _RIGHT}"/>'
-    )
-    lines.append(draw_text(_LEFT + 6, y - 6, f"the bound: {front.least_ratio}", 12, look="f"))
-    on_front = sorted(front.front, key=lambda row: row.steps)
-    path = [place(row.steps, float(row.ratio)) for row in on_front]
+    lines += [
+        draw_bound(_LEFT, right, y),
+        draw_text(_LEFT + 6, y - 6, f"the bound: {front.least_ratio}", 12, look="f"),
+    ]
+    path = [
+        place(row.steps, float(row.ratio)) for row in sorted(front.front, key=lambda row: row.steps)
+    ]
     if len(path) > 1:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in path)
         lines.append(f'<path class="plan" stroke-width="2" d="M{corners}"/>')
@@ -66,8 +65,8 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
 
 def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
     title = "<title>" + quote("; ".join(map(_describe_row, rows))) + "</title>"
-    if any(row in front.front for row in rows):
-        label = next(row for row in rows if row in front.front)
+    label = next((row for row in rows if row in front.front), None)
+    if label is not None:
         text = draw_text(x + 8, y - 7, f"{label.chunks},{label.steps},{label.rounds}", 11)
         return f'<circle class="fp" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>{text}'
     if any(row.status == FEASIBLE for row in rows):
@@ -80,6 +79,8 @@ def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
 
 
 def _describe_row(row: Row) -> str:
-    text = f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}"
-    text += ", fewest steps" if row.latency_optimal else ""
-    return text + (", at the bound" if row.bandwidth_optimal else "")
+    fewest = ", fewest steps" if row.latency_optimal else ""
+    best = ", at the bound" if row.bandwidth_optimal else ""
+    return (
+        f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}{fewest}{best}"
+    )

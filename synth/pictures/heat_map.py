@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import permutations
 
 from ...topo.graph import Topology
 from ...topo.printable import quote
@@ -37,17 +38,21 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
     low, high = min(rates.values(), default=0.0), max(rates.values(), default=0.0)
 
     title = f"{topology.name}: GB/s from GPU (row) to GPU (column)"
-    lines = start_svg(width, height, title, alone=alone)
-    lines.append(draw_text(_MARGIN, 20, title, 14))
     declared = "the narrowest link on each pair's route, as declared"
     how = "each pair alone, as measured" if measured else declared
     if len(topology.ranks) > MAX_GPUS:
         how += f"; the first {MAX_GPUS} of {len(topology.ranks)} GPUs"
-    lines.append(draw_text(_MARGIN, 40, how, 12, look="f"))
+    lines = [
+        *start_svg(width, height, title, alone=alone),
+        draw_text(_MARGIN, 20, title, 14),
+        draw_text(_MARGIN, 40, how, 12, look="f"),
+    ]
     for number, name in enumerate(ranks) if is_named else ():
         x, y = left + cell * (number + 0.5), _TOP + cell * (number + 0.5)
-        lines.append(draw_text(x, _TOP - 6, _shorten(name, cell), 11, anchor="middle", look="f"))
-        lines.append(draw_text(left - 8, y + 4, name, 11, anchor="end", look="f"))
+        lines += [
+            draw_text(x, _TOP - 6, _shorten(name, cell), 11, anchor="middle", look="f"),
+            draw_text(left - 8, y + 4, name, 11, anchor="end", look="f"),
+        ]
     for (src, dst), rate in sorted(rates.items()):
         if max(src, dst) >= len(ranks):
             continue
@@ -60,12 +65,10 @@ def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
             f"<title>{tooltip}</title></rect>"
         )
         if is_named:
-            look, half = "on" if share > 0.5 else "t", cell / 2
-            text = draw_text(x + half, y + half + 4, f"{rate:.3g}", 11, anchor="middle", look=look)
-            lines.append(text)
+            x, y, look = x + cell / 2, y + cell / 2 + 4, "on" if share > 0.5 else "t"
+            lines.append(draw_text(x, y, f"{rate:.3g}", 11, anchor="middle", look=look))
     key = f"{low:.4g} (light) to {high:.4g} GB/s (dark)"
-    lines.append(draw_text(_MARGIN, height - 14, key, 12, look="f"))
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    return "\n".join([*lines, draw_text(_MARGIN, height - 14, key, 12, look="f"), "</svg>"]) + "\n"
 
 
 def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
@@ -84,12 +87,10 @@ def _find_measured_GBps(topology: Topology) -> dict[Pair, float]:
 
 def _find_declared_GBps(topology: Topology, count: int) -> dict[Pair, float]:
     router, rates = Router(topology), {}
-    for src in range(count):
-        for dst in range(count):
-            route = router.route(src, dst) if src != dst else None
-            if route is not None:
-                narrowest = min(topology.capacity_GBps[hop] for hop in route_links(route))
-                rates[src, dst] = float(narrowest)
+    for pair in permutations(range(count), 2):
+        route = router.route(*pair)
+        if route is not None:
+            rates[pair] = float(min(topology.capacity_GBps[hop] for hop in route_links(route)))
     return rates
 
 

@@ -82,26 +82,27 @@ def _draw(
     title: str, names: Sequence[str], bars: Sequence[_Bar], end_us: float, alone: bool
 ) -> str:
     left_edge = max(_LEFT, 16 + round(6.4 * max(map(len, names), default=0)))
-    height = _TOP + len(names) * _ROW + _BOTTOM
-    width = max(_MIN_WIDTH, _WIDTH - left_edge - _RIGHT)
-    whole = left_edge + width + _RIGHT
-    lines = start_svg(whole, height, title, alone=alone)
+    bottom, width = _TOP + len(names) * _ROW, max(_MIN_WIDTH, _WIDTH - left_edge - _RIGHT)
+    right = left_edge + width
+    lines = start_svg(right + _RIGHT, bottom + _BOTTOM, title, alone=alone)
     for i in range(6):
-        x = left_edge + width * i / 5
-        lines.append(f'<path class="g" d="M{x:.1f} {_TOP - 4}V{_TOP + len(names) * _ROW}"/>')
-        anchor = "end" if i == 5 else "middle"
-        y, text = _TOP + len(names) * _ROW + 16, show_us(end_us * i / 5)
-        lines.append(draw_text(x, y, text, 11, anchor=anchor, look="f"))
+        x, anchor = left_edge + width * i / 5, "end" if i == 5 else "middle"
+        lines += [
+            f'<path class="g" d="M{x:.1f} {_TOP - 4}V{bottom}"/>',
+            draw_text(x, bottom + 16, show_us(end_us * i / 5), 11, anchor=anchor, look="f"),
+        ]
     for look, x, text in (
         ("add", left_edge, "sends data to add"),
         ("copy", left_edge + 160, "sends data to copy"),
     ):
-        lines.append(f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>')
-        lines[-1] += draw_text(x + 28, 13, text, 11)
+        box = f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
+        lines.append(box + draw_text(x + 28, 13, text, 11))
     for row, name in enumerate(names):
         y = _TOP + row * _ROW
-        lines.append(draw_text(left_edge - 8, y + _ROW / 2 + 4, name, 11, anchor="end", look="f"))
-        lines.append(f'<path class="g" d="M{left_edge} {y + _ROW - 1}H{whole - _RIGHT}"/>')
+        lines += [
+            draw_text(left_edge - 8, y + _ROW / 2 + 4, name, 11, anchor="end", look="f"),
+            f'<path class="g" d="M{left_edge} {y + _ROW - 1}H{right}"/>',
+        ]
     if len(bars) > MAX_BARS:
         bars = _join_bars(bars, end_us / width)
     tracks: dict[int, list[int]] = defaultdict(list)

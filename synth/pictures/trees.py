@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -67,10 +67,9 @@ def draw_flow(topology: Topology, flow: ChunkFlow, *, alone: bool = False) -> st
     lines = start_svg(_WIDTH, height, f"{share:.3g} of the buffer, {last} steps", alone=alone)
     chunks = f" ({flow.chunks} chunks)" if flow.chunks > 1 else ""
     lines.append(draw_text(8, 18, f"{share:.2%} of the buffer{chunks}", 12))
-    near = min((math.dist(a, b) for a, b in combinations(places, 2)), default=math.inf)
-    radius = min(11.0, max(5.0, near / 2.3))
+    radius = min(11.0, max(5.0, _find_least_distance(places) / 2.3))
     drawn = {edge: step for edge, step in flow.edges.items() if edge[2] == "copy" or not is_double}
-    for (src, dst, op), step in sorted(drawn.items(), key=lambda item: item[1]):
+    for (src, dst, op), step in sorted(drawn.items(), key=lambda item: (item[1], item[0])):
         # Earlier steps are stronger.
         strength = 0.45 + 0.55 * (1 - step / last)
         lines += _draw_arrow(places[src], places[dst], radius, op, strength, is_double)
@@ -82,6 +81,10 @@ def draw_flow(topology: Topology, flow: ChunkFlow, *, alone: bool = False) -> st
         size = 11 if radius > 9 else 8
         lines.append(draw_text(x, y + _HEAD + size * 0.36, str(rank), size, anchor="middle"))
     return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _find_least_distance(points: Sequence[_Point]) -> float:
+    return min((math.dist(a, b) for a, b in combinations(points, 2)), default=math.inf)
 
 
 def _spreads_back(flow: ChunkFlow) -> bool:
@@ -105,11 +108,9 @@ def _place_gpus(topology: Topology) -> list[_Point]:
     scale_y = height / high if high else 0.0
     shift_x, shift_y = _PAD if wide else _WIDTH / 2, _PAD if high else _MIN_HEIGHT / 2
     placed = [((x - left) * scale_x + shift_x, (y - top) * scale_y + shift_y) for x, y in points]
-    near = min((math.dist(a, b) for a, b in combinations(placed, 2)), default=math.inf)
     # In one or two rows arrows pass over GPUs, which takes more room than in a grid.
-    in_rows = len({round(y) for _, y in placed}) <= 2
-    is_wide = near >= _MIN_DISTANCE * (2 if in_rows else 1)
-    return placed if is_wide else _place_on_circles(topology)
+    least = _MIN_DISTANCE * (2 if len({round(y) for _, y in placed}) <= 2 else 1)
+    return placed if _find_least_distance(placed) >= least else _place_on_circles(topology)
 
 
 def _place_on_circles(topology: Topology) -> list[_Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import permutations
 from math import ceil
 
@@ -11,8 +12,7 @@ from ortools.sat.python import cp_model
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from .job import AROUND, SPREAD, Ints
-from .loads import TIME
-from .search import Search
+from .loads import TIME, Search
 
 # Most ranks for trying all orders: 40,320 orders.
 MAX_LISTED = 8
@@ -34,17 +34,13 @@ def list_all(search: Search) -> None:
     """Offer all orders of few ranks; for symmetric jobs, those with rank 0 on the first GPU."""
     n = search.job.ranks
     first = [0] if search.is_symmetric and n > 1 else []
-    rest = range(len(first), n)
-    rows = np.array([[*first, *order] for order in permutations(rest)], dtype=np.int64)
+    rows = np.array([[*first, *order] for order in permutations(range(len(first), n))])
     for i in range(0, len(rows), _BATCH):
         search.offer(rows[i : i + _BATCH])
 
 
 class ProofModel:
-    """A CP-SAT model whose solutions are orders better than the best known one.
-
-    `is_exact` is False if values are too large for the model's arithmetic.
-    """
+    """A CP-SAT model whose solutions are orders better than the best known one."""
 
     def __init__(self, search: Search) -> None:
         self.search, self.model = search, cp_model.CpModel()
@@ -68,9 +64,7 @@ class ProofModel:
             if key not in arcs:
                 arcs[key] = self._add_arcs(phase.src, phase.dst)
             self.of_phase.append(arcs[key])
-        self.is_exact = search.best[1] < _MAX_VALUE
-        if self.is_exact:
-            self._add_objective()
+        self._add_objective()
 
     def _add_ranks(self) -> None:
         """Require that every rank has one GPU, and that no two ranks share one."""
@@ -114,16 +108,15 @@ class ProofModel:
 
     def _add_objective(self) -> None:
         loads, model, best = self.search.loads, self.model, self.search.best[1]
-        users: dict[int, list[tuple[int, int]]] = {}
-        for g, h in self.pairs:
-            for link in loads.crossed[g, h].tolist():
+        users: dict[int, tuple[tuple[int, int], ...]] = defaultdict(tuple)
+        for pair in self.pairs:
+            for link in loads.crossed[pair].tolist():
                 if link < len(loads.links):
-                    users.setdefault(link, []).append((g, h))
+                    users[link] += (pair,)
         # If several links are on the same routes, only the slowest counts.
-        heaviest: dict[tuple[tuple[int, int], ...], int] = {}
+        heaviest: dict[tuple[tuple[int, int], ...], int] = defaultdict(int)
         for link, crossing in users.items():
-            key = tuple(crossing)
-            heaviest[key] = max(heaviest.get(key, 0), loads.weights[link])
+            heaviest[crossing] = max(heaviest[crossing], loads.weights[link])
         phases = list(zip(loads.sizes, self.of_phase, strict=True))
         if loads.objective == TIME:
             total: cp_model.LinearExprT = 0
@@ -165,17 +158,15 @@ def prove_best(search: Search, effort: Effort) -> int:
 
     Return a proven lower bound on the values of all orders, in the unit of values.
     """
-    if search.best[0] or any(phase.pattern.shape == SPREAD for phase in search.loads.phases):
+    is_spread = any(phase.pattern.shape == SPREAD for phase in search.loads.phases)
+    if search.best[0] or is_spread or search.best[1] >= _MAX_VALUE:
         return 0
     model = ProofModel(search)
-    if not model.is_exact:
-        return 0
     solver, status = solve(model.model, effort, _SEARCH, varied=True)
-    if status == cp_model.INFEASIBLE:
-        return search.best[1]
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         search.offer(model.read_order(solver)[None, :])
-    if status == cp_model.OPTIMAL:
+    if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
         return search.best[1]
-    bound = ceil(solver.best_objective_bound - _ROUNDING * search.best[1])
-    return max(0, min(search.best[1], bound))
+    return max(
+        0, min(search.best[1], ceil(solver.best_objective_bound - _ROUNDING * search.best[1]))
+    )

@@ -14,8 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from .job import SPREAD, Ints, Job
-from .loads import TIME, OrderLoads
-from .search import Search
+from .loads import TIME, OrderLoads, Search
 from .tiers import Tier, stack_equal
 
 # Orders to evaluate at once: few enough that a move that helps is made soon, and that no more than
@@ -57,18 +56,18 @@ class Improver:
         """
         search, now = self.search, order.copy()
         _, key = search.find_best(now[None, :])
-        helped = True
-        while helped and not search.effort.is_over(_SEARCH):
-            helped = False
+        while not search.effort.is_over(_SEARCH):
             moves = self._list_moves(now)
             for i in range(0, len(moves), self.batch):
                 tried = np.array([self._move(now, move) for move in moves[i : i + self.batch]])
                 row, best = search.find_best(tried)
                 if best < (*key[:2], key[2] * (1 - _MIN_GAIN)):
-                    now, key, helped = tried[row], best, True
+                    now, key = tried[row], best
                     break
                 if search.effort.is_over(_SEARCH):
                     break
+            else:
+                break
         search.offer(now[None, :])
 
     def search_on(self, least: Fraction | int) -> None:
@@ -79,8 +78,7 @@ class Improver:
         while self.search.best[1] > least and not self.search.effort.is_over(_SEARCH):
             shaken = self.search.order
             moves = self._list_moves(shaken)
-            shakes = int(self.chance.integers(2, _MAX_SHAKES))
-            for k in self.chance.integers(0, len(moves), shakes):
+            for k in self.chance.integers(0, len(moves), self.chance.integers(2, _MAX_SHAKES)):
                 shaken = self._move(shaken, moves[int(k)])
             self.improve(shaken)
 
@@ -104,10 +102,9 @@ class Improver:
             drawn = self.chance.integers(0, self.ranks, (_DRAWN, 2))
             # Half of the pairs begin with a rank at the bottleneck, where moves help most.
             drawn[: _DRAWN // 2, 0] = self.chance.choice(self._find_busy_ranks(order), _DRAWN // 2)
-            kinds = self.chance.choice(self.kinds, _DRAWN)
             pairs = [
                 (int(k), 0, int(min(a, b)), int(max(a, b)))
-                for k, (a, b) in zip(kinds, drawn, strict=True)
+                for k, (a, b) in zip(self.chance.choice(self.kinds, _DRAWN), drawn, strict=True)
                 if a != b
             ]
             listed = [listed[k] for k in self.chance.permutation(len(listed))[:_DRAWN]] + pairs
@@ -159,7 +156,7 @@ def keep_hosts_together(search: Search, order: Ints) -> Ints:
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))
-    together = len(begins) <= 1 or int((hosts[1:] != hosts[:-1]).sum()) == len(np.unique(hosts)) - 1
+    together = len(begins) <= 1 or (hosts[1:] != hosts[:-1]).sum() == len(np.unique(hosts)) - 1
     if together or not search.job.is_one_group:
         return order
     tried = []
@@ -196,11 +193,10 @@ def arrange_inside(
 
 def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generator) -> Ints | None:
     """Return the new position of each rank in one part; None if its ranks exchange no messages."""
-    loads, size = search.loads, len(part)
+    loads, size, phases = search.loads, len(part), []
     position_of_gpu = np.full(search.job.ranks, -1, dtype=np.int64)
     position_of_gpu[part] = np.arange(size)
     position = position_of_gpu[order]
-    phases = []
     for phase in loads.phases:
         src, dst = position[phase.src], position[phase.dst]
         within = (src >= 0) & (dst >= 0)
@@ -208,9 +204,8 @@ def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generato
             phases.append(replace(phase, src=src[within], dst=dst[within]))
     if not phases:
         return None
-    routes = replace(loads.routes, crossed=loads.crossed[np.ix_(part, part)])
     inner = Search(
-        OrderLoads(routes, phases, TIME),
+        OrderLoads(replace(loads.routes, crossed=loads.crossed[np.ix_(part, part)]), phases, TIME),
         Job((("positions", size),), ()),
         (),
         np.zeros(size, dtype=np.int64),

@@ -51,8 +51,8 @@ AROUND, PAIRS, LINE, SPREAD = "around", "pairs", "line", "spread"
 WHOLE = "all"
 _DEFAULT_TRAFFIC = "allreduce", 1 << 30
 _PAIR = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=\s*([^=]*?)\s*")
-# Most digits of a size, so that products stay small enough to print.
-_MAX_DIGITS = 9
+# At most nine digits, so that products stay small enough to print.
+_SIZE = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ class Job:
     def list_groups(self, dimension: str) -> Ints:
         """Return the groups of a dimension, one row per group with its ranks in order."""
         names, sizes = zip(*self.dimensions, strict=True)
-        ranks = np.arange(self.ranks, dtype=np.int64).reshape(sizes)
-        axis = names.index(dimension)
-        return np.moveaxis(ranks, axis, -1).reshape(-1, sizes[axis])
+        axis, ranks = names.index(dimension), np.arange(self.ranks, dtype=np.int64)
+        return np.moveaxis(ranks.reshape(sizes), axis, -1).reshape(-1, sizes[axis])
 
     def list_phases(self, target: str) -> list[Phase]:
         """Return the messages of each traffic that sends any, by the algorithms of `target`."""
@@ -131,9 +130,7 @@ class Job:
 
 
 def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pattern:
-    """Return the messages of a collective in a group, by the algorithms of `target`."""
-    if collective not in COLLECTIVES:
-        raise InputError(f"{collective!r} is not placed; expected one of {', '.join(COLLECTIVES)}")
+    """Return the messages in a group of one of COLLECTIVES, by the algorithms of `target`."""
     n, size = ranks, Fraction(size_bytes)
     if n == 1:
         return Pattern(AROUND, (), size)
@@ -160,12 +157,11 @@ def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
     1 GiB. Raise InputError if the texts are malformed or do not fit.
     """
     dimensions = _read_dimensions(job) if job is not None else ((WHOLE, ranks),)
-    product = prod(size for _, size in dimensions)
-    if product != ranks:
-        written = " x ".join(str(size) for _, size in dimensions)
+    sizes = [size for _, size in dimensions]
+    if prod(sizes) != ranks:
         raise InputError(
-            f"{job}: {written} = {product} ranks, and {ranks} GPUs are to have one each; correct "
-            "the sizes, or reserve the GPUs that stay free",
+            f"{job}: {' x '.join(map(str, sizes))} = {prod(sizes)} ranks, and {ranks} GPUs are to "
+            "have one each; correct the sizes, or reserve the GPUs that stay free",
             parameter="job",
         )
     if traffic is not None:
@@ -185,16 +181,17 @@ def _split_pairs(text: str, parameter: str, example: str) -> Iterator[tuple[str,
     for part in text.split(","):
         match = _PAIR.fullmatch(part)
         if match is None:
-            problem = f"{text}: {part!r} is not NAME=VALUE; expected for example {example}"
-            raise InputError(problem, parameter=parameter)
+            raise InputError(
+                f"{text}: {part!r} is not NAME=VALUE; expected for example {example}",
+                parameter=parameter,
+            )
         yield match[1], match[2]
 
 
 def _read_dimensions(text: str) -> tuple[tuple[str, int], ...]:
     sizes: dict[str, int] = {}
     for name, value in _split_pairs(text, "job", "dp=4,tp=2"):
-        is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
-        if not is_number or int(value) == 0:
+        if not _SIZE.fullmatch(value) or int(value) == 0:
             raise InputError(
                 f"{text}: the size of {name} is {value!r}; expected a whole number of at least 1",
                 parameter="job",

@@ -1,4 +1,4 @@
-"""The cost of rank orders: exact loads of links, for many orders at once.
+"""The cost of rank orders: exact loads of links, for many orders at once, and the best order.
 
 An order is the GPU of each rank. The time of a phase is that of its busiest link, its bytes over
 its bandwidth; phases follow each other, so an order's time is the sum over them. The objective
@@ -8,7 +8,7 @@ its bandwidth; phases follow each other, so an order's time is the sum over them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .job import SPREAD, Ints, Phase
+from ..numeric.effort import Effort
+from .job import AROUND, PAIRS, SPREAD, Ints, Job, Phase
 
 # The objectives.
 OBJECTIVES = TIME, BOTTLENECK = "time", "bottleneck"
@@ -24,6 +25,13 @@ OBJECTIVES = TIME, BOTTLENECK = "time", "bottleneck"
 _SAFE = 1 << 61
 # Most numbers in memory while orders are evaluated: 32 MB as int64.
 _MAX_ENTRIES = 4_000_000
+# Seconds of an idle core per number that an evaluation touches, and per evaluation.
+_ENTRY_S, _CALL_S = 2e-8, 1e-4
+# Unevenness per forwarded message: more than that of all links together.
+_FORWARDED = 1e6
+
+# The cost of an order, compared in this order: members apart from their groups, value, unevenness.
+Key = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,9 @@ class OrderLoads:
         if phase.pattern.shape == SPREAD:
             return self._count_shares(phase, orders, row, width)
         crossed = self.crossed[orders[:, phase.src], orders[:, phase.dst]].astype(np.int64) + row
-        counts: Ints = np.bincount(crossed.reshape(-1), minlength=len(orders) * width)
-        counts = counts.reshape(len(orders), width)
+        counts: Ints = np.bincount(crossed.reshape(-1), minlength=len(orders) * width).reshape(
+            len(orders), width
+        )
         counts[:, -1] = 0
         return counts
 
@@ -158,3 +167,63 @@ def _find_unit(phase: Phase) -> int:
     A share is (p - 1) / p of a message, for a group in p parts.
     """
     return lcm(*range(1, len(phase.pattern.sends) + 1))
+
+
+@dataclass
+class Search:
+    """A search over orders, with the best `order` so far and its key `best`.
+
+    `together` are groups (rows of ranks) that must share a host; `host_of` is the host of each GPU.
+    `forwarded[u, v]` is True if other GPUs forward messages from GPU u to v (None if none do);
+    forwarding is avoided if that costs no time.
+    """
+
+    loads: OrderLoads
+    job: Job
+    together: tuple[Ints, ...]
+    host_of: Ints
+    effort: Effort
+    best: Key = (0, 0, 0.0)
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    forwarded: NDArray[np.bool_] | None = None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a symmetry of the job maps any rank to any other; rank 0 may then be fixed."""
+        return all(phase.pattern.shape in (AROUND, PAIRS, SPREAD) for phase in self.loads.phases)
+
+    def evaluate(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
+        """Return the parts of the keys of orders: misplaced members, values, and unevenness.
+
+        Misplaced members are apart from their groups' hosts. Messages that GPUs forward dominate
+        the unevenness.
+        """
+        self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
+        values, uneven = self.loads.values(orders)
+        apart = np.zeros(len(orders), dtype=np.int64)
+        for groups in self.together:
+            hosts = self.host_of[orders[:, groups]]
+            apart += (hosts != hosts[:, :, :1]).sum(axis=(1, 2))
+        return apart, values, uneven + _FORWARDED * self.count_forwarded(orders)
+
+    def find_best(self, orders: Ints) -> tuple[int, Key]:
+        """Return the row of the best order, and its key."""
+        apart, values, uneven = self.evaluate(orders)
+        row = int(np.lexsort((uneven, values, apart))[0])
+        return row, (int(apart[row]), int(values[row]), float(uneven[row]))
+
+    def count_forwarded(self, orders: Ints) -> Ints:
+        """Return the number of messages that go through other GPUs in each order."""
+        count = np.zeros(len(orders), dtype=np.int64)
+        if self.forwarded is not None:
+            for phase in self.loads.phases:
+                count += self.forwarded[orders[:, phase.src], orders[:, phase.dst]].sum(axis=1)
+        return count
+
+    def offer(self, orders: Ints) -> None:
+        """Evaluate orders, and keep the best of them if it is better than all before."""
+        if len(orders):
+            row, key = self.find_best(orders)
+            if not len(self.order) or key < self.best:
+                # A copy, so that the batch does not stay in memory.
+                self.best, self.order = key, orders[row].copy()

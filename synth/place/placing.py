@@ -24,11 +24,10 @@ from ..numeric.effort import USUAL_LIMIT_S, Effort
 from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
 from .improve import Improver, arrange_inside, keep_hosts_together
 from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, Job, Phase, read_job
-from .loads import OBJECTIVES, TIME, OrderLoads, RouteLoads
+from .loads import OBJECTIVES, TIME, OrderLoads, RouteLoads, Search
 from .placement import EQUAL, Placement, Step
 from .proof.bound import choose_parts, find_bound
 from .proof.check import NOTHING, SEARCH, PlaceBound
-from .search import Search
 from .starts import find_rings, offer_starts
 from .tiers import Tier, find_tiers
 
@@ -110,8 +109,9 @@ def place(
         host_of[members] = number
     hosts = [[request.gpus[i] for i in sorted(members)] for members in blocks]
     tiers = find_tiers(request.topology, request.gpus, hosts)
-    routes = _list_loads(request, tiers if target == PLAN else ())
-    loads = OrderLoads(routes, request.phases, objective)
+    loads = OrderLoads(
+        _list_loads(request, tiers if target == PLAN else ()), request.phases, objective
+    )
     # For plans only traffic out of parts counts, so forwarding is no reason against an order.
     forwarded = request.table.forwarded[np.ix_(request.gpus, request.gpus)]
     effort = Effort(time_limit_s)
@@ -188,8 +188,9 @@ def _read(
     if len(left) > MAX_RANKS:
         raise InputError(f"{machine.name}: {len(left)} GPUs; at most {MAX_RANKS} ranks are placed")
     mesh = read_job(job, traffic, len(left))
-    change = Change(without_ranks=tuple(sorted(set(failed))))
-    whole, _ = load_for_planning(degrade(machine, change) if failed else machine)
+    whole, _ = load_for_planning(
+        degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
+    )
     spread = merge_spines(whole)
     merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
     number_of = {gpu: i for i, gpu in enumerate(spread.ranks)}
@@ -253,11 +254,13 @@ def _search(
             offer_starts(search, near)
         return PlaceBound(search.best[1] * loads.seconds_each, NOTHING, {})
     # Inside one group plans and exchanges of all pairs take the same time in every order.
-    is_same = all(phase.pattern.shape in (PAIRS, SPREAD) for phase in request.phases)
-    if job.is_one_group and is_same:
-        return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
-    if job.ranks <= MAX_LISTED:
-        list_all(search)
+    is_same = job.is_one_group and {phase.pattern.shape for phase in request.phases} <= {
+        PAIRS,
+        SPREAD,
+    }
+    if is_same or job.ranks <= MAX_LISTED:
+        if not is_same:
+            list_all(search)
         return PlaceBound(search.best[1] * loads.seconds_each, SEARCH, {})
     starts = offer_starts(search, near)
     search.effort = effort.grant(_RINGS_S)
@@ -266,9 +269,15 @@ def _search(
     improver = Improver(search, near, chance)
 
     def find() -> PlaceBound:
-        unit = search.best[1] * loads.seconds_each
         return find_bound(
-            request.table, request.gpus, tiers, job, request.phases, loads.objective, unit, together
+            request.table,
+            request.gpus,
+            tiers,
+            job,
+            request.phases,
+            loads.objective,
+            search.best[1] * loads.seconds_each,
+            together,
         )
 
     # Since orders are improved only if the bound is not met, 1,024 ranks take 3 to 7 s of a core.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..numeric.circuits import near_circuits
 from .job import Ints, Job
-from .search import Search
+from .loads import Search
 from .tiers import Tier, stack_equal
 
 # Most orders to begin with, which bounds the work for jobs of many dimensions.
@@ -63,8 +63,7 @@ def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
     A position is that of a GPU in the list of nest_gpus. A level is the number of parts of a tier
     in a part of the next coarser one, for tiers of equal parts.
     """
-    sizes = [size for _, size in job.dimensions]
-    levels, before = [], 1
+    sizes, levels, before = [size for _, size in job.dimensions], [], 1
     for size in (*(parts.shape[1] for parts in stack_equal(tiers)), job.ranks):
         if size > before and size % before == 0:
             levels.append(size // before)
@@ -108,8 +107,7 @@ def _find_positions(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Int
     Level by level from the innermost, each dimension takes its factor of the positions.
     """
     coordinates = np.indices(tuple(sizes)).reshape(len(sizes), -1).astype(np.int64)
-    position = np.zeros(coordinates.shape[1], dtype=np.int64)
-    stride = 1
+    position, stride = np.zeros(coordinates.shape[1], dtype=np.int64), 1
     for factors in split:
         for dimension in reversed(range(len(sizes))):
             position += coordinates[dimension] % factors[dimension] * stride
@@ -120,9 +118,8 @@ def _find_positions(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Int
 
 def _list_nestings(job: Job) -> Iterator[Ints]:
     """Yield the ranks listed with each order of the dimensions, whatever the machine's sizes."""
-    sizes = tuple(size for _, size in job.dimensions)
-    ranks = np.arange(job.ranks, dtype=np.int64).reshape(sizes)
-    for axes in islice(permutations(range(len(sizes))), _MAX_NESTINGS):
+    ranks = np.arange(job.ranks, dtype=np.int64).reshape([size for _, size in job.dimensions])
+    for axes in islice(permutations(range(ranks.ndim)), _MAX_NESTINGS):
         yield ranks.transpose(axes).reshape(-1)
 
 
@@ -147,8 +144,7 @@ def find_rings(search: Search) -> list[Ints]:
         orders += [np.array([0, *circuit], dtype=np.int64) for _, circuit in circuits]
         if not begun or search.effort.left_s <= 0:
             break
-        counts = loads.count(loads.phases[0], orders[-len(circuits)][None, :])[0]
-        busy = counts * weights
+        busy = loads.count(loads.phases[0], orders[-len(circuits)][None, :])[0] * weights
         # The fourth power raises hardly any prices but those of the busiest links.
         prices = prices * (1.0 + (busy / busy.max()) ** 4)
         prices /= prices.max()

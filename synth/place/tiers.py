@@ -67,8 +67,10 @@ class TierParts:
     @cached_property
     def mean_log(self) -> Fraction:
         """The mean over the ranks of log(number of ranks in the rank's part), rounded up."""
-        sizes = Counter(len(part.gpus) for part in self.parts)
-        logs = (n * size * log_at_most(size) for size, n in sizes.items())
+        logs = (
+            n * size * log_at_most(size)
+            for size, n in Counter(len(part.gpus) for part in self.parts).items()
+        )
         return sum(logs, Fraction(0)) / self.ranks
 
     def is_within(self, coarser: TierParts) -> bool:
@@ -116,20 +118,13 @@ def measure_part(
     links = [table.links[link] for link in used.tolist()]
     # The end of a link that lies inside the part: its source for "out", else its target.
     near, far = (0, 1) if direction == "out" else (1, 0)
-    capacities = [
-        sum(
-            (
-                topology.capacity_GBps[x]
-                for x in links
-                if x[near] in inside and x[far] not in inside
-            ),
-            Fraction(0),
-        )
-        for inside in insides
-    ]
-    capacity = min(capacities)
-    inside = insides[capacities.index(capacity)]
-    return TierPart(inside, tuple(mine.tolist()), capacity, table.widest_GBps(crossed))
+
+    def sum_capacity(inside: frozenset[str]) -> Fraction:
+        across = (x for x in links if x[near] in inside and x[far] not in inside)
+        return sum((topology.capacity_GBps[x] for x in across), Fraction(0))
+
+    inside = min(insides, key=sum_capacity)
+    return TierPart(inside, tuple(mine.tolist()), sum_capacity(inside), table.widest_GBps(crossed))
 
 
 def find_tiers(
@@ -172,8 +167,9 @@ class _Remains:
         number = {d.id: i for i, d in enumerate(topology.devices)}
         self.size = len(number)
         self.gpus = [number[gpu] for gpu in topology.ranks]
-        ends = [(number[a], number[b]) for a, b in topology.capacity_GBps]
-        self.ends = np.array(ends, dtype=np.int64).reshape(-1, 2)
+        self.ends = np.array(
+            [(number[a], number[b]) for a, b in topology.capacity_GBps], dtype=np.int64
+        ).reshape(-1, 2)
         self.rates = np.array([float(rate) for rate in topology.capacity_GBps.values()])
 
     def label(self, links: NDArray[np.bool_]) -> NDArray[np.int32]:

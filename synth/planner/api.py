@@ -96,8 +96,7 @@ def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None
             f"verify: expected a Schedule, got {type(schedule).__name__}; a Plan has verify() of "
             "its own"
         )
-    machine = topology if isinstance(topology, Topology) else load(topology)
-    verify_schedule(schedule.uncut, machine)
+    verify_schedule(schedule.uncut, topology if isinstance(topology, Topology) else load(topology))
 
 
 def _find_collective(

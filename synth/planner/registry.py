@@ -195,7 +195,6 @@ def _check_schedule(name: str, number: int, schedule: object, request: Request) 
 
 def _describe_failure(error: Exception) -> str:
     """Return one line with an error's type, its first line and where it was raised."""
-    lines = str(error).splitlines()
-    frames = traceback.extract_tb(error.__traceback__)
+    lines, frames = str(error).splitlines(), traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}{f': {lines[0]}' if lines else ''}{where}"

@@ -134,13 +134,19 @@ def synthesize(
     search = _Search(request, auto=auto)
     for strategy in strategies:
         search.run(strategy)
-    costed, bracketing = search.finish(), None
+    costed, bracketing = search.costed, None
+    if not costed:
+        reasons = "; ".join(search.declined.values())
+        raise (TimeLimitError if search.is_timed_out else InfeasibleError)(reasons)
     if reproducible:
         bracketing, costed = choose_bracketing(costed, router, host_of(topology))
-    plan = plan_of(collective, router, bounds, costed, bracketing)
-    seconds = time.monotonic() - started
     return Synthesis(
-        plan, seconds, search.declined, tuple(costed), request.table, tuple(effort.cut_short)
+        plan_of(collective, router, bounds, costed, bracketing),
+        time.monotonic() - started,
+        search.declined,
+        tuple(costed),
+        request.table,
+        tuple(effort.cut_short),
     )
 
 
@@ -151,7 +157,7 @@ class _Search:
         self.request, self.auto = request, auto
         self.costed: Costed = []
         self.declined: dict[str, str] = {}
-        self._timed_out = False
+        self.is_timed_out = False
         self._at_bound: bool | None = None
 
     def run(self, strategy: Strategy) -> None:
@@ -175,11 +181,12 @@ class _Search:
             quick_s = strategy.quick_work_s if self.request.quick else None
             effort = effort.grant(quick_s or strategy.work_s, _STRATEGY_CLOCK)
         try:
-            schedules = strategy(replace(self.request, effort=effort))
-            self.costed += cost_all(self.request.router, schedules)
+            self.costed += cost_all(
+                self.request.router, strategy(replace(self.request, effort=effort))
+            )
         except (InfeasibleError, TimeLimitError) as error:
             self.declined[name] = str(error)
-            self._timed_out = self._timed_out or isinstance(error, TimeLimitError)
+            self.is_timed_out |= isinstance(error, TimeLimitError)
         except TopoplanError as error:
             # A fault of a user's strategy does not prevent auto from planning with the others.
             if not self.auto or name in STRATEGIES:
@@ -189,16 +196,6 @@ class _Search:
         # Only the first strategy decides this: later ones are omitted if it reached the bound.
         if self._at_bound is None:
             self._at_bound = self._reaches_bound()
-
-    def finish(self) -> Costed:
-        """Return all schedules with their costs.
-
-        Raise InfeasibleError or TimeLimitError if there are none.
-        """
-        if not self.costed:
-            reasons = "; ".join(self.declined.values())
-            raise TimeLimitError(reasons) if self._timed_out else InfeasibleError(reasons)
-        return self.costed
 
     def _reaches_bound(self) -> bool:
         """Return whether a pipelined schedule is at the bound (within AT_BOUND)."""
@@ -221,8 +218,12 @@ def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
     for given, segments in segments_of.items():
         base = reroute_unless_in_network(given, router)
         verify(base, router.topology)
-        costs = costs_between_gpus(base, router.topology, segments)
-        out += [(replace(base, segments=m), c) for m, c in zip(segments, costs, strict=True)]
+        out += [
+            (replace(base, segments=m), c)
+            for m, c in zip(
+                segments, costs_between_gpus(base, router.topology, segments), strict=True
+            )
+        ]
     return out
 
 

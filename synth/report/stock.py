@@ -16,9 +16,8 @@ from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
 from ..cost.simulate import MAX_GROUPS
 from ..ir.collective import Chunk, Collective
-from ..ir.schedule import Schedule
+from ..ir.schedule import Schedule, compose
 from ..ir.transfers import Op
-from ..ir.transform import compose
 from ..numeric.effort import Effort
 from ..request import Request, Send, build_schedule, segment_counts
 

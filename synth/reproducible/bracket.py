@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import networkx as nx
@@ -61,11 +62,8 @@ def measure_closeness(routes: OwnRoutes) -> Floats:
     and the diagonal are 0.
     """
     distance = routes.distances(1 / routes.capacity)
-    with np.errstate(divide="ignore"):
-        close: Floats = np.where(
-            np.isfinite(distance + distance.T), 1 / (distance + distance.T), 0.0
-        )
-    np.fill_diagonal(close, 0.0)
+    np.fill_diagonal(distance, np.inf)
+    close: Floats = 1 / (distance + distance.T)
     return close
 
 
@@ -82,26 +80,25 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
         members = [list_leaves(group) for group in groups]
         order = list(range(len(groups)))
         chance.shuffle(order)
-        for place, i in enumerate(order):
-            for j in order[place + 1 :]:
-                near = close[np.ix_(members[i], members[j])]
-                # The nearest pair of members counts most; small groups are preferred so that none
-                # is left behind for long.
-                weight = (
-                    float(near.max())
-                    * (1 + float((near > 0).mean()) / 8)
-                    * (1 + chance.random() / 64)
-                )
-                if weight > 0:
-                    graph.add_edge(i, j, weight=weight / (len(members[i]) + len(members[j])))
+        for i, j in combinations(order, 2):
+            near = close[np.ix_(members[i], members[j])]
+            # The nearest pair of members counts most; small groups are preferred so that none
+            # is left behind for long.
+            weight = (
+                float(near.max()) * (1 + float((near > 0).mean()) / 8) * (1 + chance.random() / 64)
+            )
+            if weight > 0:
+                graph.add_edge(i, j, weight=weight / (len(members[i]) + len(members[j])))
         pairs = nx.max_weight_matching(graph, maxcardinality=True)
         joined = {i for pair in pairs for i in pair}
         if not joined:  # connected only through other GPUs: any order will do
             groups = [(groups[0], groups[1]), *groups[2:]]
             continue
         ordered = sorted((min(pair), max(pair)) for pair in pairs)
-        left = [group for i, group in enumerate(groups) if i not in joined]
-        groups = [*((groups[i], groups[j]) for i, j in ordered), *left]
+        groups = [
+            *((groups[i], groups[j]) for i, j in ordered),
+            *[group for i, group in enumerate(groups) if i not in joined],
+        ]
     return groups[0]
 
 
@@ -111,8 +108,8 @@ def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
     linked = close > 0
     while len(groups) > 1:
         pairs = [(i, j) for i in range(len(groups)) for j in range(i)]
-        near = [(i, j) for i, j in pairs if _are_linked(groups[i], groups[j], linked)] or pairs
-        i, j = chance.choice(near)
+        near = [(i, j) for i, j in pairs if _are_linked(groups[i], groups[j], linked)]
+        i, j = chance.choice(near or pairs)
         groups = [
             (groups[j], groups[i]),
             *(group for k, group in enumerate(groups) if k not in (i, j)),
@@ -122,15 +119,12 @@ def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
 
 def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Bracket:
     """Return the bracketing with one random part moved next to a random part linked to it."""
-    parts = [part for part in _list_parts(bracket) if part is not bracket]
-    moved = chance.choice(parts)
+    moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)
-    linked = close > 0
     targets = _list_parts(rest)
-    target = chance.choice(
-        [part for part in targets if _are_linked(part, moved, linked)] or targets
-    )
-    return _join_at(rest, target, moved)
+    linked = close > 0
+    near = [part for part in targets if _are_linked(part, moved, linked)]
+    return _join_at(rest, chance.choice(near or targets), moved)
 
 
 def _are_linked(a: Bracket, b: Bracket, linked: NDArray[np.bool_]) -> bool:

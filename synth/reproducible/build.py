@@ -1,23 +1,29 @@
 """Candidates for reproducible plans, and the choice of the one bracketing of a plan.
 
 Levels come first. If they are far from the bound, one tree over which everything is added up and
-searched bracketings are offered too.
+searched bracketings are offered too. In the search several bracketings are fitted; then the best
+one is varied until the allowed work is done.
 """
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import log
+from math import log, prod
+
+import numpy as np
 
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..cost.affine import Cost, bandwidth_s_per_GB
 from ..cost.host_costs import HostCosts
+from ..cost.loads import computes_in_network
 from ..cost.segmentation import families, fastest, reroute_unless_in_network
+from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import levels as tree_levels
 from ..ir.addition_order import find_bracketing
 from ..ir.schedule import Schedule
@@ -29,9 +35,16 @@ from ..request import (
     segment_counts,
     whole,
 )
-from .bracket import parse_bracket
+from .bracket import (
+    Bracket,
+    grow_bracket,
+    match_brackets,
+    measure_closeness,
+    parse_bracket,
+    vary_bracket,
+)
+from .fitting import NAME, Fitting
 from .levels import build_levels
-from .search import search_brackets
 
 Costed = list[tuple[Schedule, Cost]]
 # Fraction of the bound above which levels are good enough and no other bracketing is searched for.
@@ -45,6 +58,16 @@ _PLAYED_TRANSFERS = 20_000
 # Maximum number of ranks tried as the root of one tree, up to rounding.
 _ROOTS = 16
 ONE_TREE = "one-tree"
+# Above this, bracketings are not searched for, and only levels remain.
+_MAX_SEARCHED = 64
+# Number of bracketings that are matched, and grown at random, before the best is varied.
+_SEEDS, _GROWN = 4, 8
+# Turns of column generation per bracketing, and for the best one at the end.
+_TURNS, _LAST_TURNS = 60, 200
+# A bracketing that takes at most this many times the bound ends the search.
+_NEAR = 1.002
+# A bracketing is better if it takes less than this fraction of the best time.
+_BETTER = 0.999
 
 
 def build_reproducible(request: Request) -> list[Schedule]:
@@ -52,26 +75,22 @@ def build_reproducible(request: Request) -> list[Schedule]:
 
     `choose_bracketing` drops those that have none. Raise InfeasibleError if no schedule is found.
     """
-    levels = build_levels(request)
-    bases = {schedule.uncut: find_bracketing(schedule.uncut) for schedule in levels}
-    trees: list[Schedule] = []
-    if request.bound is not None:
-        bracketed = (base for base, text in bases.items() if text is not None)
-        enough = request.bound_GBps * _GOOD
-        if any(_compute_rate(request, base) >= enough for base in bracketed):
-            return levels
+    built = build_levels(request)
+    bracketed = [base for base in dict.fromkeys(s.uncut for s in built) if find_bracketing(base)]
+    enough = request.bound_GBps * _GOOD
+    if any(_compute_rate(request, base) >= enough for base in bracketed):
+        return built
     try:
-        trees = _build_one_tree(request)
-        bases |= {schedule.uncut: find_bracketing(schedule.uncut) for schedule in trees}
+        built += _build_one_tree(request)
     except InfeasibleError as error:
         request.say(str(error))
+    texts = dict.fromkeys(find_bracketing(schedule.uncut) for schedule in built)
     try:
-        given = [parse_bracket(text) for text in dict.fromkeys(bases.values()) if text is not None]
-        return levels + trees + search_brackets(request, given)
+        return built + search_brackets(request, [parse_bracket(text) for text in texts if text])
     except InfeasibleError:
-        if not levels + trees:
+        if not built:
             raise
-        return levels + trees
+        return built
 
 
 def _build_one_tree(request: Request) -> list[Schedule]:
@@ -94,7 +113,6 @@ def _build_one_tree(request: Request) -> list[Schedule]:
             f"{ONE_TREE}: the parts of {n} ranks take more transfers than are planned for"
         )
     depth, height = tree_levels(parents)
-    top = max(height)
     sends: list[Send] = []
     for c, chunk in enumerate(chunks):
         sends += [
@@ -108,7 +126,9 @@ def _build_one_tree(request: Request) -> list[Schedule]:
         while rank >= 0:
             into.append(rank)
             rank = parents[rank]
-        sends += [(top + depth[r] - 1, parents[r], r, c, "copy") for r in into if parents[r] >= 0]
+        sends += [
+            (max(height) + depth[r] - 1, parents[r], r, c, "copy") for r in into if parents[r] >= 0
+        ]
     schedule = build_schedule(request, ONE_TREE, chunks, sends, trees=1)
     return [replace(schedule, segments=m) for m in segment_counts(len(chunks))]
 
@@ -139,8 +159,95 @@ def _compute_rate(request: Request, base: Schedule) -> Fraction:
 
     Every transfer takes the hardware's route.
     """
-    sent = reroute_unless_in_network(base, request.router)
-    return 1 / bandwidth_s_per_GB(replace(sent, segments=2), request.topology)
+    return 1 / bandwidth_s_per_GB(
+        replace(reroute_unless_in_network(base, request.router), segments=2), request.topology
+    )
+
+
+def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
+    """Return schedules in the best bracketing found: for large messages, and a tree for small ones.
+
+    `given` are bracketings to try too. Raise InfeasibleError if there are too many ranks, or if
+    switches compute.
+    """
+    n = request.collective.ranks
+    if n > _MAX_SEARCHED:
+        raise InfeasibleError(
+            f"{NAME}: bracketings of {n} ranks are not searched for; at most {_MAX_SEARCHED}"
+        )
+    if computes_in_network(request.topology):
+        raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
+    best = _search(request, given, OwnRoutes(request.router))
+    best.add_low_columns()
+    schedules = [best.build(request, fit) for fit in best.list_cuts()]
+    return [
+        *(cut for schedule in schedules for cut in _cut(schedule)),
+        *_build_small(request, best),
+    ]
+
+
+def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fitting:
+    close = measure_closeness(routes)
+    chance = random.Random(0)
+    enough_s = 0.0 if request.bound is None else float(request.bound.s_per_GB) * _NEAR
+    best: Fitting | None = None
+    reason: InfeasibleError | None = None
+    seen: set[str] = set()
+    tries = [*given, *(match_brackets(close, seed) for seed in range(_SEEDS))]
+    tries += [grow_bracket(close, chance) for _ in range(_GROWN)]
+    while best is None or best.seconds > enough_s:
+        if tries:
+            bracket = tries.pop(0)
+        elif best is not None:
+            bracket = vary_bracket(best.embedding.bracket, close, chance)
+        else:
+            break
+        if repr(bracket) in seen:
+            if len(seen) > 1 and len(seen) >= _count_small(routes.ranks):
+                break
+            request.effort.spend(1e-3)
+            if request.effort.is_over(NAME):
+                break
+            continue
+        seen.add(repr(bracket))
+        fitting = Fitting(bracket, request.collective, routes)
+        try:
+            fitting.run(request.effort, _TURNS, np.inf if best is None else best.seconds * _BETTER)
+        except InfeasibleError as error:
+            reason = error
+        else:
+            if best is None or fitting.seconds < best.seconds * _BETTER:
+                best = fitting
+                request.say(f"{NAME}: {1 / best.seconds:.4g} GB/s with {len(seen)} bracketings")
+        if request.effort.is_over(NAME):
+            break
+    if best is None:
+        raise reason or InfeasibleError(f"{NAME}: no bracketing was found in time")
+    best.run(request.effort.grant(4.0), _LAST_TURNS)
+    return best
+
+
+def _count_small(n: int) -> int:
+    """Return the number of bracketings of n ranks; above 7 ranks, a number never reached."""
+    return prod(2 * k - 3 for k in range(3, min(n, 7) + 1))
+
+
+def _cut(schedule: Schedule) -> list[Schedule]:
+    return [replace(schedule, segments=m) for m in segment_counts(schedule.trees or 1)]
+
+
+def _build_small(request: Request, fitting: Fitting) -> list[Schedule]:
+    """Return the schedules of a single chunk in the fewest steps found, for small messages.
+
+    The result is empty for reduce-scatter.
+    """
+    if fitting.is_apart:
+        return []
+    distance = np.where(fitting.routes.exists, 1.0, np.inf)
+    np.fill_diagonal(distance, 0.0)
+    column = min(fitting.list_columns(distance), key=lambda column: column.steps)
+    sends = [(step, src, dst, 0, op) for step, src, dst, op in column.moves]
+    return _cut(build_schedule(request, NAME, whole(request.collective), sends, trees=1))
 
 
 def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:
@@ -149,13 +256,9 @@ def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) ->
     Only bracketings that are nearly the fastest at large sizes are compared, by the mean logarithm
     of the predicted time. Raise InfeasibleError if no schedule has a bracketing.
     """
-    text_of = {
-        base: find_bracketing(base)
-        for base in dict.fromkeys(schedule.uncut for schedule, _ in costed)
-    }
     by_text: dict[str, Costed] = defaultdict(list)
     for schedule, cost in costed:
-        text = text_of[schedule.uncut]
+        text = find_bracketing(schedule.uncut)
         if text is not None:
             by_text[text].append((schedule, cost))
     if not by_text:
@@ -165,8 +268,8 @@ def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) ->
             parameter="strategy",
         )
     rates = {
-        text: _find_limit_GBps([base for base, t in text_of.items() if t == text], router.topology)
-        for text in by_text
+        text: _find_limit_GBps([schedule for schedule, _ in rows], router.topology)
+        for text, rows in by_text.items()
     }
     fast = [text for text in by_text if rates[text] >= max(rates.values()) * _NEARLY]
     best = min(fast, key=lambda text: _score(by_text[text], router, host))
@@ -184,7 +287,5 @@ def _score(costed: Costed, router: Router, host: HostCosts | None) -> float:
 
 def _find_limit_GBps(schedules: Sequence[Schedule], topology: Topology) -> Fraction:
     """Return the highest algbw in GB/s that any of the schedules approaches at large sizes."""
-    return max(
-        1 / bandwidth_s_per_GB(replace(schedule.uncut, segments=2), topology)
-        for schedule in schedules
-    )
+    bases = {replace(schedule.uncut, segments=2) for schedule in schedules}
+    return max(1 / bandwidth_s_per_GB(base, topology) for base in bases)

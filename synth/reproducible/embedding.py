@@ -88,8 +88,12 @@ class Embedding:
                 continue
             else:
                 second, first = numbers.pop(), numbers.pop()
-                ranks = np.concatenate([self.nodes[first].ranks, self.nodes[second].ranks])
-                self.nodes.append(_Node(ranks, (first, second)))
+                self.nodes.append(
+                    _Node(
+                        np.concatenate([self.nodes[first].ranks, self.nodes[second].ranks]),
+                        (first, second),
+                    )
+                )
             numbers.append(len(self.nodes) - 1)
 
     @cached_property
@@ -100,9 +104,6 @@ class Embedding:
         """
         lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
         return bool((~self.routes.exists).sum() > self.routes.ranks or lengths.max(initial=0) <= 1)
-
-    # -- the cheapest columns
-    # ------------------------------------------------------------------------------------
 
     def price(self, distance: Floats) -> Floats:
         """Compute and return the least cost of the whole sum at each rank.
@@ -166,15 +167,13 @@ class Embedding:
         the sum stays at `end`.
         """
         moves: list[Move] = []
-        n = self.routes.ranks
         # The first step in which a rank may receive another value, or send its own.
-        free, ready = [0] * n, [0] * n
+        free, ready = [0] * self.routes.ranks, [0] * self.routes.ranks
 
         def send(path: list[int], op: Op) -> None:
             """Move a value along a path; at its end, add it (reduce) or store it (copy)."""
             for src, dst in pairwise(path):
-                is_last = dst == path[-1]
-                adds = is_last and op == "reduce"
+                adds = op == "reduce" and dst == path[-1]
                 step = max(ready[src], ready[dst] if adds else free[dst])
                 moves.append((step, src, dst, "reduce" if adds else "copy"))
                 free[src] = step

@@ -61,7 +61,12 @@ class Fitting:
     """
 
     def __init__(self, bracket: Bracket, collective: Collective, routes: OwnRoutes) -> None:
-        self.collective, self.routes = collective, routes
+        self.collective, self.routes, n = collective, routes, collective.ranks
+        # In a reduce-scatter the buffer has a part per rank, else only one.
+        self.is_apart = collective.name == "reduce-scatter"
+        self.parts = n if self.is_apart else 1
+        # The ranks at which sums may end.
+        self.ends = [collective.root or 0] if collective.name == "reduce" else list(range(n))
         self.embedding = Embedding(bracket, routes)
         self.uses: dict[Column, Counter[int]] = {}
         self.prices: Floats = 1 / routes.capacity / len(routes.capacity)
@@ -71,27 +76,13 @@ class Fitting:
         self.fit: Fit | None = None
 
     @property
-    def parts(self) -> int:
-        """Return the number of parts of the buffer: one per rank in a reduce-scatter, else 1."""
-        return self.collective.ranks if self.collective.name == "reduce-scatter" else 1
-
-    @property
     def seconds(self) -> float:
         """Return the columns' time in seconds per GB of buffer; infinity before there are any."""
         return np.inf if self.fit is None else self.fit.seconds
 
-    @property
-    def ends(self) -> list[int]:
-        """Return the ranks at which sums may end."""
-        return (
-            [self.collective.root or 0]
-            if self.collective.name == "reduce"
-            else list(range(self.collective.ranks))
-        )
-
     def group_of(self, column: Column) -> int:
         """Return the number of the part that a column carries."""
-        return column.end if self.collective.name == "reduce-scatter" else 0
+        return column.end if self.is_apart else 0
 
     def run(self, effort: Effort, turns: int, beaten_s: float = np.inf) -> Fit:
         """Generate columns until they are near the optimum, for at most `turns` more turns.
@@ -99,23 +90,18 @@ class Fitting:
         Stop early if the effort is spent, or once it is proved that this bracketing takes more than
         `beaten_s` seconds per GB. Raise InfeasibleError if there are no columns.
         """
-        parts = self.parts
-        apart = self.collective.name != "allreduce"
-        smooth = self.prices
+        n, smooth = self.collective.ranks, self.prices
+        tree_s = n * (_TREE_S + _TREE_ENTRY_S * n * n) if self.collective.name == "allreduce" else 0
         for _ in range(turns):
             if self.uses and effort.is_over(NAME):
                 break
             smooth = _SMOOTH * smooth + (1 - _SMOOTH) * self.prices
             fresh = self._price(smooth) or self._price(self.prices)
-            n = self.collective.ranks
-            effort.spend(
-                _TURN_S
-                + n * _PRICING_RANK_S
-                + (0.0 if apart else n * (_TREE_S + _TREE_ENTRY_S * n * n))
-            )
+            effort.spend(_TURN_S + n * _PRICING_RANK_S + tree_s)
+            least_s = self.least_s / self.parts
             if self.fit is not None:
-                self.fit.least_s = self.least_s / parts
-            if not fresh or self.least_s / parts > beaten_s:
+                self.fit.least_s = least_s
+            if not fresh or least_s > beaten_s:
                 break
             for column in fresh:
                 self.uses[column] = self._count_uses(column)
@@ -128,9 +114,7 @@ class Fitting:
             if division is None:
                 raise InfeasibleError(f"{NAME}: the weights of the embeddings have no optimum")
             self.prices, self.duals = division.prices, division.duals
-            self.fit = Fit(
-                list(self.uses), division.shares, division.time / parts, self.least_s / parts
-            )
+            self.fit = Fit(list(self.uses), division.shares, division.time / self.parts, least_s)
             if division.time <= self.least_s * _NEAR:
                 break
             self._forget_unused(division.shares)
@@ -158,25 +142,18 @@ class Fitting:
         spreads = find_spreads(distance) if self.collective.name == "allreduce" else None
         offers: list[tuple[float, int, list[int] | None]] = []
         for end in self.ends:
-            spread = None if spreads is None else spreads[end]
-            cost = float(adding[end])
-            if spread is not None:
-                cost += sum(float(distance[p, v]) for v, p in enumerate(spread) if p >= 0)
+            spread, cost = None if spreads is None else spreads[end], float(adding[end])
+            cost += sum(float(distance[p, v]) for v, p in enumerate(spread or ()) if p >= 0)
             if np.isfinite(cost):
                 offers.append((cost, end, spread))
         offers.sort(key=lambda offer: offer[:2])
-        if not offers or (
-            self.collective.name == "reduce-scatter" and len(offers) < self.collective.ranks
-        ):
+        if len(offers) < self.parts:
             return []
-        apart = self.collective.name == "reduce-scatter"
         paid = float(self.routes.capacity @ (prices + tiny))
-        self.least_s = max(
-            self.least_s, (sum(o[0] for o in offers) if apart else offers[0][0]) / paid
-        )
+        self.least_s = max(self.least_s, sum(o[0] for o in offers[: self.parts]) / paid)
         fresh: list[Column] = []
-        for cost, end, spread in offers if apart else offers[:_COLUMNS]:
-            if cost < self.duals.get(end if apart else 0, np.inf) * (1 - 1e-6):
+        for cost, end, spread in offers if self.is_apart else offers[:_COLUMNS]:
+            if cost < self.duals.get(end if self.is_apart else 0, np.inf) * (1 - 1e-6):
                 column = self.embedding.find_column(end, spread)
                 if column not in self.uses:
                     fresh.append(column)
@@ -186,6 +163,16 @@ class Fitting:
         loads = self.routes.loads(count_sends(column, self.routes.ranks))
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 
+    def list_columns(self, distance: Floats) -> list[Column]:
+        """Return the cheapest column for each rank at which sums can end, under some prices."""
+        adding = self.embedding.price(distance)
+        spreads = find_spreads(distance) if self.collective.name == "allreduce" else None
+        return [
+            self.embedding.find_column(end, None if spreads is None else spreads[end])
+            for end in self.ends
+            if np.isfinite(adding[end])
+        ]
+
     def add_low_columns(self) -> None:
         """Add columns with few hops, found by adding a price per hop to the last prices."""
         distance = self.routes.distances(self.prices)
@@ -193,14 +180,9 @@ class Fitting:
         for hop_price in _HOP_PRICES:
             with_hops = distance + hop_price * usual
             np.fill_diagonal(with_hops, 0.0)
-            adding = self.embedding.price(with_hops)
-            spreads = find_spreads(with_hops) if self.collective.name == "allreduce" else None
-            for end in self.ends:
-                if np.isfinite(adding[end]):
-                    column = self.embedding.find_column(
-                        end, None if spreads is None else spreads[end]
-                    )
-                    self.uses[column] = self._count_uses(column)
+            self.uses |= {
+                column: self._count_uses(column) for column in self.list_columns(with_hops)
+            }
 
     def list_cuts(self) -> list[Fit]:
         """Return the best shares under limits on the number of steps, fewest steps first.
@@ -209,18 +191,12 @@ class Fitting:
         """
         assert self.fit is not None
         out: list[Fit] = []
-        every = list(self.uses)
-        for steps in sorted({column.steps for column in every}):
-            columns = [column for column in every if column.steps <= steps]
+        for steps in sorted({column.steps for column in self.uses}):
+            columns = [column for column in self.uses if column.steps <= steps]
             groups = [self.group_of(column) for column in columns]
-            if (
-                self.collective.name == "reduce-scatter"
-                and len(set(groups)) < self.collective.ranks
-            ):
-                continue
-            division = divide(
-                [self.uses[column] for column in columns], self.routes.capacity, groups
-            )
+            uses = [self.uses[column] for column in columns]
+            is_whole = len(set(groups)) == self.parts
+            division = divide(uses, self.routes.capacity, groups) if is_whole else None
             if division is None:
                 continue
             seconds = division.time / self.parts
@@ -232,16 +208,17 @@ class Fitting:
 
     def build(self, request: Request, fit: Fit) -> Schedule:
         """Return the schedule of a fit, with one chunk per column in use."""
-        columns = fit.columns
-        groups = [self.group_of(column) for column in columns]
         capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]
-        uses = [self._count_uses(column) for column in columns]
-        shares = round_shares(fit.shares, uses, capacity, groups)
+        uses = [self._count_uses(column) for column in fit.columns]
+        shares = round_shares(
+            fit.shares, uses, capacity, [self.group_of(column) for column in fit.columns]
+        )
         chunks: list[Chunk] = []
         sends: list[Send] = []
-        for column, share in zip(columns, shares, strict=True):
+        for column, share in zip(fit.columns, shares, strict=True):
             if share:
-                target = column.end if self.collective.name == "reduce-scatter" else None
                 sends += [(step, src, dst, len(chunks), op) for step, src, dst, op in column.moves]
-                chunks.append(Chunk(share / self.parts, target=target))
+                chunks.append(
+                    Chunk(share / self.parts, target=column.end if self.is_apart else None)
+                )
         return build_schedule(request, NAME, tuple(chunks), sends, trees=len(chunks))

@@ -11,6 +11,7 @@ group exchange everything they have (few steps), or send it to one of them (a tr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -91,8 +92,7 @@ def _list_levels(request: Request) -> list[Levels]:
     out += [Levels(tuple(range(n)), sizes) for sizes in _factor(n)]
     pairs = next((sizes for sizes in _factor(n) if set(sizes) == {2}), None)
     if pairs is not None and n <= _PLACED_RANKS:
-        placed = _place_pairs(request, pairs)
-        out += [] if placed is None else [placed]
+        out += _place_pairs(request, pairs)
     return list(dict.fromkeys(out))
 
 
@@ -107,10 +107,10 @@ def _factor(count: int) -> Iterator[tuple[int, ...]]:
             yield (base,) * levels + (rest,)
 
 
-def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
+def _place_pairs(request: Request, sizes: tuple[int, ...]) -> list[Levels]:
     """Return levels of two with the ranks placed for a large message.
 
-    None if every order leaves some partners without a route.
+    There are none if every order leaves some partners without a route.
     """
     orders: dict[Schedule, tuple[int, ...]] = {}
 
@@ -120,15 +120,15 @@ def _place_pairs(request: Request, sizes: tuple[int, ...]) -> Levels | None:
         return schedule
 
     def pairs(order: Sequence[int]) -> set[tuple[int, int]]:
-        levels = len(sizes)
         return {
-            (order[p], order[p ^ 1 << level]) for p in range(len(order)) for level in range(levels)
+            (order[p], order[p ^ 1 << level])
+            for p in range(len(order))
+            for level in range(len(sizes))
         }
 
-    try:
-        return Levels(orders[place(request, draw, pairs, LARGE_BYTES)], sizes)
-    except InfeasibleError:
-        return None
+    with suppress(InfeasibleError):
+        return [Levels(orders[place(request, draw, pairs, LARGE_BYTES)], sizes)]
+    return []
 
 
 def _scatter(request: Request, levels: Levels) -> list[Schedule]:
@@ -140,21 +140,18 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
     n, name = request.collective.ranks, request.collective.name
     if 2 * n * n > MAX_TRANSFERS:
         raise InfeasibleError(f"{n} ranks take {2 * n * n} transfers, more than are planned for")
-    order = levels.order
+    order, strides, top = levels.order, levels.strides(), len(levels.sizes)
     sends: list[Send] = []
     # Chunk c is completed by the rank at place c: at each level it goes to the place whose
     # coordinate there is that of c.
-    strides, top = levels.strides(), len(levels.sizes)
     for level, p, digit, peer in levels.peers():
         stride, size = strides[level]
         for c in range(p % stride + digit * stride, n, stride * size):
             sends.append((level, order[p], order[peer], order[c], "reduce"))
-    if name == "allreduce":
-        for level, p, _, peer in levels.peers():
-            stride, size = strides[level]
+        if name == "allreduce":
             for c in range(p % (stride * size), n, stride * size):
                 sends.append((2 * top - 1 - level, order[p], order[peer], order[c], "copy"))
-    elif name == "reduce":
+    if name == "reduce":
         root = request.collective.root or 0
         sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
     chunks = (
@@ -180,15 +177,14 @@ def _tree(request: Request, levels: Levels) -> list[Schedule]:
 
     For allreduce the sum goes back the same way. There is one schedule per number of segments.
     """
-    order, name = levels.order, request.collective.name
+    order, top, sends = levels.order, len(levels.sizes), list[Send]()
     root = order.index(request.collective.root or 0)
-    top, sends = len(levels.sizes), list[Send]()
     for level, (stride, size) in enumerate(levels.strides()):
         for p in range(root % stride, len(order), stride):
             into = p + (root // stride % size - p // stride % size) * stride
             if p != into:
                 sends.append((level, order[p], order[into], 0, "reduce"))
-                if name == "allreduce":
+                if request.collective.name == "allreduce":
                     sends.append((2 * top - 1 - level, order[into], order[p], 0, "copy"))
     schedule = build_schedule(request, NAME, whole(request.collective), sends)
     return [replace(schedule, segments=m) for m in segment_counts(1)]

@@ -10,8 +10,7 @@ from itertools import permutations
 
 from ...topo.errors import InfeasibleError
 from ..ir.collective import Collective
-from ..ir.schedule import Schedule
-from ..ir.transform import compose, reverse
+from ..ir.schedule import Schedule, compose, reverse
 from ..request import Request, Send, build_schedule, check_size, whole
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ...topo.errors import InfeasibleError
 from ..ir.collective import Chunk
-from ..ir.schedule import Schedule
-from ..ir.transform import reverse
+from ..ir.schedule import Schedule, reverse
 from ..request import Request, Send, build_schedule, check_size, whole
 from .placement import LARGE_BYTES, SMALL_BYTES, place
 

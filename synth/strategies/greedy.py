@@ -16,9 +16,8 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.exact import fraction_gcd
 from ..cost.affine import tighten
 from ..ir.collective import Collective
-from ..ir.schedule import Schedule
+from ..ir.schedule import Schedule, compose, reverse
 from ..ir.transfers import COPY, Transfers
-from ..ir.transform import compose, reverse
 from ..request import Request, whole
 
 # Trials differ only in the random order of links.

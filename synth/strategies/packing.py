@@ -32,8 +32,7 @@ from ..forest.rooted import RootedPacking
 from ..forest.routed import keeps_to_routes, routed_forest
 from ..forest.survey import MAX_PAIRS, survey
 from ..forest.trees import Forest, RootedTree, schedule_of, tree_depth
-from ..ir.schedule import Schedule
-from ..ir.transform import reverse
+from ..ir.schedule import Schedule, reverse
 from ..request import Request, segment_counts
 
 # Collectives that are planned as their opposite on the reversed machine.

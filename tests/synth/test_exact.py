@@ -10,7 +10,7 @@ import pytest
 
 from topoplan.synth.cost.affine import rounds
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.ir.transform import reverse
+from topoplan.synth.ir.schedule import reverse
 from topoplan.synth.ksync.models import SyncInstance, fabric_of, solve_copying
 from topoplan.synth.ksync.pareto import decide, pareto
 from topoplan.synth.ksync.ratio_bound import prove_least_ratio

@@ -19,11 +19,10 @@ from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.cost.segmentation import families, fastest
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.describe import describe_plan, describe_schedule
-from topoplan.synth.ir.addition_order import find_bracketing, is_uniform
+from topoplan.synth.ir.addition_order import find_bracketing, is_uniform, rounded
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
-from topoplan.synth.ir.lossy import rounded
-from topoplan.synth.ir.schedule import Schedule, Transfer, Transfers
-from topoplan.synth.ir.transform import reverse
+from topoplan.synth.ir.schedule import Schedule, reverse
+from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Entry, Plan, _hash
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
-from topoplan.synth.ir.schedule import Schedule, Transfer, Transfers
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.plan import Plan, _hash
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InputError, PlanMismatchError, VerificationError

@@ -21,7 +21,7 @@ from thorough import count_examples
 from topoplan.runtime.program.instructions import Decode, Encode, Program, Span
 from topoplan.runtime.program.layout import Layout
 from topoplan.runtime.program.lowering import lower
-from topoplan.synth.ir.lossy import rounded
+from topoplan.synth.ir.addition_order import rounded
 from topoplan.synth.ir.schedule import Schedule
 
 BLOCK = 4
@@ -129,8 +129,8 @@ def played(
 
 
 def replayed(schedule: Schedule, numel: int, inputs: list[Array]) -> list[Array]:
-    """The same by the two rules of synth/ir/lossy.py, piece by piece; for collectives that work in
-    span.
+    """The same by the two rules of synth/ir/addition_order.py, piece by piece; for collectives that
+    work in span.
     """
     layout, out = Layout(schedule, numel), [x.copy() for x in inputs]
     copied = {t.chunk for t in schedule.transfers if t.op == "copy"}

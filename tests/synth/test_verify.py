@@ -15,8 +15,8 @@ from thorough import count_examples
 
 from topoplan.synth.cost.affine import tighten
 from topoplan.synth.ir.collective import Chunk, Collective
-from topoplan.synth.ir.schedule import Schedule, Transfer
-from topoplan.synth.ir.transfers import Transfers
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transfers import Transfer, Transfers
 from topoplan.synth.verify import replay, verify
 from topoplan.topo.errors import VerificationError
 from topoplan.topo.graph import Topology

@@ -69,8 +69,7 @@ def choose_parts(
         between = np.unique(table.crossed[np.ix_(part, part)]).tolist()
         ends = {end for link in between if link < len(table.links) for end in table.links[link]}
         joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
-        insides = list(dict.fromkeys((alone, joined)))
-        parts.append(measure_part(table, gpus, insides, direction))
+        parts.append(measure_part(table, gpus, (alone, joined), direction))
     return parts
 
 
@@ -185,8 +184,13 @@ class _Finder:
             excess = sum(logs, Fraction(0)) - tier.mean_log
             # An impossible case: its logarithms alone prove any bound.
             if excess > 0:
-                theta = fraction_to_json(_round(float(2 * self.unit / excess)))
-                return {"gpus": nothing, "divided": nothing, "tiers": [[number, nothing, theta]]}
+                return {
+                    "gpus": nothing,
+                    "divided": nothing,
+                    "tiers": [
+                        [number, nothing, fraction_to_json(_round(float(2 * self.unit / excess)))]
+                    ],
+                }
         return _Weights(self.proof, cases, self.unit).choose()
 
 
@@ -203,8 +207,7 @@ class _Weights:
         self.times = len(proof.phases) if self.apart else 1
         self.columns = self.times
         self.at_most, self.equal = Rows(), Rows()
-        rows = [self._add_tier(number) for number in range(len(proof.tiers))]
-        self.weight_rows, self.log_rows = [row[0] for row in rows], [row[1] for row in rows]
+        self.tier_rows = [self._add_tier(number) for number in range(len(proof.tiers))]
         self.gpu_rows = [
             self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)
         ]
@@ -232,9 +235,8 @@ class _Weights:
         terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
         for number, phase in enumerate(proof.phases):
             name, pattern = phase.traffic.dimension, phase.pattern
-            price = 0.0
-            if capacity:
-                price = float(pattern.bytes_each * tier.ranks / (capacity * 10**9) / self.unit)
+            seconds = pattern.bytes_each * tier.ranks / (capacity * 10**9) if capacity else 0
+            price = float(seconds / self.unit)
             terms_of[number if self.apart else 0] += [
                 (column, price * float(pay(pattern.shape, size_of[name], f, tier.covers)))
                 for f, column in share_of[name]
@@ -247,16 +249,16 @@ class _Weights:
 
     def choose(self) -> dict[str, Any]:
         """Return the optimal weights in the form of a proof."""
-        objective = np.zeros(self.columns)
-        objective[: self.times] = 1.0
-        optimum = minimise(objective, self.at_most, self.equal)
+        optimum = minimise(
+            (np.arange(self.columns) < self.times).astype(float), self.at_most, self.equal
+        )
         duals = np.zeros(len(self.at_most.right))
         if optimum is not None:
             duals = np.maximum(0.0, -optimum.at_most_duals)
         gpus, divided = (
             [_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows)
         )
-        weights = [[_round(duals[row]) for row in rows] for rows in self.weight_rows]
+        weights = [[_round(duals[row]) for row in rows] for rows, _ in self.tier_rows]
         # Weights of one time must be at most 1 together; rounding may have made them more.
         floors = [a + b for a, b in zip(gpus, divided, strict=True)]
         floors = floors if self.apart else [sum(floors, Fraction(0))]
@@ -264,7 +266,7 @@ class _Weights:
             [Fraction(1), *(sum((row[i] for row in weights), floors[i]) for i in range(self.times))]
         )
         tiers = []
-        for number, (row, log_row) in enumerate(zip(weights, self.log_rows, strict=True)):
+        for number, (row, (_, log_row)) in enumerate(zip(weights, self.tier_rows, strict=True)):
             if any(row):
                 each = row if self.apart else row * len(self.proof.phases)
                 theta = _round(duals[log_row] * float(self.unit / shrink))
@@ -279,16 +281,13 @@ class _Weights:
 
 
 def _renumber(node: dict[str, Any], number: dict[int, int]) -> None:
-    if "shapes" in node:
-        node["shapes"] = [[number[tier], *names] for tier, *names in node["shapes"]]
-        return
     if "dimension" not in node:
-        node["tiers"] = [[number[tier], each, theta] for tier, each, theta in node["tiers"]]
+        key = "shapes" if "shapes" in node else "tiers"
+        node[key] = [[number[tier], *rest] for tier, *rest in node[key]]
         return
     node["tier"] = number[node["tier"]]
-    for case in ("whole", "divided"):
-        if case in node:
-            _renumber(node[case], number)
+    for case in node.keys() & {"whole", "divided"}:
+        _renumber(node[case], number)
 
 
 def _round(value: float) -> Fraction:

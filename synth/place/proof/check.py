@@ -156,11 +156,14 @@ class Proof:
         self._narrowest_GBps = min(
             table.widest_GBps(table.crossed[[gpu], rest]) for gpu, rest in others.items()
         )
-        devices = [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
-        hosts = [tuple(gpus[i] for i in members) for members in group_by_host(devices)]
-        zero = Fraction(0)
-        parts = tuple(TierPart(frozenset(), host, zero, zero) for host in hosts)
-        self._hosts = TierParts("out", parts, True)
+        hosts = [
+            tuple(gpus[i] for i in members)
+            for members in group_by_host(
+                [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
+            )
+        ]
+        parts = (TierPart(frozenset(), host, Fraction(0), Fraction(0)) for host in hosts)
+        self._hosts = TierParts("out", tuple(parts), True)
         self.tiers: list[TierParts] = []
 
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
@@ -217,9 +220,7 @@ class Proof:
     def must_be_whole(self, number: int, name: str, cases: Cases) -> bool:
         """Return whether the groups of a dimension are whole in a finer tier, or on a host."""
         tier = self.tiers[number]
-        if name in self.together and self._hosts.is_within(tier):
-            return True
-        return any(
+        return (name in self.together and self._hosts.is_within(tier)) or any(
             whole and dimension == name and self.tiers[finer].is_within(tier)
             for (finer, dimension), whole in cases.items()
         )
@@ -284,8 +285,11 @@ class Proof:
         """
         tier, axes = self.tiers[number], (across, along)
         others = [name for name in self._sizes if name not in axes]
-        are_whole = all(self.must_be_whole(number, name, cases) for name in others)
-        if not tier.covers or across == along or not are_whole:
+        if (
+            not tier.covers
+            or across == along
+            or not all(self.must_be_whole(number, name, cases) for name in others)
+        ):
             return set()
         whole = prod(self._sizes[name] for name in others)
         sizes = (1 if name is None else self._sizes[name] for name in axes)
@@ -338,11 +342,14 @@ class Proof:
         tier = self.tiers[number]
         total = -theta * tier.mean_log
         for name, size in self.job.dimensions:
-            prices = []
-            for phase, weight in zip(self.phases, weights, strict=True):
-                if phase.traffic.dimension == name and weight and tier.capacity_GBps:
-                    seconds = phase.pattern.bytes_each / (tier.capacity_GBps * 10**9)
-                    prices.append((weight * seconds * tier.ranks, phase.pattern.shape))
+            prices = [
+                (
+                    weight * p.pattern.bytes_each / (tier.capacity_GBps * 10**9) * tier.ranks,
+                    p.pattern.shape,
+                )
+                for p, weight in zip(self.phases, weights, strict=True)
+                if p.traffic.dimension == name and weight and tier.capacity_GBps
+            ]
             total += min(
                 sum(
                     (price * pay(shape, size, f, tier.covers) for price, shape in prices),

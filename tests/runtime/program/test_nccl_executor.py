@@ -37,7 +37,8 @@ from topoplan.runtime.program.layout import ends_numel
 from topoplan.runtime.program.lowering import lower
 from topoplan.runtime.ranks.transport import Transport
 from topoplan.synth.ir.collective import COLLECTIVES, Collective
-from topoplan.synth.ir.schedule import Schedule, Transfer
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transfers import Transfer
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.plan import Plan
 from topoplan.synth.request import Request

@@ -19,7 +19,8 @@ from topoplan.runtime.program.instructions import Await, Divide, Pack, Post
 from topoplan.runtime.program.lowering import lower
 from topoplan.synth.ir.addition_order import is_uniform
 from topoplan.synth.ir.collective import Collective
-from topoplan.synth.ir.schedule import Schedule, Transfer
+from topoplan.synth.ir.schedule import Schedule
+from topoplan.synth.ir.transfers import Transfer
 
 
 def check(

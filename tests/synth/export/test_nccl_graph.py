@@ -26,8 +26,14 @@ from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
 from topoplan.synth.export.formats import NCCL_GRAPH, Export, export
 from topoplan.synth.export.gpu_numbers import PathTypes, number_gpus
 from topoplan.synth.export.graph_check import check_graph_file, list_channels
-from topoplan.synth.export.graph_file import TYPES, GraphFile, NcclGraph, read_graph_file
-from topoplan.synth.export.nccl_version import NEWEST, parse_nccl_version
+from topoplan.synth.export.graph_file import (
+    NEWEST,
+    TYPES,
+    GraphFile,
+    NcclGraph,
+    parse_nccl_version,
+    read_graph_file,
+)
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request
 from topoplan.topo.derived.degrade import Change, degrade

@@ -17,7 +17,7 @@ from random_graphs import graphs, on
 from thorough import count_examples
 
 from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
-from topoplan.synth.export.binary_trees import compute_algbw_GBps, schedule_trees
+from topoplan.synth.export.binary_trees import schedule_trees
 from topoplan.synth.export.formats import RCCL_ENV, Export, export
 from topoplan.synth.export.nccl_tuner import write_nccl_tuner
 from topoplan.synth.export.rccl_env import read_rccl_env, read_tree, write_tree
@@ -48,11 +48,11 @@ def replay(made: Export, topology: Topology) -> dict[str, Fraction]:
         schedule = schedule_channels(request, rings, "rings")
         verify(schedule, topology)
         out["rings"] = algbw_GBps(schedule, topology)
-    if trees is not None:
+    if trees:
         schedule = schedule_trees(request, trees, "trees")
         verify(schedule, topology)
-        out["trees"] = compute_algbw_GBps(schedule, request)
-        for parents in trees.trees:
+        out["trees"] = algbw_GBps(schedule, topology)
+        for parents in trees:
             assert max(Counter(parent for parent in parents if parent >= 0).values()) <= 2
     return out
 
@@ -70,7 +70,7 @@ def test_eight_dies_of_an_mi250_come_near_the_bound(recorded: Callable[[str], Pa
     )
     assert rates["trees"] > 2 * rates["rings"]
     _, trees = read_rccl_env(made.text, "rccl.env", 8)
-    assert trees is not None and made.figures["channels"] % len(trees.trees) == 0
+    assert trees and made.figures["channels"] % len(trees) == 0
     assert f"NCCL_MIN_NCHANNELS={made.figures['channels']}\n" in made.text
 
 

@@ -1,22 +1,27 @@
-"""Orders for launchers.
+"""Write rank orders in the formats that launchers and scripts take.
 
-Formats are Open MPI's hostfile and rankfile, Slurm's host file, torchrun's commands, and the GPUs
-that each host's ranks see.
+Formats are Open MPI's hostfile and rankfile, Slurm's host file, torchrun's commands, the GPUs that
+each host's ranks see, the tensor of a DeviceMesh, and JSON.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
+from typing import Any
 
-from ....topo.derived.hosts import group_by_host
-from ....topo.errors import InfeasibleError
-from ....topo.graph import Topology
-from ..placement import Placement
+import numpy as np
+
+from ...topo.derived.hosts import group_by_host
+from ...topo.errors import InfeasibleError
+from ...topo.graph import Topology
+from .job import PLAN
+from .placement import Placement
 
 # The name of the only host, if the topology does not name it.
 LOCALHOST = "localhost"
@@ -120,11 +125,11 @@ def write_hostfile(ranks: RankLocations, file: str) -> str:
 
     Raise InfeasibleError if hosts' ranks are interleaved.
     """
-    why = "Open MPI fills one host after the other"
-    ranks.refuse_interleaved("hostfile", why, "rankfile or slurm")
-    count = len(ranks.locations)
+    ranks.refuse_interleaved(
+        "hostfile", "Open MPI fills one host after the other", "rankfile or slurm"
+    )
     return _join(
-        f"# mpirun --hostfile {shlex.quote(file)} -np {count} --map-by slot COMMAND",
+        f"# mpirun --hostfile {shlex.quote(file)} -np {len(ranks.locations)} --map-by slot COMMAND",
         *_comment_gpus(ranks),
         *(f"{host} slots={len(own)}" for host, own in ranks.list_hosts("hostfile")),
     )
@@ -175,8 +180,11 @@ def write_torchrun(ranks: RankLocations, file: str) -> str:
 
     Raise InfeasibleError if hosts' ranks are interleaved.
     """
-    why = "torchrun numbers ranks by node and then by local rank"
-    ranks.refuse_interleaved("torchrun", why, "slurm or rankfile, or device-mesh")
+    ranks.refuse_interleaved(
+        "torchrun",
+        "torchrun numbers ranks by node and then by local rank",
+        "slurm or rankfile, or device-mesh",
+    )
     hosts = ranks.list_hosts("torchrun")
     names = [host for host, _ in hosts]
     lines = _comment_made_up(ranks)
@@ -241,13 +249,92 @@ def _comment_made_up(ranks: RankLocations) -> list[str]:
 
 def _comment_gpus(ranks: RankLocations) -> list[str]:
     """Return comments on the GPUs that each host's ranks must see, unless they do by default."""
-    listed = [(host, _list_gpus(own)) for host, own in ranks.by_host.items()]
     return _comment_made_up(ranks) + [
-        f"# {host}: {_ORDER} CUDA_VISIBLE_DEVICES={gpus}, the local rank's number in it"
-        for host, gpus in listed
-        if not _is_in_order(gpus)
+        f"# {host}: {_ORDER} CUDA_VISIBLE_DEVICES={_list_gpus(own)}, the local rank's number in it"
+        for host, own in ranks.by_host.items()
+        if not _is_in_order(_list_gpus(own))
     ]
 
 
 def _join(*lines: str) -> str:
     return "\n".join(lines) + "\n"
+
+
+def make_mesh(placement: Placement) -> list[Any]:
+    """Return the mesh as a nested list: the rank, by the given order, whose GPU each position gets.
+
+    torch sorts the ranks of a DeviceMesh's groups, while DTensor takes positions in the mesh for
+    positions in groups. So ranks must ascend along every dimension. Its positions are renumbered if
+    that changes no time: rings may begin anywhere, alltoall and topoplan's plans have no order.
+    Raise InfeasibleError if ranks still do not ascend.
+    """
+    rank_of = {gpu: rank for rank, gpu in enumerate(placement.given)}
+    dimensions = placement.job.dimensions
+    mesh = np.array([rank_of[gpu] for gpu in placement.order], dtype=np.int64)
+    mesh = mesh.reshape([size for _, size in dimensions])
+    for axis, (name, _) in enumerate(dimensions):
+        line = np.moveaxis(mesh, axis, 0).reshape(mesh.shape[axis], -1)[:, 0]
+        collectives = {t.collective for t in placement.job.traffics if t.dimension == name}
+        if "sendrecv" in collectives:
+            continue
+        if collectives <= {"alltoall"} or placement.target == PLAN:
+            mesh = np.take(mesh, line.argsort(), axis=axis)
+        else:
+            mesh = np.roll(mesh, -int(line.argmin()), axis=axis)
+    for axis, (name, _) in enumerate(dimensions):
+        if (np.diff(mesh, axis=axis) < 0).any():
+            raise InfeasibleError(
+                "device-mesh: torch sorts the ranks of a DeviceMesh's groups, and in this order "
+                f"those of {name} do not ascend; start ranks in this order instead (slurm, "
+                "rankfile, torchrun)",
+                parameter="format",
+            )
+    return list(mesh.tolist())
+
+
+def write_device_mesh(ranks: RankLocations, file: str) -> str:
+    """Return Python code that makes the mesh, for scripts that place ranks themselves.
+
+    Such scripts start their ranks in the given order.
+    """
+    names = tuple(dict(ranks.placement.job.dimensions))
+    return (
+        "# ranks count as the job is started now, in the given order\n"
+        "import torch\n"
+        "from torch.distributed.device_mesh import DeviceMesh\n\n"
+        f"MESH = {make_mesh(ranks.placement)}\n"
+        f'mesh = DeviceMesh("cuda", torch.tensor(MESH), mesh_dim_names={names!r})\n'
+    )
+
+
+def _write_json(ranks: RankLocations, file: str) -> str:
+    places = [vars(location) for location in ranks.locations]
+    return json.dumps({**ranks.placement.to_json(), "places": places}) + "\n"
+
+
+_WRITERS: Mapping[str, Callable[[RankLocations, str], str]] = {
+    "hostfile": write_hostfile,
+    "rankfile": write_rankfile,
+    "slurm": write_slurm,
+    "torchrun": write_torchrun,
+    "cuda-visible-devices": write_visible_devices,
+    "device-mesh": write_device_mesh,
+    "json": _write_json,
+}
+FORMATS = tuple(_WRITERS)
+
+
+def write_order(form: str, topology: Topology, placement: Placement, file: str = "FILE") -> str:
+    """Return a placement in one of FORMATS.
+
+    `file` is the future name of the file, for lines that explain its use. Raise InfeasibleError if
+    the format cannot express the order.
+    """
+    return _WRITERS[form](locate_ranks(topology, placement), file)
+
+
+def list_hints(
+    form: str, topology: Topology, placement: Placement, file: str = "FILE"
+) -> list[str]:
+    """Return usage lines for a file that cannot contain them: the srun command for Slurm's."""
+    return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []
