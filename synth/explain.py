@@ -32,7 +32,7 @@ SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 25, 28, 30))
 _TRIED_LINKS = 4
 # Work allowed for the bound of each wider link, in seconds of an idle core.
 _WIDER_WORK_S = 10.0
-# A tenth wider: enough to see the effect, too little for other links to become the bottleneck.
+# A tenth wider: chosen, not measured.
 _WIDER = Fraction(11, 10)
 # Most parts of the bottleneck, and devices of a part, to name in words: about a screenful.
 _MAX_NAMED = 8

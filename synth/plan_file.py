@@ -25,7 +25,7 @@ VERSIONS = (1, 2)
 MAX_PLAN_BYTES = 512 << 20
 # Even if the schedule changed at every doubling of the size, 64 entries would be enough.
 MAX_ENTRIES = 256
-# Each alternative is a candidate of a race at run time; the synthesizer lists some 10.
+# Each alternative is a candidate of a race at run time; the synthesizer lists at most 16.
 MAX_ALTERNATIVES = 256
 MAX_SCHEDULES = MAX_ENTRIES + MAX_ALTERNATIVES
 

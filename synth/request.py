@@ -32,8 +32,7 @@ _MAX_PIECES = 1 << 16
 _UNKNOWN = Fraction(10**12)
 # Limit for schedules whose transfers grow with the square of the ranks: 632 ranks in one step.
 MAX_TRANSFERS = 400_000
-# Seconds of an idle core that one strategy of several may work, unless it declares another limit.
-_USUAL_WORK_S = 6.0
+
 # No limit on ranks.
 _ANY = sys.maxsize
 
@@ -141,7 +140,8 @@ class Strategy:
     build: Callable[[Request], list[Schedule]]
     collectives: tuple[str, ...] = COLLECTIVES
     auto_collectives: tuple[str, ...] = ()
-    work_s: float = _USUAL_WORK_S
+    # Seconds of an idle core that one strategy of several may work.
+    work_s: float = 6.0
     quick_work_s: float | None = None
     max_ranks: int = _ANY
     max_ranks_beside: int = _ANY
@@ -229,8 +229,3 @@ def build_schedule(
     ).sorted()
     schedule = Schedule(request.collective, name, chunks, transfers, (), trees=trees)
     return tighten(schedule, request.topology)
-
-
-def whole(collective: Collective) -> tuple[Chunk, ...]:
-    """Return one chunk in SCCL's units: one per rank's part, or the whole buffer."""
-    return collective.even_chunks(1)

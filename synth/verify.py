@@ -25,7 +25,6 @@ from .ir.collective import spell_ranks
 from .ir.schedule import Schedule
 from .ir.transfers import COPY, REDUCE, Transfers
 
-Mask = NDArray[np.bool_]
 _MISSING = "the sender does not have it at that step"
 # Represents "more than once".
 _MANY = 2
@@ -45,7 +44,7 @@ def verify(schedule: Schedule, topology: Topology) -> None:
     _check_loads(schedule, topology)
 
 
-def _refuse_any(transfers: Transfers, wrong: Mask, why: str) -> None:
+def _refuse_any(transfers: Transfers, wrong: NDArray[np.bool_], why: str) -> None:
     """Raise VerificationError about the first wrong transfer, if there is one."""
     for t in transfers.taken(wrong)[:1]:
         raise VerificationError(

@@ -1,7 +1,7 @@
 """A rank's messages, tick by tick: their pieces, peers, staging places and encoding.
 
-The rules of encoding are those of synth/ir/addition_order.py. A message's pieces are encoded one after the
-other, each in whole blocks of the codec.
+The rules of encoding are those of synth/ir/addition_order.py. A message's pieces are encoded one
+after the other, each in whole blocks of the codec.
 """
 
 from __future__ import annotations

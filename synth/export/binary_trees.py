@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import chain, pairwise
 
@@ -109,12 +110,9 @@ class _TreeSearch:
         self.trees: list[Parents] = []
         self.uses: list[Counter[int]] = []
         self.weights: Floats = np.zeros(0)
-        try:
-            chains = find_channels(request, CHAIN, _MAX_CHAINS).orders
-        except InfeasibleError:
-            chains = ()
-        for order in chains:
-            self._add(_root_chain(order))
+        with suppress(InfeasibleError):
+            for order in find_channels(request, CHAIN, _MAX_CHAINS).orders:
+                self._add(_root_chain(order))
 
     def _add(self, parents: Parents) -> bool:
         if parents in self.trees:
@@ -160,8 +158,8 @@ class _TreeSearch:
 
         Ranks are preferably attached near the root.
         """
-        one_way = self.routes.distances(prices)
-        distance = one_way + one_way.T
+        distance = self.routes.distances(prices)
+        distance = distance + distance.T
         np.fill_diagonal(distance, np.inf)
         finite = distance[np.isfinite(distance)]
         scale = float(finite.mean()) if len(finite) else 1.0

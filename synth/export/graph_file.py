@@ -31,7 +31,7 @@ MAX_CHARACTERS = 8 * 2**20
 _MAX_VALUE_BYTES = 253
 # Largest integer that NCCL may have written; larger ones are damage.
 _MAX_WHOLE = 10**6
-_DECLARATION = re.compile(r"\s*<\?")
+
 # NCCL reads the beginning of a comment as the name of a tag. If there is a "=" in it, or no end,
 # NCCL refuses the file.
 _COMMENT = re.compile(rf"<!--(?=[^ >/\n\r=]{{0,{_MAX_VALUE_BYTES - 3}}}[ >/\n\r]).*?-->", re.DOTALL)
@@ -201,7 +201,7 @@ def _check_form(text: str, where: str) -> None:
             f"{where}, line 1: begins with a byte order mark, which NCCL does not read; save it "
             "without"
         )
-    if _DECLARATION.match(text):
+    if text.lstrip().startswith("<?"):
         raise InputError(
             f"{where}, line 1: begins with <?...?>, which NCCL does not read; remove the "
             "declaration"

@@ -9,6 +9,7 @@ RCCL's sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -148,20 +149,14 @@ def write_rccl_env(env: RcclEnv, request: Request) -> str:
 
 def write_tree(parents: Parents) -> str:
     """Return a tree in RCCL's form: (root(child(...))(child(...)))."""
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = defaultdict(list)
     for rank, parent in enumerate(parents):
-        children.setdefault(parent, []).append(rank)
-    out: list[str] = []
-    stack = [(children[-1][0], False)]
-    while stack:
-        rank, done = stack.pop()
-        if done:
-            out.append(")")
-            continue
-        out.append(f"({rank}")
-        stack.append((rank, True))
-        stack += [(child, False) for child in reversed(children.get(rank, []))]
-    return "".join(out)
+        children[parent].append(rank)
+
+    def write(rank: int) -> str:
+        return f"({rank}{''.join(map(write, children[rank]))})"
+
+    return write(children[-1][0])
 
 
 def read_rccl_env(text: str, where: str, ranks: int) -> tuple[Channels | None, tuple[Parents, ...]]:

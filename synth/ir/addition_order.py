@@ -33,7 +33,7 @@ import numpy as np
 from .schedule import Schedule
 from .transfers import COPY, REDUCE, Transfer
 
-# Bracketings are longer than this from about 13 ranks on; messages show their beginning.
+# Bracketings are longer than this from 16 ranks on; messages show their beginning.
 _SHOWN_CHARACTERS = 64
 # Markers in place of a second operand: for a rank's own contribution, and for a rounded value.
 INPUT, ROUNDED = -1, -2

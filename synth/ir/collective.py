@@ -43,11 +43,10 @@ _REVERSED = (
     | _OPPOSITES
     | {after: before for before, after in _OPPOSITES.items()}
 )
-_REDUCING = {"allreduce", "reduce-scatter", "reduce"}
+
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 _FROM_EACH = {"allgather", "gather", "alltoall"}
 _TO_EACH = {"reduce-scatter", "scatter", "alltoall"}
-_TO_ALL = {"allreduce", "allgather", "broadcast"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Collective:
     @property
     def reduces(self) -> bool:
         """Whether contributions are added up; otherwise data is only copied."""
-        return self.name in _REDUCING
+        return self.name in ("allreduce", "reduce-scatter", "reduce")
 
     def holders(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that hold the chunk, or their contribution to it, at the start."""
@@ -147,7 +146,8 @@ class Collective:
 
     def receivers(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that must have the whole chunk at the end."""
-        return self.members if self.name in _TO_ALL else self._owner(chunk.target)
+        is_to_all = self.name in ("allreduce", "allgather", "broadcast")
+        return self.members if is_to_all else self._owner(chunk.target)
 
     def _owner(self, rank: int | None) -> tuple[int]:
         owner = self.root if rank is None else rank

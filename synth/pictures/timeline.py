@@ -37,13 +37,12 @@ def draw_timeline(
     Copies and sums have different colours.
     """
     rows = min(ranks, MAX_ROWS)
-    names = [f"rank {rank}" for rank in range(rows)]
     groups: dict[tuple[int, int, str, int], list[TransferTime]] = defaultdict(list)
     for time in times:
         if time.src < rows:
             groups[time.src, time.dst, time.op, time.tick].append(time)
     bars = [_join_times(key, of, f"to rank {key[1]}, ") for key, of in sorted(groups.items())]
-    return _draw(title, names, bars, _find_end_us(times), alone)
+    return _draw(title, [f"rank {rank}" for rank in range(rows)], bars, _find_end_us(times), alone)
 
 
 def draw_links(

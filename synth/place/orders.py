@@ -23,8 +23,6 @@ from ...topo.graph import Topology
 from .job import PLAN
 from .placement import Placement
 
-# The name of the only host, if the topology does not name it.
-LOCALHOST = "localhost"
 # torchrun's own default for rendezvous.
 PORT = 29500
 # Names that need no quotes in host files and in shells.
@@ -106,7 +104,7 @@ def locate_ranks(topology: Topology, placement: Placement) -> RankLocations:
     used = [0] * len(blocks)
     for rank, number in enumerate(placement.order):
         block = host_of[number]
-        made_up = LOCALHOST if len(blocks) == 1 else f"box{block}"
+        made_up = "localhost" if len(blocks) == 1 else f"box{block}"
         host = made_up if names[block] is None else str(names[block]) or made_up
         gpu = blocks[block].index(number)
         locations.append(RankLocation(rank, host, used[block], gpu, topology.ranks[number]))

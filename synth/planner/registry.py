@@ -42,6 +42,7 @@ from ..verify import verify
 
 log = logging.getLogger("topoplan")
 
+
 GROUP = "topoplan.strategies"
 AUTO = "auto"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")

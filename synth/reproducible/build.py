@@ -33,7 +33,6 @@ from ..request import (
     Send,
     build_schedule,
     segment_counts,
-    whole,
 )
 from .bracket import (
     Bracket,
@@ -107,7 +106,7 @@ def _build_one_tree(request: Request) -> list[Schedule]:
             f"{ONE_TREE}: no rank has routes to all others and back, even over other ranks"
         )
     parents = min(trees, key=lambda tree: max(tree_levels(tree)[0]))
-    chunks = whole(request.collective)
+    chunks = request.collective.even_chunks(1)
     if len(chunks) * 2 * n > MAX_TRANSFERS:
         raise InfeasibleError(
             f"{ONE_TREE}: the parts of {n} ranks take more transfers than are planned for"
@@ -247,7 +246,7 @@ def _build_small(request: Request, fitting: Fitting) -> list[Schedule]:
     np.fill_diagonal(distance, 0.0)
     column = min(fitting.list_columns(distance), key=lambda column: column.steps)
     sends = [(step, src, dst, 0, op) for step, src, dst, op in column.moves]
-    return _cut(build_schedule(request, NAME, whole(request.collective), sends, trees=1))
+    return _cut(build_schedule(request, NAME, request.collective.even_chunks(1), sends, trees=1))
 
 
 def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:

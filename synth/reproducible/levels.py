@@ -18,7 +18,7 @@ from math import prod
 from ...topo.errors import InfeasibleError
 from ..forest.survey import survey
 from ..ir.schedule import Schedule
-from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts, whole
+from ..request import MAX_TRANSFERS, Request, Send, build_schedule, segment_counts
 from ..strategies.placement import place
 
 # Message size for which ranks are placed: 64 MiB, dominated by bandwidth rather than latency.
@@ -154,9 +154,7 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
     if name == "reduce":
         root = request.collective.root or 0
         sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
-    chunks = (
-        whole(request.collective) if name == "reduce-scatter" else request.collective.even_chunks(n)
-    )
+    chunks = request.collective.even_chunks(1 if name == "reduce-scatter" else n)
     schedule = build_schedule(request, NAME, chunks, sends)
     return [replace(schedule, segments=m) for m in segment_counts(n)]
 
@@ -169,7 +167,7 @@ def _exchange(request: Request, levels: Levels) -> list[Schedule]:
     sends: list[Send] = [
         (level, order[p], order[peer], 0, "reduce") for level, p, _, peer in levels.peers()
     ]
-    return [build_schedule(request, NAME, whole(request.collective), sends)]
+    return [build_schedule(request, NAME, request.collective.even_chunks(1), sends)]
 
 
 def _tree(request: Request, levels: Levels) -> list[Schedule]:
@@ -186,7 +184,7 @@ def _tree(request: Request, levels: Levels) -> list[Schedule]:
                 sends.append((level, order[p], order[into], 0, "reduce"))
                 if request.collective.name == "allreduce":
                     sends.append((2 * top - 1 - level, order[into], order[p], 0, "copy"))
-    schedule = build_schedule(request, NAME, whole(request.collective), sends)
+    schedule = build_schedule(request, NAME, request.collective.even_chunks(1), sends)
     return [replace(schedule, segments=m) for m in segment_counts(1)]
 
 

@@ -11,7 +11,7 @@ from itertools import permutations
 from ...topo.errors import InfeasibleError
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule, compose, reverse
-from ..request import Request, Send, build_schedule, check_size, whole
+from ..request import Request, Send, build_schedule, check_size
 
 
 def build(request: Request) -> list[Schedule]:
@@ -27,7 +27,7 @@ def build(request: Request) -> list[Schedule]:
         return [compose(*(build(request.of(half))[0] for half in halves))]
     if collective.reduces:
         return [reverse(build(request.reversed())[0])]
-    chunks = whole(collective)
+    chunks = collective.even_chunks(1)
     sends: list[Send] = [
         (0, src, dst, c, "copy")
         for c, chunk in enumerate(chunks)
@@ -48,4 +48,4 @@ def build_one_shot(request: Request) -> list[Schedule]:
     n = request.collective.ranks
     check_size("one-shot", n, n * n)
     sends: list[Send] = [(0, src, dst, 0, "reduce") for src, dst in permutations(range(n), 2)]
-    return [build_schedule(request, "one-shot", whole(request.collective), sends)]
+    return [build_schedule(request, "one-shot", request.collective.even_chunks(1), sends)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ...topo.errors import InfeasibleError
 from ..ir.collective import Chunk
 from ..ir.schedule import Schedule, reverse
-from ..request import Request, Send, build_schedule, check_size, whole
+from ..request import Request, Send, build_schedule, check_size
 from .placement import LARGE_BYTES, SMALL_BYTES, place
 
 ListSends = Callable[[Sequence[int]], list[Send]]
@@ -28,7 +28,7 @@ def build_recursive_doubling(request: Request) -> list[Schedule]:
     if collective.name == "allgather" and n & (n - 1):
         raise InfeasibleError(f"recursive-doubling gathers over a power of two of ranks, not {n}")
     list_sends = _double_vectors if collective.name == "allreduce" else _double_parts
-    return _place(request, "recursive-doubling", whole(collective), list_sends, SMALL_BYTES)
+    return _place(request, "recursive-doubling", collective.even_chunks(1), list_sends, SMALL_BYTES)
 
 
 def build_halving_doubling(request: Request) -> list[Schedule]:

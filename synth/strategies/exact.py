@@ -9,7 +9,7 @@ from ...topo.errors import InfeasibleError, TimeLimitError
 from ..ir.schedule import Schedule
 from ..ksync.models import fabric_of
 from ..ksync.pareto import pareto
-from ..request import Request, whole
+from ..request import Request
 
 # Chunks times edges, for one chunk in SCCL's units, above which the exact models are not tried.
 _MAX_VARIABLES = 60_000
@@ -22,7 +22,7 @@ def build(request: Request) -> list[Schedule]:
     """
     collective = request.collective
     edges = len(fabric_of(request.router).edges)
-    if edges * max(len(whole(collective)), collective.ranks) > _MAX_VARIABLES:
+    if edges * max(len(collective.even_chunks(1)), collective.ranks) > _MAX_VARIABLES:
         raise InfeasibleError(
             f"exact is for small machines: {collective.ranks} ranks with {edges} routes "
             "between them are too many"

@@ -18,7 +18,7 @@ from ..cost.affine import tighten
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule, compose, reverse
 from ..ir.transfers import COPY, Transfers
-from ..request import Request, whole
+from ..request import Request
 
 # Trials differ only in the random order of links.
 _TRIALS = 8
@@ -85,7 +85,8 @@ def build(request: Request) -> list[Schedule]:
     src, dst, chunk = np.concatenate(best).T
     op, route = np.full(len(step), COPY), np.zeros(len(step))
     transfers = Transfers(step, src, dst, chunk, op, route, [()]).sorted()
-    schedule = Schedule(request.collective, "greedy", whole(request.collective), transfers, ())
+    chunks = request.collective.even_chunks(1)
+    schedule = Schedule(request.collective, "greedy", chunks, transfers, ())
     return [tighten(schedule, request.topology)]
 
 
