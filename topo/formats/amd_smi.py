@@ -61,9 +61,6 @@ _SAME_CPU_HOPS = 2
 _WEIGHT_OF_A_HOP = 15
 # Number of GPUs on an MI300X board, each joined to all others.
 _MESH = 8
-_ASSUMED_MI300 = assumed("xGMI of an MI300X (eight GPUs, each joined to all others)")
-_ASSUMED_MI250 = assumed("xGMI links of an MI250")
-_SMP_SOURCE = assumed("one QPI link of 9.6 GT/s")
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 
@@ -121,8 +118,13 @@ def read(text: str, where: str) -> Topology:
         )
         for name in output.names
     ]
-    extra = {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))}
-    return Topology(PurePath(where).stem or where, (*gpus, *cpus), tuple(links), SOURCE, extra)
+    return Topology(
+        PurePath(where).stem or where,
+        (*gpus, *cpus),
+        tuple(links),
+        SOURCE,
+        {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},
+    )
 
 
 # -- parsing the text
@@ -197,12 +199,11 @@ def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
 def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> Iterator[Link]:
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
     is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
-    rate, source = (
-        (XGMI_DATASHEET_MI300X_GBps, _ASSUMED_MI300)
-        if is_mesh
-        else (XGMI_DATASHEET_MI250_GBps, _ASSUMED_MI250)
-    )
-    assumed: list[str] = []
+    rate, reason = XGMI_DATASHEET_MI250_GBps, "xGMI links of an MI250"
+    if is_mesh:
+        rate = XGMI_DATASHEET_MI300X_GBps
+        reason = "xGMI of an MI300X (eight GPUs, each joined to all others)"
+    without: list[str] = []
     for a, b in pairs:
         listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
         one_MBps, all_MBps = (int(listed[1]), int(listed[2])) if listed else (0, 0)
@@ -213,14 +214,14 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
                 f"{SOURCE}: bandwidth {all_MBps} MB/s",
             )
         else:
-            total, count, said = rate, 1, source
-            assumed.append(f"{ids[a]} - {ids[b]}")
+            total, count, said = rate, 1, assumed(reason)
+            without.append(f"{ids[a]} - {ids[b]}")
         yield from both_directions(
             Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said)
         )
-    if assumed:
+    if without:
         notes.append(
-            f"{join_first(assumed, 3)}: the text has no bandwidths; one xGMI link of "
+            f"{join_first(without, 3)}: the text has no bandwidths; one xGMI link of "
             f"{float(rate):g} GB/s is assumed for "
             "each; rocm-smi --shownodesbw prints them"
         )
@@ -278,7 +279,7 @@ def _join_pcie(
                 QPI_DATASHEET_GBps,
                 LATENCY_us["smp"],
                 "smp",
-                source=_SMP_SOURCE,
+                source=assumed("one QPI link of 9.6 GT/s"),
             )
         )
 

@@ -170,9 +170,9 @@ def parse_xml(text: str, where: str, doctype: bool = False) -> Element:
             f"column {column + 1}; {ending}"
         ) from None
     except DefusedXmlException as error:
-        kind = type(error).__name__.removesuffix("Forbidden")
         raise InputError(
-            f"{where}: declares a DTD or entities ({kind}), which is refused; remove the "
+            f"{where}: declares a DTD or entities "
+            f"({type(error).__name__.removesuffix('Forbidden')}), which is refused; remove the "
             "declaration"
         ) from None
     except (ValueError, LookupError) as error:

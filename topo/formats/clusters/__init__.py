@@ -22,7 +22,7 @@ from ...names import pick_unused_name
 from ...notes import Note, assumed
 from ...presets import PRESETS, preset
 from ...topology_file import MAX_DEVICES, MAX_LINKS
-from . import kubernetes, layers, slurm_conf
+from . import layers, slurm_conf
 from .cluster import Cluster
 
 __all__ = ["CLUSTER_FORMATS", "Box", "ClusterFormat", "read_box", "read_cluster"]
@@ -57,7 +57,9 @@ def _read_yaml(text: str, where: str) -> Cluster:
 # Formats that locate hosts, in the order in which they are tried.
 CLUSTER_FORMATS = (
     ClusterFormat(layers.TOPOGRAPH, layers.TOPOGRAPH_START.match, layers.read_topograph),
-    ClusterFormat("kubectl get nodes -o json", kubernetes.START.match, kubernetes.read),
+    ClusterFormat(
+        "kubectl get nodes -o json", layers.KUBERNETES_START.match, layers.read_kubernetes
+    ),
     ClusterFormat(slurm_conf.CONF, slurm_conf.CONF_START.match, slurm_conf.read_conf),
     ClusterFormat(slurm_conf.YAML, slurm_conf.YAML_START.match, _read_yaml),
     ClusterFormat(
@@ -108,11 +110,6 @@ class Box:
     uplinks: tuple[Link, ...]
     notes: tuple[Note, ...] = ()
 
-    @property
-    def rate_GBps(self) -> Fraction:
-        """The rate at which the host can send into the network over all its links, in GB/s."""
-        return sum((link.bandwidth_GBps for link in self.uplinks), Fraction(0))
-
 
 def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
     """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
@@ -143,8 +140,9 @@ def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
             f"{argument}: {hosts} hosts; a box is one host with its GPUs, such as dgx-h100",
             parameter="box",
         )
-    locations = [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
-    joined = join_hosts([machine, machine], locations)
+    joined = join_hosts(
+        [machine, machine], [(host, gpu) for host in (0, 1) for gpu in machine.ranks]
+    )
     assumptions = [note for note in joined.notes if note.kind == "network-rate-assumed"][:1]
     return Box(
         argument,
@@ -186,8 +184,8 @@ def _build(cluster: Cluster, box: Box) -> Topology:
     wires: list[Link] = []
     for name, host in cluster.hosts.items():
         for device in box.devices:
-            extra = {k: v for k, v in device.extra.items() if k not in ("box", "host")}
-            own = replace(device, id=f"{name}/{device.id}", extra={**extra, "host": name})
+            kept = {k: v for k, v in device.extra.items() if k not in ("box", "host")}
+            own = replace(device, id=f"{name}/{device.id}", extra={**kept, "host": name})
             (gpus if device.kind == "gpu" else others).append(own)
         wires += [
             replace(link, src=f"{name}/{link.src}", dst=f"{name}/{link.dst}") for link in box.links
@@ -197,15 +195,15 @@ def _build(cluster: Cluster, box: Box) -> Topology:
     below = Counter(
         switch for host in cluster.hosts.values() for switch in cluster.find_above({host.switch})
     )
+    host_GBps = sum((link.bandwidth_GBps for link in box.uplinks), Fraction(0))
     for child, parents in cluster.above.items():
-        carried = max(Fraction(below[child], OVERSUBSCRIBED), Fraction(1))
+        carried_GBps = host_GBps * max(Fraction(below[child], OVERSUBSCRIBED), Fraction(1))
         for parent in parents:
-            rate = box.rate_GBps * carried / len(parents)
             wires += both_directions(
                 Link(
                     ids[child],
                     ids[parent],
-                    rate,
+                    carried_GBps / len(parents),
                     LATENCY_us["network"],
                     "network",
                     source=_SOURCE,

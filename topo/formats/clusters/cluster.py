@@ -150,8 +150,7 @@ class Cluster:
             alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
             for name, children in self._list_below().items():
                 if children:
-                    key = (*sorted(children), "", *sorted(self.above[name]))
-                    alike[key].append(name)
+                    alike[(*sorted(children), "", *sorted(self.above[name]))].append(name)
             planes = [x for x in alike.values() if len(x) > 1 and hosting.isdisjoint(x)]
             if not planes:
                 return

@@ -1,17 +1,18 @@
 """Read formats that list each host with the switches above it, the closest first.
 
-These are NVIDIA topograph's JSON, and lists of hosts written by hand (lines `host rack spine`).
+These are NVIDIA topograph's JSON, Kubernetes nodes with labels that locate them, and lists of hosts
+written by hand (lines `host rack spine`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from ...errors import InputError
 from ...exact import load_json
@@ -26,6 +27,26 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HEADING = "host"
 # Longer texts are no list of at most MAX_HOSTS hosts, and checking all their lines is slow.
 _MAX_LIST_CHARACTERS = 2**21
+
+KUBERNETES_START = re.compile(r'\{\s*"(?:apiVersion|items|kind)"\s*:')
+_TIER = re.compile(r"fabric\.topograph\.run/tier-(\d{1,3})")
+# Labels of one provider each, the closest tier first; the first family that nodes have is used.
+FAMILIES: tuple[tuple[str, ...], ...] = tuple(
+    tuple(prefix + tier for tier in tiers)
+    for prefix, tiers in (
+        (
+            "network.topology.nvidia.com/",
+            ("accelerator", "leaf", "block", "spine", "core", "datacenter"),
+        ),
+        ("cloud.google.com/gce-topology-", ("host", "subblock", "block")),
+        ("topology.k8s.aws/network-node-layer-", ("3", "2", "1")),
+        ("cloud.provider.com/topology-", ("rack", "block")),
+        ("topology.kubernetes.io/", ("rack", "block")),
+    )
+)
+# Labels of the tiers above those.
+ABOVE = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 
 # A host, the names of the switches above it, the closest first, and the place in the file.
 Row = tuple[str, tuple[str, ...], str]
@@ -49,9 +70,9 @@ def read_topograph(text: str, where: str) -> Cluster:
 
     Raise InputError that names the file and the instance.
     """
-    instances = read_as(parse_json(text, where), Graph, where).instances
     rows = [
-        (x.id, tuple(x.network_layers), f"{where}: instances[{i}]") for i, x in enumerate(instances)
+        (x.id, tuple(x.network_layers), f"{where}: instances[{i}]")
+        for i, x in enumerate(read_as(parse_json(text, where), Graph, where).instances)
     ]
     return build_cluster(Cluster(TOPOGRAPH, where), rows, qualify=False)
 
@@ -106,8 +127,11 @@ def read_list(text: str, where: str) -> Cluster:
 
 def _list_lines(text: str) -> list[tuple[int, list[str]]]:
     """Return the number and words of each line that has any; # begins a comment."""
-    lines = enumerate(text.splitlines(), 1)
-    return [(i, words) for i, line in lines if (words := line.partition("#")[0].split())]
+    return [
+        (i, words)
+        for i, line in enumerate(text.splitlines(), 1)
+        if (words := line.partition("#")[0].split())
+    ]
 
 
 def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluster:
@@ -161,3 +185,86 @@ def drop_single_tiers(rows: list[Row]) -> list[Row]:
     parts = [len(rows), *(len({path[depth:] for _, path, _ in rows}) for depth in depths)]
     used = [depth for depth in depths if parts[depth + 1] < parts[depth]] or depths[-1:]
     return [(name, tuple(path[depth] for depth in used), place) for name, path, place in rows]
+
+
+# -- Kubernetes
+
+
+class Metadata(Struct):
+    """A node's name and labels."""
+
+    name: Identifier
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class Status(Struct):
+    """A node's resources."""
+
+    capacity: dict[str, Any] = field(default_factory=dict)
+
+
+class Node(Struct):
+    """A node; its other fields are ignored."""
+
+    metadata: Metadata
+    kind: str = "Node"
+    status: Status = field(default_factory=Status)
+
+
+class NodeList(Struct):
+    """The output of `kubectl get nodes -o json`."""
+
+    items: list[Node]
+
+
+def read_kubernetes(text: str, where: str) -> Cluster:
+    """Read the nodes of `kubectl get nodes -o json` and the labels that locate them.
+
+    If any node reports GPUs, nodes without GPUs are left out. Raise InputError that names file and
+    node, for example for a missing label.
+    """
+    data = parse_json(text, where)
+    if isinstance(data, Mapping) and "items" not in data:
+        data = {"items": [data]}
+    nodes = read_as(data, NodeList, where).items
+    for number, node in enumerate(nodes):
+        if node.kind != "Node":
+            raise InputError(
+                f"{where}: items[{number}]: a {node.kind!r:.40}; expected nodes: kubectl get "
+                "nodes -o json"
+            )
+    with_gpus = {
+        i: node.metadata
+        for i, node in enumerate(nodes)
+        if any(str(node.status.capacity.get(key, "0")) != "0" for key in _GPUS)
+    }
+    used = with_gpus or {i: node.metadata for i, node in enumerate(nodes)}
+    cluster = Cluster("Kubernetes nodes", where)
+    if len(used) < len(nodes):
+        cluster.notes.append(f"{len(nodes) - len(used)} nodes without GPUs are left out")
+    return build_cluster(cluster, _list_rows(used, where), qualify=True)
+
+
+def _list_rows(nodes: Mapping[int, Metadata], where: str) -> list[Row]:
+    """Return the nodes, by number, each with the values of its labels for the tiers above it."""
+    present = {key for node in nodes.values() for key in node.labels}
+    tiers = sorted(int(match[1]) for key in present if (match := _TIER.fullmatch(key)))
+    keys = [f"fabric.topograph.run/tier-{tier}" for tier in tiers]
+    for family in FAMILIES:
+        keys = keys or [key for key in family if key in present]
+    keys += [key for key in ABOVE if key in present]
+    if not keys and nodes:
+        raise InputError(
+            f"{where}: no node has a label that says where it is; expected such as "
+            f"{FAMILIES[0][2]}, fabric.topograph.run/tier-0 or {ABOVE[0]}"
+        )
+    rows: list[Row] = []
+    for number, node in nodes.items():
+        place = f"{where}: items[{number}]"
+        if missing := [key for key in keys if not node.labels.get(key)]:
+            raise InputError(
+                f"{place}: node {node.name} has no label {missing[0]}, which others have; label "
+                "it or leave it out"
+            )
+        rows.append((node.name, tuple(node.labels[key] for key in keys), place))
+    return drop_single_tiers(rows)

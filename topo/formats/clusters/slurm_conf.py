@@ -121,7 +121,7 @@ def _read_lines(text: str, where: str) -> Iterator[tuple[str, str, dict[str, str
     The names of fields are in lower case.
     """
     begun, whole = 0, ""
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate([*text.splitlines(), ""], 1):
         line = raw.partition("#")[0].strip()
         begun = begun if whole else number
         if line.endswith("\\"):
@@ -131,8 +131,6 @@ def _read_lines(text: str, where: str) -> Iterator[tuple[str, str, dict[str, str
         if whole:
             yield _read_fields(whole, f"{where}: line {begun}")
         whole = ""
-    if whole:
-        yield _read_fields(whole, f"{where}: line {begun}")
 
 
 def _read_fields(line: str, place: str) -> tuple[str, str, dict[str, str]]:

@@ -103,8 +103,10 @@ def _read_tree(cluster: Cluster, tree: _Map) -> None:
 def _read_blocks(cluster: Cluster, block: _Map) -> None:
     sizes = []
     if node := block.fields.get("block_sizes"):
-        items = _list(node, cluster.where, "block_sizes")
-        texts = [_text(item, cluster.where, "block_sizes") for item in items]
+        texts = [
+            _text(item, cluster.where, "block_sizes")
+            for item in _list(node, cluster.where, "block_sizes")
+        ]
         sizes = read_block_sizes(texts, f"{cluster.where}: line {node.start_mark.line + 1}")
     blocks: list[SwitchRow] = [
         (item.read("block"), item.read("nodes"), None, item.place) for item in block.list("blocks")

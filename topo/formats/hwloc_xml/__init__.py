@@ -38,7 +38,6 @@ _VERSION = re.compile(r"([1-9][0-9]?)(\.[0-9]{1,4})?")
 # Major version of the format that hwloc 3 writes.
 _NEWEST_VERSION = 3
 _KEPT_OF_NICS = re.compile(r"Address|NodeGUID|SysImageGUID|Port|Port[0-9]{1,3}(State|LID|LMC)")
-_LINK_TOOLS = "hwloc writes NVLinks only where it was built with NVML"
 
 
 def read(text: str, where: str) -> Topology:
@@ -142,7 +141,7 @@ class _Reader:
     def _find_node(self, function: PciFunction) -> int | None:
         """Return the NUMA node of a function, None if the file does not give one."""
         near = self.cpus.find_near(function.near)
-        return near[0].number if len(near) == 1 else None
+        return near[0].device.numa_node if len(near) == 1 else None
 
     def _choose_cpu(self, function: PciFunction, name: str) -> Device:
         """Return the CPU above a function; note the choice if the file allows several."""
@@ -273,7 +272,8 @@ class _Reader:
         if listed and not by_gp:
             self.notes.add(
                 f"{len(listed)} NVSwitches",
-                f"the file has no links to them ({_LINK_TOOLS}); left out",
+                "the file has no links to them (hwloc writes NVLinks only where it was built with "
+                "NVML); left out",
             )
         return by_gp
 

@@ -72,12 +72,9 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
             f"{sizes}: expected as many indexes as objects and their square of values; is the "
             "file whole?"
         )
-    indexes = [_INDEX.fullmatch(name) for name in names]
-    numbers = tuple(int(match.group(1)) for match in indexes if match is not None)
-    if len(numbers) < size or len(set(numbers)) < size:
-        wrong = next(
-            (name for name, match in zip(names, indexes, strict=True) if match is None), "one twice"
-        )
+    numbers = tuple(int(match[1]) for name in names if (match := _INDEX.fullmatch(name)))
+    if len(set(numbers)) < size:
+        wrong = next((name for name in names if not _INDEX.fullmatch(name)), "one twice")
         raise element.make_error(
             f"indexes hold {wrong[:40]!r}: expected the gp_index of different objects, such as "
             "OSDev:802"
@@ -128,10 +125,6 @@ class MatrixLinkReader:
         """The ids of GPUs and NVSwitches by gp_index."""
         switch_ids = {number: switch.id for number, switch in self.switches.items()}
         return switch_ids | {number: gpu.id for number, gpu in self.gpu_by_gp.items()}
-
-    @cached_property
-    def _switch_ids(self) -> frozenset[str]:
-        return frozenset(device.id for device in self.switches.values())
 
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
@@ -200,9 +193,19 @@ class MatrixLinkReader:
         """Yield a link for each rate, for both directions if they are equal; note unequal ones."""
         uneven: list[str] = []
         left = dict(rates)
+        switch_ids = {device.id for device in self.switches.values()}
         for (src, dst), value in rates.items():
             back = rates.get((dst, src))
-            link = self._build_link(src, dst, value, name, kind)
+            switched = src in switch_ids or dst in switch_ids
+            link = Link(
+                src,
+                dst,
+                Fraction(value, 1000),
+                LATENCY_us["nvswitch" if switched else kind],
+                kind,
+                self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1,
+                f"hwloc XML, {name}",
+            )
             if back != value:
                 uneven.append(f"{src} -> {dst} {value} MB/s, back {back or 0}")
                 yield link
@@ -214,19 +217,6 @@ class MatrixLinkReader:
             self.machine.notes.add(
                 f"matrix {name}", f"differs by direction: {pairs}; taken as it says"
             )
-
-    def _build_link(self, src: str, dst: str, value: int, name: str, kind: str) -> Link:
-        switched = not self._switch_ids.isdisjoint((src, dst))
-        count = self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1
-        return Link(
-            src,
-            dst,
-            Fraction(value, 1000),
-            LATENCY_us["nvswitch" if switched else kind],
-            kind,
-            count,
-            f"hwloc XML, {name}",
-        )
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
         """Return the number of NVLinks that a rate represents, by the GPU's model.

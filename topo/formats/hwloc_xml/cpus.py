@@ -32,7 +32,6 @@ _INFO_KEYS = {
 class NumaNode:
     """A NUMA node with CPUs (bits of `cpuset`), and its device."""
 
-    number: int | None
     cpuset: int
     device: Device
 
@@ -50,7 +49,7 @@ class Cpus:
             cpuset, nodeset = parse_bits(element, "cpuset"), parse_bits(element, "nodeset")
             self._near[element] = (
                 [node for node in self.nodes if node.cpuset & cpuset]
-                or [node for node in self.nodes if nodeset >> (node.number or 0) & 1]
+                or [node for node in self.nodes if nodeset >> (node.device.numa_node or 0) & 1]
                 or self.nodes
             )
         return self._near[element]
@@ -70,7 +69,7 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
             "no NUMA node is listed; the machine is taken to have one socket",
         )
         cpu = Device(f"{machine.prefix}cpu0", "cpu", source=assumed(), extra=extra)
-        return Cpus([NumaNode(None, -1, cpu)])
+        return Cpus([NumaNode(-1, cpu)])
     nodes: list[NumaNode] = []
     for number, (element, cpuset) in sorted(_assign_cpus(machine).items()):
         # in version 1 of the format a package may be inside a NUMA node
@@ -85,7 +84,7 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
             source="hwloc XML",
             extra=extra | {key: value for key, value in own.items() if value is not None},
         )
-        nodes.append(NumaNode(number, cpuset, device))
+        nodes.append(NumaNode(cpuset, device))
     if len(nodes) > MAX_NODES:
         raise machine.element.make_error(
             f"has {len(nodes)} NUMA nodes with CPUs; more than {MAX_NODES} are refused"
@@ -127,11 +126,9 @@ def _read_model(machine: HwlocMachine) -> dict[str, str]:
     of_packages = (infos for package in machine.packages if (infos := read_infos(package)))
     cpu_infos = {**machine.infos, **next(of_packages, {})}
     model = {word: cpu_infos[key] for word, key in _INFO_KEYS.items() if cpu_infos.get(key)}
-    arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""))
-    if arch is None and "vendor" in model:
-        arch = "x86_64"
-    if arch is None and model.get("name", "").startswith("POWER"):
-        arch = "ppc64"
+    is_power = model.get("name", "").startswith("POWER")
+    usual = "x86_64" if "vendor" in model else "ppc64" if is_power else None
+    arch = _ARCHITECTURES.get(machine.infos.get("Architecture", ""), usual)
     return {"arch": arch, **model} if arch else model
 
 

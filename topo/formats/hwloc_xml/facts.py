@@ -35,7 +35,6 @@ _CPUINFO: dict[str, Key[Any]] = {
     "modelid": keys.CPUINFO_MODEL,
     "name": keys.CPUINFO_MODEL_NAME,
 }
-_HOST = {keys.HOST_NAME: "HostName", keys.HOST_KERNEL: "OSRelease"}
 # Keys of the ids that `pci_ids` gives, under the same names.
 _IDS: tuple[Key[Any], ...] = (
     keys.PCI_CLASS,
@@ -55,16 +54,22 @@ def read_facts(
 ) -> Facts:
     """Return one machine's facts; `node_of` maps the address of a function to its NUMA node."""
     facts = [
-        *_build_facts(HOST, {key: machine.infos.get(name) for key, name in _HOST.items()}),
+        *_build_facts(
+            HOST,
+            {
+                keys.HOST_NAME: machine.infos.get("HostName"),
+                keys.HOST_KERNEL: machine.infos.get("OSRelease"),
+            },
+        ),
         *_build_facts(
             CPUINFO, {key: cpus.nodes[0].device.extra.get(word) for word, key in _CPUINFO.items()}
         ),
     ]
-    for node in cpus.nodes:
-        if node.number is not None:
+    for cpu in cpus.devices:
+        if cpu.numa_node is not None:
             facts += _build_facts(
-                numa_subject(node.number),
-                {key: node.device.extra.get(key) for key in (keys.NUMA_CPUS, keys.NUMA_SOCKET)},
+                numa_subject(cpu.numa_node),
+                {key: cpu.extra.get(key) for key in (keys.NUMA_CPUS, keys.NUMA_SOCKET)},
             )
     memory = _find_gpu_memory(machine)
     for i, gpu in enumerate(gpus):

@@ -41,11 +41,6 @@ _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
 }
 
 
-def iterate_objects(element: Element) -> Iterator[Element]:
-    """Iterate over the objects right below one."""
-    return (child for child in element if child.tag == "object")
-
-
 def read_infos(element: Element) -> dict[str, str]:
     """Return the names and values of an object's infos; if names are equal, the first counts."""
     pairs: dict[str, str] = {}
@@ -82,11 +77,6 @@ def parse_bits(element: Element, key: str) -> int:
             f"{key}={text[:40]!r}: expected hexadecimal words such as 0x00000003,0xffffffff"
         )
     return int("".join([word.removeprefix("0x").zfill(8) for word in words.split(",")]), 16)
-
-
-def has_bits(element: Element) -> bool:
-    """Return whether an object has CPUs or memory: its cpuset or nodeset is not empty."""
-    return any(_ANY_BIT.search(element.get(key) or "") for key in ("cpuset", "nodeset"))
 
 
 def format_cpu_list(number: int) -> str:
@@ -209,14 +199,9 @@ class HwlocMachine:
     loose: list[PciFunction] = field(default_factory=list)
     by_gp: dict[int, Element] = field(default_factory=dict)
 
-    def read(self) -> HwlocMachine:
-        """Walk the objects and return the machine itself.
-
-        Raise InputError for malformed objects.
-        """
+    def __post_init__(self) -> None:
         self._index(self.element)
         self._read_below(self.element, self.element, (), None, None)
-        return self
 
     def _index(self, element: Element) -> None:
         if (number := read_gp_index(element)) is not None:
@@ -231,7 +216,7 @@ class HwlocMachine:
         package: Element | None,
     ) -> None:
         """Read the objects below one: packages, NUMA nodes, and devices with the bridges above."""
-        for element in iterate_objects(above):
+        for element in above.select("object"):
             kind = element.get("type")
             self._index(element)
             if kind == "Bridge" and element.get("pci_busid") is None:
@@ -255,7 +240,8 @@ class HwlocMachine:
                 is_package = kind in ("Package", "Socket")
                 if is_package:
                     self.packages.append(element)
-                inside = element if has_bits(element) else near
+                sets = (element.get("cpuset") or "") + (element.get("nodeset") or "")
+                inside = element if _ANY_BIT.search(sets) else near
                 self._read_below(element, inside, (), None, element if is_package else package)
 
 
@@ -264,7 +250,7 @@ def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachin
 
     If there are several, the ids of their devices begin with host0/, host1/ ...
     """
-    top_objects = list(iterate_objects(root))
+    top_objects = root.select("object")
     if not top_objects:
         raise root.make_error("has no <object>; expected a machine as lstopo --of xml writes it")
     elements = [m for top in top_objects for m in _find_outermost_machines(top)] or top_objects[:1]
@@ -275,7 +261,7 @@ def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachin
     shared = {} if len(elements) > 1 else read_infos(root)
     prefixes = [f"host{i}/" for i in range(len(elements))] if len(elements) > 1 else [""]
     return [
-        HwlocMachine(element, prefix, version, notes, read_infos(element) | shared).read()
+        HwlocMachine(element, prefix, version, notes, read_infos(element) | shared)
         for element, prefix in zip(elements, prefixes, strict=True)
     ]
 
@@ -284,5 +270,5 @@ def _find_outermost_machines(element: Element) -> Iterator[Element]:
     if element.get("type") == "Machine":
         yield element
         return
-    for child in iterate_objects(element):
+    for child in element.select("object"):
         yield from _find_outermost_machines(child)

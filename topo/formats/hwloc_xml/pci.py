@@ -251,16 +251,17 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
     _refuse_shared_addresses([*(gpu.function for gpu in gpus), *(nic.function for nic in nics)])
     facts: list[Fact] = []
     first_leaf: dict[str, str] = {}
-    is_gpu = {gpu.key for gpu in gpus}
+    gpu_keys = {gpu.key for gpu in gpus}
     least_generation = _find_least_generations(gpus)
     for key, function in leaves.items():
         chain = {read_bus_id(bridge): bridge for bridge in function.bridges}
         facts.append(Fact(pci_subject(key), keys.PCI_BRIDGES, tuple(chain), SOURCE))
-        facts += _read_leaf_speed(machine, key, function, key in is_gpu)
+        if function.bus_id is not None:
+            facts += _read_speed(machine, key, function.element, is_gpu=key in gpu_keys)
         for address, bridge in chain.items():
             if first_leaf.setdefault(address, key) == key:  # each bridge once
                 below = least_generation.get(address, 0)
-                facts += _read_bridge_speed(machine, address, bridge, below)
+                facts += _read_speed(machine, address, bridge, below=below)
     return list(list_slots(Facts(tuple(facts)), leaves))
 
 
@@ -277,24 +278,41 @@ def _refuse_shared_addresses(functions: list[PciFunction]) -> None:
                 )
 
 
-def _read_leaf_speed(
-    machine: HwlocMachine, key: str, function: PciFunction, is_gpu: bool
+def _read_speed(
+    machine: HwlocMachine, key: str, element: Element, *, is_gpu: bool = False, below: int = 0
 ) -> Iterator[Fact]:
-    """Yield the facts of a GPU's or NIC's link; note idle GPUs and placeholders."""
-    raw_GBps = read_link_GBps(function.element) if function.bus_id is not None else Fraction(0)
+    """Yield the facts of the link above a PCI function; note placeholders and idle links.
+
+    `below` is the lowest generation of the GPUs below a bridge: GPUs report their best speed,
+    bridges the current one.
+    """
+    raw_GBps = read_link_GBps(element)
     link = find_link(raw_GBps)
+    if link is None:
+        if raw_GBps:
+            doubt = f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's"
+            machine.notes.add(key, f"{doubt}; left out of account")
+        return
     if is_gpu and link == PcieLink(1, 1):
         machine.notes.add(
             key, "declares 2.5 GT/s x1, a placeholder of virtual machines; left out of account"
         )
         return
-    if is_gpu and link is not None and link.generation <= 2:
+    if is_gpu and link.generation <= 2:
         machine.notes.add(
             key,
             f"its PCIe link was at {link} when hwloc ran; idle GPUs clock down, so it may be "
             "faster",
         )
-    yield from _build_speed_facts(machine, key, raw_GBps)
+    if 1 == link.generation < below and link.width > 1:
+        machine.notes.add(
+            key,
+            f"its PCIe link was at {link} when hwloc ran, and GPUs below declare "
+            f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
+        )
+    speed = f"{float(PCIE_GTps[link.generation]):g} GT/s"
+    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, speed, SOURCE)
+    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
 
 
 def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
@@ -305,33 +323,3 @@ def _find_least_generations(gpus: list[HwlocGpu]) -> dict[str, int]:
             for address in map(read_bus_id, gpu.function.bridges):
                 least[address] = min(least.get(address, link.generation), link.generation)
     return least
-
-
-def _read_bridge_speed(
-    machine: HwlocMachine, key: str, bridge: Element, below: int
-) -> Iterator[Fact]:
-    """Yield the facts of a bridge's link; note an idle link.
-
-    GPUs report their best speed, bridges the current one.
-    """
-    raw_GBps = read_link_GBps(bridge)
-    link = find_link(raw_GBps)
-    if link is not None and 1 == link.generation < below and link.width > 1:
-        machine.notes.add(
-            key,
-            f"its PCIe link was at {link} when hwloc ran, and GPUs below declare "
-            f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
-        )
-    yield from _build_speed_facts(machine, key, raw_GBps)
-
-
-def _build_speed_facts(machine: HwlocMachine, key: str, raw_GBps: Fraction) -> Iterator[Fact]:
-    """Yield the generation and width of a raw rate as facts, nothing if PCIe has no such rate."""
-    if link := find_link(raw_GBps):
-        speed = f"{float(PCIE_GTps[link.generation]):g} GT/s"
-        yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, speed, SOURCE)
-        yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
-    elif raw_GBps:
-        machine.notes.add(
-            key, f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account"
-        )

@@ -53,8 +53,6 @@ _FILLED_IN: Mapping[str, tuple[str, ...]] = {
 }
 
 _TOPOPLAN_ATTRIBUTES: Mapping[str, int] = {"cpu": 2, "pci": 3, "gpu": 2, "net": 1}
-# `keep` decides which elements NCCL discards; a `busid` on any element moves the NVLinks below it.
-_NOT_WRITTEN = ("keep", "busid")
 _INTEGER_RANGES: Mapping[str, range] = {
     "dev": range(10**6 + 1),
     "sm": range(10_001),
@@ -87,7 +85,8 @@ def select_attributes(tag: str, values: Mapping[str, Any], *without: str) -> dic
         text = str(int(value) if isinstance(value, bool) else value)
         is_extra = key not in _FILLED_IN[tag]
         if (
-            key not in (*without, *_NOT_WRITTEN)
+            # `keep` decides which elements NCCL discards; a `busid` moves the NVLinks below it
+            key not in (*without, "keep", "busid")
             and isinstance(value, (str, int, float))
             and _NAME.fullmatch(key)
             and not key.startswith(TOPOPLAN_PREFIX)

@@ -196,13 +196,19 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
 
 def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
     """Yield links between PCI bridges outside the tree, one direction per pcilink element."""
-    source = "pcilink, which NCCL counts as limiting nothing"
-    extra = {"element": "pcilink"}
     for host, bridge, element in partial.pcilinks:
         address = (element.get("target") or "").lower()
         end = partial.bridge_by_bus.get((host, address))
         if end is not None and end != bridge:
-            yield Link(bridge, end, LOCAL_GBps, LATENCY_us["pcie"], "pcie", 1, source, extra)
+            yield Link(
+                bridge,
+                end,
+                LOCAL_GBps,
+                LATENCY_us["pcie"],
+                "pcie",
+                source="pcilink, which NCCL counts as limiting nothing",
+                extra={"element": "pcilink"},
+            )
         else:
             partial.notes.add(
                 bridge,

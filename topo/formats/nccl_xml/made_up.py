@@ -33,9 +33,8 @@ _CPUS: tuple[Mapping[str, str], ...] = (
     {**SKYLAKE, "modelid": "207"},
     {"arch": "x86_64", "vendor": "AuthenticAMD", "familyid": "25", "modelid": "1"},
 )
-# Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100.
-_SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60))
-_SM_OF_CARDS = 89  # cards without NVLink, such as L40S
+# Compute capability, times ten, by a GPU's NVLinks: H100, A100, V100, P100, and cards such as L40S.
+_SM_OF_NVLINKS = ((18, 90), (12, 80), (6, 70), (1, 60), (0, 89))
 # Faster links are those of B200, which carry 50 GB/s in one direction (earlier ones 25 GB/s).
 _FAST_NVLINK_GBps = Fraction(40)
 _SM_OF_FAST_NVLINKS = 100  # B200
@@ -53,8 +52,11 @@ def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> d
         fitting = [each for each in _CPUS if vendor in (None, each["vendor"])] or [SKYLAKE]
         wanted = min(rates, default=inter_cpu_GBps_of(fitting[0]))
         made_up = min(fitting, key=lambda each: abs(inter_cpu_GBps_of(each) - wanted))
-    known = {key: listed[key] for key in CPU_ATTRIBUTES if key in listed}
-    return {**made_up, **known, MADE_UP: CPU_MODEL}
+    return {
+        **made_up,
+        **{key: listed[key] for key in CPU_ATTRIBUTES if key in listed},
+        MADE_UP: CPU_MODEL,
+    }
 
 
 def view_machine(topology: Topology) -> MachineView:
@@ -72,7 +74,7 @@ def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) ->
         return {"sm": str(known)}
     nvlinks = [link for link in links if link.kind == "nvlink"]
     count = sum(link.count for link in nvlinks)
-    sm = next((sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum), _SM_OF_CARDS)
+    sm = next(sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum)
     if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in nvlinks):
         sm = _SM_OF_FAST_NVLINKS
     return {"sm": str(sm), MADE_UP: CAPABILITY}

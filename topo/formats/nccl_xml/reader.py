@@ -16,7 +16,7 @@ from pathlib import PurePath
 from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_directions
-from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, PCIE_GTps, inter_cpu_GBps, pcie_link
+from ...hardware import ASSUMED_BY, LATENCY_us, LOCAL_GBps, inter_cpu_GBps, pcie_link
 from ...notes import assumed, counted
 from ..safe_xml import Element, parse_xml
 from .link_elements import apply_topoplan_elements, read_gpu_links, read_pci_links
@@ -33,7 +33,6 @@ from .partial_topology import (
     read_attributes,
 )
 
-_LEAF_CLASSES = (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)
 # PCIe has at most 32 lanes; NCCL multiplies any width.
 _MAX_WIDTH_lanes = 64
 # One petabit per second.
@@ -177,13 +176,19 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
 
 
 def _join_cpus(partial: PartialTopology) -> Iterator[Link]:
-    source = counted("between CPUs", "NCCL")
     for a, host, element in partial.cpus:
         model = [element.get_integer(key, None, -1) for key in ("familyid", "modelid")]
         rate = inter_cpu_GBps(element.get("arch"), element.get("vendor"), *model)
         for b, other_host, _ in partial.cpus:
             if a != b and host == other_host:
-                yield Link(a, b, rate, LATENCY_us["smp"], "smp", source=source)
+                yield Link(
+                    a,
+                    b,
+                    rate,
+                    LATENCY_us["smp"],
+                    "smp",
+                    source=counted("between CPUs", "NCCL"),
+                )
 
 
 # -- PCI -----------------------------------------------------------------------
@@ -201,7 +206,7 @@ def _read_pci(partial: PartialTopology, element: Element, position: TreePosition
         _read_nic(partial, child, element, position)
     if gpus or nics:
         return
-    if element.select("pci") or not has_class(element, _LEAF_CLASSES):
+    if element.select("pci") or not has_class(element, (*GPU_CLASSES, "0x02", NVSWITCH_CLASS)):
         _read_bridge(partial, element, bus, position)
     else:
         partial.notes.add(
@@ -284,17 +289,13 @@ def _add_uplink(
             "hangs on its CPU without a PCI address; its link counts as unlimited, as in NCCL"
         ]
     else:
-        width = pci.get_integer("link_width", None, maximum=_MAX_WIDTH_lanes)
+        width = pci.get_integer("link_width", maximum=_MAX_WIDTH_lanes)
         link = pcie_link(pci.get("link_speed"), width)
-        rate = link.bandwidth_GBps
+        rate, doubts = link.bandwidth_GBps, list(link.assumed)
         source = counted(f"PCIe Gen{link.generation} x{link.width}", "NCCL")
-        source = assumed(source) if link.assumed else source
-        doubts = list(link.assumed)
+        source = assumed(source) if doubts else source
         if link.generation <= 2:
-            doubts.append(
-                f"PCIe at {float(PCIE_GTps[link.generation]):g} GT/s x{link.width}: a placeholder "
-                "of a virtual machine, or read while idle"
-            )
+            doubts.append(f"PCIe at {link}: a placeholder of a virtual machine, or read while idle")
     for doubt in doubts:
         partial.notes.add(device.id, doubt)
     up = Link(device.id, position.parent, rate, LATENCY_us["pcie"], "pcie", source=source)
@@ -307,7 +308,6 @@ def _add_uplink(
 def _read_gpu(
     partial: PartialTopology, element: Element, pci: Element, bus: str, position: TreePosition
 ) -> None:
-    """Add the GPU of a gpu element in a pci element at address `bus`."""
     dev = element.get_integer("dev", len(partial.gpus), maximum=10**6) or 0
     made_up = get_topoplan_attribute(pci, "made_up")
     without = ("sm",) if get_topoplan_attribute(element, "made_up") == CAPABILITY else ()

@@ -192,8 +192,11 @@ class _FilledTree:
         self.devices |= {d.id: d for d in self.live.devices if d.family in ("nvswitch", "network")}
         self.links += self._list_crossing_links()
         ranks = {name: self.devices.pop(name) for name in self.live.ranks}
-        notes = [*self.file_topology.extra.get("notes", ()), *self.notes.format_lines()]
-        notes += [f"as probed: {note}" for note in self.live.extra.get("notes", ())]
+        notes = [
+            *self.file_topology.extra.get("notes", ()),
+            *self.notes.format_lines(),
+            *(f"as probed: {note}" for note in self.live.extra.get("notes", ())),
+        ]
         return Topology(
             name=self.file_topology.name,
             devices=(*ranks.values(), *self.devices.values()),
@@ -252,10 +255,16 @@ class _FilledTree:
         if not same:
             name = pick_unused_name(cpu.id, self.devices)
             self.devices[name] = replace(cpu, id=name)
-            rate = inter_cpu_GBps_of(cpu.extra)
             for other in known:
                 self.links += both_directions(
-                    Link(name, other.id, rate, LATENCY_us["smp"], "smp", source="between CPUs")
+                    Link(
+                        name,
+                        other.id,
+                        inter_cpu_GBps_of(cpu.extra),
+                        LATENCY_us["smp"],
+                        "smp",
+                        source="between CPUs",
+                    )
                 )
             same = [name]
         self.live_cpu[cpu.id] = same[0]

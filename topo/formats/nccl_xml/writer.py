@@ -103,9 +103,14 @@ class _XmlWriter:
             root.attributes[TOPOPLAN_PREFIX + "nvswitch"] = nvswitches[0]
         root.children = [self._build_cpu(d) for d in self.topology.devices if d.kind == "cpu"]
         if self.tree.orphans:
-            numa = str(next(iterate_free_numbers(self.numbers.values())))
-            below = self._build_below(self.tree.orphans, None)
-            root.children.append(Element("cpu", {"numaid": numa, **SKYLAKE, MADE_UP: "1"}, below))
+            numa = str(next(iterate_free_numbers(set(self.numbers.values()))))
+            root.children.append(
+                Element(
+                    "cpu",
+                    {"numaid": numa, **SKYLAKE, MADE_UP: "1"},
+                    self._build_below(self.tree.orphans, None),
+                )
+            )
         return root
 
     def _build_cpu(self, cpu: Device) -> Element:
@@ -180,8 +185,9 @@ class _XmlWriter:
         return node
 
     def _build_net(self, nic: Device) -> Element:
-        without = ("net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY)
-        facts = select_attributes("net", nic.extra, *without)
+        facts = select_attributes(
+            "net", nic.extra, "net_speed_GBps", "pci", "box", "host", ASSUMED_SPEED, ASSUMED_BY
+        )
         name, dev = facts.pop("name", nic.id), facts.pop("dev", str(self.nets))
         self.nets += 1
         if "speed" not in facts and (speed := self._estimate_net_GBps(nic)):

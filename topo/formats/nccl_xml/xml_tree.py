@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from xml.sax.saxutils import escape
@@ -121,15 +121,18 @@ def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
     for device in topology.devices:
         address = normal[device.id]
         if address and device.kind == "nic":
-            adapter = adapters.setdefault(address, parent.get(device.id))
-            if not known[address] and adapter == parent.get(device.id):
+            above = parent.get(device.id)
+            if adapters.setdefault(address, above) == above and not known[address]:
                 assigned[device.id] = address
         elif address and known[address] == 1:
             assigned[device.id] = address
     # the others get addresses that no device of the machine has
     taken = set(normal.values())
-    made_up = (f"{0xF000 + (number >> 8):04x}:{number & 0xFF:02x}:00.0" for number in count())
-    free = (address for address in made_up if address not in taken)
+    free = (
+        address
+        for number in count()
+        if (address := f"{0xF000 + (number >> 8):04x}:{number & 0xFF:02x}:00.0") not in taken
+    )
     return assigned | {d.id: next(free) for d in topology.devices if d.id not in assigned}
 
 
@@ -149,7 +152,6 @@ def number_nodes(cpus: list[Device]) -> dict[str, int]:
     return numbers | {cpu.id: next(free) for cpu in cpus if cpu.id not in numbers}
 
 
-def iterate_free_numbers(taken: Iterable[int]) -> Iterator[int]:
+def iterate_free_numbers(taken: Container[int]) -> Iterator[int]:
     """Iterate over the numbers from 0 that are not `taken`."""
-    used = set(taken)
-    return (number for number in count() if number not in used)
+    return (number for number in count() if number not in taken)

@@ -190,11 +190,22 @@ def _read_matrix(
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
-    named = {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
-    devices = [*list_matrix_devices(inferred, named), *inferred.devices]
+    devices = [
+        *list_matrix_devices(
+            inferred, {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
+        ),
+        *inferred.devices,
+    ]
     notes += _find_mismatches(Topology("labels", tuple(devices), tuple(inferred.links)), inferred)
-    sources = [SOURCE, "topo -p2p"] if p2p else [SOURCE]
-    return _build(where, devices, inferred.links, notes, listings, facts, sources)
+    return _build(
+        where,
+        devices,
+        inferred.links,
+        notes,
+        listings,
+        facts,
+        [SOURCE, "topo -p2p"] if p2p else [SOURCE],
+    )
 
 
 def _build(
@@ -303,8 +314,8 @@ def _write_affinities(
         gpu.numa_node,
         cpu and cpu.numa_node,
     )
-    own_node = facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)
-    return _choose_first(cpus), _choose_first(nodes), "", _choose_first((own_node,))
+    own_nodes = (facts.get_text(subject, keys.GPU_OWN_NUMA_NODE),)
+    return _choose_first(cpus), _choose_first(nodes), "", _choose_first(own_nodes)
 
 
 def _choose_first(values: tuple[object, ...]) -> str:

@@ -130,8 +130,12 @@ def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) ->
         )
     if unknown:
         notes.append(f"the text says nothing about {list_some(unknown, 3)}")
-    gpus = sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name))
-    return Cells(ids, gpus, labels, with_label)
+    return Cells(
+        ids,
+        sum(1 << i for i, name in enumerate(table.names) if GPU_NAME.fullmatch(name)),
+        labels,
+        with_label,
+    )
 
 
 def _name_devices(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> tuple[str, ...]:
@@ -173,17 +177,12 @@ def _read_labels(
             elif label is not None and i != j:
                 unknown[label] = None
         labels_by_row.append(labels)
-    if absent:
-        notes.append(f"no row for {list_some(absent)}; the other rows say what is known")
-    if shifted:
-        notes.append(
-            f"the row of {list_some(shifted)} has its X in another column, so its cells are not "
-            "read"
-        )
-    if unknown:
-        notes.append(f"unknown labels are left out: {list_some(unknown)}")
-    if table.repeated:
-        notes.append(
-            f"rows that occur twice and differ: {list_some(table.repeated)}; the first is read"
-        )
+    for names, note in (
+        (absent, "no row for {}; the other rows say what is known"),
+        (shifted, "the row of {} has its X in another column, so its cells are not read"),
+        (unknown, "unknown labels are left out: {}"),
+        (table.repeated, "rows that occur twice and differ: {}; the first is read"),
+    ):
+        if names:
+            notes.append(note.format(list_some(names)))
     return labels_by_row

@@ -13,17 +13,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ...graph import Device, Link, both_directions
-from ...hardware import NVLINK_LINKS_PER_GPU, PCIE_GTps, PcieLink, pcie_link
+from ...hardware import NVLINK_LINKS_PER_GPU, PcieLink, pcie_link
 from ...notes import assumed
 from .cells import Cells, count_nvlinks, iterate_members
 
 # No GPU has more NVLinks than this.
 MAX_NVLINKS = max(NVLINK_LINKS_PER_GPU.values())
-# For GPUs with more NVLinks than the first number: PCIe link, GB/s per NIC, assumed generation.
-_BY_NVLINKS = (
-    (12, PcieLink(5, 16), Fraction(50), "H100 and later: 18 NVLinks"),
-    (6, PcieLink(4, 16), Fraction(25), "A100: 12 NVLinks"),
-)
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,27 @@ class AssumedRates:
     nic_source: str = ""
 
 
+# Assumed for GPUs with more NVLinks than the first number.
+_BY_NVLINKS = (
+    (
+        12,
+        AssumedRates(
+            PcieLink(5, 16),
+            assumed("Gen5 x16 (32 GT/s), by the GPUs (H100 and later: 18 NVLinks)"),
+            Fraction(50),
+            "400 Gb/s, by the GPUs (H100 and later: 18 NVLinks)",
+        ),
+    ),
+    (
+        6,
+        AssumedRates(
+            PcieLink(4, 16),
+            assumed("Gen4 x16 (16 GT/s), by the GPUs (A100: 12 NVLinks)"),
+            Fraction(25),
+            "200 Gb/s, by the GPUs (A100: 12 NVLinks)",
+        ),
+    ),
+)
 # Assumed if NVLinks reveal nothing.
 UNKNOWN_RATES = AssumedRates(
     pcie_link(None, None), assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
@@ -45,17 +61,7 @@ UNKNOWN_RATES = AssumedRates(
 def assume_rates(cells: Cells) -> AssumedRates:
     """Return the rates to assume for a machine, by the largest number of NVLinks of any GPU."""
     most = max((_count_gpu_nvlinks(row) for row in cells.labels), default=0)
-    for fewer, pcie, nic_GBps, generation in _BY_NVLINKS:
-        if most > fewer:
-            by_gpus = f"by the GPUs ({generation})"
-            speed = f"{float(PCIE_GTps[pcie.generation]):g} GT/s"
-            return AssumedRates(
-                pcie,
-                assumed(f"Gen{pcie.generation} x{pcie.width} ({speed}), {by_gpus}"),
-                nic_GBps,
-                f"{float(nic_GBps) * 8:g} Gb/s, {by_gpus}",
-            )
-    return UNKNOWN_RATES
+    return next((rates for fewer, rates in _BY_NVLINKS if most > fewer), UNKNOWN_RATES)
 
 
 def _count_gpu_nvlinks(row: list[str | None]) -> int:

@@ -116,14 +116,21 @@ def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
             Fact(gpu_subject(gpu), key, text, source) for key, text in listing.identity.items()
         ]
         if gpu in address:
-            order = f"{REMOTE}, by the order of the GPUs"
-            facts.append(Fact(gpu_subject(gpu), keys.GPU_BUS_ID, address[gpu], order))
+            facts.append(
+                Fact(
+                    gpu_subject(gpu),
+                    keys.GPU_BUS_ID,
+                    address[gpu],
+                    f"{REMOTE}, by the order of the GPUs",
+                )
+            )
         for number, speed in sorted(listing.speed.items()):
             subject, state = nvlink_subject(gpu, number), "active" if speed else "inactive"
             facts.append(Fact(subject, keys.NVLINK_STATE, state, STATUS))
             if speed:
-                rate_MBps = int(Fraction(speed) * 1000)
-                facts.append(Fact(subject, keys.NVLINK_SPEED_MBps, rate_MBps, STATUS))
+                facts.append(
+                    Fact(subject, keys.NVLINK_SPEED_MBps, int(Fraction(speed) * 1000), STATUS)
+                )
         # -R numbers active links only; if -s lists equally many, it has the right numbers
         active = sorted(number for number, speed in listing.speed.items() if speed)
         numbers = active if len(active) == len(listing.remote) else list(listing.remote)

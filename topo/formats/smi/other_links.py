@@ -35,18 +35,20 @@ _RATES = {
     "LNK": ("link", DEFAULT_BANDWIDTH_GBps, assumed("the text has no rates")),
 }
 # A link to a network or other switch: kind, GB/s in one direction, latency and source.
-_NETWORK_LINK = (
-    "network",
-    Fraction(25, 2),
-    LATENCY_us["network"],
-    assumed("a port of 100 Gb/s"),
-)
-_SWITCH_LINK = (
-    "link",
-    DEFAULT_BANDWIDTH_GBps,
-    LATENCY_us["nvswitch"],
-    assumed("the text has no rates"),
-)
+_TO_SWITCH = {
+    "network": (
+        "network",
+        Fraction(25, 2),
+        LATENCY_us["network"],
+        assumed("a port of 100 Gb/s"),
+    ),
+    "switch": (
+        "link",
+        DEFAULT_BANDWIDTH_GBps,
+        LATENCY_us["nvswitch"],
+        assumed("the text has no rates"),
+    ),
+}
 
 
 def join_other_links(
@@ -202,10 +204,8 @@ def _add_networks(inferred: InferredTopology) -> None:
 
 
 def _add_switch(inferred: InferredTopology, stem: str, group: int) -> None:
-    switch, is_network = inferred.pick_id(stem), stem == "network"
-    inferred.devices.append(
-        Device(switch, "switch", "network" if is_network else None, source=inferred.source)
-    )
-    kind, rate, latency, source = _NETWORK_LINK if is_network else _SWITCH_LINK
+    switch, family = inferred.pick_id(stem), "network" if stem == "network" else None
+    inferred.devices.append(Device(switch, "switch", family, source=inferred.source))
+    kind, rate, latency, source = _TO_SWITCH[stem]
     for name in inferred.get_names(group):
         inferred.join(Link(name, switch, rate, latency, kind, source=source))

@@ -285,7 +285,8 @@ def _parse_row(
     width = len(matrix.names)
     fields = [cell.strip() for cell in line.lstrip().split("\t")]
     if len(fields) > width and all(
-        not cell or _is_one_label(cell) for cell in fields[1 : width + 1]
+        not cell or (_LABEL.fullmatch(cell) and _split_glued(cell) == [cell])
+        for cell in fields[1 : width + 1]
     ):
         cells: list[str | None] = [cell or None for cell in fields[1 : width + 1]]
         rest = fields[width + 1 :]
@@ -307,10 +308,6 @@ def _parse_row(
     if rest and not rest[0]:  # an empty first affinity: the others are in the last columns
         columns = columns[max(0, len(columns) - len(texts)) :]
     return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
-
-
-def _is_one_label(cell: str) -> bool:
-    return _LABEL.fullmatch(cell) is not None and len(_split_glued(cell)) == 1
 
 
 def _split_glued(word: str) -> list[str]:

@@ -27,7 +27,6 @@ from .inferred import UNKNOWN, Affinity, InferredTopology
 MAX_NODES = 128
 
 _Value = TypeVar("_Value")
-_SMP_SOURCE = assumed("one QPI link of 9.6 GT/s")
 # Labels that nvidia-smi does not print; topoplan writes them for other topologies.
 _OWN_LABELS = ("XGMI", "LNK", "SW", "NET", "DIS")
 
@@ -116,15 +115,16 @@ def _find_numa_classes(inferred: InferredTopology, on_pcie: int) -> list[int]:
 
 
 def _list_affinities(inferred: InferredTopology, group: int) -> list[Affinity]:
-    members = iterate_members(group)
-    return [inferred.affinities[i] for i in members if i in inferred.affinities]
+    return [inferred.affinities[i] for i in iterate_members(group) if i in inferred.affinities]
 
 
 def _note_overruled(inferred: InferredTopology, merged: list[tuple[int, int]]) -> None:
     """Note pairs labelled SYS that were put into one NUMA node because of their affinities."""
-    far = inferred.cells.with_label["SYS"]
     pairs = [
-        (i, j) for a, b in merged for i in iterate_members(a) for j in iterate_members(far[i] & b)
+        (i, j)
+        for a, b in merged
+        for i in iterate_members(a)
+        for j in iterate_members(inferred.cells.with_label["SYS"][i] & b)
     ]
     if pairs:
         inferred.overruled |= {frozenset(pair) for pair in pairs}
@@ -269,19 +269,26 @@ def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device])
     cells = inferred.cells
     far = [cells.find_around(node, "NET", "DIS") for node in nodes]
     by_sys = [cells.find_around(node, "SYS") for node in nodes]
-    assumed: list[str] = []
+    unlabelled: list[str] = []
     for (i, a), (j, b) in combinations(enumerate(cpus), 2):
         if far[i] & nodes[j]:
             continue
         if not by_sys[i] & nodes[j]:
-            assumed.append(f"{a.id} - {b.id}")
+            unlabelled.append(f"{a.id} - {b.id}")
         inferred.join(
-            Link(a.id, b.id, QPI_DATASHEET_GBps, LATENCY_us["smp"], "smp", source=_SMP_SOURCE)
+            Link(
+                a.id,
+                b.id,
+                QPI_DATASHEET_GBps,
+                LATENCY_us["smp"],
+                "smp",
+                source=assumed("one QPI link of 9.6 GT/s"),
+            )
         )
-    if assumed:
+    if unlabelled:
         inferred.notes.append(
-            f"the labels do not say how {list_some(assumed, 3)} are joined; taken as CPUs of one "
-            "machine"
+            f"the labels do not say how {list_some(unlabelled, 3)} are joined; taken as CPUs of "
+            "one machine"
         )
 
 
