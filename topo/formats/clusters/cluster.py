@@ -147,10 +147,10 @@ class Cluster:
         """
         hosting = {host.switch for host in self.hosts.values()}
         while True:
-            alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+            alike: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)
             for name, children in self._list_below().items():
                 if children:
-                    alike[(*sorted(children), "", *sorted(self.above[name]))].append(name)
+                    alike[tuple(sorted(children)), tuple(sorted(self.above[name]))].append(name)
             planes = [x for x in alike.values() if len(x) > 1 and hosting.isdisjoint(x)]
             if not planes:
                 return
