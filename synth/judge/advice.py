@@ -90,8 +90,6 @@ def _advise_on_transports(channels: ChannelVerdict) -> list[FileFinding]:
 
 @dataclass(frozen=True)
 class _Adviser:
-    """A writer of the findings of one verdict."""
-
     verdict: FileVerdict
     spell: Spell
 
@@ -113,11 +111,10 @@ class _Adviser:
                 )
             ]
         findings = []
-        shape = TREES if taken.shape == RINGS else RINGS
+        shape, name = (TREES, "Tree") if taken.shape == RINGS else (RINGS, "Ring")
         other = channels.rate(collective, shape)
         is_sure = channels.taken in ("RING", "TREE")
         if is_sure and other is not None and other.algbw_GBps > taken.algbw_GBps * _MIN_GAIN:
-            name = "Tree" if shape == TREES else "Ring"
             findings.append(
                 FileFinding(
                     f"tuner-{collective}",

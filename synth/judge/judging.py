@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
@@ -53,10 +54,10 @@ class Judge:
         machine = self.machines.find(reading)
         findings, notes = list(reading.findings), list(reading.notes)
         verdict = FileVerdict(reading, machine, findings=findings, notes=notes)
-        groups: dict[tuple[str, int], list[Measurement]] = {}
+        groups: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
         for m in reading.measurements:
             if self.collective in (None, m.collective):
-                groups.setdefault((m.collective, m.ranks), []).append(m)
+                groups[m.collective, m.ranks].append(m)
         for (name, ranks), measurements in groups.items():
             self._judge_measurements(verdict, name, ranks, measurements)
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
@@ -203,7 +204,6 @@ def _predict(options: Options, size_bytes: int) -> float | None:
 
 
 def _renumber(parents: Parents, gpu_of: tuple[int, ...]) -> Parents:
-    """Return a tree of ranks as a tree of GPUs."""
     parent_of = {gpu_of[rank]: gpu_of[p] if p != -1 else -1 for rank, p in enumerate(parents)}
     return tuple(parent_of[gpu] for gpu in range(len(parents)))
 

@@ -195,7 +195,7 @@ def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[A
 
 def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
     advice = (
-        "none of the boards' NVLinks is active: see the doctor's findings before anything else"
+        "none of the boards' NVLinks is active: see what topo-probe's check finds first"
         if a in view.without_nvlink
         else f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     )

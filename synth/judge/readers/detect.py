@@ -20,9 +20,9 @@ STANDARD_INPUT = "-"
 _SNIFF_CHARACTERS = 64 * 2**10
 # Characters of the outermost element that identify the kind of XML.
 _ROOT_CHARACTERS = 200
-# The end of errors about unknown texts.
 # Longest line, in characters, of a message; patterns would take quadratic time on longer ones.
 _MAX_LINE = 20_000
+# The end of errors about unknown texts.
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
     "JSON of nccl-tests or rccl-tests, topo-run's JSON, or lines of NCCL Inspector"
@@ -98,9 +98,8 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
     skipped = _BEFORE_THE_ROOT.match(text[:_SNIFF_CHARACTERS])
     start = text[skipped.end() if skipped else 0 :][:_ROOT_CHARACTERS]
     if not start.strip():
-        empty = f"{where}: the file is empty"
-        if where == STANDARD_INPUT:
-            empty = "standard input is empty: the command before | printed nothing"
+        piped = "standard input is empty: the command before | printed nothing"
+        empty = piped if where == STANDARD_INPUT else f"{where}: the file is empty"
         raise InputError(f"{empty}; {_EXPECTED}")
     if start.startswith("<graphs"):
         from .graph_dump import read_graph_dump
@@ -129,10 +128,8 @@ def _read_any(text: str, where: str, collective: str | None) -> Reading:
 def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     signatures = Signatures()
     log, table = LogReader(signatures), TableReader(signatures)
-    if "\x1b[" in text:
-        text = _ANSI.sub("", text)
     count = 0
-    for count, line in enumerate(text.splitlines(), 1):
+    for count, line in enumerate(_ANSI.sub("", text).splitlines(), 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
         is_message = signatures.is_message(line)
         log.take(line, count)
