@@ -14,7 +14,6 @@ from .view import Check, DoctorView, Finding, join_names
 _SHARED = ("internal", "single", "multiple", "PIX", "PXB")
 
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
-_OK = "ok"
 _BY_DESIGN = "gpu not supported"
 _REFUSALS = (
     "chipset not supported",
@@ -37,7 +36,7 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
         for a, b, subject in _list_pairs(view)
         for key in _READ_AND_WRITE
         if (status := view.facts.get_text(subject, key)) in _REFUSALS
-        and view.facts.get_text(_reverse(subject), key) != _OK
+        and view.facts.get_text(_reverse(subject), key) != "ok"
     ):
         by_design = status == _BY_DESIGN
         yield Finding(
@@ -71,7 +70,7 @@ def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
         )
         for a, b, subject in _list_pairs(view)
         for key in _READ_AND_WRITE
-        if view.facts.get_text(subject, key) == _OK
+        if view.facts.get_text(subject, key) == "ok"
         and view.facts.get_text(_reverse(subject), key) in _REFUSALS
     ):
         yield Finding(

@@ -1,9 +1,9 @@
 """Facts about a machine: each value with its source, or the reason why it is missing.
 
 A probe never fails as a whole: if a question has no answer, the fact gives the reason in `missing`
-and the probe asks the next one. `keys.py` declares the subjects and keys, and `view.py` has the view
-that the doctor and GPUDirect share. A topology stores the
-facts that it was made from in `extra["facts"]`, so that its JSON can be judged on another machine.
+and the probe asks the next one. `keys.py` declares the subjects and keys, `view.py` has the view
+that the doctor and GPUDirect share. A topology stores the facts that it was made from in
+`extra["facts"]`, so that its JSON can be judged on another machine.
 """
 
 from __future__ import annotations

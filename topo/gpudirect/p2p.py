@@ -62,12 +62,6 @@ _REFUSED = {
         "see nvidia-smi topo -p2p r",
     ),
 }
-_GATED = "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared memory"
-_BROKEN = (
-    "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric manager where "
-    "there are NVSwitches"
-)
-
 # Two GPUs of different hosts, and the NVSwitch that both are linked to.
 FabricPair = tuple[str, str, str]
 
@@ -159,9 +153,16 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
             refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
         )
         if path in ("NVL", "NVB"):
-            rule, advice = f"{rule}, although NVLink joins them", _BROKEN
+            rule = f"{rule}, although NVLink joins them"
+            advice = (
+                "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric "
+                "manager where there are NVSwitches"
+            )
         elif any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
-            advice = _GATED
+            advice = (
+                "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared "
+                "memory"
+            )
         return Answer("no", rule, (f"NVML: {said}",), advice)
     unasked = next((key for key, texts in statuses.items() if texts == [None, None]), None)
     if unasked is not None:

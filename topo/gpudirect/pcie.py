@@ -53,8 +53,8 @@ def _judge_acs(view: PairView, a: str, b: str, from_file: bool) -> Iterator[Answ
             "translates",
             ("ACS redirect is on at bridges between them",),
             "switch IO virtualization (VT-d, AMD-Vi) or ACS off in the BIOS, or, as root and after "
-            f"each boot: for b in {' '.join(view.redirecting)}; do setpci -s $b ECAP_ACS+0x6.w=0000; "
-            "done",
+            f"each boot: for b in {' '.join(view.redirecting)}; do setpci -s $b "
+            "ECAP_ACS+0x6.w=0000; done",
         )
     elif on:
         yield Answer(

@@ -36,7 +36,7 @@ MAX_ENTRIES: Mapping[str, int] = {
     "proc/driver/nvidia/gpus": 1_000,
 }
 
-# Levels of nested folders; the deepest in any machine's /sys has some 25.
+# Levels of nested folders: chosen, not measured; the recorded machines have up to 9.
 MAX_DEPTH = 64
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # Unpacked files are readable by this user alone.

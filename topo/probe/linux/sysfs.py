@@ -268,7 +268,7 @@ def read_locality(root: Path, facts: Facts) -> Facts:
         for name in facts.list_names(NUMA)
         if name
     }
-    found: dict[str, Fact] = {}
+    nodes: dict[str, Fact] = {}
     for bus_id in facts.list_names(PCI) if len(cpus_of) > 1 else ():
         subject, folder = pci_subject(bus_id), root / "sys/bus/pci/devices" / bus_id
         if facts.get_number(subject, keys.PCI_NUMA_NODE) is not None:
@@ -277,8 +277,8 @@ def read_locality(root: Path, facts: Facts) -> Facts:
             listed = read_fact(root, folder / file, subject, keys.PCI_NUMA_NODE)
             near = [node for node, cpus in cpus_of.items() if cpus & read(str(listed.value or ""))]
             if len(near) == 1:
-                found.setdefault(bus_id, replace(listed, value=near[0]))
-    return Facts(tuple(found.values()))
+                nodes.setdefault(bus_id, replace(listed, value=near[0]))
+    return Facts(tuple(nodes.values()))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -57,8 +57,6 @@ _STATUS = (
     "disabled by registry key",
     "not supported",
 )
-# NVML_P2P_STATUS_UNKNOWN.
-_UNKNOWN = 6
 _ANCESTORS = {
     0: "internal",
     10: "single",
@@ -222,7 +220,7 @@ def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
 
 
 def _read_status(code: Any) -> str:
-    if code == _UNKNOWN:
+    if code == len(_STATUS):  # NVML_P2P_STATUS_UNKNOWN
         raise ValueError("the driver says unknown")
     if code >= len(_STATUS):
         raise ValueError(f"the driver says {code}, which is not known here")

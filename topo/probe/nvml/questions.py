@@ -28,8 +28,6 @@ from .library import (
 )
 from .links import read_c2c, read_nvlinks, read_p2p
 
-_LIBRARY = "libnvidia-ml.so.1"
-
 # Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192
 # CPUs.
 _WORDS = 128
@@ -73,7 +71,7 @@ def _report_no_library(source: str, reason: str) -> Facts:
 
 
 def _read(nvml: Nvml) -> Iterator[Fact]:
-    yield Fact(NVML, keys.NVML_LIBRARY, _LIBRARY, "nvmlInit")
+    yield Fact(NVML, keys.NVML_LIBRARY, "libnvidia-ml.so.1", "nvmlInit")
     yield nvml.ask(NVML, keys.NVML_DRIVER, "nvmlSystemGetDriverVersion", read=decode_text)
     yield nvml.ask(NVML, keys.NVML_VERSION, "nvmlSystemGetNVMLVersion", read=decode_text)
     yield nvml.ask(
