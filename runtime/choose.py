@@ -420,8 +420,10 @@ class Chooser:
         worthwhile = _WORTHWHILE_SHORT if stock_s < _SHORT_S else _WORTHWHILE
         winner = own if times_s[own] <= worthwhile * stock_s else None
         # Schedules of a strategy may share a label: the fastest comes last and overwrites others.
-        slowest_first = sorted(times_s.items(), key=lambda item: -item[1])
-        raced_us = {_label(x): seconds * 1e6 for x, seconds in slowest_first}
+        raced_us = {
+            _label(x): seconds * 1e6
+            for x, seconds in sorted(times_s.items(), key=lambda item: -item[1])
+        }
         if self.transport.rank == 0:
             place = self.variants.index(own)
             race = CachedRace(

@@ -64,8 +64,10 @@ def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
             f"reduction {kind} is not supported; expected SUM, AVG, PRODUCT, MAX or MIN"
         )
     if dtype not in REDUCIBLE_DTYPES:
-        names = ", ".join(map(dtype_name, REDUCIBLE_DTYPES))
-        raise InputError(f"{dtype} tensors cannot be reduced; expected one of {names}")
+        raise InputError(
+            f"{dtype} tensors cannot be reduced; expected one of "
+            f"{', '.join(map(dtype_name, REDUCIBLE_DTYPES))}"
+        )
     if not can_reduce(dtype, kind):
         raise InputError(f"AVG of {dtype} is not a whole number; use SUM, or a floating-point type")
     return kind

@@ -84,7 +84,9 @@ class BaseGroup(PlainCalls):
                 "topoplan.backend_options()"
             )
         self.ranks, self.whole = list_members(place)
-        self.options: BackendOptions = options or _inherit_options() or backend_options()
+        world = dist.group.WORLD  # its options are those of groups that are created without any
+        inherited = world.options if isinstance(world, BaseGroup) else None
+        self.options: BackendOptions = options or inherited or backend_options()
         self.attempt = agree_on_attempt(
             place.store, place.group_rank, place.group_size, place.timeout
         )
@@ -306,12 +308,6 @@ class BaseGroup(PlainCalls):
                 preposition = "from" if name == "broadcast" else "to"
                 used[name if root is None else f"{name} {preposition} {root}"] = communicator
         self.account.log_once(used, self.options.choose)
-
-
-def _inherit_options() -> BackendOptions | None:
-    """Return the default group's options, for groups that are created without any."""
-    world = dist.group.WORLD
-    return world.options if isinstance(world, BaseGroup) else None
 
 
 def _close(group: weakref.ref[BaseGroup]) -> None:

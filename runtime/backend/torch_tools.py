@@ -56,8 +56,11 @@ def _find_counting_modes() -> list[Any]:
     debug = sys.modules.get("torch.distributed.tensor.debug")
     if debug is None:
         return []
-    modes = reversed(_get_current_dispatch_mode_stack())
-    return [mode for mode in modes if isinstance(mode, debug.CommDebugMode)]
+    return [
+        mode
+        for mode in reversed(_get_current_dispatch_mode_stack())
+        if isinstance(mode, debug.CommDebugMode)
+    ]
 
 
 def leave_untraced(cls: C) -> C:

@@ -15,7 +15,6 @@ from msgspec import Meta, Struct, structs
 
 from ...topo.errors import InputError, TopoplanError
 from ...topo.files import write_whole
-from ...topo.graph import Topology
 from ...topo.schema import Index, Label, read_as
 from ...topo.version import VERSION
 from ..ranks.machine import Machine
@@ -69,9 +68,10 @@ class CachedRaces:
     ) -> None:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         host = machine.host
+        links = None if machine.topology is None else machine.topology.to_json()
         inputs = [
             plan_hash,
-            _describe(machine.topology),
+            links and [links["devices"], links["links"]],
             machine.what,
             machine.batched,
             [host.cores, host.wire, host.burst_bytes],  # of the machine; never fitted
@@ -144,10 +144,3 @@ def _remove_oldest(folder: Path) -> None:
             written.append((path.stat().st_mtime, path))
     for _, path in sorted(written)[: max(0, len(written) - MAX_FILES)]:
         path.unlink(missing_ok=True)
-
-
-def _describe(topology: Topology | None) -> object:
-    if topology is None:
-        return None
-    data = topology.to_json()
-    return [data["devices"], data["links"]]

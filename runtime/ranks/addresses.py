@@ -178,13 +178,13 @@ def _read(text: bytes) -> Address | None:
 def _list_own_hosts() -> list[str]:
     """Return this machine's addresses, first the one that gloo uses too."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    hosts = [] if not named else [host for host in [_find_address(named)] if host is not None]
+    hosts = [_find_address(named)] if named else []
     with suppress(OSError):  # the hostname has no address: gloo takes the loopback then, too
         hosts += [
             str(info[4][0])
             for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
         ]
-    return [*dict.fromkeys(hosts), "127.0.0.1"]
+    return [*dict.fromkeys(filter(None, hosts)), "127.0.0.1"]
 
 
 def _find_address(interface: str) -> str | None:

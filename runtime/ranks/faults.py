@@ -71,8 +71,7 @@ def grace_s(timeout: timedelta) -> float:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, without gloo's source location."""
     text = _SOURCE_LINE.sub("", str(error).strip())
-    first = text.splitlines()[0] if text else type(error).__name__
-    return first.split(". This is typically")[0]
+    return text.splitlines()[0].split(". This is typically")[0] if text else type(error).__name__
 
 
 @dataclass(slots=True)

@@ -53,25 +53,10 @@ def take(
     Raise RuntimeError if that takes longer than `timeout` or `stop` is set, or what `look`, called
     every second, raises.
     """
-    wait_for(store, key, timeout, stop, look)
-    data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
-    return json.loads(zlib.decompress(data))
-
-
-def wait_for(
-    store: Store,
-    key: str,
-    timeout: timedelta,
-    stop: threading.Event | None = None,
-    look: Callable[[], object] = lambda: None,
-) -> None:
-    """Wait by polling until a key is in the store; raises like `take`.
-
-    `Store.wait` would occupy the connection all that time, so that other threads could not use it.
-    """
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
     next_look = time.monotonic() + _LOOK_S
+    # `Store.wait` would occupy the connection all that time, so that other threads could not use it.
     while not store.check([key]):
         if time.monotonic() > next_look:
             look()
@@ -81,6 +66,8 @@ def wait_for(
         if time.monotonic() > deadline:
             raise RuntimeError(f"nothing came within {timeout.total_seconds():g} s")
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    data = b"".join(store.get(f"{key}/{number}") for number in range(int(store.get(key))))
+    return json.loads(zlib.decompress(data))
 
 
 class StoreClient:
