@@ -56,7 +56,7 @@ def take(
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
     next_look = time.monotonic() + _LOOK_S
-    # `Store.wait` would occupy the connection all that time, so that other threads could not use it.
+    # `Store.wait` would occupy the connection all that time: other threads could not use it.
     while not store.check([key]):
         if time.monotonic() > next_look:
             look()
