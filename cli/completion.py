@@ -1,7 +1,5 @@
 """topoplan completion: print a shell's completion script for topoplan and the topo-* commands."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib import import_module

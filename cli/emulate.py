@@ -1,7 +1,5 @@
 """topo-emulate: run a command once per rank, on a machine emulated with network namespaces."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

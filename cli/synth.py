@@ -3,8 +3,6 @@
 Each mode is in a module of cli/synthesis: plan, bound, front, explain.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """topoplan: all commands as subcommands of one."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib import import_module

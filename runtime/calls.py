@@ -5,8 +5,6 @@ How a tensor passes through a collective: `Communicator` asks its `CallCache` fo
 bound to the tensor (compiled.py), and from then on only plays it (players/).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial

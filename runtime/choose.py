@@ -9,8 +9,6 @@ it against the stock collective, and repeats the race only if the winner loses, 
 differs much from the cached one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

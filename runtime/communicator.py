@@ -1,7 +1,5 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path

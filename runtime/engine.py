@@ -4,8 +4,6 @@ Users hold a `Communicator`; the benchmark, the calibration, the backend and the
 its engine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

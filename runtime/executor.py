@@ -6,8 +6,6 @@ NCCL a tick's operations go out in batches on the current stream, and waiting do
 host.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 AVG is a sum divided by the number of ranks.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any

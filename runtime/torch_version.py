@@ -1,7 +1,5 @@
 """The version of the imported torch: checks against the oldest that topoplan supports."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

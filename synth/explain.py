@@ -1,7 +1,5 @@
 """Explain a bound: the bottleneck, the algbw of each strategy, and the links to improve first."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

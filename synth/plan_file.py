@@ -4,8 +4,6 @@ Chunks and transfers are rows, so that large plans stay short. The reader refuse
 they would change the meaning of a plan. docs/files.md lists the fields reserved for later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

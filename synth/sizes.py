@@ -1,7 +1,5 @@
 """Sizes in bytes as people write them: 4096, 64K, 1MiB, 2G (binary multiples, as in nccl-tests)."""
 
-from __future__ import annotations
-
 import re
 
 from ..topo.errors import InputError

@@ -7,8 +7,6 @@ field, cannot see double counting. If a collective only copies, a rank either ha
 not. Transfers are played a step at a time, as arrays.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction

@@ -14,8 +14,6 @@ error about one parameter names it in `parameter`; cli/shared translates that in
 command in use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

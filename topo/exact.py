@@ -1,7 +1,5 @@
 """Read and write exact numbers: fractions as JSON numbers or strings."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from contextlib import suppress

@@ -6,8 +6,6 @@ read with these, since the library itself interprets the file that way. All rate
 bytes per second) in one direction.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

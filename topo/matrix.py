@@ -5,8 +5,6 @@ when no other traffic uses it. PHB and NODE differ only if devices name their ro
 `extra["root"]`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Name devices, and shorten lists of names."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 
 

@@ -1,7 +1,5 @@
 """Escape characters in file contents that a terminal or a page would obey, reorder or hide."""
 
-from __future__ import annotations
-
 import re
 from xml.sax.saxutils import escape
 

@@ -6,8 +6,6 @@ Numbers stay exact: a field declared as Fraction takes integers, decimals and st
 (see exact.parse_fraction).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

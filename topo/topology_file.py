@@ -3,8 +3,6 @@
 Unknown fields are stored in `extra` and written back. A null field takes its default.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Output files of commands, checked before any work is done, and rows as CSV."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

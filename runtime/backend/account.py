@@ -1,7 +1,5 @@
 """One log line per group on the plans that its collectives used, and why (TOPOPLAN_LOG)."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import Counter

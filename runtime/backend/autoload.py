@@ -5,8 +5,6 @@ finds backends by name (group torch.distributed.backends), so there this module 
 imports nothing more.
 """
 
-from __future__ import annotations
-
 
 def register_with_older_torch() -> None:
     """Register the backend "topo" if torch does not find backends by name."""

@@ -1,7 +1,5 @@
 """A group of the backend "topo", which runs its calls by a plan or by the plain group."""
 
-from __future__ import annotations
-
 import atexit
 import uuid
 import weakref

@@ -6,8 +6,6 @@ would have computed wrong numbers, or waited. Only the first calls of a group an
 posted: the tags of later calls differ if the calls do.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ collective, in the background; the queue makes the communicator at the first cal
 plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Read the options of the backend "topo" from `backend_options` or environment variables."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ tensor that has a Python object needs the GIL: both wait for ever. The bindings 
 which is a C++ ProcessGroup, release the GIL.
 """
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

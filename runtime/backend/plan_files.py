@@ -1,7 +1,5 @@
 """Plans in files: those that the user named, and those cached by an earlier start."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

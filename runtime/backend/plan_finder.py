@@ -5,8 +5,6 @@ take part, and only rank 0 needs files and time. Modules that read, join and cha
 imported only if there is a machine to plan for, not for plans from files.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

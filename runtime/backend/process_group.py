@@ -4,8 +4,6 @@ A process group around a plain one (gloo, and NCCL if there are GPUs). Collectiv
 run by communicators, made when a collective is first used; the plain group does everything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial

@@ -10,8 +10,6 @@ at the first attribute (torch 2.13: "Member '_find' is not registered for this o
 what it marks and skips can be marked and skipped directly.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FunctionType

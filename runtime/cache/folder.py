@@ -1,7 +1,5 @@
 """The folder of cached plans and races, and the warning if nothing can be cached there."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

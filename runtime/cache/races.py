@@ -1,7 +1,5 @@
 """Results of races, cached in a folder, so that the next start need not race again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Define the contract of the classic systems; see the package's docstring."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ block. A row of `numel` values becomes two float32 per block (its smallest and l
 a byte per value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Wrong use is thus the same error on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta

@@ -5,8 +5,6 @@ that serves keeps its own part. BytePS (Jiang et al., OSDI 2020, section 4.1) so
 for equal machines on one switch; here it is a linear program over the links of any topology.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

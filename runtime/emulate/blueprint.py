@@ -6,8 +6,6 @@ route between two GPUs (only other GPUs are between them), those GPUs forward: s
 connections between all ranks, and a stock collective in a bad rank order would do the same.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ mpirun, a rank with its daemon. Open MPI does not notice a cut link by itself: m
 daemons that cannot reach it, and they for mpirun.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ takes its cables with it: not even SIGKILL leaves anything behind, and two runs 
 Programs used: `unshare` and `nsenter` (util-linux), `ip` and `tc` (iproute2).
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Start and end ranks inside an emulated machine, and set up their environment."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

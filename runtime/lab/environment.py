@@ -1,7 +1,5 @@
 """Describe the machine and versions behind a report, without names of hosts, users or folders."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

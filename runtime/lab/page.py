@@ -1,7 +1,5 @@
 """Format the report as cells of a table, as Markdown, as JSON, and as bars in SVG."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

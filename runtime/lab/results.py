@@ -1,7 +1,5 @@
 """Define the rows of a report, and summarize their figures in sentences."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass

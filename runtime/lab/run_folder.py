@@ -3,8 +3,6 @@
 Does not import torch.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypedDict, cast

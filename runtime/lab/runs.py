@@ -1,7 +1,5 @@
 """Start a report's ranks, once per network and number of ranks, and collect their results."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import threading

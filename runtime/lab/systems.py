@@ -1,7 +1,5 @@
 """List the systems that a report compares; each averages gradients by another method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...topo.errors import InputError, suggest

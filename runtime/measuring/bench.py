@@ -5,8 +5,6 @@ stock take turns. Results are compared with float64 sums of the same random data
 can compute for every other.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Hold a benchmark's settings and, per size, its buffers, random data and the check of results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ sizes, separate the cost of a message from that of a byte and of a call. Bandwid
 links stay unchanged.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

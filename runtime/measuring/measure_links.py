@@ -9,8 +9,6 @@ data is on GPUs over NCCL and in host memory over gloo. Rates of simultaneous fl
 all of them are running.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ group's. Over NCCL everything a rank sends and receives at a time is one batch (
 wait for each other), and the host waits for the stream.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ it. Over NCCL, where waiting does not stop the host, a tick's messages begin and
 batch, for which the host waits. Every rank's clock starts at a barrier before the call.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 MPI's own collectives are called over it on flat tensors; plans are raced against them.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib

@@ -1,7 +1,5 @@
 """Set torchrun's variables in ranks that mpirun or srun started."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Load MPI through mpi4py and describe it, with one clear line if it cannot be used."""
 
-from __future__ import annotations
-
 import ctypes
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The contract of players, one for gloo, NCCL and MPI, and the operations that they play."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """The player of programs in their own order: by message over gloo, by a tick's batch over NCCL."""
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

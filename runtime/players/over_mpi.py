@@ -9,8 +9,6 @@ Instructions that touch the same elements keep their order (program/dependencies
 has the same bits as in the program's own order.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

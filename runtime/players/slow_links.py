@@ -6,8 +6,6 @@ ranks compare in the background when one was sent with how long its receiver was
 rank that is late itself, or waits for another, blames no link.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import statistics

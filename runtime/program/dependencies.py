@@ -6,8 +6,6 @@ receive counts from where it is awaited: it may be posted before the rank has se
 it overwrites, since the sender waits for them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -22,8 +22,6 @@ and a received message is decoded to staging before it is used. Encoded values a
 rules of synth/ir/addition_order.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal
 

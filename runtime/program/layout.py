@@ -1,7 +1,5 @@
 """The places of chunks: element ranges in each rank's work buffer, and copies in and out of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

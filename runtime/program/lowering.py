@@ -1,7 +1,5 @@
 """Lowering: a schedule to the program of one rank (see instructions.py)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ The rules of encoding are those of synth/ir/addition_order.py. A message's piece
 after the other, each in whole blocks of the codec.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ the kernel accepts connections and buffers what arrives. So a refused connection
 process has ended.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ whose link carries nothing. If the backend does not say which rank it waits for,
 that no longer reach each other show which link is cut.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ reports of all (blame.py). Reports travel from rank to rank by every route that 
 (reports.py), and through the store, which may be behind the cut link itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ A collection in a forked process writes to each object's page, and so copies nea
 shares.
 """
 
-from __future__ import annotations
-
 import gc
 
 gc.collect()

@@ -5,8 +5,6 @@ torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST
 pair of ranks that send to each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """Start the ranks of a command on this machine, and end them together."""
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

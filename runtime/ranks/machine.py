@@ -1,7 +1,5 @@
 """Describe the machine that ranks run on: its links, if data crosses any, and the host costs."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """Make the DeviceMesh of a placement for ranks that already run."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh

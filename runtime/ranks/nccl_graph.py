@@ -4,8 +4,6 @@ NCCL reads NCCL_GRAPH_FILE whenever it makes a communicator, and fails if the co
 are not exactly the file's, so the variable must not stay set for subgroups.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Ranks of a launch meet in a process group for that time (`meeting`, `join_ranks`
 that is being set up use its store (`find_machine`).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

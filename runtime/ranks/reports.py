@@ -5,8 +5,6 @@ report that it has or gets, so that a report also reaches ranks to which its aut
 There is one thread per process, from the first trouble until some seconds after the last.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import selectors

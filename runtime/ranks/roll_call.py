@@ -3,8 +3,6 @@
 No rank has its connections yet, so each looks for all others.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Call the backend's own (stock) collectives on flat tensors; plans are raced against them."""
 
-from __future__ import annotations
-
 import atexit
 import time
 from collections.abc import Callable

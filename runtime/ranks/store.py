@@ -5,8 +5,6 @@ including waits. torchrun restarts its workers in a store that may outlive them,
 name for each attempt.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

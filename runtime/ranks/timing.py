@@ -1,7 +1,5 @@
 """Time a call on all ranks: from a barrier to the slowest rank's end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Carry the messages of communicators: a plain group with deadlines and fault handling, or MPI."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

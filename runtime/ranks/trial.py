@@ -4,8 +4,6 @@ Nothing runs for timing alone: every trial call is a call of the user's. All ran
 times, so they drop the same candidates and end the trial at the same call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ...synth.ir.schedule import Schedule

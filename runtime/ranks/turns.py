@@ -1,7 +1,5 @@
 """Time several calls against each other on all ranks, until the fastest is certain enough."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

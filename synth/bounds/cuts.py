@@ -3,8 +3,6 @@
 The searches compute maximum flows on integers (OR-tools).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from math import lcm

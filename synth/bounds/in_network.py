@@ -1,7 +1,5 @@
 """Find the bound of a machine under the assumption that every switch that could add does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...topo.graph import Device, Topology

@@ -5,8 +5,6 @@ SciPy) whose duals are rounded to fractions. The value of a bound is what its ce
 exactly, however imprecise the floats were.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction

@@ -6,8 +6,6 @@ their route, even if another path is cheaper; GPUs without a route have no dista
 integers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ whose direction counts (all but allreduce on links as wide in both directions, a
 scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single paths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Sets of channels, the schedules built from them, and the rate that each set reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Loads of rings and chains on the hardware's routes, and the cheapest orders under link prices."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ integer capacities bounds the rate; CP-SAT then looks for the channels, as count
 or, for few ranks and channels, as K circuits at once.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from fractions import Fraction

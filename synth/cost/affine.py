@@ -5,8 +5,6 @@ its routes plus the time of its most loaded link (SCCL, section 3: S alpha + (R/
 pipelined schedule is costed tick by tick: the loads of all steps of a tick add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

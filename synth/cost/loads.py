@@ -7,8 +7,6 @@ additions of one chunk to one rank are one stream from the device on at which th
 it can reduce. Everything else is one stream per transfer.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the first part of a step while the rest is still arriving. If single steps load 
 but all steps together load them evenly, the base is also tried as a pipeline.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ ranks of a host compete for its cores. Only the first segments of a long pipelin
 rest is assumed to continue at the pace reached by then.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Callable

@@ -6,8 +6,6 @@ its route. With host costs the messages are played (simulate.py), and the transf
 follow each other by their bytes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

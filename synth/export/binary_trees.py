@@ -6,8 +6,6 @@ prices, grown rank by rank, come next; the chains of `channels.rounding` are amo
 Then the weights are rounded to equal trees.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

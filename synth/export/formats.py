@@ -1,7 +1,5 @@
 """The formats of topo-synth besides plans, each with the rates that it reaches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The number (`dev`) is the driver's index.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The rules include those that NCCL does not check itself: it trusts `nchannels`, 
 as LOC, and never checks trees, so it hangs if a tree lacks a GPU.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from itertools import pairwise

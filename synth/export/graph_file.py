@@ -4,8 +4,6 @@ The rules are those of NCCL's graph/search.cc and graph/xml.cc. Anything that NC
 misread, is an InputError with file and line. `graph_check` checks whether the channels make sense.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

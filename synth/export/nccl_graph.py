@@ -6,8 +6,6 @@ speeds from the channels' exact rates it chooses well for each size. NCCL runs o
 as both graphs have, so both get the same number, at which both lose little.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

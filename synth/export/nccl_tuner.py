@@ -6,8 +6,6 @@ one measured size to the next; the first and the last range extend to all other 
 the number of channels: for -1, or a call that no line covers, the plugin runs one channel.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

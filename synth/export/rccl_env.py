@@ -6,8 +6,6 @@ uses the tree c mod the number of trees, so the number of channels is set to a m
 RCCL's sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ load. On vertex-transitive graphs one tree, balanced over the classes of links, 
 them; the time is then within about 1 % of the cut bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 

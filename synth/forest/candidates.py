@@ -6,8 +6,6 @@ order are symmetries, one tree's images load all links equally. Equal boxes are 
 If none of these reaches the bound, trees from column generation are weighed against each other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ subsets if there are few, otherwise one more or one fewer at a time. This is Ste
 unlike elsewhere nothing is proved; the bound is a cut's.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, pairwise

@@ -5,8 +5,6 @@ Matula 1990), solved by column generation: shortest paths under the links' price
 the busiest link takes the least time. The dual prices are the certificate of kind "prices".
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction

@@ -7,8 +7,6 @@ reduce-scatter are solved as broadcast and allgather on the reversed topology, a
 dual prices, evaluated exactly, are the certificate of kind "tree-prices".
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 

@@ -5,8 +5,6 @@ cannot: the hardware takes a single route (topo/routes.py). These trees use only
 their predicted loads are those of the schedule in execution.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, pairwise
 

@@ -8,8 +8,6 @@ under symmetries of the machine and its routes share one row, and only one rank 
 equivalent ranks is priced; neither weakens the bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

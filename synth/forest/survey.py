@@ -5,8 +5,6 @@ links also has a mended form, in which every link is as fast as most links of it
 is faster than on the mended machine, and a plan for it mostly needs few changes.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace

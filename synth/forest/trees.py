@@ -5,8 +5,6 @@ tree reaches every rank exactly once, so each share is reduced once and arrives 
 the routes are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

@@ -5,8 +5,6 @@ common denominator by largest remainders, and only the exact loads decide whethe
 enough.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ rounding to the next call's input. If several ranks round the same value, exactl
 error back: the others are its echoes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Advice on a verdict, in plain sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Judging of files: their measurements and channels compared with the bounds of their machine."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The machine that a file was made on, and the GPU of each rank there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

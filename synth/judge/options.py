@@ -3,8 +3,6 @@
 Alternatives are a graph file for NCCL, one ring in the best rank order, and a plan.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ The loads equal those of the schedules that `synth/channels` makes of rings and 
 512 ranks and 32 channels would have millions of transfers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

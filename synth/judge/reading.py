@@ -1,7 +1,5 @@
 """The contents of a file about a machine's collectives, before any of it is judged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

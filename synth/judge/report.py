@@ -1,7 +1,5 @@
 """Verdicts as text, JSON, rows and Prometheus' metrics."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

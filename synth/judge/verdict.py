@@ -1,7 +1,5 @@
 """A verdict: the measurements and channels of a file next to the bounds of its machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from .machine import JudgedMachine, RankMap

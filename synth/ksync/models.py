@@ -19,8 +19,6 @@ takes it over in place of its own. At the end every rank holds every contributio
 several partial sums of a chunk apart: "infeasible" means infeasible in that form.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

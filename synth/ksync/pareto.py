@@ -7,8 +7,6 @@ R) just below it are listed too, as proved infeasible. Reduce-scatter and reduce
 broadcast on the reversed topology; allreduce is composed of two, and solved directly for few steps.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

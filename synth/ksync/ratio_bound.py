@@ -25,8 +25,6 @@ evaluated exactly, counts. `equal_steps` requires r_1 = ... = r_S (the rows with
 becomes a mean over s.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction

@@ -5,8 +5,6 @@ cheapest edges changes the price of every out-tree by the same amount, so the op
 graph extends to one of the whole.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

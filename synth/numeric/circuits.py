@@ -9,8 +9,6 @@ A circuit is the order of nodes 1, 2, ... in which it visits them from node 0 an
 edge has an infinite price.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 

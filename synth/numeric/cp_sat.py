@@ -3,8 +3,6 @@
 These are one worker, a fixed seed and a limit of deterministic time.
 """
 
-from __future__ import annotations
-
 from ortools.sat.python import cp_model
 
 from .effort import Effort

@@ -3,8 +3,6 @@
 HiGHS runs through SciPy, with its serial simplex. Callers round and check exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar

@@ -7,8 +7,6 @@ get shallower by moving subtrees nearer to the root, over spare copies of edges 
 with other trees, which preserves the invariant.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence

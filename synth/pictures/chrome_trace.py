@@ -6,8 +6,6 @@ thread never overlap: a transfer that is posted during an earlier one begins whe
 on a link.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bandwidth against size as an SVG picture: lines for predictions, dashed for the bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

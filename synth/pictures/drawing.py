@@ -1,7 +1,5 @@
 """Elements of SVG, with the colours of light and dark pages, for pictures of schedules."""
 
-from __future__ import annotations
-
 import math
 
 from ...topo.printable import quote

@@ -1,7 +1,5 @@
 """A Pareto front as an SVG picture: steps to the right, rounds per chunk upwards, and the bound."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The rates between all pairs of GPUs as an SVG picture: one square per pair, darker if faster."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import permutations
 

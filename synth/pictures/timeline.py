@@ -3,8 +3,6 @@
 Each rank or link has a row; time runs to the right.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise

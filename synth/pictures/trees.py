@@ -3,8 +3,6 @@
 GPUs have the positions that they have in the picture of the machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

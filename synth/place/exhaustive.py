@@ -1,7 +1,5 @@
 """Proof of the best order of few ranks: by trying all orders, or by CP-SAT."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import permutations
 from math import ceil

@@ -4,8 +4,6 @@ Moves swap ranks, reverse or rotate stretches of ranks, swap hosts or leaves, an
 GPUs on every host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction

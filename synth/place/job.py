@@ -24,8 +24,6 @@ pipeline) the whole buffer to the next rank and to the one before, without wrapp
 have the sizes that algbw counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

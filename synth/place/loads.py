@@ -5,8 +5,6 @@ its bandwidth; phases follow each other, so an order's time is the sum over them
 "bottleneck" is instead the time of the link that is busy longest over all phases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

@@ -4,8 +4,6 @@ Formats are Open MPI's hostfile and rankfile, Slurm's host file, torchrun's comm
 each host's ranks see, the tensor of a DeviceMesh, and JSON.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

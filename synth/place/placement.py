@@ -1,7 +1,5 @@
 """The result of placing: an order, its communication time and the given order's, and a bound."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any

@@ -4,8 +4,6 @@ All orders of few ranks are tried; for some more ranks CP-SAT proves the best or
 local search finds an order, with a bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -4,8 +4,6 @@ These divide a mesh's dimensions over hosts, leaves and racks, or are cheap ring
 shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 from math import gcd, prod

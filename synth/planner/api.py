@@ -3,8 +3,6 @@
 An example is `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

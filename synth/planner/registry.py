@@ -15,8 +15,6 @@ Its schedules are verified and costed in the same way. Any failure in it becomes
 that names it.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import traceback

@@ -3,8 +3,6 @@
 It builds candidates, costs them, and selects the best for each size.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable

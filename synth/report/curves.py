@@ -1,7 +1,5 @@
 """The curve of a plan against size, with the stock ring and the bound."""
 
-from __future__ import annotations
-
 from ...topo.errors import InfeasibleError
 from ..bounds.certificate import Bound
 from ..cost.host_costs import host_of

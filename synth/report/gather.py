@@ -3,8 +3,6 @@
 These are findings, bounds, plans of the main collectives, and predictions for the stock ring.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Pieces of HTML as text. All text from outside goes through `quote`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import count
 

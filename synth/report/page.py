@@ -1,7 +1,5 @@
 """A report as one page: the machine, findings, and a section for each collective."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 It has the bound and bottleneck, plans by size, curves, trees and a timeline.
 """
 
-from __future__ import annotations
-
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
 from ..bounds.in_network import describe_assumption, describe_possible

@@ -5,8 +5,6 @@ ignores the machine (gloo, or a hand-written ring); it is no measurement. NCCL s
 itself, and may be faster.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError

@@ -1,7 +1,5 @@
 """Bracketings to try on a machine: binary trees over its ranks in which neighbours add up first."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import combinations

@@ -5,8 +5,6 @@ searched bracketings are offered too. In the search several bracketings are fitt
 one is varied until the allowed work is done.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ are in it. Such ranks have given their contributions away, so no rank ever holds
 chunk.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise

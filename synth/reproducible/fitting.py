@@ -1,7 +1,5 @@
 """The rate of one bracketing on a machine: its embeddings, weighed by column generation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass

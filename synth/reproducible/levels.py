@@ -8,8 +8,6 @@ more often than it must. The same bracketing serves whole vectors: at each level
 group exchange everything they have (few steps), or send it to one of them (a tree).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

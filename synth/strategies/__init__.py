@@ -4,8 +4,6 @@ The contract is in `synth/request.py`. Each strategy declares here which cases i
 when auto can skip it, so that auto needs no strategy's name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ..request import Strategy

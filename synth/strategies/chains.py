@@ -7,8 +7,6 @@ not proved to be the best, rings are tried too, and chains and rings side by sid
 combination is used. The orders and shares come from synth/channels.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Collectives that copy or reduce take one step, allreduce two; or one, if every r
 vector to every other (one-shot).
 """
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from ...topo.errors import InfeasibleError

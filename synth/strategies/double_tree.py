@@ -4,8 +4,6 @@ It is reduced up and broadcast down its tree. The leaves of one tree are inner n
 (Sanders, Speck, Traeff 2009; NCCL 2.4).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ n steps each (Rabenseifner 2004). In allreduce, ranks beyond the greatest power 
 their vector to a partner, and get the result at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ...topo.errors import InfeasibleError

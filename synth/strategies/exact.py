@@ -3,8 +3,6 @@
 The search is in synth/ksync.
 """
 
-from __future__ import annotations
-
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ..ir.schedule import Schedule
 from ..ksync.models import fabric_of

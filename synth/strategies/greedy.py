@@ -5,8 +5,6 @@ bandwidth has units. A chunk is only sent to ranks that lack it, and a link pref
 the fewest ranks have. Links choose in random order, in batches in which no two lead to one rank.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 import numpy as np

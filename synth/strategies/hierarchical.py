@@ -5,8 +5,6 @@ links and solved once; across them every rail has trees of boxes: a pair of bina
 chains or stars from every box (synth/forest/machine/boxes.py, shapes.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError

@@ -5,8 +5,6 @@ every rank, of equal shares. Broadcast and reduce: trees of one root. Alltoall, 
 paths that GPUs relay. All are pipelined.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ This is the scheme of BytePS (OSDI 2020). There is one server, or every rank ser
 vector; the shares follow from a linear program over the links.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...topo.errors import InfeasibleError

@@ -5,8 +5,6 @@ cost of the schedule built for it. Every order that leaves two partners without 
 than every order in which all partners have one.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction

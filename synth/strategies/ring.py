@@ -4,8 +4,6 @@ The cycles do not follow rank order. A cycle of weight w carries w's share of th
 and Horovod's ring). synth/channels/columns.py finds the cycles and their weights.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from ..channels.channels import RING, schedule_rings

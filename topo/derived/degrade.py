@@ -1,7 +1,5 @@
 """Degrade a topology: links lost or slower, GPUs gone."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction

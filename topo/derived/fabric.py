@@ -4,8 +4,6 @@ The rule is NCCL's for MNNVL (the trays of an NVL72): two GPUs share a fabric if
 with it, their cluster UUIDs are equal and not zero, and their clique numbers are equal.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping

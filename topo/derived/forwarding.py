@@ -3,8 +3,6 @@
 Sockets relay data this way, and stock collectives must.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import networkx as nx

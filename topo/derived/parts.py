@@ -1,7 +1,5 @@
 """Split a machine of several hosts into one topology per host, each with its own facts."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ one search over the switches finds all routes from a GPU. If the hardware has no
 GPUs, other GPUs forward its data.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Replace assumed rates of a machine by rates that the user states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction

@@ -6,8 +6,6 @@ one of six switches it would have a sixth of the hardware's rate. The spines of 
 too, for callers who assume that its many flows spread over all equal paths.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

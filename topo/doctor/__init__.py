@@ -5,8 +5,6 @@ states its rule in its docstring, and judges nothing that no file or fact claims
 returns the checks that could not be made.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

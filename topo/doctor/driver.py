@@ -1,7 +1,5 @@
 """Checks of the driver: its answers, GPUs that it does not list, MIG, NVLinks and fabrics."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any

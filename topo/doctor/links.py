@@ -1,7 +1,5 @@
 """Checks of links: equal directions, GPUs that reach each other, equal links for equal GPUs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Checks of NICs: inactive ports, unequal or impossible speeds, and slow PCIe slots."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks of peer-to-peer (P2P) access: driver permissions, and obstacles from ACS and the IOMMU."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Checks of PCI Express links: impossible declarations, and devices below full width or rate."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 

@@ -6,8 +6,6 @@ per socket (NPS, SNC). If its sockets are unknown, each half of the nodes is ass
 findings that depend on this assumption are notes. Management NICs do not count.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

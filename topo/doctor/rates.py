@@ -1,7 +1,5 @@
 """Checks of figures: possible and measured rates, kinds of links, and unique PCI addresses."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction

@@ -3,8 +3,6 @@
 The rules are those of NCCL 2.30.7's search, run on CPUs (docs/nccl.md has figures).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction

@@ -5,8 +5,6 @@ x16", written by the probe) and from `extra["pci"]` (of an NCCL XML file, which 
 generation and width of the parts).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

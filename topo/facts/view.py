@@ -1,7 +1,5 @@
 """A view of a topology and its facts, shared by the doctor and GPUDirect."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ is one (`rocm-smi --shownodesbw`, amd-smi's NUMA BW): the minimum and maximum in
 the rates of one link and of all its links. Otherwise they are assumed, and their source says so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

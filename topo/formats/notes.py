@@ -1,7 +1,5 @@
 """Notes of a reader's doubts about a file, written in a few lines."""
 
-from __future__ import annotations
-
 from ..names import join_first
 from ..notes import Note, NoteKind
 

@@ -4,8 +4,6 @@ These are computed again each time and not read back: they are for readers of th
 topoplan.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ answer is unknown, with the reason. The rules are those of NCCL 2.30 and RCCL, i
 `rdma.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ PIX  one PCIe switch at most                           DIS  no path inside the h
 PXB  several PCIe switches, no CPU                     ???  the topology says too little
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property

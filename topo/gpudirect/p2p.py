@@ -12,8 +12,6 @@ registration with the fabric is completed, the cluster's UUID is equal and not z
 is equal; it then needs the IMEX service on each host, which is not checked here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 

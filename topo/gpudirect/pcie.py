@@ -8,8 +8,6 @@ same for all devices (GPUDirect RDMA guide, supported systems). In a guest, all 
 host and cannot be seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..facts import keys

@@ -8,8 +8,6 @@ it if its RDMA driver can access GPU memory: by nvidia_peermem or another memory
 DMA-BUF.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..facts import keys

@@ -1,7 +1,5 @@
 """Verdicts on whether two devices can use GPUDirect, combined from the answers of single rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

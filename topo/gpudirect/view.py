@@ -1,7 +1,5 @@
 """A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cached_property
 from itertools import combinations, product

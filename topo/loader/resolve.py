@@ -1,7 +1,5 @@
 """Find the topology that an argument names: this machine (`local`), a file, or a preset."""
 
-from __future__ import annotations
-
 from os import PathLike, fspath
 from pathlib import Path
 

@@ -36,8 +36,6 @@ send simultaneously. Rates of one kind within a factor of 1.5 take the lowest (p
 differ by noise only), and the latency of a pair is divided among the links of its route.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The rules are in believe.py.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ pictures, one box of each kind is shown, or, for a large graph without boxes, th
 the first.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

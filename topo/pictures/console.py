@@ -1,7 +1,5 @@
 """A rich console on which text from files cannot control the terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

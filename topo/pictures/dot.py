@@ -1,7 +1,5 @@
 """Write a topology as Graphviz dot: `dot -Tpng`, or `neato` for meshes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from ..graph import Device, Topology

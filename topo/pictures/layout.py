@@ -6,8 +6,6 @@ above GPUs and NICs (`socket_tree`), and NVSwitches are bars next to the GPUs. B
 below the network's bar.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise

@@ -1,7 +1,5 @@
 """Lay out a box with sockets and PCIe: a tree from the sockets down to a row of GPUs and NICs."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

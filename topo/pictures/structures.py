@@ -4,8 +4,6 @@ Structures are recognized by their links alone. Coordinates are in units of the 
 neighbours; y grows downwards.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A wire's colour shows its link kind, its width the bandwidth. The legend explain
 wires need no labels.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

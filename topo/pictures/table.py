@@ -1,7 +1,5 @@
 """Format a topology as tables: devices, connections between GPUs, links by kind, notes."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Show a topology as a text tree: sockets, the devices below them, and links across the tree."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections import defaultdict

@@ -5,8 +5,6 @@ An argument is `name[:size][@GBps]`. Links of graphs (ring, mesh, ...) have 1 GB
 numbered box by box, and in row-major order on meshes (the last coordinate changes fastest).
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping

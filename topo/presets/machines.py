@@ -4,8 +4,6 @@ Each function takes the number of boxes; presets of a single box ignore it. GPUs
 box, and with several boxes a device's `extra["box"]` is its box. Rates are GB/s in one direction.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations

@@ -5,8 +5,6 @@ NVML reports the common ancestor of each pair of GPUs, which is the label that n
 labels. The tree is inferred from both as from a printed matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations

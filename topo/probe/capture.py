@@ -1,7 +1,5 @@
 """Open a captured machine: a folder, or an archive of one, with its `/sys` and `/proc`."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -3,8 +3,6 @@
 NVML reports NVLinks, AMD's driver xGMI links.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

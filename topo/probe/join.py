@@ -1,7 +1,5 @@
 """Build the topology of a machine from the facts about it."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections import defaultdict

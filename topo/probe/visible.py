@@ -6,8 +6,6 @@ CUDA_DEVICE_ORDER is PCI_BUS_ID. CUDA's own default puts the fastest GPU first, 
 order if all GPUs are of one model.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 

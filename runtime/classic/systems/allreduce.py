@@ -1,7 +1,5 @@
 """Average gradients by an allreduce per bucket: a plan's, a ring, hierarchical, stock, or 8-bit."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ symmetric and doubly stochastic on any graph, so averaging preserves the mean, a
 replicas nearer to it by the factor `contraction` each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -4,8 +4,6 @@ All systems of a run are trained in the same processes, taking turns by epoch, s
 the machine affects all of them equally. Rank 0 writes progress and results into the run's folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The training loop of one rank, with the same batches, seed and steps for every system."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 

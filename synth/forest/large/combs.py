@@ -5,8 +5,6 @@ All combs together, with the line across at every place in turn, load the links 
 equally, as well as any trees can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import prod

@@ -5,8 +5,6 @@ class, up to one bandwidth, or from one distance to the GPUs on; each part that 
 connected is a group.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ reduce them. A pair moves if another route is less busy. With this many pairs, o
 enough: a link at nine tenths of its bandwidth gives up a tenth of its pairs.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -5,8 +5,6 @@ serve. A branch moves if another route is less busy: some rank in it gets anothe
 and the edges between that rank and the branch's top are reversed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ rooted in the middle, chains that begin at every box in turn, and stars around e
 The last two load all boxes equally.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Averaging a packing over symmetries keeps it equally good, so links of one orbit
 a linear program, and one price.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction

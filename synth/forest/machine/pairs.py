@@ -5,8 +5,6 @@ through other devices. The reduction uses it in one direction, the broadcast in 
 uses every link on its edges once in each direction, and the direction with less bandwidth counts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property

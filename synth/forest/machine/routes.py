@@ -4,8 +4,6 @@ Hardware takes one route per ordered pair (topo/routes.py). A pair that is conne
 other GPUs has none.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from itertools import pairwise
 

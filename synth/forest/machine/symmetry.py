@@ -3,8 +3,6 @@
 Colours are found by refinement (Weisfeiler, Leman 1968).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

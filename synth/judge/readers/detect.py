@@ -1,7 +1,5 @@
 """Recognition of a text's format by its content; unsupported formats are refused by name."""
 
-from __future__ import annotations
-
 import re
 import sys
 from html import unescape

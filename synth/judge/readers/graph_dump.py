@@ -1,7 +1,5 @@
 """NCCL's graphs (NCCL_GRAPH_DUMP_FILE, NCCL_GRAPH_FILE) as the channels of a communicator."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from ....topo.errors import InputError

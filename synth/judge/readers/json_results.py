@@ -1,7 +1,5 @@
 """Results in JSON: nccl-tests' (-J), topo-run's, and the lines of NCCL Inspector."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

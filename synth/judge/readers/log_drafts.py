@@ -1,7 +1,5 @@
 """Communicators joined from what their ranks write in a log, without incomplete channels."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter

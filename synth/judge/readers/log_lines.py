@@ -3,8 +3,6 @@
 The formats are those of NCCL 2.0 to 2.30 and of RCCL.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ next are a draft. Drafts of one communicator are joined by its id if the library
 and later), else by how many communicators of that many ranks the thread had made before.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 

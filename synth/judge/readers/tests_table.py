@@ -6,8 +6,6 @@ and in place. A message of the library may break a row: it is removed, and the r
 appended.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 check.py states the claim and its proof.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import floor, log10

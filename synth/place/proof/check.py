@@ -35,8 +35,6 @@ objective "bottleneck" the largest of each tier) sum to at most 1, so the total 
 objective. The bound is the minimum over all cases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

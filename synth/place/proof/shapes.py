@@ -14,8 +14,6 @@ the line, or a of them are at one end, b at the other, and the rest between; the
 others that use the ones between, send two messages more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache

@@ -4,8 +4,6 @@ These are NVIDIA topograph's JSON, Kubernetes nodes with labels that locate them
 written by hand (lines `host rack spine`).
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping

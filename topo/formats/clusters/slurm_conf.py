@@ -1,7 +1,5 @@
 """Read Slurm's topology.conf: a tree of switches (topology/tree) or blocks (topology/block)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise, product

@@ -5,8 +5,6 @@ rates in the file. Doubts about a file are in the topology's `extra["notes"]`, a
 other information is in `extra["facts"]`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import PurePath

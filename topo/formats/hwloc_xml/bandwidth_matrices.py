@@ -4,8 +4,6 @@ A matrix holds MB/s (1e6 bytes per second) in one direction, row to column. Its 
 meaningless, and it contains only the links that GPUs report: links between NVSwitches are missing.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

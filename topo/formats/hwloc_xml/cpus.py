@@ -1,7 +1,5 @@
 """Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations

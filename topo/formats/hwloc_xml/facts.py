@@ -1,7 +1,5 @@
 """Collect facts from an hwloc file that a topology has no field for (docs/facts.md)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ type of a device of the operating system as a sum of bits, and puts information 
 machine outside the objects.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

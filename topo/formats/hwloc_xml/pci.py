@@ -4,8 +4,6 @@ hwloc writes the raw rate of a link at the time of writing. Several pairs of gen
 have nearly the same rate. They count the same, so the widest of the nearest is taken.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ with plausible speeds instead of placeholders (`list_vm_notes` lists them). `fil
 such files on the machine they are for.
 """
 
-from __future__ import annotations
-
 from ...graph import Topology
 from .reader import read
 from .skeleton import fill_skeleton, is_skeleton

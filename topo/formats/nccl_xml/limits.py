@@ -5,8 +5,6 @@ graph/xml.cc, graph/topo.cc, graph/topo.h). Elements with unknown names are skip
 elements below them and do not count; attributes with unknown names count like others.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ These are NVLink, xGMI, C2C and pcilink elements, at the rates that the librarie
 elements that topoplan adds for properties that the format itself cannot express.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ Made-up attributes fit the rates of the topology as well as NCCL's own table all
 marked, so that reading the file again does not take them for facts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 

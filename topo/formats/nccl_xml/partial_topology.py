@@ -1,7 +1,5 @@
 """The devices and links read so far from NCCL's XML, before they become a Topology."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

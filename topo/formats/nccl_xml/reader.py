@@ -5,8 +5,6 @@ link has the speed and width of the element below it, unknown ones count as Gen3
 of a Broadcom Gen4 or Gen5 switch are one switch; every CPU is joined to every other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction

@@ -5,8 +5,6 @@ the PCI tree inside a virtual machine is not the real one. The tree, CPUs, NUMA 
 come from the file; the devices in the slots and the NVLinks come from the machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

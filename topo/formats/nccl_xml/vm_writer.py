@@ -6,8 +6,6 @@ above a GPU limits its rings to 0.12 GB/s. Each placeholder is replaced by the s
 is made for, and noted.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

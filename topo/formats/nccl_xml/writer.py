@@ -5,8 +5,6 @@ NVLinks. That text is read back, and wherever it differs from the topology, topo
 added (see `nccl_xml`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction

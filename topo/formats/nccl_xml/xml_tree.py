@@ -1,7 +1,5 @@
 """Lay a topology out as NCCL's tree of elements: parents, PCI addresses, NUMA nodes."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping

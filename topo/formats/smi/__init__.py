@@ -4,8 +4,6 @@ That is `topo -m`, `topo -p2p`, `nvlink -s` and `nvlink -R`. A label is not a ba
 of a topology read from such a text is assumed, and its source says so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

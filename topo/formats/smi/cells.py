@@ -1,7 +1,5 @@
 """Read the cells of a `topo -m` matrix, the labels of each pair of devices, and note oddities."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

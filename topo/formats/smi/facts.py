@@ -1,7 +1,5 @@
 """Turn matrices of `nvidia-smi topo` into facts, under the names of docs/facts.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

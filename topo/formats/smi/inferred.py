@@ -7,8 +7,6 @@ DGX H100 and B200. H100 PCIe and NVL cards with bridges also have 12 NVLinks; th
 A100, which a PCIe rate given by the user (48 GB/s) corrects.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fractions import Fraction
 

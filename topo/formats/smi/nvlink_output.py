@@ -6,8 +6,6 @@ and that all links then have an end on both sides. Otherwise they are taken for 
 takes addresses that it does not know.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction

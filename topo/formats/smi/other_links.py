@@ -8,8 +8,6 @@ with NV6 are joined pairwise, 18 links each.) All other NV# are direct links. Wi
 both are possible, and nothing depends on it.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link

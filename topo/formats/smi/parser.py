@@ -5,8 +5,6 @@ columns or none, underlined headings. Prompts and prose around it are skipped. T
 interpret the words.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ merged and the nearest label counts. NV# hides the PCI Express route of a pair; 
 by their other labels and by their affinities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import combinations, count
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 Each file becomes a fact with its source, or with the reason why it is missing.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -8,8 +8,6 @@ configuration space, of which only root may read more than the first 64 bytes (P
 specification, 7.7.11; bits as in Linux's pci_regs.h).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -11,8 +11,6 @@ is that of one link, the greatest that of all links between the two. Older kerne
 both.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

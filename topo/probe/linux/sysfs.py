@@ -1,7 +1,5 @@
 """Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, in any folder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

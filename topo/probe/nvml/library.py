@@ -1,7 +1,5 @@
 """NVML through pynvml, one query at a time, so that an error loses only the fact requested."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

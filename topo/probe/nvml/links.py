@@ -7,8 +7,6 @@ queried as well. P2P status may differ by direction and is queried in both; the 
 the same in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
