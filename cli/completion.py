@@ -25,8 +25,7 @@ and tcsh for topoplan and for each topo-* command, in zsh for topoplan.
 
 def main(argv: list[str] | None = None) -> int:
     """Print the script and return the exit code."""
-    shell = build_parser().parse_args(argv).shell
-    return run_command(PROG, lambda: _print(shell))
+    return run_command(PROG, lambda: _print(build_parser().parse_args(argv).shell))
 
 
 def build_parser() -> Parser:

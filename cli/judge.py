@@ -74,8 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
     The code is 0 if done, 1 below --least, 2 for bad input, 130 if interrupted.
     """
-    arguments = build_parser().parse_args(argv)
-    return run_command(PROG, lambda: _judge(arguments))
+    return run_command(PROG, lambda: _judge(build_parser().parse_args(argv)))
 
 
 def build_parser() -> Parser:
@@ -177,9 +176,8 @@ def _judge(arguments: argparse.Namespace) -> int:
                 refused.append((where, why))
     if refused:
         return _USAGE
-    least = arguments.least or 0
-    is_below = any(share < least for verdict in verdicts for _, share in verdict.shares)
-    return _FAILED if is_below else 0
+    shares = [share for verdict in verdicts for _, share in verdict.shares]
+    return _FAILED if min(shares, default=1.0) < (arguments.least or 0) else 0
 
 
 def _judge_files(

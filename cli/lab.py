@@ -56,8 +56,7 @@ networks are skipped, and the report says so.
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    args = build_parser().parse_args(argv)
-    return run_command(PROG, lambda: _run(args))
+    return run_command(PROG, lambda: _run(build_parser().parse_args(argv)))
 
 
 def build_parser() -> Parser:
@@ -153,9 +152,10 @@ def _run(args: argparse.Namespace) -> int:
         args.epochs, args.batch, args.learning_rate, parse_hidden(args.hidden), args.seed
     )
     systems = parse_systems(args.systems if args.systems is not None else ",".join(DEFAULT))
-    listed = ",".join(args.network or [LOOPBACK, SLOW]).split(",")
-    networks = [part.strip() for part in listed]
-    sites = list_sites(networks, parse_ranks(args.ranks), parse_rate(args.slowest))
+    networks = ",".join(args.network or [LOOPBACK, SLOW]).split(",")
+    sites = list_sites(
+        list(map(str.strip, networks)), parse_ranks(args.ranks), parse_rate(args.slowest)
+    )
     check_outputs(args, "output", "plot", "csv")
     progress = ProgressReporter(PROG, args)
     dataset = load(args.dataset, args.seed)
@@ -192,8 +192,7 @@ def _repeat_command(args: argparse.Namespace) -> str:
             "verbose",
             "quiet",
         ):
-            for one in value if isinstance(value, list) else [value]:
-                text = str(one)
+            for text in map(str, value if isinstance(value, list) else [value]):
                 parts += [
                     f"--{name.replace('_', '-')}",
                     Path(text).name if Path(text).exists() else text,
@@ -225,11 +224,9 @@ def _print(report: LabReport) -> None:
         for _, cells in group:
             table.add_row(*(cells[number] for number in shown))
     console.print(table)
-    for finding in report.findings:
-        console.print(f"- {finding}")
-    console.print("")
-    for key, value in report.environment.items():
-        console.print(f"{key}: {value}")
+    environment = (f"{key}: {value}" for key, value in report.environment.items())
+    for line in (*(f"- {finding}" for finding in report.findings), "", *environment):
+        console.print(line)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
 """topo-place: choose the GPU of each rank so that a job's communication takes the least time."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..topo.printable import printable_lines
 from .shared.common import Example, Parser, print_error, read_number, run_command
 from .shared.outputs import OUTPUT, add_force, check_outputs, write_output
-
-if TYPE_CHECKING:
-    from ..topo.graph import Topology
 
 PROG = "topo-place"
 EXAMPLES: tuple[Example, ...] = (
@@ -45,8 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
     The code is 0 if done, 2 for bad input, 3 if no order can exist, 130 if interrupted.
     """
-    arguments = build_parser().parse_args(argv)
-    return run_command(PROG, lambda: _place(arguments))
+    return run_command(PROG, lambda: _place(build_parser().parse_args(argv)))
 
 
 def build_parser() -> Parser:
@@ -182,22 +175,15 @@ def _seconds(text: str) -> float:
     return read_number(text, 1e6, "a time; expected seconds above 0")
 
 
-def _read_machine(arguments: argparse.Namespace) -> Topology:
-    """Return the named machine, with the rate of --network."""
+def _place(arguments: argparse.Namespace) -> int:
+    check_outputs(arguments, "output")
+    from ..synth.place.placing import place
     from ..topo.derived.stated import NETWORK, parse_rate, state_rates
     from ..topo.loader.resolve import resolve
 
     machine = resolve(arguments.topology, arguments.box)
-    if arguments.network is None:
-        return machine
-    return state_rates([machine], {NETWORK: parse_rate(arguments.network)})[0]
-
-
-def _place(arguments: argparse.Namespace) -> int:
-    check_outputs(arguments, "output")
-    from ..synth.place.placing import place
-
-    machine = _read_machine(arguments)
+    if arguments.network is not None:
+        machine = state_rates([machine], {NETWORK: parse_rate(arguments.network)})[0]
     placement = place(
         machine,
         arguments.job,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 PROG = "topo-probe"
 FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "heat-map")
+# The module of topo whose `write` makes each format, and the options that it takes.
+_WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "table": ("pictures.table", ("colour",)),
+    "json": ("formats.probe_json", ()),
+    "tree": ("pictures.text_tree", ("colour",)),
+    "smi": ("formats.smi", ()),
+    "nccl-xml": ("formats.nccl_xml", ("for_vm",)),
+    "dot": ("pictures.dot", ()),
+    "svg": ("pictures.svg", ()),
+}
 
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
@@ -161,14 +172,14 @@ def build_parser() -> Parser:
     return parser
 
 
-def _is_launched() -> bool:
-    """Return whether torchrun started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def _reports() -> bool:
     """Return whether this process reports: of several ranks, rank 0 does."""
     return not _is_launched() or os.environ["RANK"] == "0"
+
+
+def _is_launched() -> bool:
+    """Return whether torchrun started this process as one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _probe(arguments: argparse.Namespace) -> int:
@@ -178,9 +189,9 @@ def _probe(arguments: argparse.Namespace) -> int:
     topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
     if not _reports():
         return 0
+    usual = "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table"
+    form = arguments.format or usual
     to_terminal = arguments.output is None and sys.stdout.isatty()
-    form = arguments.format or ("check" if arguments.check else "table")
-    form = "nccl-xml" if arguments.for_vm else form
     write_output(arguments, _render(topology, form, to_terminal, arguments.for_vm))
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
@@ -197,9 +208,10 @@ def _named_topology(arguments: argparse.Namespace) -> Topology:
     from ..topo.derived.stated import NETWORK, parse_rate, parse_rates, state_rates
 
     topologies = state_rates(topologies, parse_rates(arguments.rate))
-    joined = join_hosts(topologies) if len(topologies) > 1 else topologies[0]
+    if len(topologies) > 1:
+        topologies = [join_hosts(topologies)]
     network = {} if arguments.network is None else {NETWORK: parse_rate(arguments.network)}
-    return state_rates([joined], network)[0]
+    return state_rates(topologies, network)[0]
 
 
 def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
@@ -232,10 +244,6 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
 
     Only the writer in use is imported, since some of them import solvers or rich.
     """
-    if form == "json":
-        from ..topo.formats import probe_json
-
-        return probe_json.write(topology)
     if form == "check":
         from ..topo.doctor import examine, report
         from ..topo.pictures.fit import wrap_text
@@ -243,38 +251,20 @@ def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
         lines = report(examine(topology), *([find_width()] if colour else []))
         text = "\n".join(map(printable, lines)) + "\n"
         return wrap_text(text, find_width()) if colour else text
-    if form == "nccl-xml":
-        from ..topo.formats import nccl_xml
-
-        text = nccl_xml.write(topology, for_vm)
-        for note in nccl_xml.list_vm_notes(topology) if for_vm else ():
-            print_error(f"{PROG}: {note}")
-        return text
-    if form == "dot":
-        from ..topo.pictures import dot
-
-        return dot.write(topology)
-    if form == "svg":
-        from ..topo.pictures import svg
-
-        return svg.write(topology)
     if form == "heat-map":
         from ..synth.pictures.heat_map import draw_heat_map
 
         return draw_heat_map(topology, alone=True)
+    name, options = _WRITERS[form]
+    given = {"colour": colour, "for_vm": for_vm}
+    writer = import_module(f"..topo.{name}", __package__)
+    text = str(writer.write(topology, *(given[option] for option in options)))
     if form == "smi":
-        from ..topo.formats import smi
-
-        return printable_lines(smi.write(topology))
-    if form == "tree":
-        from ..topo.pictures import text_tree as tree
-
-        return tree.write(topology, colour)
-    from ..topo.pictures import table
-
-    text = table.write(topology, colour)
-    if not topology.ranks:
+        text = printable_lines(text)
+    elif form == "table" and not topology.ranks:
         text += "--format tree shows what there is, --json all that was asked\n"
+    for note in writer.list_vm_notes(topology) if for_vm else ():
+        print_error(f"{PROG}: {note}")
     return text
 
 

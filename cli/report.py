@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,7 @@ ABOUT = (
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    arguments = build_parser().parse_args(argv)
-    return run_command(PROG, lambda: _report(arguments))
+    return run_command(PROG, lambda: _report(build_parser().parse_args(argv)))
 
 
 def build_parser() -> Parser:
@@ -80,8 +80,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     progress = ProgressReporter(PROG, arguments)
     with progress.follow("gathering ...", arguments.time_limit) as work:
-        report = _gather(arguments.subject, arguments.time_limit, work.say)
-    page = write_page(report)
+        page = write_page(_gather(arguments.subject, arguments.time_limit, work.say))
     write_whole(arguments.output, page, overwrite=arguments.force)
     progress.tell(f"report written to {arguments.output} ({len(page.encode()) / 1e3:.0f} kB)")
     return 0
@@ -102,15 +101,12 @@ def _is_plan(subject: str) -> bool:
     """Return whether an argument names a plan's file, judged by its first bytes."""
     from ..synth.plan_file import FORMAT
 
-    try:
-        path = Path(subject)
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            start = file.read(200).replace(b": ", b":")
-    except (OSError, ValueError):
-        return False
-    return f'"format":"{FORMAT}"'.encode() in start
+    path = Path(subject)
+    with suppress(OSError, ValueError):
+        if path.is_file():  # not a pipe, whose beginning would be lost
+            with path.open("rb") as file:
+                return f'"format":"{FORMAT}"'.encode() in file.read(200).replace(b": ", b":")
+    return False
 
 
 if __name__ == "__main__":

@@ -148,11 +148,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
             dist.destroy_process_group()
     runs = [run for run, _, _ in measured]
     if rank == 0:
-        _, trace, calibrated = measured[0]
-        if calibrated is not None:
-            _write_calibrated(args, *calibrated, progress)
-        else:
-            _write_all(args, runs, trace, progress)
+        _write_all(args, runs, *measured[0][1:], progress)
     return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 
@@ -218,9 +214,7 @@ def _follow_sizes(work: Work, what: str, sizes: int) -> Say:
         began.append(time.monotonic())
         spent = [b - a for a, b in pairwise(began)]
         growth = max(1.0, spent[-1] / spent[-2]) if len(spent) > 1 and spent[-2] > 0 else 1.0
-        left = (
-            sum(spent[-1] * growth**k for k in range(1, sizes - len(spent) + 1)) if spent else 0.0
-        )
+        left = sum(s * growth**k for s in spent[-1:] for k in range(1, sizes - len(spent) + 1))
         done = began[-1] - began[0]
         work.restart(began[0])
         work.advance(what + message, done, done + left)
@@ -253,39 +247,41 @@ def _host_costs(
     return costs
 
 
-def _write_calibrated(
-    args: argparse.Namespace, topology: Topology, host: HostCosts, progress: ProgressReporter
+def _write_all(
+    args: argparse.Namespace,
+    runs: Sequence[Run],
+    trace: str | None,
+    calibrated: tuple[Topology, HostCosts] | None,
+    progress: ProgressReporter,
 ) -> None:
-    """Write the topology with host costs to a file or standard output.
+    """Print the rows and write the requested files; after a calibration, only write its topology.
 
     An emulated topology has the emulated rates.
     """
-    from ..synth.cost.host_costs import with_host
-
-    write_output(args, with_host(topology, host).dumps())
-    if args.output is not None:
-        progress.tell(
-            f"topology with host costs written to {args.output}; give it to topo-synth --topology"
-        )
-
-
-def _write_all(
-    args: argparse.Namespace, runs: Sequence[Run], trace: str | None, progress: ProgressReporter
-) -> None:
-    """Print the rows and write the requested files."""
     from ..runtime.measuring.bench import draw_rows
+    from ..synth.cost.host_costs import with_host
     from .running.rows import list_rows, print_run, write_json
 
+    if calibrated is not None:
+        write_output(args, with_host(*calibrated).dumps())
+        if args.output is not None:
+            progress.tell(
+                f"topology with host costs written to {args.output}; give it to topo-synth "
+                "--topology"
+            )
+        return
     if args.json:
         print(json.dumps(write_json(runs)))
     else:
         for run in runs:
             print_run(run)
     name, rows = runs[0].settings.collective.name, runs[0].rows
-    opened = "trace written to FILE; open it at ui.perfetto.dev"
-    write_extra(args, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(runs)))
-    write_extra(args, "plot", progress, "curves written to FILE", lambda: draw_rows(name, rows))
-    write_extra(args, "trace", progress, opened, lambda: trace or "")
+    for option, what, text in (
+        ("csv", "rows written to FILE", lambda: rows_csv(list_rows(runs))),
+        ("plot", "curves written to FILE", lambda: draw_rows(name, rows)),
+        ("trace", "trace written to FILE; open it at ui.perfetto.dev", lambda: trace or ""),
+    ):
+        write_extra(args, option, progress, what, text)
 
 
 if __name__ == "__main__":

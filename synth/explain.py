@@ -315,26 +315,19 @@ def _find_peers(pair: _Link, topology: Topology) -> set[frozenset[str]]:
     capacity = topology.capacity_GBps
 
     def name_role(a: str, b: str) -> tuple[object, ...]:
-        """Return the properties that links of one role share, equal for both orders of the ends."""
-        return min(
-            (
-                (colour[x], colour[y], capacity.get((x, y)), capacity.get((y, x)))
-                for x, y in ((a, b), (b, a))
-            ),
-            key=str,
-        )
+        """Return the properties that links of one role share."""
+        return colour[a], colour[b], capacity.get((a, b)), capacity.get((b, a))
 
-    role = name_role(*pair)
-    return {frozenset(link) for link in capacity if name_role(*link) == role}
+    # A link has two roles, one for each order of its ends.
+    roles = {name_role(*pair), name_role(*reversed(pair))}
+    return {frozenset(link) for link in capacity if name_role(*link) in roles}
 
 
 def _best_algbw(candidates: Sequence[tuple[Schedule, Cost]]) -> dict[str, tuple[float, ...]]:
     """Return the best algbw in GB/s of each strategy's schedules at SIZES."""
-    best: dict[str, tuple[float, ...]] = {}
+    best = {schedule.strategy: (0.0,) * len(SIZES) for schedule, _ in candidates}
     for schedule, cost in candidates:
         times_s = ((size, cost.time_s(size)) for size in SIZES)
         reached = (size / time_s / 1e9 if time_s else 0.0 for size, time_s in times_s)
-        best[schedule.strategy] = tuple(
-            map(max, best.get(schedule.strategy, (0.0,) * len(SIZES)), reached)
-        )
+        best[schedule.strategy] = tuple(map(max, best[schedule.strategy], reached))
     return best

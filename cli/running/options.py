@@ -230,10 +230,9 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
         raise InputError(
             "--trace: there is no call of a plan to trace; give a plan, and omit --calibrate"
         )
-    if len(args.plans) > 1:
-        given = {"--calibrate": args.calibrate, "--trace": args.trace, "--plot": args.plot}
-        for flag in (flag for flag, value in given.items() if value):
-            raise InputError(f"{flag} with {len(args.plans)} plans: expected a single plan")
+    for flag in ("calibrate", "trace", "plot"):
+        if len(args.plans) > 1 and getattr(args, flag):
+            raise InputError(f"--{flag} with {len(args.plans)} plans: expected a single plan")
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
@@ -293,6 +292,4 @@ def list_collectives(text: str) -> list[str]:
             f"--collective {text!r}: no collective given; expected some of "
             f"{', '.join(COLLECTIVES)}, or all"
         )
-    return (
-        list(COLLECTIVES) if names == ["all"] else list(dict.fromkeys(map(spell_collective, names)))
-    )
+    return list(dict.fromkeys(COLLECTIVES if names == ["all"] else map(spell_collective, names)))

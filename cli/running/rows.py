@@ -67,16 +67,15 @@ class Run:
     def average_busbw_GBps(self) -> dict[str, float | None]:
         """The mean busbw in GB/s over all rows, of plan and stock collective; None if untimed."""
         factor = float(self.settings.collective.bus_factor())
-        return {
-            name: _find_mean(
-                [
-                    row.size_bytes / us * 1e-3 * factor
-                    for row in self.rows
-                    if (us := getattr(row, f"{name}_us"))
-                ]
-            )
+        rates = {
+            name: [
+                row.size_bytes / us * 1e-3 * factor
+                for row in self.rows
+                if (us := getattr(row, f"{name}_us"))
+            ]
             for name in ("plan", "stock")
         }
+        return {name: sum(x) / len(x) if x else None for name, x in rates.items()}
 
 
 def print_run(run: Run) -> None:
@@ -87,25 +86,22 @@ def print_run(run: Run) -> None:
     width = find_width() + 2 if sys.stdout.isatty() else None
     where = f" on {plan.topology.name}" if plan is not None else ""
     # Only NCCL has engines of several names: "nccl (stock by nccl2)".
-    moved = (
-        run.backend
-        if run.stock_engine == run.backend
-        else f"{run.backend} (stock by {run.stock_engine})"
-    )
+    by = "" if run.stock_engine == run.backend else f" (stock by {run.stock_engine})"
     lines = [
-        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {moved}, "
+        f"{settings.collective.name}{where}, {settings.collective.ranks} ranks, {run.backend}{by}, "
         f"{options.dtype}, {options.op}"
     ]
     if options.compress:
-        how = (
-            "partial sums too"
-            if options.reduction == "hops"
-            else "each contribution once, each complete sum once"
+        once = "each contribution once, each complete sum once"
+        lines.append(
+            f"{options.compress} on the wire, rounded when sent: "
+            f"{'partial sums too' if options.reduction == 'hops' else once}; sums in float32"
         )
-        lines.append(f"{options.compress} on the wire, rounded when sent: {how}; sums in float32")
     if plan is not None:
-        bound = f"{float(plan.bound_one_way.algbw_GBps):.4g} GB/s algbw"
-        lines.append(f"plan {plan.hash[:16]}, bound {bound} on its topology")
+        lines.append(
+            f"plan {plan.hash[:16]}, bound {float(plan.bound_one_way.algbw_GBps):.4g} GB/s algbw "
+            "on its topology"
+        )
         if list_possible(plan.topology):
             lines.append(
                 f"that bound assumes that {describe_assumption(plan.topology)}; "
@@ -118,15 +114,11 @@ def print_run(run: Run) -> None:
     _print_notes(lines, width)
     for line in _lay_out(run, width):
         print(printable(line))
-    above, averages = _above_bound_text(run.rows), run.average_busbw_GBps
-    said = ", ".join(
-        f"{name} {value:.4g} GB/s" for name, value in averages.items() if value is not None
-    )
+    averages = run.average_busbw_GBps.items()
+    said = ", ".join(f"{name} {value:.4g} GB/s" for name, value in averages if value is not None)
     lines = [f"average busbw: {said}"] if said else []
-    _print_notes(
-        [*lines, *filter(None, [above]), f"wrong elements: {sum(row.wrong for row in run.rows)}"],
-        width,
-    )
+    wrong = f"wrong elements: {sum(row.wrong for row in run.rows)}"
+    _print_notes([*lines, *_list_above_bound(run.rows), wrong], width)
 
 
 def _print_notes(lines: Sequence[str], width: int | None) -> None:
@@ -136,7 +128,6 @@ def _print_notes(lines: Sequence[str], width: int | None) -> None:
 
 
 def _lay_out(run: Run, width: int | None) -> list[str]:
-    """Return the lines of the table."""
     columns = [
         name
         for name in _TITLES
@@ -145,15 +136,14 @@ def _lay_out(run: Run, width: int | None) -> list[str]:
     ]
     cells = [[_show_cell(run, row, name) for name in columns] for row in run.rows]
     heads = [list(columns), [_TITLES[name] for name in columns]]
-    if width is None:
-        widths = [
-            max(_WIDTHS[name], *(len(line[i]) for line in [*heads, *cells]))
-            for i, name in enumerate(columns)
-        ]
-        kept = list(range(len(columns)))
-    else:
+    least = [_WIDTHS[name] if width is None else 0 for name in columns]
+    widths = [
+        max(at_least, *map(len, column))
+        for at_least, *column in zip(least, *heads, *cells, strict=True)
+    ]
+    kept = list(range(len(columns)))
+    if width is not None:
         kept = choose_columns(columns, [heads[1], *cells], _LEAVE_OUT, width - 1, gap=1)
-        widths = [max(len(line[i]) for line in [*heads, *cells]) for i in range(len(columns))]
     return [
         (mark + " ".join(line[i].rjust(widths[i]) for i in kept)).rstrip()
         for mark, line in [("#", heads[0]), ("#", heads[1]), *((" ", line) for line in cells)]
@@ -161,8 +151,7 @@ def _lay_out(run: Run, width: int | None) -> list[str]:
 
 
 def _show_cell(run: Run, row: BenchRow, column: str) -> str:
-    """Return the text of one cell."""
-    fraction = None if row.bound_fraction is None else row.bound_fraction * 100
+    fraction = row.bound_fraction
     cells = {
         "size": row.size_bytes,
         "count": row.size_bytes // run.settings.dtype.itemsize,
@@ -175,7 +164,7 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
         "predicted": _number(row.predicted_us, 1),
         "algbw": f"{row.algbw_GBps:.4g}",
         "busbw": f"{row.busbw_GBps:.4g}",
-        "bound": _number(fraction, 2),
+        "bound": _number(None if fraction is None else fraction * 100, 2),
         "#wrong": row.wrong,
         "on the wire": row.wire_bytes or 0,
         "error": f"{row.rms_error:.1e}",
@@ -183,27 +172,20 @@ def _show_cell(run: Run, row: BenchRow, column: str) -> str:
     return str(cells[column])
 
 
-def _above_bound_text(rows: Sequence[BenchRow]) -> str:
-    """Return a line that explains why some rows exceed the bound; empty if none does."""
-    above = [
-        row.size_bytes for row in rows if row.bound_fraction is not None and row.bound_fraction > 1
-    ]
-    if not above:
-        return ""
-    sizes = ", ".join(show_size(size) for size in above[:4]) + (" ..." if len(above) > 4 else "")
-    return (
+def _list_above_bound(rows: Sequence[BenchRow]) -> list[str]:
+    """Return a line that explains why some rows exceed the bound; none if none does."""
+    above = [show_size(row.size_bytes) for row in rows if (row.bound_fraction or 0) > 1]
+    sizes = ", ".join(above[:4]) + (" ..." if len(above) > 4 else "")
+    text = (
         f"above 100 % at {sizes}: the bound is for links at their declared rates; an "
         "emulated link lets a first burst through at once, and data in a cache, or a link "
         "that is wider than declared, is faster as well"
     )
+    return [text] if above else []
 
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _find_mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def write_json(runs: Sequence[Run]) -> dict[str, Any]:
@@ -213,13 +195,7 @@ def write_json(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _write_run(run: Run) -> dict[str, Any]:
-    plan, collective, topology = run.plan, run.settings.collective, None
-    if plan is not None:
-        topology = {
-            "name": plan.topology.name,
-            "fingerprint": plan.topology.fingerprint,
-            "ranks": collective.ranks,
-        }
+    plan, collective = run.plan, run.settings.collective
     return {
         "collective": collective.name,
         "ranks": collective.ranks,
@@ -228,8 +204,13 @@ def _write_run(run: Run) -> dict[str, Any]:
         "dtype": run.options.dtype,
         "op": run.options.op,
         "compress": run.options.compress,
-        "topology": topology,
-        "plan_hash": None if plan is None else plan.hash,
+        "topology": plan
+        and {
+            "name": plan.topology.name,
+            "fingerprint": plan.topology.fingerprint,
+            "ranks": collective.ranks,
+        },
+        "plan_hash": plan and plan.hash,
         "average_busbw_GBps": run.average_busbw_GBps,
         "rows": [asdict(row) for row in run.rows],
     }
@@ -239,13 +220,7 @@ def list_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the rows of all runs for --csv, each with the fields common to its run."""
     out = []
     for run in runs:
-        head = {
-            key: value
-            for key, value in _write_run(run).items()
-            if not isinstance(value, (list, dict))
-        }
-        out += [
-            head | {"topology": None if run.plan is None else run.plan.topology.name} | asdict(row)
-            for row in run.rows
-        ]
+        whole = _write_run(run) | {"topology": run.plan and run.plan.topology.name}
+        head = {k: v for k, v in whole.items() if k not in ("average_busbw_GBps", "rows")}
+        out += [head | asdict(row) for row in run.rows]
     return out

@@ -82,11 +82,11 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not among the choices, and name the nearest one."""
         if action.choices is not None and value not in action.choices:
-            known = ", ".join(map(str, action.choices))
+            known = list(map(str, action.choices))
             raise argparse.ArgumentError(
                 action,
-                f"{value!r} is unknown{suggest(str(value), map(str, action.choices))}; expected "
-                f"one of {known}",
+                f"{value!r} is unknown{suggest(str(value), known)}; expected one of "
+                f"{', '.join(known)}",
             )
 
     def error(self, message: str) -> NoReturn:
@@ -97,14 +97,13 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """Return the help: examples as typed, paragraphs as wide as the terminal."""
         width = find_width()
-        lines = ["examples:"] if self.examples else []
+        lines = ["examples:"]
         for command, meaning in self.examples:
             lines += [f"  {command}", *_wrap(meaning, width, " " * 6)]
-        lines += [""] if lines else []
         for text in self.about.split("\n\n"):
-            lines += [*_wrap(text, min(width, _MAX_PROSE)), ""]
+            lines += ["", *_wrap(text, min(width, _MAX_PROSE))]
         self._action_groups.sort(key=lambda group: group is self._common)
-        self.description = "\n".join(lines[:-1])
+        self.description = "\n".join(lines)
         return super().format_help()
 
     def describe_in_prose(self) -> None:
@@ -215,9 +214,8 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
     With `quiet`, errors that another process also reports (bad input, a plan for other ranks) are
     not printed.
     """
-    if (
-        sys.stdout is None
-    ):  # closed by the shell (>&-): a command may still be run for the file that it writes
+    if sys.stdout is None:
+        # Closed by the shell (>&-): a command may still be run for the file that it writes.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     try:
         return end_output(prog, body())
@@ -239,10 +237,9 @@ def end_output(prog: str, code: int, *, silent: bool = False) -> int:
 
     A failure is reported on one line, unless `silent`.
     """
-    if sys.stdout is None:
-        return code
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except OSError as error:
         return _drop_output(prog, error, code, silent=silent)

@@ -20,7 +20,7 @@ OUTPUT: dict[str, Any] = {"type": file_name, "metavar": "FILE"}
 
 def add_force(parser: Parser, *others: str) -> None:
     """Add --force; `others` are the options besides -o that name files to write."""
-    listed = " and ".join(filter(None, [", ".join(["-o", *others[:-1]]), *others[-1:]]))
+    listed = " and ".join([", ".join(["-o", *others[:-1]]), *others[-1:]])
     what = "replace files that exist" if others else "replace a file that exists"
     parser.add_argument("--force", action="store_true", help=f"let {listed} {what}")
 
@@ -96,10 +96,8 @@ def rows_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_show_cell(row.get(column)) for column in columns])
+    cells = ([_show_cell(row.get(column)) for column in columns] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([columns, *cells])
     return text.getvalue()
 
 

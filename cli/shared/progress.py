@@ -63,10 +63,9 @@ class Work:
 
     def say(self, message: str) -> None:
         """Set the message that describes the present work."""
-        new = message != self.message
-        self.message = message
-        if self.print_line is not None and new and time.monotonic() - self._last_line >= _PAUSE_S:
-            self._last_line = time.monotonic()
+        is_new, self.message, now = message != self.message, message, time.monotonic()
+        if self.print_line is not None and is_new and now - self._last_line >= _PAUSE_S:
+            self._last_line = now
             self.print_line(self.describe())
 
     def advance(self, message: str, done: float, total: float) -> None:

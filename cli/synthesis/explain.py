@@ -33,8 +33,7 @@ def run(job: SynthRun) -> None:
     from ...synth.numeric.effort import Effort
 
     with job.search() as say:
-        planned = synthesize_job(job, say)
-        result = planned.result
+        result, healthy = synthesize_job(job, say)
         effort = Effort(job.started + job.args.time_limit - time.monotonic())
         explanation = explain(
             job.collective, job.router, result.plan.bound_one_way, result.candidates, effort
@@ -54,7 +53,7 @@ def run(job: SynthRun) -> None:
         if placement is not None:
             print_lines(console, _order_text(placement))
 
-    report(job, planned, with_forests=True, more_json={"explain": fields}, more=section)
+    report(job, result, healthy, with_forests=True, more_json={"explain": fields}, more=section)
 
 
 def _try_orders(job: SynthRun) -> Placement | None:
@@ -78,9 +77,9 @@ def _order_text(placement: Placement) -> str:
     It does not apply to plans, which use the given order.
     """
     if placement.gain <= 1:
-        if placement.is_optimal:
-            return "rank order: no other order makes gloo's own algorithm faster (proved)"
-        return "rank order: found no other order that makes gloo's own algorithm faster"
+        sure = "no other order makes gloo's own algorithm faster (proved)"
+        unsure = "found no other order that makes gloo's own algorithm faster"
+        return f"rank order: {sure if placement.is_optimal else unsure}"
     order = ",".join(map(str, placement.order))
     listed = f": {order}" if len(order) <= _MAX_ORDER else ""
     return (
@@ -103,9 +102,8 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
         "all alike with 10 % more",
     )
     columns = titles if any(x.together_GBps is not None for x in levers) else titles[:-1]
-    lines: list[tuple[Sequence[str], None]] = []
-    for x in levers:
-        cells = (
+    cells = (
+        (
             escape(printable(f"{x.a} - {x.b}")),
             f"{float(x.bandwidth_GBps):.4g}",
             str(x.alike),
@@ -113,11 +111,12 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
             "" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
             "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
         )
-        lines.append((cells[: len(columns)], None))
+        for x in levers
+    )
     print_table(
         console,
         [(title, title == "link") for title in columns],
-        lines,
+        [(row[: len(columns)], None) for row in cells],
         (titles[3], titles[2], titles[5]),
         title="links to improve first",
     )
@@ -129,10 +128,11 @@ def _print_reached(console: Console, explanation: Explanation) -> None:
 
     reached: dict[str, Any] = explanation.reached
     best = [max((row[i] for row in reached.values()), default=0.0) for i in range(len(SIZES))]
-    lines: list[tuple[Sequence[str], str | None]] = []
+    lines: list[tuple[Sequence[str], None]] = []
     for name, row in sorted(reached.items(), key=lambda item: -item[1][-1]):
         figures = [
-            f"[green]{x:.3g}[/green]" if x == best[i] else f"{x:.3g}" for i, x in enumerate(row)
+            f"[green]{x:.3g}[/green]" if x == most else f"{x:.3g}"
+            for x, most in zip(row, best, strict=True)
         ]
         lines.append(((name, *figures), None))
     sizes = [show_size(size).replace(" ", "") for size in SIZES]

@@ -69,8 +69,8 @@ def run(job: SynthRun) -> None:
 
         return draw_front(f"{collective.name} on {topology.name}", front, alone=True)
 
-    message = "the front is drawn in FILE"
-    deliver(job, plan, body, rows, (message, picture), first=lambda c: _print_front(c, front))
+    drawn = "the front is drawn in FILE", picture
+    deliver(job, plan, body, rows, drawn, first=lambda c: _print_front(c, front))
     _check_feasible(job, front)
 
 
@@ -79,7 +79,7 @@ def _find_front(job: SynthRun, effort: Effort, say: Callable[[str], None]) -> Fr
 
     args = job.args
     if args.instance:
-        instances = [parse_instance(text) for text in args.instance]
+        instances = list(map(parse_instance, args.instance))
         return decide(job.collective, job.router, instances, effort, say)
     return pareto(job.collective, job.router, effort, args.max_steps, args.slack, say)
 
@@ -110,8 +110,9 @@ def _print_front(console: Console, front: Front) -> None:
         rows.append((cells, "green" if row in front.front else dim))
     print_table(console, columns, rows, ("proof", "form", "seconds"))
     partial = "" if front.complete else "; the search was not exhaustive"
-    text = f"lower bound on R/C of any schedule: {front.least_ratio}{partial}"
-    console.print(text, highlight=False)
+    console.print(
+        f"lower bound on R/C of any schedule: {front.least_ratio}{partial}", highlight=False
+    )
 
 
 def _check_feasible(job: SynthRun, front: Front) -> None:

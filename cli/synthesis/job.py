@@ -92,10 +92,8 @@ class SynthRun:
         """
         from ...synth.bounds.in_network import describe_assumption
 
-        out: dict[str, Any] = {"bound_assumes": describe_assumption(self.topology)}
-        if self.in_network is not None:
-            out["bound_in_network"] = bound_json(self.in_network)
-        return out
+        more = {"bound_in_network": bound_json(self.in_network)} if self.in_network else {}
+        return {"bound_assumes": describe_assumption(self.topology), **more}
 
     def switch_lines(self) -> list[str]:
         """Return the bound's assumptions about switches, if there are any."""
@@ -175,17 +173,19 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
     """Return the fields of --json that describe a plan, or state its absence."""
     from ...synth.cost.host_costs import describe_host
 
-    out = job.head_json() | _chosen_json(job, plan)
-    out |= {
+    entry = plan and plan.entry_for(job.size)
+    out = {
+        **job.head_json(),
+        **_chosen_json(job, plan),
         "bound": bound_json(bound),
         "bound_one_way": bound_json(single_path),
         **job.switches_json(),
+        "gap": plan and entry and float(plan.gap_of(entry)),
+        "gap_any_way": plan and entry and float(plan.gap_any_way_of(entry)),
+        "verified": plan is not None,
+        "synthesis_s": job.seconds,
+        "search_complete": not job.cut_short,
     }
-    entry = plan and plan.entry_for(job.size)
-    out["gap"] = plan and entry and float(plan.gap_of(entry))
-    out["gap_any_way"] = plan and entry and float(plan.gap_any_way_of(entry))
-    out |= {"verified": plan is not None, "synthesis_s": job.seconds}
-    out["search_complete"] = not job.cut_short
     if job.cut_short:
         out["cut_short"] = job.cut_short
     if plan is None:

@@ -251,15 +251,14 @@ def check_options(args: argparse.Namespace) -> None:
         find_strategy(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
-    for flag, value in (
-        ("--max-steps", args.max_steps),
-        ("--max-trees", args.max_trees),
-        ("--max-depth", args.max_depth),
+    for flag, value, least in (
+        ("--max-steps", args.max_steps, 1),
+        ("--max-trees", args.max_trees, 1),
+        ("--max-depth", args.max_depth, 1),
+        ("-k", args.slack, 0),
     ):
-        if value is not None and value < 1:
-            raise InputError(f"{flag} is {value}; expected at least 1")
-    if args.slack is not None and args.slack < 0:
-        raise InputError(f"-k is {args.slack}; expected 0 or more")
+        if value is not None and value < least:
+            raise InputError(f"{flag} is {value}; expected at least {least}")
     _check_combinations(args)
     check_outputs(args, "output", "trace", "plot", "csv")
 

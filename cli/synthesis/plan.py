@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...synth.describe import show_us
@@ -28,27 +27,18 @@ _MAX_COMPARED_RANKS = 512
 _NO_GAP = 1e-6
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The synthesis for a machine, and the plan for the original machine.
-
-    `healthy` is None if the machine was not changed, or is not compared.
-    """
-
-    result: Synthesis
-    healthy: Plan | None
-
-
 def run(job: SynthRun) -> None:
     """Synthesize a plan, print it and write the requested files."""
     with job.search() as say:
-        planned = synthesize_job(job, say)
-    with_forests = job.args.strategy == "packing"
-    report(job, planned, with_forests=with_forests)
+        result, healthy = synthesize_job(job, say)
+    report(job, result, healthy, with_forests=job.args.strategy == "packing")
 
 
-def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
-    """Return the requested plan and, if the machine was changed, the plan for the given machine."""
+def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis, Plan | None]:
+    """Return the synthesis for a machine, and the plan for the machine before the change.
+
+    That plan is None if the machine was not changed, or is not compared.
+    """
     from ...synth.bounds.in_network import bound_in_network
     from ...synth.planner.synthesize import synthesize
 
@@ -69,12 +59,11 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
     job.cut_short += result.cut_short
     healthy = None
     if is_compared:
-        seconds = args.time_limit - seconds
         before = synthesize(
             job.given,
             job.machine,
             args.strategy,
-            seconds,
+            args.time_limit - seconds,
             say,
             limits,
             reproducible=args.reproducible,
@@ -83,12 +72,13 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> Outcome:
         healthy = before.plan
         job.cut_short += before.cut_short
     job.in_network = bound_in_network(job.collective, job.topology, result.plan.bound)
-    return Outcome(result, healthy)
+    return result, healthy
 
 
 def report(
     job: SynthRun,
-    planned: Outcome,
+    result: Synthesis,
+    healthy: Plan | None,
     *,
     with_forests: bool,
     more_json: dict[str, Any] | None = None,
@@ -98,7 +88,6 @@ def report(
 
     An explanation, if given, adds its fields and its section.
     """
-    result, healthy = planned.result, planned.healthy
     plan = result.plan
 
     def body() -> dict[str, Any]:
@@ -118,8 +107,8 @@ def report(
         if more is not None:
             more(console)
         for name, reason in result.declined.items() if with_forests else ():
-            text = reason if reason.startswith(name) else f"{name}: {reason}"
-            print_lines(console, text, style="dim")
+            what = "" if reason.startswith(name) else f"{name}: "
+            print_lines(console, what + reason, style="dim")
 
     def curves() -> str:
         from ...synth.report.curves import draw_plan_alone

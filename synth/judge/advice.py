@@ -23,8 +23,8 @@ Spell = Callable[..., str]
 
 def name_command(command: str, *arguments: str, **options: str) -> str:
     """Name a command with its parameters: "topo-synth (collective allreduce, topology dgx1)"."""
-    listed = [*arguments, *(f"{name} {value}" for name, value in options.items())]
-    return f"{command} ({', '.join(listed)})"
+    named = (f"{name} {value}" for name, value in options.items())
+    return f"{command} ({', '.join([*arguments, *named])})"
 
 
 def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFinding]:
@@ -52,15 +52,12 @@ def percent(share: float) -> str:
 
 def describe_limit(rate: Rate) -> str:
     """Describe the link that limits channels, and how often they cross it."""
-    counts = sorted({count for count in rate.crossings if count})
-    words = {1: "once", 2: "twice"}
-    times = " or ".join(words.get(count, f"{count} times") for count in counts[:3])
-    crossing = rate.crossing_channels
+    counts = sorted(set(rate.crossings) - {0})[:3]
+    times = " or ".join({1: "once", 2: "twice"}.get(n, f"{n} times") for n in counts)
+    crossing, others = rate.crossing_channels, rate.alike - 1
+    channels = "its one channel" if crossing == 1 else f"each of its {crossing} channels"
     if crossing != rate.channels:
         channels = f"{crossing} of {rate.channels} channels"
-    else:
-        channels = "its one channel" if crossing == 1 else f"each of its {crossing} channels"
-    others = rate.alike - 1
     more = f"; {others} more {'link is' if others == 1 else 'links are'} as busy" if others else ""
     return (
         f"limited by {rate.link[0]} -> {rate.link[1]} ({gbps(rate.link_GBps)} GB/s{more}), "
@@ -74,11 +71,11 @@ def _advise_on_transports(channels: ChannelVerdict) -> list[FileFinding]:
     direct = sum(count for name, count in transports.items() if name.startswith("P2P"))
     if not shared:
         return []
-    some = f"{shared} of {shared + direct} connections inside hosts"
+    of_all = f"{shared} of {shared + direct} connections inside hosts"
     return [
         FileFinding(
             "shared-memory",
-            f"{some if direct else 'connections between GPUs of a host'} go through host memory "
+            f"{of_all if direct else 'connections between GPUs of a host'} go through host memory "
             "(SHM), not GPU to GPU",
             "check whether P2P is refused: topo-probe's check names ACS, the IOMMU or the driver; "
             "the bound assumes that GPUs reach each other directly",
@@ -141,24 +138,25 @@ class _Adviser:
         rank_map: RankMap | None,
     ) -> list[FileFinding]:
         """Return the options that exceed `now`, in GB/s, or a finding that none does."""
-        machine = self.verdict.machine.argument
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
         file, plan, order = (o if o and o.algbw_GBps > now * _MIN_GAIN else None for o in named)
 
         def write(
             finding: str, option: str, algbw: Fraction, more: str, advice: str
         ) -> FileFinding:
-            times = f"{float(algbw / now):.2f} times {what}"
-            text = f"{option} would reach {gbps(algbw)} GB/s, {times}{more}"
-            return FileFinding(f"{finding}-{collective}", text, advice)
+            return FileFinding(
+                f"{finding}-{collective}",
+                f"{option} would reach {gbps(algbw)} GB/s, {float(algbw / now):.2f} times {what}"
+                f"{more}",
+                advice,
+            )
 
-        synth = {"collective": collective, "topology": machine}
+        synth = {"collective": collective, "topology": self.verdict.machine.argument}
         if file is not None:
             command = self.spell("topo-synth", **synth, format="nccl-graph", output="graph.xml")
             more = f"; {order.what} alone would reach {gbps(order.algbw_GBps)}" if order else ""
             advice = f"{command}; then run with NCCL_GRAPH_FILE=graph.xml"
-            text = f"a graph file ({file.what})"
-            return [write("offer", text, file.algbw_GBps, more, advice)]
+            return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, more, advice)]
         findings = []
         # Inside a host NCCL chooses its own rings whatever the rank order.
         if order is not None and rank_map is not None and count_hosts(rank_map.topology) > 1:
@@ -171,21 +169,20 @@ class _Adviser:
             findings.append(write("offer", "a plan", plan.algbw_GBps, more, advice))
         if findings:
             return findings
+        text, advice = f"no option reaches {float(_MIN_GAIN):.2f} times {what}", "leave it alone"
         if share >= 1 / _MIN_GAIN:
             text = f"{what} is {percent(min(share, 1.0))} of the bound"
-            return [FileFinding(f"offer-{collective}", text, "nothing: leave it alone")]
-        text = f"no option reaches {float(_MIN_GAIN):.2f} times {what}"
-        return [FileFinding(f"offer-{collective}", text, "leave it alone")]
+            advice = "nothing: leave it alone"
+        return [FileFinding(f"offer-{collective}", text, advice)]
 
     def _place(self, collective: str, rank_map: RankMap) -> str:
         """Return the topo-place command that improves on the present rank order."""
         machine = self.verdict.machine.topology
         numbers = {gpu: i for i, gpu in enumerate(machine.ranks)} if machine is not None else {}
         present = [numbers[rank_map.topology.ranks[gpu]] for gpu in rank_map.gpu_of]
-        free = sorted(set(numbers.values()) - set(present))
         options = {
             "traffic": f"{WHOLE}={collective}:1G" if collective != "allreduce" else "",
-            "reserve": ",".join(map(str, free)),
+            "reserve": ",".join(map(str, sorted(set(numbers.values()) - set(present)))),
             "order": ",".join(map(str, present)) if present != sorted(present) else "",
         }
         given = {name: value for name, value in options.items() if value}
@@ -218,8 +215,13 @@ class _Adviser:
             )
             return [finding] if part < _NEAR else []
         if peak.share >= _NEAR:
-            text = f"{name} was measured at {percent(peak.share)} of the bound"
-            return [FileFinding(f"near-bound-{name}", text, "leave it alone")]
+            return [
+                FileFinding(
+                    f"near-bound-{name}",
+                    f"{name} was measured at {percent(peak.share)} of the bound",
+                    "leave it alone",
+                )
+            ]
         if measured.options is None:
             return []
         # A rate below 1 KB/s would round to 0, and no ratio to 0 exists.

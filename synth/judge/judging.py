@@ -49,9 +49,12 @@ class Judge:
 
         Raise InputError if a graph file was written for another machine than the named one.
         """
-        machine = self.machines.find(reading)
-        findings, notes = list(reading.findings), list(reading.notes)
-        verdict = FileVerdict(reading, machine, findings=findings, notes=notes)
+        verdict = FileVerdict(
+            reading,
+            self.machines.find(reading),
+            findings=list(reading.findings),
+            notes=list(reading.notes),
+        )
         groups: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
         for m in reading.measurements:
             if self.collective in (None, m.collective):
@@ -71,8 +74,9 @@ class Judge:
     def _judge_measurements(
         self, verdict: FileVerdict, name: str, ranks: int, measurements: list[Measurement]
     ) -> None:
-        rows = [MeasuredRow(m, None) for m in measurements]
-        measured = MeasuredVerdict(name, ranks or self._count_ranks(verdict), rows)
+        measured = MeasuredVerdict(
+            name, ranks or self._count_ranks(verdict), [MeasuredRow(m, None) for m in measurements]
+        )
         verdict.measured.append(measured)
         try:
             measured.rank_map = self._map_ranks(verdict, measured.ranks, verdict.reading.locations)
@@ -117,8 +121,9 @@ class Judge:
         if verdict.machine.topology is None:
             raise InputError(verdict.machine.source)
         if ranks < 2:
-            unknown = "the number of ranks is not known"
-            raise InputError(f"{ranks} rank: nothing is sent" if ranks else unknown)
+            raise InputError(
+                f"{ranks} rank: nothing is sent" if ranks else "the number of ranks is not known"
+            )
         return map_ranks(verdict.machine.topology, ranks, locations, verdict.reading.where)
 
     def _judge_channels(
@@ -145,8 +150,7 @@ class Judge:
         try:
             for name in (self.collective,) if self.collective in OVER_RINGS else OVER_RINGS:
                 rates = [rate_rings(name, rings, router)] if rings else []
-                if trees and name == "allreduce":
-                    rates.append(rate_trees(trees, router))
+                rates += [rate_trees(trees, router)] if trees and name == "allreduce" else []
                 if rates:
                     collective = Collective(name, communicator.ranks)
                     channels.limits[name] = self._limits(collective, router)

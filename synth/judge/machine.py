@@ -79,8 +79,7 @@ class Machines:
 
     def _load(self, argument: str, source: str) -> JudgedMachine:
         if argument not in self._cache:
-            topology, _ = load_for_planning(argument)
-            self._cache[argument] = JudgedMachine(topology, source, argument)
+            self._cache[argument] = JudgedMachine(load_for_planning(argument)[0], source, argument)
         return self._cache[argument]
 
 
@@ -101,8 +100,7 @@ def _find_beside(reading: Reading) -> str | None:
     the only one in its folder. Raise InputError if there are several.
     """
     path = Path(reading.where)
-    ending = next(ending for ending in _FILE_ENDINGS if path.name.endswith(ending))
-    stem = path.name[: len(path.name) - len(ending)]
+    stem = next(path.name.removesuffix(end) for end in _FILE_ENDINGS if path.name.endswith(end))
     for candidate in (path.with_name(stem + ending) for ending in _TOPOLOGY_ENDINGS):
         if candidate != path and candidate.is_file():
             return str(candidate)
@@ -113,10 +111,10 @@ def _find_beside(reading: Reading) -> str | None:
     if not reading.is_graph_file:
         return None
     try:
-        files = sorted(x for x in path.parent.glob("*.xml") if x != path)[:_MAX_FILES]
+        files = sorted(str(x) for x in path.parent.glob("*.xml") if x != path)[:_MAX_FILES]
     except OSError:
         return None
-    dumps = [str(x) for x in files if is_topology_file(str(x))]
+    dumps = list(filter(is_topology_file, files))
     if len(dumps) > 1:
         names = ", ".join(Path(x).name for x in dumps[:3]) + (" ..." if len(dumps) > 3 else "")
         raise InputError(
@@ -210,10 +208,8 @@ def _choose_gpus(
                     "give the topology of that one",
                     parameter="topology",
                 )
-    if ranks == len(gpus):
-        return list(range(ranks)), "in the order of ranks"
-    how = f"taken as the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
-    return list(range(ranks)), how
+    some = f"taken as the first {ranks} of {len(gpus)} GPUs, as the file does not say which"
+    return list(range(ranks)), "in the order of ranks" if ranks == len(gpus) else some
 
 
 def count_hosts(topology: Topology) -> int:

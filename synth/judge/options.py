@@ -15,7 +15,7 @@ from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
 from ..bounds.single_path import find_bounds
-from ..channels.channels import CHAIN, RING, Channels
+from ..channels.channels import CHAIN, RING
 from ..channels.rounding import find_channels
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
@@ -84,7 +84,7 @@ class Options:
 
     def best(self, name: str) -> Option | None:
         """Return the fastest option of a name; None if there is none."""
-        named = [option for option in self.options if option.name == name]
+        named = (option for option in self.options if option.name == name)
         return max(named, key=lambda option: option.algbw_GBps, default=None)
 
 
@@ -183,16 +183,20 @@ def find_options(collective: Collective, router: Router) -> Options:
 
 def _find_graph_file(collective: Collective, router: Router, shape: str) -> Option:
     request = Request(collective, router.topology, Effort(_TIME_LIMIT_S), quick=True, router=router)
-    channels = find_channels(request, shape, _MAX_CHANNELS)
-    algbw = rate_channels(collective.name, channels, router)
-    count = len(channels.orders)
-    return Option(GRAPH_FILE, algbw, f"{count} {shape}{'' if count == 1 else 's'} through all GPUs")
+    orders = find_channels(request, shape, _MAX_CHANNELS).orders
+    if shape == RING:
+        rate = rate_rings(collective.name, orders, router)
+    else:
+        rate = rate_trees([chain_parents(order) for order in orders], router)
+    what = f"{len(orders)} {shape}{'' if len(orders) == 1 else 's'} through all GPUs"
+    return Option(GRAPH_FILE, rate.algbw_GBps, what)
 
 
 def _find_rank_order(collective: Collective, router: Router) -> Option:
     """Return one ring in the best rank order, as found by topo-place, with its algbw."""
-    traffic = f"{WHOLE}={collective.name}:1G"
-    placed = place(router.topology, traffic=traffic, time_limit_s=_TIME_LIMIT_S)
+    placed = place(
+        router.topology, traffic=f"{WHOLE}={collective.name}:1G", time_limit_s=_TIME_LIMIT_S
+    )
     try:
         rate = rate_rings(collective.name, [placed.order], router)
     except InfeasibleError:
@@ -202,11 +206,3 @@ def _find_rank_order(collective: Collective, router: Router) -> Option:
     named = len(placed.gpus) <= _MAX_NAMED
     order = f"the order {', '.join(placed.gpus)}" if named else "the best order of ranks"
     return Option(RANK_ORDER, rate.algbw_GBps, f"one ring in {order}")
-
-
-def rate_channels(collective: str, channels: Channels, router: Router) -> Fraction:
-    """Return the algbw in GB/s that channels reach."""
-    if channels.shape == RING:
-        return rate_rings(collective, channels.orders, router).algbw_GBps
-    trees = [chain_parents(order) for order in channels.orders]
-    return rate_trees(trees, router).algbw_GBps

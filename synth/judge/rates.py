@@ -50,14 +50,20 @@ def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate
     n = len(orders[0])
     # A ring's reduce-scatter and its allgather each send (n - 1) / n of the buffer over every hop.
     each_hop = Fraction(n - 1, n) * (2 if collective == "allreduce" else 1)
-    hops = [tuple(pairwise((*order, order[0]))) for order in orders]
-    return _rate(RINGS, hops, each_hop, router)
+    return _rate(RINGS, [tuple(pairwise((*order, order[0]))) for order in orders], each_hop, router)
 
 
 def rate_trees(trees: Sequence[Parents], router: Router) -> Rate:
     """Return the rate of an allreduce that reduces along trees and broadcasts the sums back."""
-    edges = [[(rank, parent) for rank, parent in enumerate(tree) if parent != -1] for tree in trees]
-    hops = [tuple(hop for a, b in tree for hop in ((a, b), (b, a))) for tree in edges]
+    hops = [
+        tuple(
+            hop
+            for rank, parent in enumerate(tree)
+            if parent != -1
+            for hop in ((rank, parent), (parent, rank))
+        )
+        for tree in trees
+    ]
     return _rate(TREES, hops, Fraction(1), router)
 
 
@@ -84,17 +90,16 @@ def _rate(
             crossed.update(route_links(route))
         for link, times in crossed.items():
             total[link] += times * count
-    share = each_hop / len(hops)
     busy = {link: count / topology.capacity_GBps[link] for link, count in total.items()}
     busiest = max(busy.values())
     alike = [link for link in sorted(busy) if busy[link] == busiest]
-    load, capacity = total[alike[0]] * share, topology.capacity_GBps[alike[0]]
+    load = total[alike[0]] * each_hop / len(hops)
     return Rate(
         shape,
         len(hops),
-        capacity / load,
+        topology.capacity_GBps[alike[0]] / load,
         alike[0],
-        capacity,
+        topology.capacity_GBps[alike[0]],
         tuple(crossings[channel][alike[0]] for channel in hops),
         load,
         len(alike),

@@ -105,10 +105,10 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
         is_sure = channels.taken in ("RING", "TREE") and len(rates) > 1
         for rate in rates:
             takes = " (NCCL's choice)" if is_sure and rate is channels.judged(name) else ""
-            share = percent(float(rate.algbw_GBps / limits.one_way_GBps))
             lines.append(
-                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} of the file, {share} of the "
-                f"bound{takes}; {describe_limit(rate)}"
+                f"    {gbps(rate.algbw_GBps):>8} GB/s  {rate.shape} of the file, "
+                f"{percent(float(rate.algbw_GBps / limits.one_way_GBps))} of the bound{takes}; "
+                f"{describe_limit(rate)}"
             )
         lines += _list_option_lines(channels.options[name])
     return lines
@@ -123,8 +123,10 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
     if measured.limits is None:
         lines = [f"{head}; not compared with a bound: {measured.why_not}"]
     else:
-        how = measured.rank_map.how if measured.rank_map else ""
-        lines = [f"{head}; GPUs {how}", _describe_limits(measured.collective, measured.limits)]
+        lines = [
+            f"{head}; GPUs {measured.rank_map.how if measured.rank_map else ''}",
+            _describe_limits(measured.collective, measured.limits),
+        ]
     lines.append(f"    {'size':>10} {'algbw':>9} {'busbw':>9} {'of bound':>9} {'plan':>9}")
     fastest: dict[tuple[int, str], MeasuredRow] = {}
     # The first of equally fast rows is shown; a sort keeps their order.
@@ -380,6 +382,5 @@ def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], f
 def _list_options(
     labels: dict[str, str], options: Options | None
 ) -> Iterator[tuple[str, dict[str, str], float]]:
-    for option in options.options if options is not None else ():
-        at = {**labels, "option": option.name, "what": option.what}
-        yield "option_gbps", at, float(option.algbw_GBps)
+    for o in options.options if options is not None else ():
+        yield "option_gbps", {**labels, "option": o.name, "what": o.what}, float(o.algbw_GBps)

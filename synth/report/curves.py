@@ -31,9 +31,12 @@ def draw_plan_curves(
     if stock is not None:
         name = f"stock's {stock.what.partition(' ')[0]}"
         curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
-    level = None if limit is None else ("bound", float(limit.algbw_GBps))
-    title = f"{collective.name}: algbw against size, predicted"
-    return draw_curves(title, curves, level, alone=alone)
+    return draw_curves(
+        f"{collective.name}: algbw against size, predicted",
+        curves,
+        None if limit is None else ("bound", float(limit.algbw_GBps)),
+        alone=alone,
+    )
 
 
 def draw_plan_alone(plan: Plan) -> str:

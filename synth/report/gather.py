@@ -5,7 +5,8 @@ These are findings, bounds, plans of the main collectives, and predictions for t
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from ...topo.doctor import Examination, examine
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError
@@ -88,20 +89,17 @@ def gather_report(
     report = Report(topology, machine, examine(machine), [])
     if len(topology.ranks) < 2:
         return report
-    left = time_limit_s
-    rest = sum(_SHARES.values())
-    for name in _SHARES:
+    left, rest = time_limit_s, sum(_SHARES.values())
+    # On a large machine allreduce is the only collective, so it gets all the time.
+    large = len(topology.ranks) > _LARGE_RANKS
+    for name, share in list(_SHARES.items())[: 1 if large else None]:
         begun = time.monotonic()
         if say is not None:
             say(f"{name} ...")
-        # On a large machine allreduce is the only collective, so it gets all the time.
-        large = len(topology.ranks) > _LARGE_RANKS
-        seconds = left if large else max(0.2, left * _SHARES[name] / rest)
+        seconds = left if large else max(0.2, left * share / rest)
         report.sections.append(_gather_section(name, router, seconds))
         left -= time.monotonic() - begun
-        rest -= _SHARES[name]
-        if large:
-            break
+        rest -= share
     report.seconds = time.monotonic() - started
     return report
 
@@ -114,8 +112,12 @@ def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> 
             "plans for a part of the GPUs cannot be written yet"
         )
     started = time.monotonic()
-    section = Section(plan.collective, Bounds(plan.bound, plan.bound_one_way), plan=plan)
-    section.candidates = tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries)
+    section = Section(
+        plan.collective,
+        Bounds(plan.bound, plan.bound_one_way),
+        plan=plan,
+        candidates=tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries),
+    )
     _complete(section, plan.router, Effort(time_limit_s / 2))
     report = Report(plan.topology, plan.topology, examine(plan.topology), [section], where)
     report.seconds = time.monotonic() - started
@@ -157,14 +159,6 @@ def _complete(section: Section, router: Router, effort: Effort) -> None:
             )
     except (InfeasibleError, TimeLimitError) as error:
         section.missing = section.missing or str(error)
-    try:
+    with suppress(InfeasibleError, InputError):
         section.stock = StockRing(collective, router)
-    except (InfeasibleError, InputError):
-        section.stock = None
     section.cut_short = list(dict.fromkeys([*section.cut_short, *effort.cut_short]))
-
-
-def shown_schedule(plan: Plan, size_bytes: int, segments: int) -> Schedule:
-    """Return the plan's schedule for a size in at most `segments`, to keep transfers visible."""
-    schedule = plan.entry_for(size_bytes).schedule
-    return replace(schedule, segments=min(schedule.segments, segments))

@@ -1,6 +1,6 @@
 """Pieces of HTML as text. All text from outside goes through `quote`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import count
 
 from ...topo.printable import quote
@@ -81,19 +81,18 @@ def make_table(
     titles: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    right: Iterable[int] = (),
+    right: Container[int] = (),
 ) -> str:
     """Return a table that scrolls sideways if too wide; columns `right` hold numbers."""
-    numbers = set(right)
 
     def write_row(tag: str, texts: Iterable[str]) -> str:
-        looks = (' class="n"' if i in numbers else "" for i in count())
         broken = (quote(text).replace("\n", "<br>") for text in texts)
+        looks = (' class="n"' if i in right else "" for i in count())
         cells = (f"<{tag}{look}>{text}</{tag}>" for text, look in zip(broken, looks, strict=False))
         return f"<tr>{''.join(cells)}</tr>"
 
-    body = "\n".join(write_row("td", row) for row in rows)
-    return f'<div class="scroll"><table>{write_row("th", titles)}\n{body}</table></div>'
+    lines = "\n".join([write_row("th", titles), *(write_row("td", row) for row in rows)])
+    return f'<div class="scroll"><table>{lines}</table></div>'
 
 
 def make_figure(svg: str, caption: str, look: str = "") -> str:
@@ -101,8 +100,10 @@ def make_figure(svg: str, caption: str, look: str = "") -> str:
 
     A wide one scrolls sideways, unless `look` is "fit" ("curve" and "wide" shrink to a limit).
     """
-    picture = f'<div class="scroll {look}">{svg}</div>'
-    return f"<figure>{picture}<figcaption>{quote(caption)}</figcaption></figure>"
+    return (
+        f'<figure><div class="scroll {look}">{svg}</div><figcaption>{quote(caption)}</figcaption>'
+        "</figure>"
+    )
 
 
 def make_paragraph(text: str, *, soft: bool = False) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from ...topo.doctor import Examination, Finding
@@ -64,13 +64,13 @@ def write_page(report: Report, *, made: datetime | None = None) -> str:
         _write_facts(report),
         write_machine(machine),
         _write_findings(report.examination),
+        *(
+            write_section(s, report.topology, with_pictures=i == 0)
+            for i, s in enumerate(report.sections)
+        ),
     ]
     if not report.sections:
         body.append(make_paragraph("With fewer than two GPUs there is no collective to plan."))
-    body += [
-        write_section(s, report.topology, with_pictures=i == 0)
-        for i, s in enumerate(report.sections)
-    ]
     body.append(
         make_paragraph(
             f"topoplan {VERSION}, {made:%Y-%m-%d %H:%M} UTC, in {report.seconds:.1f} s. GB/s are "
@@ -98,11 +98,10 @@ def _write_facts(report: Report) -> str:
         if first.bounds is not None:
             bound = float(first.bounds.single_path.algbw_GBps)
             facts.append((f"{bound:.4g} GB/s", f"bound of {name}, algbw"))
-        if first.plan is not None:
-            # 1 GiB, as the caption says.
-            algbw = predict_algbw_GBps(first.plan, SHOWN_SIZE << 2)
-            if algbw:
-                facts.append((f"{algbw:.4g} GB/s", f"{name} of 1 GiB, predicted"))
+        # 1 GiB, as the caption says.
+        algbw = 0.0 if first.plan is None else predict_algbw_GBps(first.plan, SHOWN_SIZE << 2)
+        if algbw:
+            facts.append((f"{algbw:.4g} GB/s", f"{name} of 1 GiB, predicted"))
     counts = Counter(finding.severity for finding in report.examination.findings)
     listed = ", ".join(
         f"{counts[s]} {s}{'s' * (counts[s] > 1)}" for s in ("error", "warning", "note") if counts[s]
@@ -129,12 +128,15 @@ def write_machine(machine: Topology) -> str:
     about = [*describe_rates(machine), *list_adding(machine)]
     parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
     parts += [*_list_connections(machine), _list_devices(machine)]
-    listed = [str(note) for note in machine.notes]
-    if listed:
-        title = f"{len(listed)} notes on what could not be read or was assumed"
-        more = [f"and {len(listed) - _MAX_NOTES} more"] if len(listed) > _MAX_NOTES else []
-        parts.append(make_details(title, _make_list([*listed[:_MAX_NOTES], *more])))
+    if machine.notes:
+        title = f"{len(machine.notes)} notes on what could not be read or was assumed"
+        lines = _cut([str(note) for note in machine.notes], _MAX_NOTES)
+        parts.append(make_details(title, _make_list(lines)))
     return make_section("machine", "The machine", *parts)
+
+
+def _cut(lines: Sequence[str], most: int, of_what: str = "") -> list[str]:
+    return [*lines[:most], *([f"and {len(lines) - most} more{of_what}"] * (len(lines) > most))]
 
 
 def _draw(machine: Topology) -> tuple[str, str | None]:
@@ -177,9 +179,7 @@ def _write_findings(examination: Examination) -> str:
 
 
 def _write_finding(finding: Finding) -> str:
-    evidence = [*finding.evidence[:_MAX_EVIDENCE]]
-    if len(finding.evidence) > _MAX_EVIDENCE:
-        evidence.append(f"and {len(finding.evidence) - _MAX_EVIDENCE} more of the kind")
+    evidence = _cut(finding.evidence, _MAX_EVIDENCE, " of the kind")
     return (
         f'<div class="finding {finding.severity}"><b>{finding.severity}</b> '
         f"{quote(finding.message)}{_make_list(evidence, soft=True) if evidence else ''}"
@@ -209,7 +209,8 @@ def _list_connections(machine: Topology) -> list[str]:
     used = dict.fromkeys(x.label.rstrip("0123456789") for x in pairs)
     meaning = {label.rstrip("#"): f"{label}: {text}" for label, text in LABELS.items()}
     legend = make_paragraph("; ".join(meaning[x] for x in used if x in meaning), soft=True)
-    if len(rows) == len(machine.ranks) <= MAX_GPUS:
+    is_whole = len(rows) == len(machine.ranks)
+    if is_whole and len(rows) <= MAX_GPUS:
         titles = ["from \\ to", *map(str, range(len(rows)))]
         between = "\n" if len(rows) > _MAX_IN_A_LINE else " "
         cells = [
@@ -217,12 +218,10 @@ def _list_connections(machine: Topology) -> list[str]:
         ]
         head = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
         return [head, make_table(titles, cells), legend]
-    is_whole = len(rows) == len(machine.ranks)
     counted = "" if is_whole else f", counted from the first {len(rows)} GPUs"
-    listed = pairs.most_common(_MAX_DEVICES)
     cells = [
         (x.label, "" if x.GBps is None else format_rate(x.GBps), f"{number:,}")
-        for x, number in listed
+        for x, number in pairs.most_common(_MAX_DEVICES)
     ]
     table = make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2))
     return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
@@ -236,18 +235,17 @@ def _show_connection(connection: Connection, between: str) -> str:
 
 
 def _list_devices(machine: Topology) -> str:
-    rank = {ident: str(i) for i, ident in enumerate(machine.ranks)}
+    kinds = [FAMILY_NAMES[d.family] if d.family else d.kind for d in machine.devices]
     if len(machine.devices) > _MAX_DEVICES:
-        kinds = Counter(FAMILY_NAMES[d.family] if d.family else d.kind for d in machine.devices)
-        rows: Iterable[tuple[str, ...]] = [(kind, f"{number:,}") for kind, number in kinds.items()]
-        return make_table(("devices", "how many"), rows, right=(1,))
+        counts = ((kind, f"{number:,}") for kind, number in Counter(kinds).items())
+        return make_table(("devices", "how many"), counts, right=(1,))
+    rank = {ident: str(i) for i, ident in enumerate(machine.ranks)}
     rows = [
         (
-            rank.get(d.id, ""), d.id, FAMILY_NAMES[d.family] if d.family else d.kind,
-            "" if d.numa_node is None else str(d.numa_node), d.bus_id or "",
-            str(d.extra.get("name") or ""),
+            rank.get(d.id, ""), d.id, kind, "" if d.numa_node is None else str(d.numa_node),
+            d.bus_id or "", str(d.extra.get("name") or ""),
         )
-        for d in machine.devices
+        for d, kind in zip(machine.devices, kinds, strict=True)
     ]  # fmt: skip
     table = make_table(("rank", "id", "kind", "NUMA", "bus id", "name"), rows, right=(0, 3))
     return make_details(f"{len(machine.devices)} devices", table)

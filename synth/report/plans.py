@@ -3,6 +3,8 @@
 It has the bound and bottleneck, plans by size, curves, trees and a timeline.
 """
 
+from dataclasses import replace
+
 from ...topo.errors import TopoplanError
 from ...topo.graph import Topology
 from ..bounds.in_network import describe_assumption, describe_possible
@@ -17,7 +19,7 @@ from ..pictures.trees import MAX_GPUS, draw_flow, list_flows
 from ..plan import Plan
 from ..sizes import show_size
 from .curves import draw_plan_curves, predict_algbw_GBps
-from .gather import Section, shown_schedule
+from .gather import Section
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
 
 # Size in bytes at which trees and the timeline are shown.
@@ -34,8 +36,7 @@ _MAX_LEVERS = 6
 
 def write_section(section: Section, topology: Topology, *, with_pictures: bool) -> str:
     """Return the section of one collective; `with_pictures` adds its trees and a timeline."""
-    name = section.collective.name
-    parts = [*_write_bounds(section, topology)]
+    name, parts = section.collective.name, _write_bounds(section, topology)
     if section.plan is not None:
         parts += ["<h3>The plan, by size</h3>", _list_entries(section.plan)]
         parts += [*_compare(section, section.plan), _draw_curves(section)]
@@ -60,37 +61,36 @@ def _write_bounds(section: Section, topology: Topology) -> list[str]:
     bounds = section.bounds
     if bounds is None:
         return []
-    has_multipath = bounds.single_path != bounds.multipath
-    single = " with a single path per pair of GPUs, as hardware sends"
-    sentences = [
-        f"At most {limit_text(bounds.single_path)} GB/s algbw"
-        f"{single if has_multipath else ', whatever the schedule'}: "
-        f"{why_text(bounds.single_path)}."
-    ]
-    if has_multipath:
-        limit, why = limit_text(bounds.multipath), why_text(bounds.multipath)
-        sentences.append(f"If senders could divide data over all paths, {limit}: {why}.")
-    sentences.append(f"That assumes: {describe_assumption(topology)}.")
+    limit, how, more = limit_text(bounds.single_path), ", whatever the schedule", ""
+    if bounds.single_path != bounds.multipath:
+        how = " with a single path per pair of GPUs, as hardware sends"
+        more = (
+            "If senders could divide data over all paths, "
+            f"{limit_text(bounds.multipath)}: {why_text(bounds.multipath)}. "
+        )
+    text = f"At most {limit} GB/s algbw{how}: {why_text(bounds.single_path)}. {more}"
+    text += f"That assumes: {describe_assumption(topology)}."
     if section.in_network is not None:
         limit = limit_text(section.in_network)
-        sentences.append(f"{describe_possible(topology)}; then the bound is {limit} GB/s.")
-    parts = [make_paragraph(" ".join(sentences))]
-    if section.explanation is not None:
-        parts.append(make_paragraph(f"The bottleneck: {section.explanation.bottleneck}."))
-        parts.append(_list_levers(section.explanation))
-    return parts
+        text += f" {describe_possible(topology)}; then the bound is {limit} GB/s."
+    if section.explanation is None:
+        return [make_paragraph(text)]
+    bottleneck = make_paragraph(f"The bottleneck: {section.explanation.bottleneck}.")
+    return [make_paragraph(text), bottleneck, _list_levers(section.explanation)]
 
 
 def _list_levers(explanation: Explanation) -> str:
-    rows = []
-    for x in explanation.levers[:_MAX_LEVERS]:
-        gain = f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone"
-        wider = "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}"
-        together = ""
-        if x.together_GBps is not None:
-            together = f"{float(x.together_GBps):.5g} (all {x.peers})"
-        rate = f"{float(x.bandwidth_GBps):.4g}"
-        rows.append((f"{x.a} - {x.b}", rate, str(x.alike), gain, wider, together))
+    rows = [
+        (
+            f"{x.a} - {x.b}",
+            f"{float(x.bandwidth_GBps):.4g}",
+            str(x.alike),
+            f"{float(x.gain_GBps):.4g}" if x.helps_alone else "none alone",
+            "not computed" if x.wider_GBps is None else f"{float(x.wider_GBps):.5g}",
+            "" if x.together_GBps is None else f"{float(x.together_GBps):.5g} (all {x.peers})",
+        )
+        for x in explanation.levers[:_MAX_LEVERS]
+    ]
     titles = (
         "links to improve first",
         "GB/s",
@@ -106,9 +106,8 @@ def _list_entries(plan: Plan) -> str:
     rows = []
     for entry in plan.entries:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
-        size = SHOWN_SIZE << 2 if entry.max_bytes is None else entry.max_bytes - 1
-        size = max(size, entry.min_bytes)
-        number = rounds(schedule, plan.router)
+        largest = SHOWN_SIZE << 2 if entry.max_bytes is None else entry.max_bytes - 1
+        size, number = max(largest, entry.min_bytes), rounds(schedule, plan.router)
         rows.append(
             (
                 show_size(entry.min_bytes),
@@ -133,8 +132,7 @@ def _compare(section: Section, plan: Plan) -> list[str]:
     rows = []
     for size in _COMPARED:
         entry = plan.entry_for(size)
-        time_s = plan.time_s(entry, size)
-        algbw = size / time_s / 1e9 if time_s else 0.0
+        time_s, algbw = plan.time_s(entry, size), predict_algbw_GBps(plan, size)
         busbw = algbw * float(section.collective.bus_factor())
         row = [show_size(size), entry.schedule.label, show_number(time_s * 1e6)]
         row += [f"{algbw:.4g}", f"{busbw:.4g}", f"{algbw / bound:.1%}"]
@@ -143,10 +141,9 @@ def _compare(section: Section, plan: Plan) -> list[str]:
             row += [show_number(stock_s * 1e6), f"{stock_s / time_s:.2f}x" if time_s else ""]
         rows.append(row)
     titles = ["size", "schedule", "plan, us", "algbw, GB/s", "busbw, GB/s", "of the bound"]
-    if section.stock is not None:
-        titles += ["stock's ring, us", "ring / plan"]
     text = f"All times are predicted. Host costs: {describe_host(plan.topology)}."
     if section.stock is not None:
+        titles += ["stock's ring, us", "ring / plan"]
         text += (
             f" Stock is a model too: one {section.stock.what}, costed like the plan. It stands for "
             "a library that ignores the machine; NCCL searches several rings and trees of its own "
@@ -183,8 +180,9 @@ def _draw_schedule(plan: Plan) -> list[str]:
 
     Flows of chunks that are not trees are drawn in the same way.
     """
-    topology = plan.topology
-    schedule = shown_schedule(plan, SHOWN_SIZE, _SHOWN_SEGMENTS)
+    topology, whole = plan.topology, plan.entry_for(SHOWN_SIZE).schedule
+    # Fewer segments keep transfers visible.
+    schedule = replace(whole, segments=min(whole.segments, _SHOWN_SEGMENTS))
     parts = [f"<h3>How {show_size(SHOWN_SIZE)} travel: {schedule.strategy}</h3>"]
     if len(topology.ranks) > MAX_GPUS:
         text = f"with more than {MAX_GPUS} GPUs trees and timeline are not drawn"
@@ -206,11 +204,10 @@ def _draw_schedule(plan: Plan) -> list[str]:
     except TopoplanError as error:
         return [*parts, make_paragraph(f"no timeline: {error}", soft=True)]
     caption = f"what each rank sends, predicted, for {show_size(SHOWN_SIZE)}"
-    segments = plan.entry_for(SHOWN_SIZE).schedule.segments
-    if segments > schedule.segments:
+    if whole.segments > schedule.segments:
         caption += (
-            f"; in {schedule.segments} segments instead of {segments}, so that single messages can "
-            "be seen"
+            f"; in {schedule.segments} segments instead of {whole.segments}, so that single "
+            "messages can be seen"
         )
     if len(topology.ranks) > MAX_ROWS:
         caption += f"; the first {MAX_ROWS} of {len(topology.ranks)} ranks"

@@ -36,14 +36,12 @@ class StockRing:
 
     def __init__(self, collective: Collective, router: Router) -> None:
         self._topology, self._collective, self._router = router.topology, collective, router
-        self._host = host_of(router.topology)
-        self._costs: list[Cost] = []
-        self._order = find_order(router)
+        self._host, self._order = host_of(router.topology), find_order(router)
         order = "rank order"
         if self._order != tuple(range(collective.ranks)):
+            listed = ", ".join(map(str, self._order[:_MAX_NAMED]))
             more = " ..." if collective.ranks > _MAX_NAMED else ""
-            listed = ", ".join(map(str, self._order[:_MAX_NAMED])) + more
-            order = f"the order {listed}, the first that has routes"
+            order = f"the order {listed}{more}, the first that has routes"
         self._schedule: Schedule | None = None
         if collective.name in _RINGS:
             self.what = f"ring in {order}, one direction"
@@ -138,9 +136,7 @@ def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -
         ]
         return build_schedule(request.of(Collective(name, n)), "stock ring", chunks, sends)
 
-    if collective.name == "allgather":
-        return build_half("allgather", 0)
-    scatter = build_half("reduce-scatter", 1)
-    if collective.name == "reduce-scatter":
-        return scatter
-    return compose(scatter, build_half("allgather", 0))
+    shifts = {"reduce-scatter": 1, "allgather": 0}
+    if collective.name in shifts:
+        return build_half(collective.name, shifts[collective.name])
+    return compose(*(build_half(name, shift) for name, shift in shifts.items()))

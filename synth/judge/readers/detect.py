@@ -20,6 +20,9 @@ _SNIFF_CHARACTERS = 64 * 2**10
 _ROOT_CHARACTERS = 200
 # Longest line, in characters, of a message; patterns would take quadratic time on longer ones.
 _MAX_LINE = 20_000
+# Longest number, in digits: Python refuses to read one of more than 4,300, which only damage makes.
+_MAX_DIGITS = 4_000
+_LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS},}}")
 # The end of errors about unknown texts.
 _EXPECTED = (
     "expected NCCL's graph dump (NCCL_GRAPH_DUMP_FILE), a log with NCCL_DEBUG=INFO, a table or "
@@ -67,11 +70,10 @@ def read_file(name: str, collective: str | None = None) -> Reading:
             "job"
         )
     # Windows shells write UTF-16.
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return read_text(raw.decode("utf-16", errors="replace"), name, collective)
-    if b"\0" in raw[:_SNIFF_CHARACTERS]:
+    code = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    if code == "utf-8-sig" and b"\0" in raw[:_SNIFF_CHARACTERS]:
         raise InputError(f"{name}: not a text; {_EXPECTED}")
-    return read_text(raw.decode("utf-8-sig", errors="replace"), name, collective)
+    return read_text(raw.decode(code, errors="replace"), name, collective)
 
 
 def read_text(text: str, where: str, collective: str | None = None) -> Reading:
@@ -129,6 +131,11 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     count = 0
     for count, line in enumerate(_ANSI.sub("", text).splitlines(), 1):
         line = line[:_MAX_LINE].replace("\t", "    ").replace("\xa0", " ")
+        if len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line):
+            raise InputError(
+                f"{where}, line {count}: a number of more than {_MAX_DIGITS} digits; the file is "
+                "damaged there: leave the line out"
+            )
         is_message = signatures.is_message(line)
         log.take(line, count)
         if not is_message:
@@ -141,12 +148,13 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     kinds += [reading.kind] if log.says_something else []
     findings = reading.findings
     if any(m.wrong for m in measurements):
-        finding = FileFinding(
-            "wrong-results",
-            "some results were wrong (#wrong is not 0)",
-            "mend that before speed: a link or a driver is at fault",
+        findings += (
+            FileFinding(
+                "wrong-results",
+                "some results were wrong (#wrong is not 0)",
+                "mend that before speed: a link or a driver is at fault",
+            ),
         )
-        findings = (*findings, finding)
     return Reading(
         where,
         " with a ".join(kinds),

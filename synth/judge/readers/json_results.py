@@ -58,8 +58,8 @@ def _read_any(text: str, where: str) -> Reading:
         return _read_nccl_tests(data, where)
     if isinstance(data.get("runs"), list):
         runs = [_check_measured(_read_topo_run(run, where)) for run in _rows(data, "runs")]
-        measurements = tuple(m for run in runs for m in run.measurements)
-        return Reading(where, "topo-run's JSON", measurements=measurements)
+        listed = tuple(m for run in runs for m in run.measurements)
+        return Reading(where, "topo-run's JSON", measurements=listed)
     if isinstance(data.get("rows"), list):
         return _read_topo_run(data, where)
     if data.get("format") == "topoplan-plan":
@@ -102,9 +102,9 @@ def _load(text: str, where: str, line: int | None = None) -> Any:
     try:
         return load_json(text, exact=False)
     except json.JSONDecodeError as error:
-        at = line if line is not None else error.lineno
         raise InputError(
-            f"{where}, line {at}: not whole JSON: {error.msg}; is the file cut off?"
+            f"{where}, line {line or error.lineno}: not whole JSON: {error.msg}; is the file cut "
+            "off?"
         ) from None
     except ValueError as error:
         raise InputError(f"{where}: not usable JSON: {error}") from None
@@ -160,17 +160,18 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
                 _whole(device.get("device")),
                 read_bus(str(device.get("device_hex"))),
             )
-    config = data.get("config")
-    gpus = config.get("ngpus") if isinstance(config, dict) else None
-    ranks = max(locations, default=-1) + 1 or (_whole(gpus) or 0)
+    ranks, config = max(locations, default=-1) + 1, data.get("config")
+    if not ranks and isinstance(config, dict):
+        ranks = _whole(config.get("ngpus")) or 0
     measurements = []
     for row in _rows(data, "results"):
         for how in ("out-of-place", "in-place"):
             size, half = _whole(row.get("size")), row.get(how.replace("-", "_"))
             if not size or not isinstance(half, dict):
                 continue
-            time_us = half.get("time", half.get("cpu_time"))
-            figures = _reals(half.get("alg_bw"), half.get("bus_bw"), time_us)
+            figures = _reals(
+                half.get("alg_bw"), half.get("bus_bw"), half.get("time", half.get("cpu_time"))
+            )
             if figures is not None:
                 wrong = bool(_real(half.get("nwrong")))
                 measurements.append(Measurement(name, ranks, size, *figures, how, wrong))
@@ -227,5 +228,9 @@ def _read_inspector(entries: list[Any], where: str) -> Reading:
         if ranks > 1:
             median, how = sorted(rates)[len(rates) // 2], f"median of {len(rates)}"
             measurements.append(Measurement(name, ranks, size, *median, how))
-    notes = tuple(f"{what} are not judged" for what in others)
-    return Reading(where, "lines of NCCL Inspector", None, tuple(measurements), notes=notes)
+    return Reading(
+        where,
+        "lines of NCCL Inspector",
+        measurements=tuple(measurements),
+        notes=tuple(f"{what} are not judged" for what in others),
+    )

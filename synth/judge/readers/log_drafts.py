@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 
 from ..reading import Location, ObservedCommunicator, Order, Parents, SearchResult
 
@@ -53,11 +54,9 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
         for rank, location in draft.locations.items():
             joined.locations[rank] = _join_locations(joined.locations.get(rank), location)
         joined.transports.update(draft.transports)
-    channels = (joined.hops, joined.parents, joined.connections)
-    named = {rank for channel in channels for rank_of in channel.values() for rank in rank_of}
-    ranks = max((d.ranks or 0 for d in drafts), default=0) or (
-        max({*named, *joined.locations}, default=-1) + 1
-    )
+    by_channel = chain(*(of.values() for of in (joined.hops, joined.parents, joined.connections)))
+    named = chain(joined.locations, *by_channel)
+    ranks = max((d.ranks or 0 for d in drafts), default=0) or max(named, default=-1) + 1
     rings = {c: order for c, order in joined.rings.items() if _is_order(order, ranks)}
     # Connections also belong to trees, so they only count if no rank printed a ring.
     for source in (joined.hops, {} if rings else joined.connections):
@@ -72,9 +71,8 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
             f"NCCL itself cuts its lines of rings of {ranks} ranks; with NCCL_DEBUG_SUBSYS=GRAPH "
             "it prints 'Ring' lines"
         )
-    listed_rings = len({**joined.rings, **joined.hops})
     for what, complete, listed, expected in (
-        ("rings", len(rings), listed_rings, promised if rings else 0),
+        ("rings", len(rings), len(joined.rings | joined.hops), promised if rings else 0),
         ("trees", len(trees), len(joined.parents), 0),
     ):
         if complete < max(listed, expected):

@@ -59,7 +59,6 @@ GDR_OFF = re.compile(r"GPU Direct RDMA Disabled for (?:GPU|HCA|NIC)")
 
 # In the order of NCCL's numbers, which some versions print in place of names.
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-# Likewise.
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 # Collectives by the letters of their names.
 COLLECTIVES = {
@@ -189,8 +188,12 @@ def read_tree(text: str) -> tuple[int, int] | None:
 def read_pick(match: re.Match[str]) -> Pick:
     """Return the tuner's pick that PICK matched, whose algorithm may be a name or a number."""
     collective, size, algorithm, protocol = match.groups()
-    name = name_collective(collective or "")
-    return Pick(name, int(size), _name(algorithm, ALGORITHMS), _name(protocol, PROTOCOLS))
+    return Pick(
+        name_collective(collective or ""),
+        int(size),
+        _name(algorithm, ALGORITHMS),
+        _name(protocol, PROTOCOLS),
+    )
 
 
 def _name(text: str, names: tuple[str, ...]) -> str:

@@ -241,14 +241,13 @@ class LogReader:
     @property
     def says_something(self) -> bool:
         """Whether the log contains anything to judge."""
-        minor = ("warning", "variable", "network")
         return bool(
             self.picks
             or self._completed
             or any(
                 d.rings or d.hops or d.parents or d.patterns or d.transports for _, d in self.drafts
             )
-            or not all(name.startswith(minor) for name in self.findings)
+            or not all(x.startswith(("warning", "variable", "network")) for x in self.findings)
         )
 
     def reading(self, where: str) -> Reading:
@@ -299,7 +298,7 @@ class LogReader:
     ) -> None:
         """Raise InputError if the text ends in the middle of a communicator's rings."""
         for c, drafts in groups:
-            last = max((max(d.rings) for d in drafts if d.rings), default=-1)
+            last = max((channel for d in drafts for channel in d.rings), default=-1)
             # A log from which somebody removed lines goes on after the rings; a cut log does not.
             goes_on = c.trees or c.transports or any(d.complete or d.cut_lines for d in drafts)
             if c.promised is not None and last < c.promised - 1 and not goes_on:

@@ -133,8 +133,7 @@ class TableReader:
             self.locations = {}
         if "ccl-" in line and (match := _VERSION.search(line)) is not None:
             self.kind = self.kind or match[1] or ""
-            code = re.search(r"library=(\d{4,6})", line)
-            if code is not None:
+            if (code := re.search(r"library=(\d{4,6})", line)) is not None:
                 name = "RCCL" if "rccl" in line else "NCCL"
                 self.library = f"{name} {read_version(int(code[1]))}"
 
@@ -152,7 +151,7 @@ class TableReader:
         """Append a line to the row that a message broke; return whether it belongs there."""
         prefix = r"^\s*(?:\[[\w,.:\- ]*\](?:<\w+>)?:?\s|[\w.\-]*\D[\w.\-]*:\s|\d+: )\s*"
         tokens = re.sub(prefix, "", line).split()
-        if not tokens or not all(_NUMBER.fullmatch(token) for token in tokens):
+        if not tokens or not all(map(_NUMBER.fullmatch, tokens)):
             return False
         pending += tokens
         if self._is_whole(pending):
@@ -267,8 +266,8 @@ def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | No
     """
     first = rows[0]
     ranks, listed = max((row.ranks, row.listed) for row in rows)
-    halves = [half for row in rows for values in row.halves if (half := _read_half(values))]
-    fastest = max(halves, key=lambda half: half[1], default=None)
+    halves = (_read_half(values) for row in rows for values in row.halves)
+    fastest = max(filter(None, halves), key=lambda half: half[1], default=None)
     factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
     adds = first.operation not in (None, "none")
     name = name_collective(first.command or "")

@@ -438,3 +438,9 @@ def test_damaged_files_give_a_reading_or_one_line(text: str, data: st.DataObject
         read(text)
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_a_number_of_thousands_of_digits_is_refused_with_its_line() -> None:
+    line = f"n1:1:1 [0] NCCL INFO Channel 00/02 : 0 {'9' * 5000}\n"
+    with pytest.raises(InputError, match="line 2: a number of more than 4000 digits"):
+        read_text(f"a line\n{line}", "file")
