@@ -7,7 +7,6 @@ bound to the tensor (compiled.py), and from then on only plays it (players/).
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,6 @@ from .reductions import (
     check_reduction,
     check_residual,
     check_tensors,
-    copy_back,
     flatten,
 )
 
@@ -44,7 +42,7 @@ class PersistentCall:
 
     def __init__(self, engine: Engine, buffers: Buffers) -> None:
         self.engine, self.buffers = engine, buffers
-        self.then: list[Callable[[], None]] = []
+        self.then: list[Callable[[], object]] = []
         self.play: Callable[..., None] | None = None
         """How the call is run once its schedule is settled: the program, bound to the target."""
         self._has_run = False
@@ -124,8 +122,12 @@ class CallCache:
         call. Raise InputError if the tensors do not fit the collective, or each other.
         """
         engine, in_place = self.engine, tensor is None and residual is None
-        is_fixed = not is_scratch and output.device.type == "cpu"
-        is_fixed = is_fixed and output.layout is torch.strided and output.is_contiguous()
+        is_fixed = (
+            not is_scratch
+            and output.device.type == "cpu"
+            and output.layout is torch.strided
+            and output.is_contiguous()
+        )
         key = (output.data_ptr(), output.numel(), output.dtype) if is_fixed else None
         cached = None if key is None else self._find(key, dist.ReduceOp.SUM if op is None else op)
         if cached is not None and in_place:
@@ -153,13 +155,17 @@ class CallCache:
             bindings = make_bindings(target)
         call = PersistentCall(engine, Buffers(numel, source, target, kind, residual, bindings))
         if not output.is_contiguous():
-            call.then.append(partial(copy_back, output, target))
+            call.then.append(lambda: output.detach().copy_(target.view(output.shape)))
         return call
 
     def _find(self, key: Key, op: object) -> PersistentCall | None:
-        calls = self._calls.get(key, ())
         return next(
-            (call for call in calls if op is call.buffers.op or op == call.buffers.op), None
+            (
+                call
+                for call in self._calls.get(key, ())
+                if op is call.buffers.op or op == call.buffers.op
+            ),
+            None,
         )
 
     def _add(

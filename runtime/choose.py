@@ -22,7 +22,7 @@ from ..synth.cost.segmentation import Family, families, fastest, reroute, time_u
 from ..synth.ir.schedule import Schedule
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .cache.races import CachedRace, CachedRaces
+from .cache import CachedRace, CachedRaces
 from .codecs import Codec
 from .program.lowering import lower
 from .ranks.machine import Machine
@@ -141,6 +141,7 @@ class Chooser:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.choices: dict[int, Choice] = {}
+        self._trials: dict[int, Trial] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
 
@@ -190,14 +191,15 @@ class Chooser:
             )
 
     def _choice_of(self, schedule: Schedule | None) -> Choice:
-        def predict(size_bytes: int) -> float | None:
-            return None if schedule is None else self.predict(schedule, size_bytes)
+        return Choice(
+            schedule, schedule or self.variants[0], partial(self._predict_us, schedule), {}
+        )
 
-        return Choice(schedule, schedule or self.variants[0], predict, {})
-
-    def predict(self, schedule: Schedule, size_bytes: int) -> float | None:
+    def _predict_us(self, schedule: Schedule | None, size_bytes: int) -> float | None:
         """Return a schedule's predicted microseconds on this machine, None without a prediction."""
         machine = self.machine
+        if schedule is None:
+            return None
         return (
             time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
             or None
@@ -270,8 +272,11 @@ class Chooser:
             return False
         own = self.variants[cached.own]
         winner = None if cached.winner is None else self.variants[cached.winner]
-        is_same = cached.labels == (_label(winner), own.label)
-        return is_same and cached.labels[0] in cached.raced_us and self._is_lean(own, size_bytes)
+        return (
+            cached.labels == (_label(winner), own.label)
+            and cached.labels[0] in cached.raced_us
+            and self._is_lean(own, size_bytes)
+        )
 
     def _try_cached(
         self,
@@ -299,8 +304,8 @@ class Chooser:
             if is_near and not is_beaten and sum(tries_us[-1]) > _LONG_TRY_S * 1e6:
                 break
         if is_near and not is_beaten:
-            choice = self._choice_of(winner)
-            return replace(choice, own=self.variants[cached.own], raced=cached.raced_us)
+            own = self.variants[cached.own]
+            return replace(self._choice_of(winner), own=own, raced=cached.raced_us)
         log.info(
             "%d bytes: %s took %.0f us%s, but %.0f when it was cached; racing again",
             size_bytes,
@@ -356,8 +361,9 @@ class Chooser:
             medians = turns.measure_medians_s([call for call in calls if call is not None])
             return dict(zip(raced, medians, strict=True))
 
-        own = [self.variants[number] for number in order]
-        times_s = measure(*own, *([] if stock is None else [None]))
+        times_s = measure(
+            *(self.variants[place] for place in order), *([] if stock is None else [None])
+        )
         # If a coarser segmentation wins, race a still coarser one against it: the cost of a message
         # may not be known well.
         while True:
@@ -368,13 +374,16 @@ class Chooser:
                 return self.decide(size_bytes, times_s)
             times_s |= measure(winner, coarser)
 
-    def begin_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
-        """Return a trial that times the candidates for a size on the user's own calls.
+    def find_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
+        """Return the trial that times the candidates for a size on the user's own calls.
 
         Return None, and store the choice, if there is nothing to try. If a race is cached, the
         trial compares only its winner with the stock collective, and the other candidates follow if
         the winner loses. Collective; `number` is the number of the call that begins the trial.
         """
+        bits = size_bytes.bit_length()
+        if bits in self._trials:
+            return self._trials[bits]
         mode = self._mode_for(size_bytes)
         with_stock = mode == "race" and has_stock
         order, cached = self.rank_candidates(
@@ -383,29 +392,31 @@ class Chooser:
         stock: list[Schedule | None] = [None] if with_stock else []
         schedules = [self.variants[place] for place in order]
         if mode == "model" or len(stock) + len(schedules) == 1:
-            self.choices[size_bytes.bit_length()] = self._choice_of(schedules[0])
+            self.choices[bits] = self._choice_of(schedules[0])
             return None
         # The plan's own choice comes last in the list, so keep the last one if the list is cut.
         room = MAX_ENTRANTS - len(stock)
         entrants = [*stock, *schedules[: room - 1], *schedules[room - 1 :][-1:]]
-        if cached is None:
-            return Trial(entrants)
-        own = self.variants[cached.own]
-        return Trial(
-            [*stock, own], expected=None if cached.winner is None else own, others=entrants
-        )
+        trial = Trial(entrants)
+        if cached is not None:
+            own = self.variants[cached.own]
+            expected = None if cached.winner is None else own
+            trial = Trial([*stock, own], expected, others=entrants)
+        self._trials[bits] = trial
+        return trial
 
-    def end_trial(self, size_bytes: int, trial: Trial) -> Trial | None:
-        """Store the choice for a size that follows from the times of a finished trial.
+    def end_trial(self, size_bytes: int, trial: Trial) -> Choice | None:
+        """Store and return the choice for a size that follows from a finished trial.
 
-        If the cached winner lost, return a trial of the other candidates instead; otherwise return
-        None.
+        If the cached winner lost, begin a trial of the other candidates instead, and return None.
         """
-        choice = self.decide(size_bytes, trial.best_s())
+        bits, choice = size_bytes.bit_length(), self.decide(size_bytes, trial.best_s())
         if trial.others and choice.schedule != trial.expected:
-            return Trial(trial.others)
-        self.choices[size_bytes.bit_length()] = choice
-        return None
+            self._trials[bits] = Trial(trial.others)
+            return None
+        del self._trials[bits]
+        self.choices[bits] = choice
+        return choice
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
         """Return the choice that follows from the candidates' times; rank 0 caches it.

@@ -20,7 +20,7 @@ import torch
 from ..synth.cost.host_costs import HostCosts
 from ..topo.errors import InputError, suggest
 from .program.instructions import Decode, Encode, Program, Span
-from .scratch import Slicer, count_aligned
+from .scratch import Slicer
 
 # Values that share a scale, as in MXINT8 and MXFP8.
 BLOCK = 32
@@ -67,12 +67,11 @@ class Codec:
 
     def add_costs(self, host: HostCosts) -> HostCosts:
         """Return the host costs plus those of encoding and decoding each message and byte."""
-        values_per_byte = self.block / self.nbytes(self.block)
         return replace(
             host,
             send_us=host.send_us + self.call_us[0],
             receive_us=host.receive_us + self.call_us[1],
-            byte_ns=host.byte_ns + sum(self.value_ns) / 2 * values_per_byte,
+            byte_ns=host.byte_ns + sum(self.value_ns) / 2 * (self.block / self.nbytes(self.block)),
         )
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor, spare: torch.Tensor) -> None:
@@ -162,10 +161,17 @@ def _make_codec(
         bits = int(torch.tensor(largest, dtype=torch.float32).view(torch.int32).item())
         offset = (bits >> _MANTISSA_BITS) - _BIAS
         carry = ~bits & ((1 << _MANTISSA_BITS) - 1)
-    block = BLOCK if largest else 1
-    packs = pack or cast, unpack or uncast
     return Codec(
-        name, dtype.itemsize, block, relative_error, call_us, value_ns, *packs, offset, carry
+        name,
+        dtype.itemsize,
+        BLOCK if largest else 1,
+        relative_error,
+        call_us,
+        value_ns,
+        pack or cast,
+        unpack or uncast,
+        offset,
+        carry,
     )
 
 
@@ -193,39 +199,27 @@ def find_codec(name: str) -> Codec:
     return CODECS[name]
 
 
-@dataclass(frozen=True)
-class EncodingSizes:
-    """Sizes of the encoding buffers: bytes on the wire, values to encode and decode, and errors.
+def list_encoding_sizes(program: Program, *, feedback: bool) -> list[tuple[int, torch.dtype]]:
+    """Return the elements and dtype of each encoding buffer of a program.
 
-    Values and errors are counted in float32; there are 0 errors without feedback.
+    The buffers hold bytes on the wire, values, rounded values, and errors (0 without feedback).
     """
-
-    wire_bytes: int
-    values: int
-    errors: int
-
-    @classmethod
-    def of(cls, program: Program, *, feedback: bool) -> EncodingSizes:
-        """Return the sizes for a program."""
-        values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
-        return cls(program.wire_bytes, values, program.work_numel if feedback else 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers in an arena."""
-        sizes = (self.wire_bytes, *(4 * x for x in (self.values, self.values, self.errors)))
-        return sum(map(count_aligned, sizes))
+    values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
+    errors = program.work_numel if feedback else 0
+    return [
+        (program.wire_bytes, torch.uint8),
+        *((numel, torch.float32) for numel in (values, values, errors)),
+    ]
 
 
 class EncodingBuffers:
-    """The encoding buffers of one program, cut from scratch memory."""
+    """The encoding buffers of one program, of `list_encoding_sizes`, cut from scratch memory."""
 
-    def __init__(self, codec: Codec, sizes: EncodingSizes, slicer: Slicer) -> None:
+    def __init__(
+        self, codec: Codec, sizes: Sequence[tuple[int, torch.dtype]], slicer: Slicer
+    ) -> None:
         self.codec = codec
-        self.wire = slicer.take(sizes.wire_bytes, torch.uint8)
-        self.values = slicer.take(sizes.values, torch.float32)
-        self.rounded = slicer.take(sizes.values, torch.float32)
-        self.errors = slicer.take(sizes.errors, torch.float32)
+        self.wire, self.values, self.rounded, self.errors = (slicer.take(*size) for size in sizes)
 
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
         """Return one Encode on a work buffer as a function, with all views sliced."""
@@ -236,11 +230,10 @@ class EncodingBuffers:
         def slice_laid(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
             return [of[start : start + span.length] for span, start in rows]
 
-        starts = [start for _, start in x.parts]
         # Codecs take whole blocks: between parts, and after the last, the values are zeros.
         ends = [start + span.length for span, start in x.parts]
-        gaps = zip(ends, [*starts[1:], x.padded], strict=True)
-        pads = [self.values[lo:hi] for lo, hi in gaps if lo < hi]
+        starts = [*(start for _, start in x.parts[1:]), x.padded]
+        pads = [self.values[lo:hi] for lo, hi in zip(ends, starts, strict=True) if lo < hi]
         given, laid = slice_parts(work, x.parts), slice_laid(self.values, x.parts)
         values, rounded = self.values[: x.padded], self.rounded[: x.padded]
         wire = self.wire[x.into.start : x.into.start + x.into.length]
@@ -248,15 +241,14 @@ class EncodingBuffers:
         fed_back = x.errors if len(self.errors) else ()
         lost, before = slice_parts(self.errors, fed_back), slice_parts(work, fed_back)
         after = slice_laid(self.rounded, fed_back)
-        codec = self.codec
 
         def encode() -> None:
             torch._foreach_copy_(laid, given)
             if pads:
                 torch._foreach_zero_(pads)
-            codec.encode(values, wire, rounded)
+            self.codec.encode(values, wire, rounded)
             if keeps or lost:
-                codec.decode(wire, rounded)
+                self.codec.decode(wire, rounded)
             if lost:
                 torch._foreach_add_(lost, before)
                 torch._foreach_sub_(lost, after)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
-from .cache.folder import find_cache_folder
+from .cache import find_cache_folder
 from .calls import CallCache
 from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
 from .codecs import find_codec
@@ -80,15 +80,20 @@ class Communicator:
         except TopoplanError:
             raise
         except RuntimeError as error:
-            members = find_members(None if isinstance(group, Transport) else group)
             raise explain_set_up(
-                members, "setting up a group for the plan", error, timeout
+                find_members(None if isinstance(group, Transport) else group),
+                "setting up a group for the plan",
+                error,
+                timeout,
             ) from error
         self._shares_transport = self._transport is group
         # The backend makes communicators as part of a call of the user's, which has a number.
         is_in_call = isinstance(group, SharedTransport)
-        agreeing = "the agreement of the ranks before a plan is used"
-        with nullcontext() if is_in_call else self._transport.faults.stock(agreeing):
+        with (
+            nullcontext()
+            if is_in_call
+            else self._transport.faults.stock("the agreement of the ranks before a plan is used")
+        ):
             self.plan = _agree_on_plan(plan_or_error, self._transport)
             self.engine = Engine(
                 self.plan,

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 
-from ..synth.ir.collective import Collective
 from ..synth.ir.schedule import Schedule
 from ..topo.errors import InputError
-from .codecs import Codec, EncodingBuffers, EncodingSizes
+from .codecs import Codec, EncodingBuffers, list_encoding_sizes
 from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, Player
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
@@ -36,7 +35,7 @@ from .program.instructions import (
 from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
 from .ranks.transport import Transport
-from .reductions import ReduceOp, borrow, dtype_name
+from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
 
 # Limit on the operations in one batch. NCCL takes 2048 in a group, but launches a large group as
@@ -126,15 +125,14 @@ class Compiled:
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel
         self.op, self.codec = buffers.op, codec
-        self.in_place = schedule.collective.name in IN_PLACE
+        collective = schedule.collective
+        self.in_place = collective.name in IN_PLACE
         # An average is divided when sums are completed: except in an allreduce that is at the end
         # anyway, and encoded sums are rounded then.
         self.divides = (
-            self.op == dist.ReduceOp.AVG
-            and schedule.collective.name == "allreduce"
-            and codec is None
+            self.op == dist.ReduceOp.AVG and collective.name == "allreduce" and codec is None
         )
-        self.ranks = schedule.collective.ranks
+        self.ranks = collective.ranks
         self.program = program = lower(
             schedule,
             transport.rank,
@@ -148,14 +146,16 @@ class Compiled:
                 f"{schedule.label} sends more than {_MAX_MESSAGES} messages between two ranks"
             )
         self.dtype = like.dtype if codec is None else torch.float32
-        self.call = describe_call(schedule.collective, self.op, numel, like.dtype, schedule.label)
-        self.encoding: EncodingSizes | None = None
+        op = self.op if collective.reduces else None
+        call = describe_call(collective.name, op, collective.root, numel, like.dtype)
+        self.call = f"{call} by {schedule.label}"
+        self.encoding: list[tuple[int, torch.dtype]] = []
         if codec is not None:
-            self.encoding = EncodingSizes.of(program, feedback=buffers.residual is not None)
+            self.encoding = list_encoding_sizes(program, feedback=buffers.residual is not None)
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
-        checksum = zlib.crc32(f"{self.call}, {len(schedule.transfers)} transfers".encode())
-        self._signature = checksum & 0x3FFF
+        text = f"{self.call}, {len(schedule.transfers)} transfers"
+        self._signature = zlib.crc32(text.encode()) & 0x3FFF
         sent = sum(post.span.length for post in program.posts if post.kind == "send")
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
         # The work buffer can be the output itself if all of it is the result: the input must not be
@@ -167,8 +167,9 @@ class Compiled:
 
     def count_objects(self) -> int:
         """Return the number of cached instructions: unbound, and bound to memory."""
-        bound = sum(binding.bound is not None for binding in self._bindings)
-        return len(self.program.instructions) * (1 + bound)
+        return len(self.program.instructions) * (
+            1 + sum(binding.bound is not None for binding in self._bindings)
+        )
 
     def find_binding(self, buffers: Buffers) -> Binding:
         """Return where to play a call: directly on its target, or on the program's own work buffer.
@@ -176,8 +177,7 @@ class Compiled:
         Views on the target own nothing: they are used only during a call on the caller's tensor at
         that address.
         """
-        fits = self._fits_target and buffers.target.dtype == self.dtype
-        if buffers.bindings is None or not fits:
+        if buffers.bindings is None or not self._fits_target or buffers.target.dtype != self.dtype:
             return self.own
         binding = buffers.bindings.get(self)
         if binding is None:
@@ -191,8 +191,7 @@ class Compiled:
         # One lock for all arenas: another transport's call may free this one while it is idle.
         with self.arena.budget.lock:
             block = self.arena.reserve(size, binding) if size else allocate(0, self.arena.device)
-            bound = self._bind(block, binding.borrowed)
-            binding.bound = bound
+            bound = binding.bound = self._bind(block, binding.borrowed)
         return bound
 
     def bind_apart(self) -> BoundProgram:
@@ -205,19 +204,21 @@ class Compiled:
     def _count_scratch(self, binding: Binding) -> int:
         width, program = self.dtype.itemsize, self.program
         work = 0 if binding.borrowed is not None else program.work_numel * width
-        encoding = 0 if self.encoding is None else self.encoding.nbytes
-        return count_aligned(program.staging_numel * width) + count_aligned(work) + encoding
+        encoding = [numel * dtype.itemsize for numel, dtype in self.encoding]
+        return sum(map(count_aligned, (program.staging_numel * width, work, *encoding)))
 
     def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> BoundProgram:
         slicer = Slicer(block)
         staging = slicer.take(self.program.staging_numel, self.dtype)
         work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
-        encoding = None
-        if self.codec is not None and self.encoding is not None:
-            encoding = EncodingBuffers(self.codec, self.encoding, slicer)
-        errors = staging[:0] if encoding is None else encoding.errors
+        encoding = (
+            None if self.codec is None else EncodingBuffers(self.codec, self.encoding, slicer)
+        )
         return BoundProgram(
-            self._make_player(work, staging, encoding), work, errors, borrowed is not None
+            self._make_player(work, staging, encoding),
+            work,
+            staging[:0] if encoding is None else encoding.errors,
+            borrowed is not None,
         )
 
     def _make_player(
@@ -264,8 +265,8 @@ class Compiled:
         def bind(x: Instruction) -> Operation:
             match x:
                 case Post():
-                    code = SEND if x.kind == "send" else RECEIVE
-                    return code, [view(x.span)], x.peer, self._tag(x)
+                    way = SEND if x.kind == "send" else RECEIVE
+                    return way, [view(x.span)], x.peer, self._tag(x)
                 case Await():
                     return AWAIT, None, None, x.post
                 case Exchange():
@@ -309,9 +310,14 @@ class Compiled:
             distance = (post.peer - self.program.rank) * sign % self.ranks
             # As bytes: NCCL lacks some of the dtypes (int16).
             data = view(post.span).view(torch.uint8)
-            peer = dist.get_global_rank(self.group, post.peer)
             batches[(distance - 1) // (NCCL_BATCH // 2)].append(
-                dist.P2POp(start, data, peer, self.group, self._tag(post))
+                dist.P2POp(
+                    start,
+                    data,
+                    dist.get_global_rank(self.group, post.peer),
+                    self.group,
+                    self._tag(post),
+                )
             )
         return [batches[number] for number in sorted(batches)]
 
@@ -323,13 +329,12 @@ class Compiled:
         return FIRST_TAG | self._signature << 16 | post.number
 
 
-def describe_call(
-    collective: Collective, op: ReduceOp, numel: int, dtype: torch.dtype, how: str
-) -> str:
-    """Describe a call: "allreduce (SUM) of 8 elements of float32 by ring".
+def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:
+    """Describe a collective: "allreduce (SUM) of 8 elements of float32".
 
-    The text is the same on all ranks that make the same call.
+    `op` is None if it reduces nothing. The text is the same on all ranks that make the same call.
     """
-    reduction = f" ({op.name})" if collective.reduces else ""
-    root = "" if collective.root is None else f" at {collective.root}"
-    return f"{collective.name}{reduction}{root} of {numel} elements of {dtype_name(dtype)} by {how}"
+    kind = kind_of_reduction(op)
+    reduction = "" if op is None else f" ({getattr(kind, 'name', kind)})"
+    at = "" if root is None else f" at {root}"
+    return f"{name}{reduction}{at} of {numel} elements of {dtype_name(dtype)}"

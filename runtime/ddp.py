@@ -125,8 +125,7 @@ class DdpHook:
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
         # Outside a backward pass, DDP calls its hook only from join().
-        in_backward = torch._C._current_graph_task_id() >= 0
-        convert = _tensor_or_failure if in_backward else _tensor_or_raise
+        convert = _tensor_or_failure if torch._C._current_graph_task_id() >= 0 else _tensor_or_raise
         try:
             work = show_as("allreduce_", lambda: self._start(tensor, residual))
         except RuntimeError as error:
@@ -140,9 +139,12 @@ class DdpHook:
         # Half-precision sums could overflow, and encoded ones: they are divided first, as DDP
         # itself does.
         divides_first = self.compress is not None or tensor.dtype == torch.float16
-        op = dist.ReduceOp.SUM if divides_first else dist.ReduceOp.AVG
         return start(
-            communicator.calls.prepare(tensor, op=op, residual=residual),
+            communicator.calls.prepare(
+                tensor,
+                op=dist.ReduceOp.SUM if divides_first else dist.ReduceOp.AVG,
+                residual=residual,
+            ),
             calls,
             [tensor],
             waits=False,
@@ -153,11 +155,12 @@ class DdpHook:
 
     def __repr__(self) -> str:
         plan = self.plan if self._met is None else self._met[0].plan
-        what = str(plan)
-        if isinstance(plan, Plan):
-            what = f"{plan.collective.name} on {plan.topology.name}"
-        shown = ["choose", *(["compress", "reduction"] if self.compress else [])]
-        shown += ["error_feedback"] if self.error_feedback else []
+        what = f"{plan.collective.name} on {plan.topology.name}" if isinstance(plan, Plan) else plan
+        shown = [
+            "choose",
+            *(["compress", "reduction"] if self.compress else []),
+            *(["error_feedback"] if self.error_feedback else []),
+        ]
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
         return f"<topoplan.ddp_hook of {what}: {options}>"
 

@@ -72,7 +72,6 @@ class Engine:
         """Whether candidates are timed on the calls that users make (ranks/trial.py), and not
         before the first.
         """
-        self._trials: dict[int, Trial] = {}
 
     # Compression
 
@@ -149,7 +148,11 @@ class Engine:
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
             number = number or self.transport.faults.draw_number()
-            trial = self._find_trial(buffers, number)
+            trial = self.chooser.find_trial(
+                self.wire_size(buffers.numel, buffers.target.dtype),
+                has_stock=self.codec is None and self._has_stock(buffers),
+                number=number,
+            )
             if trial is not None:
                 self._run_trial_call(trial, buffers, number)
                 return
@@ -169,20 +172,6 @@ class Engine:
                 self.executor.run(schedule, buffers, number)
         else:
             self.executor.run(schedule, buffers, number)
-
-    def _find_trial(self, buffers: Buffers, number: int) -> Trial | None:
-        """Return the trial that a call of a size belongs to, or None if the choice is made at once.
-
-        Collective.
-        """
-        size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
-        trial = self._trials.get(size_bytes.bit_length())
-        if trial is None:
-            has_stock = self.codec is None and self._has_stock(buffers)
-            trial = self.chooser.begin_trial(size_bytes, has_stock=has_stock, number=number)
-            if trial is not None:
-                self._trials[size_bytes.bit_length()] = trial
-        return trial
 
     def _run_trial_call(self, trial: Trial, buffers: Buffers, number: int) -> None:
         """Run a call by the next candidate of a trial, and time it on all ranks.
@@ -207,17 +196,11 @@ class Engine:
             return
         numel, dtype = buffers.numel, buffers.target.dtype
         size_bytes = self.wire_size(numel, dtype)
-        bits = size_bytes.bit_length()
         with self.transport.faults.stock(f"the times of a trial at {size_bytes} bytes", number):
             trial.record(self.transport.find_span_s(began, ended))
-        if not trial.is_over:
-            return
-        another = self.chooser.end_trial(size_bytes, trial)
-        if another is not None:
-            self._trials[bits] = another
-        else:
-            del self._trials[bits]
-            self.executor.forget(numel, dtype, self.chooser.choices[bits].schedule)
+        choice = self.chooser.end_trial(size_bytes, trial) if trial.is_over else None
+        if choice is not None:
+            self.executor.forget(numel, dtype, choice.schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
         """Return `run`, in place on buffers with bindings, as a function of the call's number.
@@ -235,8 +218,9 @@ class Engine:
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         play = self.executor.bind(schedule, buffers)
-        uses_torch = self.transport.mpi is None or not is_numpys(buffers.target.dtype)
-        return partial(in_inference_mode, play) if play is not None and uses_torch else play
+        if play is None or (self.transport.mpi is not None and is_numpys(buffers.target.dtype)):
+            return play
+        return partial(in_inference_mode, play)
 
     def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
         """Return a function that runs one of the chooser's `variants` repeatedly on buffers.
@@ -277,8 +261,11 @@ class Engine:
         )
         if channel is not None and self._of_mpi is not None:
             of_mpi = make_collective(channel, collective, source, target, op)
-            divides = op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
-            finish = partial(in_inference_mode, target.div_, self.size) if divides else None
+            finish = (
+                partial(in_inference_mode, target.div_, self.size)
+                if op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
+                else None
+            )
             return partial(self._of_mpi.carry_out, of_mpi, what, finish)
         call = make_stock_call(collective, self.group, source, target, op)
 
@@ -295,8 +282,10 @@ class Engine:
             buffers.target.div_(self.size)
 
     def _describe_stock_call(self, buffers: Buffers) -> str:
-        collective, op, dtype = self.plan.collective, buffers.op, buffers.target.dtype
-        return describe_call(collective, op, buffers.numel, dtype, f"the stock {collective.name}")
+        collective = self.plan.collective
+        name, op = collective.name, buffers.op if collective.reduces else None
+        call = describe_call(name, op, collective.root, buffers.numel, buffers.target.dtype)
+        return f"{call} by the stock {name}"
 
     def _has_stock(self, buffers: Buffers) -> bool:
         """Return whether the backend has the collective for a dtype and reduction.
@@ -306,7 +295,7 @@ class Engine:
         dtype = buffers.target.dtype
         if self.transport.mpi is not None:
             return has_collective(self.transport.mpi, self.plan.collective, dtype, buffers.op)
-        return has_stock(dtype, is_nccl=self.transport.batched)
+        return has_stock(dtype)
 
     def _race(self, buffers: Buffers) -> Choice:
         """Choose by running the candidates one after the other in the same scratch memory.

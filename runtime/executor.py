@@ -27,7 +27,7 @@ from .program.layout import ends_with_result
 from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
-from .scratch import MAPPED_BYTES, process_budget, trim_heap
+from .scratch import MAPPED_BYTES, parse_scratch, process_budget, trim_heap
 
 # Limits on the cached programs: their number, and their instructions, counted again for each
 # binding to memory. Each takes about 300 bytes in Python (measured): 40 MB. The least recently used
@@ -50,12 +50,17 @@ class Executor:
         self.sent_bytes = 0
         self.stamp: Stamp | None = None
         self.rank = transport.rank
-        process_budget.read_environment()
+        process_budget.environment_bytes = parse_scratch(None)
         self._compiled: OrderedDict[tuple[Any, ...], Compiled] = OrderedDict()
         self._quietly = make_quiet()
         # Calls on GPUs end after `run` has returned: their time here says nothing about links.
         self._watch = (
-            SlowLinks(self.rank, transport.size, self.faults.store, self._describe_link)
+            SlowLinks(
+                self.rank,
+                transport.size,
+                self.faults.store,
+                partial(describe_route, Call("", 0, 0.0, topology).find_route),
+            )
             if transport.device.type == "cpu" and not transport.batched
             else None
         )
@@ -97,12 +102,17 @@ class Executor:
         """
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)
-        divides_after = buffers.op == dist.ReduceOp.AVG and not compiled.divides
-        if not compiled.in_place or self.codec or divides_after or binding is compiled.own:
+        if (
+            not compiled.in_place
+            or self.codec
+            or (buffers.op == dist.ReduceOp.AVG and not compiled.divides)
+            or binding is compiled.own
+        ):
             return None
         # Weak: a program that makes room for others is freed, however many calls have used it.
-        refs = weakref.ref(compiled), weakref.ref(binding)
-        return partial(self._play_again, schedule, buffers, *refs)
+        return partial(
+            self._play_again, schedule, buffers, weakref.ref(compiled), weakref.ref(binding)
+        )
 
     def _play_again(
         self,
@@ -158,21 +168,19 @@ class Executor:
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
                 trim_heap()
-            self._make_room()
+            # Make room for it: drop programs, the least recently used first.
+            kept = self._compiled
+            objects = sum(program.count_objects() for program in kept.values())
+            while kept and (len(kept) >= _MAX_COMPILED or objects > _MAX_OBJECTS):
+                objects -= kept.popitem(last=False)[1].count_objects()
         self._compiled[key] = compiled
         return compiled
 
-    def _make_room(self) -> None:
-        """Drop programs, the least recently used first, until one more is within the limits."""
-        objects = sum(compiled.count_objects() for compiled in self._compiled.values())
-        while self._compiled and (len(self._compiled) >= _MAX_COMPILED or objects > _MAX_OBJECTS):
-            _, dropped = self._compiled.popitem(last=False)
-            objects -= dropped.count_objects()
-
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         number, deadline = self.faults.admit(number)
-        is_watched = compiled.sent_bytes >= MIN_WATCHED_BYTES and self.stamp is None
-        watch = self._watch if is_watched else None
+        watch = (
+            self._watch if compiled.sent_bytes >= MIN_WATCHED_BYTES and self.stamp is None else None
+        )
         record = None if watch is None else watch.begin(compiled)
         try:
             self._quietly(player.play, deadline, self.stamp or record)
@@ -186,9 +194,6 @@ class Executor:
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
-
-    def _describe_link(self, src: int, dst: int) -> str:
-        return describe_route(Call("", 0, 0.0, self.topology).find_route, src, dst)
 
 
 @contextmanager

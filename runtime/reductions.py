@@ -47,8 +47,11 @@ def kind_of_reduction(op: object) -> object:
 
 def can_reduce(dtype: torch.dtype, op: object) -> bool:
     """Return whether a reduction of tensors of a dtype is supported."""
-    averages_integers = op == dist.ReduceOp.AVG and not dtype.is_floating_point
-    return op in IN_PLACE_REDUCTIONS and dtype in REDUCIBLE_DTYPES and not averages_integers
+    return (
+        op in IN_PLACE_REDUCTIONS
+        and dtype in REDUCIBLE_DTYPES
+        and (op != dist.ReduceOp.AVG or dtype.is_floating_point)
+    )
 
 
 def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
@@ -76,8 +79,11 @@ def check_are_tensors(call: str, values: Sequence[object]) -> None:
     for value in values:
         if not isinstance(value, torch.Tensor):
             what = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            is_array = isinstance(value, np.ndarray)
-            how = "; pass torch.from_numpy(array), which shares its memory" if is_array else ""
+            how = (
+                "; pass torch.from_numpy(array), which shares its memory"
+                if isinstance(value, np.ndarray)
+                else ""
+            )
             raise InputError(f"{call}: got {what}, expected a torch.Tensor{how}")
 
 
@@ -134,8 +140,7 @@ def check_residual(tensor: torch.Tensor, reduction: ReduceOp, residual: torch.Te
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two contiguous tensors have bytes in common."""
-    first = max(a.data_ptr(), b.data_ptr())
-    return first < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
+    return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,8 +151,11 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 def make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor itself if its elements are contiguous, else a copy that is."""
-    is_strided = tensor.layout == torch.strided and not tensor.is_contiguous()
-    return tensor.detach().contiguous() if is_strided else tensor
+    return (
+        tensor.detach().contiguous()
+        if tensor.layout == torch.strided and not tensor.is_contiguous()
+        else tensor
+    )
 
 
 def borrow(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,11 +177,6 @@ def in_inference_mode(function: Callable[..., Any], *arguments: Any) -> None:
     """
     with torch.inference_mode():
         function(*arguments)
-
-
-def copy_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Copy the elements of `flatten` back to a tensor that is not contiguous."""
-    tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -27,7 +27,7 @@ def register() -> None:
 
         if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
             return
-        from .torch_version import check_torch
+        from .ranks.groups import check_torch
 
         check_torch()
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

@@ -34,7 +34,6 @@ _ALIGN_BYTES = 256
 # CPU memory from this size on comes from mmap; for less, the system call and the page faults would
 # take noticeable time.
 MAPPED_BYTES = 1 << 20
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 # An arena grows in steps of an eighth of a power of two, so that slowly growing buffers seldom move
 # it.
 _STEPS = 8
@@ -90,7 +89,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.given_bytes: int | None = None
-        self._environment_bytes: int | None = None
+        self.environment_bytes: int | None = None  # TOPOPLAN_SCRATCH, read with each executor
         # Arenas move under this lock alone: one transport's call may free the idle arena of
         # another.
         self.lock = threading.RLock()
@@ -100,7 +99,7 @@ class Budget:
     @property
     def limit_bytes(self) -> int:
         """The bytes that arenas may hold between calls."""
-        given = self.given_bytes if self.given_bytes is not None else self._environment_bytes
+        given = self.given_bytes if self.given_bytes is not None else self.environment_bytes
         if given is not None:
             return given
         return max(_MIN_BUDGET_BYTES, _BUFFERS * self._largest_bytes)
@@ -110,10 +109,6 @@ class Budget:
         """The bytes that all arenas hold now."""
         with self.lock:
             return sum(arena.nbytes for arena in self.arenas)
-
-    def read_environment(self) -> None:
-        """Set the limit from TOPOPLAN_SCRATCH. Raise InputError if it is not a size."""
-        self._environment_bytes = parse_scratch(None)
 
     def note_buffer(self, nbytes: int) -> None:
         """Record the size of a buffer that a collective uses, for the default limit."""
@@ -166,7 +161,8 @@ class Arena:
         """
         if nbytes > self.nbytes:
             self.free()  # before allocating: the two blocks would add up
-            size = _round_up(nbytes)
+            step = max(_ALIGN_BYTES, (1 << nbytes.bit_length()) // (2 * _STEPS))
+            size = -(-nbytes // step) * step
             self.is_over = not self.budget.make_room(self, size)
             self._block = allocate(size, self.device)
             self.last_move = next(_moves)
@@ -247,7 +243,8 @@ def allocate(nbytes: int, device: torch.device) -> torch.Tensor:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         # Mapped, so that freeing it returns it to the system: malloc would keep blocks of up to
         # 32 MiB in the heap, in which larger blocks do not fit.
-        return torch.frombuffer(mmap.mmap(-1, nbytes, _PRIVATE), dtype=torch.uint8)
+        mapped = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,8 +253,3 @@ def allocate_zeros_like(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or tensor.nbytes < MAPPED_BYTES:
         flat.zero_()
     return flat.view(tensor.dtype)
-
-
-def _round_up(nbytes: int) -> int:
-    step = max(_ALIGN_BYTES, (1 << nbytes.bit_length()) // (2 * _STEPS))
-    return -(-nbytes // step) * step

@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import PrefixStore
 from ...topo.errors import ExecutionError, InputError
 from ..calls import PersistentCall
 from ..communicator import Communicator
+from ..compiled import describe_call
 from ..ranks.addresses import publish_in, read_published
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
-from ..reductions import dtype_name, kind_of_reduction
 from ..works import get_done_work, start
 from . import NAME
 from .account import Account
@@ -63,12 +63,10 @@ class GroupCall:
     what: str = ""
 
     def __post_init__(self) -> None:
-        if not self.what:  # "allreduce (SUM) of 8 elements of float32"
-            kind, numel = kind_of_reduction(self.op), self.tensor.numel()
-            reduction = "" if self.op is None else f" ({getattr(kind, 'name', kind)})"
-            at = "" if self.root is None else f" at {self.root}"
-            dtype = dtype_name(self.tensor.dtype)
-            self.what = f"{self.name}{reduction}{at} of {numel} elements of {dtype}"
+        if not self.what:
+            self.what = describe_call(
+                self.name, self.op, self.root, self.tensor.numel(), self.tensor.dtype
+            )
 
 
 class BaseGroup(PlainCalls):
@@ -83,8 +81,11 @@ class BaseGroup(PlainCalls):
             )
         self.ranks, self.whole = list_members(place)
         world = dist.group.WORLD  # its options are those of groups that are created without any
-        inherited = world.options if isinstance(world, BaseGroup) else None
-        self.options: BackendOptions = options or inherited or backend_options()
+        self.options: BackendOptions = (
+            options
+            or (world.options if isinstance(world, BaseGroup) else None)
+            or backend_options()
+        )
         self.attempt = agree_on_attempt(
             place.store, place.group_rank, place.group_size, place.timeout
         )
@@ -108,12 +109,20 @@ class BaseGroup(PlainCalls):
             self.options, own_store, place.group_rank, self.ranks, place.timeout, whole=self.whole
         )
         plans.addresses = {self.ranks[number]: address for number, address in addresses.items()}
-        name = f"{place.group_id}{self.attempt}"
-        self.planned = Communicators(name, plans, self.plain, self.transports, own_store, addresses)
+        self.planned = Communicators(
+            f"{place.group_id}{self.attempt}",
+            plans,
+            self.plain,
+            self.transports,
+            own_store,
+            addresses,
+        )
         self.check = CallCheck(own_store, place.group_rank, self.ranks, self._break_off)
-        stock = find_engine(self.plain, torch.device("cuda"))
         self.account = Account(
-            f"group {place.group_id}", self.ranks, is_first=place.group_rank == 0, stock=stock
+            f"group {place.group_id}",
+            self.ranks,
+            is_first=place.group_rank == 0,
+            stock=find_engine(self.plain, torch.device("cuda")),
         )
         self._devices_are_known, self._refused = False, dict[str, str]()
         # Weak: the exit handler must not keep a destroyed group alive.
@@ -139,8 +148,11 @@ class BaseGroup(PlainCalls):
         tensor = call.tensor
         if tensor.device.type in self._refused:
             raise InputError(self._refused[tensor.device.type])
-        given = call.name, call.root, tensor, call.parts, call.op
-        size = None if call.misfit else self.planned.find_size(*given)
+        size = (
+            None
+            if call.misfit
+            else self.planned.find_size(call.name, call.root, tensor, call.parts, call.op)
+        )
         if self.account.is_wanted and size is None:
             why = call.misfit or self.planned.why_plain(call.name, tensor, call.parts, call.op)
             self.account.leave(call.name, why)
@@ -229,8 +241,9 @@ class BaseGroup(PlainCalls):
         def carry_out() -> None:
             if is_first:
                 self.check.wait_until_same(number)
-            uses_plan = size.uses_plan(place)
-            opened = self.planned.open(size.key, number, self.check) if uses_plan else None
+            opened = (
+                self.planned.open(size.key, number, self.check) if size.uses_plan(place) else None
+            )
             if opened is not None:
                 call.prepare(opened).run(number)
                 return
@@ -303,8 +316,8 @@ class BaseGroup(PlainCalls):
         used = {}
         for (name, root, _), communicator in list(self.planned.by_key.items()):
             if communicator is not None:
-                preposition = "from" if name == "broadcast" else "to"
-                used[name if root is None else f"{name} {preposition} {root}"] = communicator
+                at = "" if root is None else f" {'from' if name == 'broadcast' else 'to'} {root}"
+                used[name + at] = communicator
         self.account.log_once(used, self.options.choose)
 
 

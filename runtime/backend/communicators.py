@@ -173,7 +173,7 @@ class Communicators:
         if self.why_plain(name, tensor, parts, op):
             return None
         key = name, root, tensor.device.type
-        has_own = has_stock(tensor.dtype, is_nccl=tensor.is_cuda)
+        has_own = has_stock(tensor.dtype)
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...synth.plan import Plan
 from ...topo.errors import InputError
-from ..cache.folder import find_cache_folder
+from ..cache import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
 from ..codecs import find_codec
 from ..ranks.transport import check_transport

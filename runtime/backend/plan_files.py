@@ -19,7 +19,7 @@ from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
 from ...topo.schema import CONVERTING
 from ...topo.version import VERSION
-from ..cache.folder import describe_problem, warn_without_cache
+from ..cache import warn_without_cache
 
 log = logging.getLogger("topoplan")
 # A plan names its format at its beginning; a topology in the same folder may be large.
@@ -175,7 +175,7 @@ def _save(plan: Plan, folder: Path | None, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / name, overwrite=True, follow_links=False)
     except (OSError, ValueError, TopoplanError) as error:
-        warn_without_cache(folder, describe_problem(error))
+        warn_without_cache(folder, error)
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:
@@ -190,7 +190,7 @@ def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Pla
             raise InputError(f"{path}: not a regular file")
         plan = Plan.load(path)
     except (OSError, ValueError) as error:  # this user cannot enter the folder; an impossible name
-        warn_without_cache(path.parent, describe_problem(error))
+        warn_without_cache(path.parent, error)
         return None
     except TopoplanError as error:
         log.warning("%s; it is replaced", error)

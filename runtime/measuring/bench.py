@@ -183,7 +183,7 @@ def _prepare_stock(buffers: BenchBuffers, transport: Transport) -> Callable[[], 
     """
     settings, channel, op = buffers.settings, transport.mpi, OPS[buffers.settings.op]
     is_there = (
-        has_stock(settings.dtype, is_nccl=transport.batched)
+        has_stock(settings.dtype)
         if channel is None
         else has_collective(channel, settings.collective, settings.dtype, op)
     )

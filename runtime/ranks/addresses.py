@@ -67,8 +67,11 @@ def open_listener() -> socket.socket | None:
     """Return the process's listening socket, None if no address can be bound."""
     for host in _list_own_hosts():
         with suppress(OSError):  # not an address of this machine: the next one may be
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            listener = socket.create_server(
+                (host, 0),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                backlog=_BACKLOG,
+            )
             listener.setblocking(False)
             # A forked worker would hold the socket open after this process has ended, which then
             # would seem alive.
@@ -161,8 +164,10 @@ def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
 
 def _find_place() -> Store:
     """Return the part of the store with addresses, a new one per attempt (see store.py)."""
-    name = f"topoplan/addresses/{getattr(dist.group.WORLD, 'attempt', '')}"
-    return PrefixStore(name, dist.distributed_c10d._get_default_store())
+    return PrefixStore(
+        f"topoplan/addresses/{getattr(dist.group.WORLD, 'attempt', '')}",
+        dist.distributed_c10d._get_default_store(),
+    )
 
 
 def _encode(address: Address | None) -> str:

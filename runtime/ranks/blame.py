@@ -71,17 +71,18 @@ def find_culprit(
             # A rank that gives up reports before it hangs up: one that hung up and reported nothing
             # is gone.
             return [*chain, report.peer], None, not report.timed_out
-        link = (chain[-1], report.peer) if report.kind == "send" else (report.peer, chain[-1])
-        other = "receive" if report.kind == "send" else "send"
+        link, other = (
+            ((chain[-1], report.peer), "receive")
+            if report.kind == "send"
+            else ((report.peer, chain[-1]), "send")
+        )
         # If two ranks are in different calls, the one ahead has posted all of the earlier call.
         both = peer_report.calls > report.calls or (
             peer_report.calls == report.calls
             and peer_report.posted.get(f"{other} {chain[-1]}", 0) > report.number
         )
-        if report.timed_out and (both or report.peer in chain):
-            return chain, link, True
-        if report.peer in chain:
-            return chain, link, False
+        if report.peer in chain or (report.timed_out and both):
+            return chain, link, report.timed_out
         chain.append(report.peer)
     return chain, None, False
 
@@ -109,10 +110,13 @@ def explain_blame(
     rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
 ) -> str:
     """Explain why `rank` is stuck: who is to blame, and by whose reports."""
-    return (
-        f"{_find_verdict(rank, reports, ranks, find_route)} "
-        f"({_describe_sources(rank, reports, ranks)})"
-    )
+    if len(reports) == ranks:
+        sources = "all ranks reported"
+    elif len(reports) == 1:
+        sources = f"no report but that of rank {rank}"
+    else:
+        sources = f"reports of {list_ranks(sorted(reports))}"
+    return f"{_find_verdict(rank, reports, ranks, find_route)} ({sources})"
 
 
 def _find_verdict(
@@ -150,14 +154,19 @@ def _find_verdict(
 
 def _is_cut_off(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
     """Return whether a rank has heard of no other and reached none of those it tried."""
-    least = ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED
-    return ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least
+    return (
+        ranks > 2
+        and len(reports) == 1
+        and len(reports[rank].unreached or ())
+        >= (ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED)
+    )
 
 
 def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:
     """Say that a rank is cut off, and at which link, if all its routes share one."""
-    routes = [find_route(rank, other) for other in range(ranks) if other != rank]
-    shared = set.intersection(*map(_list_links, routes))
+    shared = set.intersection(
+        *(_list_links(find_route(rank, other)) for other in range(ranks) if other != rank)
+    )
     where = (
         f" (all its routes have {' and '.join(map(describe_link, sorted(shared)))})"
         if shared
@@ -266,15 +275,6 @@ def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
     return (
         f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
     )
-
-
-def _describe_sources(rank: int, reports: Mapping[int, Stuck], ranks: int) -> str:
-    """Say on which ranks' reports a verdict rests."""
-    if len(reports) == ranks:
-        return "all ranks reported"
-    if len(reports) == 1:
-        return f"no report but that of rank {rank}"
-    return f"reports of {list_ranks(sorted(reports))}"
 
 
 def list_ranks(ranks: Sequence[int]) -> str:

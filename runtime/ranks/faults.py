@@ -210,8 +210,9 @@ class Faults:
                 )
                 reports = self._exchange_reports(report)
                 verdict = explain_blame(self.rank, reports, self.ranks, call.find_route)
-                symptom = self._describe_symptom(call, report)
-                self.broken = ExecutionError(f"rank {self.rank}: {verdict}; {symptom}")
+                self.broken = ExecutionError(
+                    f"rank {self.rank}: {verdict}; {self._describe_symptom(call, report)}"
+                )
             return self.broken
 
     def _describe_symptom(self, call: Call, report: Stuck) -> str:
@@ -226,13 +227,11 @@ class Faults:
 
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
         """Return the ranks' reports, once they show the culprit or no more come in time."""
+        # Equal on the group's ranks, and new if the group is made again.
+        nonces = " ".join(x.nonce for _, x in sorted(self._addresses.items()) if x is not None)
+        key = f"{self.group.group_name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"
         exchange = ReportExchange(
-            _make_key(self.group.group_name, self._addresses),
-            self.rank,
-            self.ranks,
-            self._addresses,
-            report,
-            0.9 * self.grace_s,
+            key, self.rank, self.ranks, self._addresses, report, 0.9 * self.grace_s
         )
         exchange.use_store(self.store)
         self.hang_up()
@@ -252,12 +251,13 @@ class Faults:
         if torch.device("cpu") not in self.group._device_types:
             return
         backend: Any = self.group._get_backend(torch.device("cpu"))
-        nothing = torch.empty(1)
         for peer in range(self.ranks):
             if peer != self.rank:
                 # The timeout that is wanted, or a connection that is closed already.
                 with suppress(RuntimeError):
-                    backend.recv([nothing], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+                    backend.recv([torch.empty(1)], peer, _NEVER_SENT).wait(
+                        timedelta(milliseconds=1)
+                    )
 
 
 class ReportExchange:
@@ -269,8 +269,8 @@ class ReportExchange:
     def __init__(
         self, key: str, rank: int, ranks: int, addresses: Addresses, own: Stuck, seconds: float
     ) -> None:
-        self._rank, self._ranks, self._own, self._edition = rank, ranks, own, 0
-        self._key = key
+        self._key, self._rank, self._ranks = key, rank, ranks
+        self._own, self._edition = own, 0
         self._begun, self._seconds = time.monotonic(), seconds
         relay.join(self._key, rank, addresses, seconds)
         self._report(own)
@@ -351,11 +351,3 @@ def _read_report(report: Report) -> Stuck | None:
             "a rank's report of a failure cannot be read (%s); run one version on all", error
         )
         return None
-
-
-def _make_key(name: str, addresses: Addresses) -> str:
-    """Return a relay key that is equal on the group's ranks, and new if the group is made again."""
-    nonces = " ".join(
-        address.nonce for _, address in sorted(addresses.items()) if address is not None
-    )
-    return f"{name} {hashlib.sha256(nonces.encode()).hexdigest()[:16]}"

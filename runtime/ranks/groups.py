@@ -5,9 +5,11 @@ torch 2.15 has several NCCL engines. "nccl" makes nccl2 there, unless TORCH_DIST
 pair of ranks that send to each other.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,29 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, _DistributedBackendOptions
 
 from ...topo.errors import InputError
-from ..torch_version import check_torch, is_torch_at_least
+
+# As in pyproject.toml; `make torch-versions` runs tests of hook and backend on it.
+OLDEST = (2, 9)
+
+
+def is_torch_at_least(major: int, minor: int) -> bool:
+    """Return whether the imported torch is this version or a newer one.
+
+    True if its version is not a number.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return numbers is None or (int(numbers[1]), int(numbers[2])) >= (major, minor)
+
+
+def check_torch() -> None:
+    """Raise InputError if the imported torch is older than `OLDEST`."""
+    if not is_torch_at_least(*OLDEST):
+        oldest = ".".join(map(str, OLDEST))
+        raise InputError(
+            f"torch {torch.__version__} in {Path(torch.__file__).parent}: topoplan needs "
+            f"{oldest} or newer; pip install 'torch>={oldest}'"
+        )
+
 
 check_torch()  # here, as all that needs torch.distributed imports this module
 
@@ -144,12 +168,6 @@ def list_members(place: Any) -> tuple[list[int], bool]:
     return ranks, len(ranks) == dist.get_world_size()
 
 
-def find_store(group: dist.ProcessGroup) -> Store:
-    """Return a store that only the members of a plain group use."""
-    store: Store = dist.distributed_c10d._world.pg_map[group][1]
-    return store
-
-
 def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
     """Return a function that makes a plain group, called by the ranks of `group` alone.
 
@@ -161,8 +179,10 @@ def make_group_maker(group: dist.ProcessGroup) -> GroupMaker:
     except (KeyError, TypeError):
         raise InputError("this rank is not in the group that the communicator is for") from None
     name = f"topoplan/{_attempt()}/{group.group_name}"
-    store = dist.distributed_c10d._get_default_store()
-    number = store.add(f"{name}/groups/{dist.get_rank(group)}", 1)  # each member's own count
+    # Each member's own count.
+    number = dist.distributed_c10d._get_default_store().add(
+        f"{name}/groups/{dist.get_rank(group)}", 1
+    )
     return partial(make_group, f"{name}/{number}", ranks, _transport(group))
 
 
@@ -172,12 +192,6 @@ def _attempt() -> str:
     torch's own groups cannot be made again in a store that outlives their ranks.
     """
     return getattr(dist.group.WORLD, "attempt", "")
-
-
-def destroy_group(group: dist.ProcessGroup) -> None:
-    """Destroy a group unless it is already destroyed."""
-    if group in dist.distributed_c10d._world.pg_map:
-        dist.destroy_process_group(group)
 
 
 def _transport(group: dist.ProcessGroup | None) -> str:
@@ -190,8 +204,10 @@ def _transport(group: dist.ProcessGroup | None) -> str:
         return "nccl2"  # the engine of its collectives; batches need one communicator for all ranks
     if named.startswith("nccl"):
         return named
-    backend_has_nccl = named == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
-    return "nccl" if uses_nccl(group) or backend_has_nccl else "gloo"
+    is_nccl = uses_nccl(group) or (
+        named == "topo" and torch.cuda.is_available() and dist.is_nccl_available()
+    )
+    return "nccl" if is_nccl else "gloo"
 
 
 def make_gloo(place: Any, store: Store) -> Any:
@@ -200,7 +216,8 @@ def make_gloo(place: Any, store: Store) -> Any:
     The ranks meet in `store`.
     """
     gloo = dist.ProcessGroupGloo(store, place.group_rank, place.group_size, place.timeout)
-    _number_calls(gloo)
+    if not is_torch_at_least(2, 15):  # which numbers calls by itself, and warns if asked to
+        gloo._set_sequence_number_for_group()
     return gloo
 
 
@@ -219,7 +236,7 @@ def make_nccl(
     options.global_ranks_in_group = place.global_ranks_in_group
     options.group_name = place.group_id
     nccl = dist.ProcessGroupNCCL(store, place.group_rank, place.group_size, options)
-    _number_calls(nccl)
+    nccl._set_sequence_number_for_group()
     return nccl
 
 
@@ -255,12 +272,3 @@ def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
     versions call nccl-legacy.
     """
     return str(group._get_backend(device).name())
-
-
-def _number_calls(backend: Any) -> None:
-    """Make a backend count its calls from 0.
-
-    torch 2.15 does so by itself, and warns if asked to.
-    """
-    if not is_torch_at_least(2, 15):
-        backend._set_sequence_number_for_group()

@@ -209,6 +209,7 @@ class ForkedProcess:
         self._process = process
         process.start()
         self.pid = process.pid or 0
+        self.terminate, self.kill = process.terminate, process.kill
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
@@ -223,14 +224,6 @@ class ForkedProcess:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0)
         return self._process.exitcode
-
-    def terminate(self) -> None:
-        """End it by SIGTERM."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        self._process.kill()
 
 
 def _fork_rank(
@@ -270,11 +263,9 @@ def _wait_for_failure(children: list[Child]) -> int | None:
         if _SIGNALS:
             raise SystemExit(128 + _SIGNALS[0])
         codes = [child.poll() for child in children]
-        for rank, code in enumerate(codes):
-            if code:
-                return rank
-        if all(code == 0 for code in codes):
-            return None
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed or None not in codes:
+            return failed[0] if failed else None
         time.sleep(_POLL_S)
 
 

@@ -69,8 +69,9 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 
     The hosts of an emulated machine share this host's cores, so they count as one.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1)
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     return os.environ.get(EMULATED) or socket.gethostname(), frozenset(cores)
 
 

@@ -63,8 +63,8 @@ class Meeting:
     def join(self) -> tuple[Topology, bool]:
         """Return the ranks' machine, and whether it has GPUs; see `join_places`. Collective."""
         self.doing = "probing each host"
-        host = self.places[self.rank].host
-        first = next(rank for rank, place in enumerate(self.places) if place.host == host)
+        hosts = [place.host for place in self.places]
+        first = hosts.index(hosts[self.rank])
         texts: list[Any] = [None] * self.ranks
         dist.all_gather_object(texts, probe_local().dumps() if first == self.rank else None)
         return join_places(self.places, texts)
@@ -200,10 +200,9 @@ def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[T
     missing = [rank for rank, seat in enumerate(seats) if seat is None]
     if missing:
         place = places[missing[0]]
-        count = len(hosts[numbers[missing[0]]].ranks)
         raise InputError(
-            f"rank {missing[0]} has no GPU of its own: {place.host} has {count}, and this is its "
-            "process number "
+            f"rank {missing[0]} has no GPU of its own: {place.host} has "
+            f"{len(hosts[numbers[missing[0]]].ranks)}, and this is its process number "
             f"{place.local_rank}; start one process a GPU"
         )
     return join_hosts(hosts, [seat for seat in seats if seat is not None]), True
@@ -215,8 +214,7 @@ def _take_own_place() -> Place:
     The GPU is the one with the rank's number on the host.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if local >= count:
+    if not torch.cuda.is_available() or local >= torch.cuda.device_count():
         return place_of(None)
     torch.cuda.set_device(local)
     return place_of(local)
@@ -239,14 +237,10 @@ def place_of(device: int | None) -> Place:
 def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
     """Return the rank's GPU in its host's topology: by UUID, PCI address, or number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
-    if place.uuid is not None:
-        for gpu in gpus:
-            if str(gpu.extra.get("uuid", "")).removeprefix("GPU-") == place.uuid.removeprefix(
-                "GPU-"
-            ):
-                return number, gpu.id
-    if place.bus_id is not None:
-        for gpu in gpus:
-            if gpu.bus_id is not None and gpu.bus_id.lower() == place.bus_id:
-                return number, gpu.id
-    return (number, gpus[place.local_rank].id) if place.local_rank < len(gpus) else None
+    uuid = None if place.uuid is None else place.uuid.removeprefix("GPU-")
+    found = [
+        *(x for x in gpus if str(x.extra.get("uuid", "")).removeprefix("GPU-") == uuid),
+        *(x for x in gpus if x.bus_id is not None and x.bus_id.lower() == place.bus_id),
+        *gpus[place.local_rank : place.local_rank + 1],
+    ]
+    return (number, found[0].id) if found else None

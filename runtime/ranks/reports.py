@@ -81,8 +81,7 @@ class Relay:
     def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
         """Pass on the reports of a group, in which this process is `rank`, for some seconds."""
         with self._lock:
-            group = self._groups.setdefault(key, _TroubledGroup())
-            group.addresses = addresses
+            self._groups.setdefault(key, _TroubledGroup()).addresses = addresses
             self.dial(key, choose_contacts(rank, addresses))
             self._until = max(self._until, time.monotonic() + seconds + _LINGER_S)
             if self._thread is None:

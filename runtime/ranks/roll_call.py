@@ -60,11 +60,14 @@ def _call_roll(
     reason: str,
     seconds: float,
 ) -> str:
-    """Describe who is missing."""
     report = Stuck("stock", NOBODY, 0, 0, timed_out=False, reason=reason, call=what)
-    key = f"{what} among {ranks}, failure {next(_failures)}"
     reports = ReportExchange(
-        key, dist.get_rank(), len(ranks), addresses, report, seconds
+        f"{what} among {ranks}, failure {next(_failures)}",
+        dist.get_rank(),
+        len(ranks),
+        addresses,
+        report,
+        seconds,
     ).wait_for_verdict()
     ended, silent = list_ended(reports), [rank for rank in ranks if rank not in reports]
     if ended:

@@ -23,8 +23,7 @@ from ...synth.ir.collective import Collective
 from .faults import Call, Faults
 
 # The dtypes of REDUCIBLE_DTYPES that gloo and NCCL refuse in all collectives (torch 2.9 to 2.13).
-_NOT_IN_GLOO = frozenset({torch.int16})
-_NOT_IN_NCCL = frozenset({torch.int16})
+_REFUSED = frozenset({torch.int16})
 
 # Time for backends' threads to release callbacks at the interpreter's end, and polling interval. A
 # callback is released within a millisecond, unless its collective never ends.
@@ -60,10 +59,9 @@ def make_stock_call(
     and log a small call than the group to start it.
     """
     name, is_root = collective.name, group.rank() == collective.root
-    kind = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
     options = _OPTIONS[name]()
     if name in ("allreduce", "reduce", "reduce-scatter"):
-        options.reduceOp = kind
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op)
     if name in ("reduce", "broadcast", "gather", "scatter"):
         options.rootRank = collective.root or 0
 
@@ -171,9 +169,9 @@ class StartedStock:
         self._finish()
 
 
-def has_stock(dtype: torch.dtype, *, is_nccl: bool) -> bool:
-    """Return whether gloo or NCCL has collectives for a dtype that plans support.
+def has_stock(dtype: torch.dtype) -> bool:
+    """Return whether gloo and NCCL have collectives for a dtype that plans support.
 
     Static, so that ranks need not ask each other.
     """
-    return dtype not in (_NOT_IN_NCCL if is_nccl else _NOT_IN_GLOO)
+    return dtype not in _REFUSED

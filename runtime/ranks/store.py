@@ -107,9 +107,11 @@ def agree_on_attempt(store: Store, rank: int, ranks: int, timeout: timedelta) ->
         return ""
     own_name = uuid.uuid4().hex
     try:
-        if rank == 0:
-            return _name_attempt(store, own_name, ranks, timeout)
-        return _learn_attempt(store, own_name, rank, timeout)
+        return (
+            _name_attempt(store, own_name, ranks, timeout)
+            if rank == 0
+            else _learn_attempt(store, own_name, rank, timeout)
+        )
     except RuntimeError as error:
         raise ExecutionError(
             f"rank {rank} of a group of {ranks}: not all ranks came within "

@@ -17,10 +17,8 @@ from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
 from .groups import (
     GroupMaker,
-    destroy_group,
     device_of,
     find_engine,
-    find_store,
     make_private_group,
     uses_nccl,
 )
@@ -36,8 +34,10 @@ def check_transport(name: str | None) -> str:
     """Return the transport: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
     chosen = name or os.environ.get(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
-        where = "transport" if name else TRANSPORT
-        raise InputError(f"{where}={chosen!r}: expected one of {', '.join(TRANSPORTS)}")
+        raise InputError(
+            f"{'transport' if name else TRANSPORT}={chosen!r}: expected one of "
+            f"{', '.join(TRANSPORTS)}"
+        )
     return chosen
 
 
@@ -65,12 +65,12 @@ class Transport:
         if addresses is None:
             publish_address()  # before the ranks wait for each other: whoever never comes has none
         private = make_private_group(group, timeout - timedelta(seconds=grace_s(timeout)))
-        self._client = find_client(find_store(private))
-        store = PrefixStore(f"topoplan/{private.group_name}", self._client.store)
+        groups = dist.distributed_c10d._world.pg_map
+        self._client = find_client(groups[private][1])  # the store of this group alone
         faults = Faults(
             private,
             timeout,
-            store,
+            PrefixStore(f"topoplan/{private.group_name}", self._client.store),
             addresses,
             is_open=lambda: private in dist.distributed_c10d._world.pg_map,
         )
@@ -84,8 +84,7 @@ class Transport:
         self.group, self.device, self.faults = group, device, faults
         self.rank, self.size = group.rank(), group.size()
         self.timeout_s = timeout.total_seconds()
-        self.mpi = None
-        self.batched = False
+        self.mpi, self.batched = None, False
         self._places: list[tuple[str, frozenset[int]]] | None = None
 
     def _open_channel(self, name: str) -> MpiChannel:
@@ -93,9 +92,8 @@ class Transport:
 
         Collective.
         """
-        mine: Any
         try:
-            mine = find_own_mpi_rank(*find_own_cores())
+            mine: Any = find_own_mpi_rank(*find_own_cores())
             if self.device.type == "cuda" and not takes_gpu_memory():
                 mine = (
                     f"transport mpi: {describe_mpi()} does not say that it takes GPU memory; load "
@@ -112,8 +110,12 @@ class Transport:
         ]
         if refused:
             raise InputError(mine if isinstance(mine, str) else refused[0])
-        yields = are_crowded([(answer.host, answer.cores) for answer in answers])
-        return MpiChannel(answers, self.rank, name, yields=yields)
+        return MpiChannel(
+            answers,
+            self.rank,
+            name,
+            yields=are_crowded([(answer.host, answer.cores) for answer in answers]),
+        )
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
@@ -179,8 +181,8 @@ class Transport:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
         if self.mpi is not None:
             self.mpi.close()
-        if self._is_private:
-            destroy_group(self.group)
+        if self._is_private and self.group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self.group)
 
 
 class SharedTransport(Transport):

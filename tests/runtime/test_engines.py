@@ -15,8 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from topoplan.cli.running.rows import Run, print_run, write_json
 from topoplan.runtime.backend.account import Account
 from topoplan.runtime.measuring.bench_options import BenchOptions
-from topoplan.runtime.ranks.groups import describe_place, make_nccl
-from topoplan.runtime.torch_version import is_torch_at_least
+from topoplan.runtime.ranks.groups import describe_place, is_torch_at_least, make_nccl
 
 has_engines = pytest.mark.skipif(
     not is_torch_at_least(2, 15), reason="torch has several NCCL engines from 2.15 on"

@@ -1,8 +1,9 @@
-"""Results of races, cached in a folder, so that the next start need not race again."""
+"""The folder of cached plans and races, and the races in it: the next start need not race again."""
 
 import hashlib
 import json
 import logging
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Annotated
 
 import torch
 from msgspec import Meta, Struct, structs
+from platformdirs import user_cache_path
 
-from ...topo.errors import InputError, TopoplanError
-from ...topo.files import write_whole
-from ...topo.schema import Index, Label, read_as
-from ...topo.version import VERSION
-from ..ranks.machine import Machine
-from .folder import describe_problem, warn_without_cache
+from ..topo.errors import InputError, TopoplanError
+from ..topo.files import write_whole
+from ..topo.schema import Index, Label, read_as
+from ..topo.version import VERSION
+from .ranks.machine import Machine
 
 log = logging.getLogger("topoplan")
 
+# Environment variable: the cache folder.
+VARIABLE = "TOPOPLAN_CACHE"
 # Cached races, of which the oldest are removed: some 25 sizes of 40 plans, in 1 MiB altogether.
 MAX_FILES = 1024
 # Longest file that is read: a race of all candidates takes under 4,000 characters.
@@ -29,6 +32,39 @@ _OWN_NAME = re.compile(r"\.?[0-9a-f]{32}-\d+\.json(\..*\.tmp)?")
 
 # Microseconds. The upper bound keeps out infinity, to which every time would be near.
 _Time = Annotated[float, Meta(gt=0, le=1e12)]
+# Folders of which this process has warned: it reads the cache at every new size.
+_warned: set[Path | None] = set()
+
+
+def find_cache_folder(named: str | Path | None = None) -> Path | None:
+    """Return the folder for plans and races, or None if the home directory is not known.
+
+    It is `named`, else TOPOPLAN_CACHE, else topoplan in the user's cache folder.
+    """
+    try:
+        return Path(
+            named or os.environ.get(VARIABLE) or user_cache_path("topoplan", appauthor=False)
+        ).expanduser()
+    except RuntimeError:  # no HOME and no passwd entry, as for `docker run --user 1234`
+        return None
+
+
+def warn_without_cache(folder: Path | None, error: Exception | None = None) -> None:
+    """Warn that a cache folder cannot be used, once per process and folder: training goes on.
+
+    `folder` is None if `find_cache_folder` found none.
+    """
+    if folder in _warned:
+        return
+    _warned.add(folder)
+    reason = getattr(error, "strerror", None) or error  # without errno and path
+    log.warning(
+        "%s: %s; plans and races are not cached, so the next start does it again; "
+        "set %s to a folder that this user can write to",
+        "no cache folder" if folder is None else f"cache folder {folder}",
+        reason or "no home directory is known (no HOME, no passwd entry)",
+        VARIABLE,
+    )
 
 
 class CachedRace(Struct, frozen=True):
@@ -96,7 +132,7 @@ class CachedRaces:
         except (FileNotFoundError, NotADirectoryError):
             return None  # nothing is cached yet; if a file is in the folder's place, `save` warns
         except OSError as error:
-            warn_without_cache(self.folder, describe_problem(error))
+            warn_without_cache(self.folder, error)
         except (ValueError, RecursionError, TopoplanError) as error:
             log.warning("%s: not a cached race (%s); it is raced again", path, error)
         return None
@@ -112,7 +148,7 @@ class CachedRaces:
             write_whole(path, json.dumps(structs.asdict(race)) + "\n", follow_links=False)
             _remove_oldest(path.parent)
         except (OSError, ValueError, TopoplanError) as error:
-            warn_without_cache(self.folder, describe_problem(error))
+            warn_without_cache(self.folder, error)
 
     def _path(self, folder: Path, size_bytes: int) -> Path:
         return folder / "races" / f"{self._key}-{size_bytes.bit_length()}.json"

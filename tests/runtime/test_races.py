@@ -16,8 +16,8 @@ from launch import run_ranks
 from ranks import scripted
 from ranks.scripted import MACHINE
 
-from topoplan.runtime.cache import races
-from topoplan.runtime.cache.races import CachedRace, CachedRaces
+from topoplan.runtime import cache
+from topoplan.runtime.cache import CachedRace, CachedRaces
 from topoplan.runtime.ranks.turns import is_open
 
 Plans = Callable[..., str]
@@ -116,7 +116,7 @@ def test_what_is_no_file_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_the_oldest_races_are_removed_and_nobody_elses_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(races, "MAX_FILES", 5)
+    monkeypatch.setattr(cache, "MAX_FILES", 5)
     folder = tmp_path / "races"
     folder.mkdir()
     others = [folder / "notes.json", folder / "results"]

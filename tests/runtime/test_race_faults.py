@@ -83,4 +83,4 @@ def test_what_gloo_has_is_known_without_asking(name: str) -> None:
             works = True
         except (RuntimeError, ValueError):
             works = False
-        assert works == has_stock(dtype, is_nccl=False), (dtype, op)
+        assert works == has_stock(dtype), (dtype, op)
