@@ -34,8 +34,7 @@ from topoplan.topo.pictures import table
 from topoplan.topo.pictures import text_tree as tree
 from topoplan.topo.presets import preset
 from topoplan.topo.probe import capture
-from topoplan.topo.probe.linux.files import read_start
-from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics
+from topoplan.topo.probe.linux.sysfs import MAX_GPUS_AND_NICS, list_gpus_and_nics, read_start
 from topoplan.topo.schema import read_as
 from topoplan.topo.topology_file import MAX_LINKS
 

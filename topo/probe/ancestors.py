@@ -95,10 +95,10 @@ class AncestorTree:
 
 def _match_cpu(known: Device, cpus: Sequence[Device]) -> Device:
     # The CPU of the same NUMA node, else the one with the same name, else the first.
-    same_node = (
-        cpu for cpu in cpus if cpu.numa_node == known.numa_node and cpu.numa_node is not None
+    return next(
+        (cpu for cpu in cpus if cpu.numa_node == known.numa_node and cpu.numa_node is not None),
+        next((cpu for cpu in cpus if cpu.id == known.id), cpus[0]),
     )
-    return next(same_node, None) or next((cpu for cpu in cpus if cpu.id == known.id), cpus[0])
 
 
 def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
@@ -136,10 +136,9 @@ def infer_tree(facts: Facts, index_at: Mapping[str, str]) -> AncestorTree:
         read_cells(table, {}, unprinted), read_affinities(table, unprinted), SOURCE
     )
     infer_pcie_tree(inferred, SOURCE)
-    upward = [link for link in inferred.links[::2] if link.kind == "pcie"]
     return AncestorTree(
         tuple(d for d in inferred.devices if d.kind == "cpu"),
         tuple(d for d in inferred.devices if d.kind == "switch"),
-        {link.src: link.dst for link in upward},
+        {link.src: link.dst for link in inferred.links[::2] if link.kind == "pcie"},
         {inferred.cells.ids[i]: root for i, root in inferred.root.items()},
     )

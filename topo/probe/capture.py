@@ -10,7 +10,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -47,6 +46,8 @@ _PIECE = 2**20
 _BLOCK, _SIZE, _KIND = 512, slice(124, 136), 156
 # Kinds of headers that extend the header of the member that follows.
 _EXTENSIONS = (b"x", b"g", b"L", b"K")
+# Functions that open a compressed file, by its first bytes.
+_OPENERS = ((b"BZh", bz2.open), (b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\0", lzma.open))
 _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError)
 
 
@@ -84,11 +85,9 @@ def _find_root(path: Path, folder: Path) -> Path:
 
 
 def _has_more(folder: Path, most: int) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return next(islice(entries, most, None), None) is not None
-    except OSError:
-        return False  # absent or unreadable: nothing in it will be read either
+    with suppress(OSError), os.scandir(folder) as entries:
+        return next(islice(entries, most, None), None) is not None
+    return False  # absent or unreadable: nothing in it will be read either
 
 
 def _unpack(path: Path, folder: Path) -> None:
@@ -109,7 +108,7 @@ def _unpack(path: Path, folder: Path) -> None:
             tempfile.TemporaryFile() as plain,
             tarfile.open(fileobj=_decompress(path, plain), mode="r:") as archive,
         ):
-            _write(archive, _list_members(path, archive), folder)
+            _write(archive, folder, *_list_members(path, archive))
     except (*_BROKEN, RecursionError) as error:
         # strerror alone: the whole message has the temporary folder's name in it.
         reason = " ".join((getattr(error, "strerror", None) or str(error)).split())
@@ -119,21 +118,17 @@ def _unpack(path: Path, folder: Path) -> None:
         ) from None
 
 
-@dataclass(frozen=True)
-class _Members:
-    """The members to unpack, by name; each folder comes after the one that contains it."""
-
-    folders: dict[str, None]
-    files: dict[str, tarfile.TarInfo]
-    links: dict[str, tarfile.TarInfo]
-
-
-def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
-    members = _Members({}, {}, {})
+def _list_members(
+    path: Path, archive: tarfile.TarFile
+) -> tuple[dict[str, None], dict[str, tarfile.TarInfo], dict[str, tarfile.TarInfo]]:
+    """Return the folders, files and links to unpack; folders follow those that contain them."""
+    folders: dict[str, None] = {}
+    files: dict[str, tarfile.TarInfo] = {}
+    links: dict[str, tarfile.TarInfo] = {}
     size = 0
     for number, member in enumerate(archive):
         size += member.size
-        if member.size < 0 or size > MAX_BYTES or max(number, len(members.folders)) >= MAX_MEMBERS:
+        if member.size < 0 or size > MAX_BYTES or max(number, len(folders)) >= MAX_MEMBERS:
             raise _make_size_error(path)
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
         if len(parts) > MAX_DEPTH:
@@ -144,31 +139,36 @@ def _list_members(path: Path, archive: tarfile.TarFile) -> _Members:
         if ".." in parts or not (member.isreg() or member.isdir() or member.issym()):
             continue  # outside the folder, or a device: not part of the machine
         for end in range(1, len(parts) + member.isdir()):
-            members.folders.setdefault("/".join(parts[:end]))
+            folders.setdefault("/".join(parts[:end]))
         if not member.isdir():
             # If several members have one name, the first counts.
-            of_kind = members.links if member.issym() else members.files
-            of_kind.setdefault("/".join(parts), member)
-    return members
+            (links if member.issym() else files).setdefault("/".join(parts), member)
+    return folders, files, links
 
 
-def _write(archive: tarfile.TarFile, members: _Members, folder: Path) -> None:
+def _write(
+    archive: tarfile.TarFile,
+    folder: Path,
+    folders: Mapping[str, None],
+    files: Mapping[str, tarfile.TarInfo],
+    links: Mapping[str, tarfile.TarInfo],
+) -> None:
     """Write the members below an empty folder.
 
     Links come last, so that nothing is written through one. TarFile.extract is not used, since it
     would look up every part of every name on the disk, where only members already written can be.
     """
-    for name in members.folders:
+    for name in folders:
         os.mkdir(f"{folder}/{name}")  # noqa: PTH102 (Path takes longer than the call)
-    for name in members.files.keys() - members.folders.keys():
-        member = members.files[name]
+    for name in files.keys() - folders.keys():
+        member = files[name]
         source = archive.extractfile(member) if member.size else None
         with os.fdopen(os.open(f"{folder}/{name}", _NEW_FILE, _OWN_FILE_MODE), "wb") as out:
             out.write(source.read() if source is not None else b"")
-    for name in members.links.keys() - members.folders.keys() - members.files.keys():
+    for name in links.keys() - folders.keys() - files.keys():
         # A link that leads out of the folder is not part of the machine.
         with suppress(tarfile.FilterError):
-            filtered = tarfile.data_filter(members.links[name], str(folder))
+            filtered = tarfile.data_filter(links[name], str(folder))
             os.symlink(filtered.linkname, f"{folder}/{name}")  # noqa: PTH211 (as above)
 
 
@@ -186,8 +186,7 @@ def _decompress(path: Path, plain: IO[bytes]) -> IO[bytes]:
     """
     with path.open("rb") as file:
         start = file.read(6)
-    openers = ((b"BZh", bz2.open), (b"\x1f\x8b", gzip.open), (b"\xfd7zXZ\0", lzma.open))
-    opened = next((opener for magic, opener in openers if start.startswith(magic)), open)
+    opened = next((opener for magic, opener in _OPENERS if start.startswith(magic)), open)
     left = MAX_BYTES + MAX_MEMBERS * _MEMBER_BYTES
     with opened(path, "rb") as source:
         while piece := source.read(_PIECE):

@@ -5,7 +5,6 @@ NVML reports NVLinks, AMD's driver xGMI links.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
 
@@ -32,17 +31,10 @@ _UNKNOWN_END = "with an unknown other end; taken for an NVSwitch, as NCCL does"
 _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlinkVersion_t
 
 
-@dataclass(frozen=True)
-class NvLinks:
-    """The devices and links that NVLinks add to a topology, and notes on oddities."""
-
-    devices: tuple[Device, ...] = ()
-    links: tuple[Link, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-
-def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]) -> NvLinks:
-    """Return the links that NVML's facts describe.
+def join_nvlinks(
+    facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str]
+) -> tuple[tuple[Device, ...], list[Link], list[Note]]:
+    """Return the NVSwitch, if any, the links that NVML's facts describe, and notes on oddities.
 
     `gpus` maps an NVML index to the GPU's device id, `cpu_of` a GPU's device id to that of its CPU.
     """
@@ -90,29 +82,27 @@ def join_nvlinks(facts: Facts, gpus: Mapping[str, str], cpu_of: Mapping[str, str
         for index, device in gpus.items()
         for x in _join_c2c(facts, index, device, cpu_of.get(device))
     ]
-    switched = [index for index, device in gpus.items() if counts[device][NVSWITCH]]
-    generations = [
-        g for g in (_find_generation(facts, index) for index in switched) if g is not None
-    ]
+    if not any(NVSWITCH in pair for pair in pairs):
+        return (), links, notes
+    generations = (
+        _find_generation(facts, index) for index, device in gpus.items() if counts[device][NVSWITCH]
+    )
     switch = Device(
         NVSWITCH,
         "switch",
         "nvswitch",
         source="NVML: remote ends of active NVLinks",
-        in_network=nvswitch_adding(min(generations, default=None)),
+        in_network=nvswitch_adding(min(filter(None, generations), default=None)),
     )
-    return NvLinks(
-        (switch,) if any(NVSWITCH in pair for pair in pairs) else (), tuple(links), tuple(notes)
-    )
+    return (switch,), links, notes
 
 
 def list_active_links(facts: Facts, index: str) -> list[str]:
     """Return the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
-    prefix = nvlink_subject(index, "")
     return [
         fact.subject
         for fact in facts.items
-        if fact.subject.startswith(prefix)
+        if fact.subject.startswith(nvlink_subject(index, ""))
         and fact.key == keys.NVLINK_STATE
         and fact.value == "active"
     ]

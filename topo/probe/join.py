@@ -5,8 +5,6 @@ import platform
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
-from itertools import combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,16 +26,16 @@ from ..facts.keys import (
     rdma_subject,
 )
 from ..facts.slots import Slot, list_slots
+from ..formats.hwloc_xml.cpus import join_cpus
 from ..graph import Device, Link, Topology, both_directions
-from ..hardware import LATENCY_us, PCIE_GTps, inter_cpu_GBps
+from ..hardware import LATENCY_us, PCIE_GTps
 from ..notes import assumed
 from .ancestors import NOTE, infer_tree
 from .capture import open_capture
 from .gpu_links import join_nvlinks, join_xgmi
-from .linux.files import list_folder
 from .linux.gpudirect import read_gpudirect
 from .linux.gpus import read_kfd, read_unlisted
-from .linux.sysfs import read_locality, read_network, read_sysfs
+from .linux.sysfs import list_folder, read_locality, read_network, read_sysfs
 from .nvml.questions import read_nvml
 from .visible import note_lost, note_missing, note_unlisted, select_visible
 
@@ -96,9 +94,13 @@ def probe_local(
                     )
                 ),
             )
-        topology = join(facts, environment)
-    name = facts.get_text(HOST, keys.HOST_NAME) or sysfs_root.name.partition(".")[0] or "captured"
-    return replace(topology, name=name, source=f"captured files ({sysfs_root.name})")
+    return replace(
+        join(facts, environment),
+        name=facts.get_text(HOST, keys.HOST_NAME)
+        or sysfs_root.name.partition(".")[0]
+        or "captured",
+        source=f"captured files ({sysfs_root.name})",
+    )
 
 
 def _gather(root: Path, nvml: Facts) -> Facts:
@@ -143,7 +145,7 @@ class _Joiner:
         """Return the topology; the order of its parts matters only for the order of notes."""
         self.notes += note_missing(self.facts)
         cpus = self._make_cpus()
-        self._link_cpus(cpus)
+        self.links += join_cpus(cpus)
         tree = list(list_slots(self.facts, (*self.gpus, *self.nics)))
         switches, cpu_of = self._link_tree(tree, cpus)
         gpus = [self._make_gpu(i, bus_id, tree) for bus_id, i in self.gpus.items()]
@@ -151,12 +153,12 @@ class _Joiner:
             self._make_nic(name, bus_id) for bus_id, names in self.nics.items() for name in names
         ]
         ids = {i: f"gpu{i}" for i in self.gpus.values()}
-        nvlinks = join_nvlinks(self.facts, ids, cpu_of)
-        self.notes += [*nvlinks.notes, *note_unlisted(self.facts)]
+        nvswitch, nvlinks, oddities = join_nvlinks(self.facts, ids, cpu_of)
+        self.notes += [*oddities, *note_unlisted(self.facts)]
         return Topology(
             name=self.facts.get_text(HOST, keys.HOST_NAME) or platform.node() or "local",
-            devices=(*cpus, *switches, *gpus, *nics, *nvlinks.devices),
-            links=(*self.links, *nvlinks.links, *join_xgmi(self.facts, ids)),
+            devices=(*cpus, *switches, *gpus, *nics, *nvswitch),
+            links=(*self.links, *nvlinks, *join_xgmi(self.facts, ids)),
             source=SOURCE,
             extra={"notes": list(dict.fromkeys(self.notes)), "facts": facts_to_json(self.facts)},
         )
@@ -189,21 +191,6 @@ class _Joiner:
                 "no NUMA node with CPUs is listed; the machine is taken to have one socket, cpu0"
             )
         return cpus
-
-    def _link_cpus(self, cpus: list[Device]) -> None:
-        arch, vendor = cpus[0].extra.get("arch"), cpus[0].extra.get("vendor")
-        family, model = (
-            self.facts.get_number(CPUINFO, key) for key in (keys.CPUINFO_FAMILY, keys.CPUINFO_MODEL)
-        )
-        rate = inter_cpu_GBps(arch, vendor, family, model)
-        known = arch in ("arm64", "ppc64") or vendor in ("GenuineIntel", "AuthenticAMD")
-        source = (
-            "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
-        )
-        for a, b in combinations(cpus, 2):
-            self.links += both_directions(
-                Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source)
-            )
 
     # -- PCI Express
 
@@ -323,8 +310,9 @@ class _Joiner:
             )
         speed = self.facts.get_number(subject, speed_key)
         if speed is None:
-            reason = self.facts.get_reason(subject, speed_key) or ""
-            self.notes.append(f"{name}: speed not known ({reason})")
+            self.notes.append(
+                f"{name}: speed not known ({self.facts.get_reason(subject, speed_key) or ''})"
+            )
         extra = {
             "speed": speed,
             "state": self.facts.get_text(subject, state),
@@ -400,9 +388,9 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
     )
     # The fields of /proc/cpuinfo depend on the architecture.
     is_arm = facts.get_text(CPUINFO, keys.CPUINFO_IMPLEMENTER)
-    is_power = str(name).startswith("POWER")
+    usual = "arm64" if is_arm else "ppc64" if str(name).startswith("POWER") else None
     model = {
-        "arch": "x86_64" if vendor else "arm64" if is_arm else "ppc64" if is_power else None,
+        "arch": "x86_64" if vendor else usual,
         "vendor": vendor,
         "name": name,
         "familyid": facts.get_text(CPUINFO, keys.CPUINFO_FAMILY),
@@ -412,14 +400,12 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
 
 
 def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
-    GTps: Fraction = PCIE_GTps[slot.link.generation]
-    source = assumed("; ".join(slot.link.assumed)) if slot.link.assumed else slot.source
     return Link(
         child,
         parent,
         slot.link.bandwidth_GBps,
         LATENCY_us["pcie"],
         "pcie",
-        source=source,
-        extra={"declared": f"{float(GTps):g} GT/s x{slot.link.width}"},
+        source=assumed("; ".join(slot.link.assumed)) if slot.link.assumed else slot.source,
+        extra={"declared": f"{float(PCIE_GTps[slot.link.generation]):g} GT/s x{slot.link.width}"},
     )

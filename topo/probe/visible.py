@@ -47,10 +47,14 @@ def select_visible(
     for entry in listed.split(","):
         index = _find_index(facts, indices, entry.strip())
         if index is None or index in seen:
-            why = "names no GPU" if index is None else "names a GPU twice"
             if listed.strip():
-                text = f"{VARIABLE}={listed[:80]}: {entry.strip()[:40]!r} {why}"
-                notes.append(Note(f"{text}; CUDA ends the list there", "gpu-hidden"))
+                notes.append(
+                    Note(
+                        f"{VARIABLE}={listed[:80]}: {entry.strip()[:40]!r} names "
+                        f"{'no GPU' if index is None else 'a GPU twice'}; CUDA ends the list there",
+                        "gpu-hidden",
+                    )
+                )
             break
         seen.append(index)
     hidden = [f"gpu{index}" for index in indices if index not in seen]
@@ -62,9 +66,8 @@ def select_visible(
                 hidden,
             )
         )
-    names = {facts.get_text(gpu_subject(index), keys.GPU_NAME) for index in indices}
     if (
-        len(names) > 1
+        len({facts.get_text(gpu_subject(index), keys.GPU_NAME) for index in indices}) > 1
         and environment.get(_ORDER) != "PCI_BUS_ID"
         and any(e.strip().isdecimal() for e in listed.split(","))
     ):
@@ -104,8 +107,9 @@ def note_missing(facts: Facts) -> Iterator[Note]:
             effect = "NVLinks are not known" if facts.list_names(GPU) else "GPUs are not listed"
             yield Note(f"NVML does not answer: {reason}; {effect}", "no-driver", (), reason)
         else:
-            text = f"{key.replace('_', ' ')} not known: {source}: {reason}"
-            yield Note(f"{join_first(subjects, 4)}: {text}")
+            yield Note(
+                f"{join_first(subjects, 4)}: {key.replace('_', ' ')} not known: {source}: {reason}"
+            )
 
 
 def note_lost(facts: Facts) -> Iterator[Note]:

@@ -108,7 +108,7 @@ class _Reader:
         self.pcie_switches: list[Device] = []
         self.links: list[Link] = []
         self._add_pci_tree(find_slots(machine, self.gpus, list(self.nics.values())))
-        self.links += join_cpus(self.cpus)
+        self.links += join_cpus(self.cpus.devices)
         gpu_by_gp = {
             number: gpu
             for gpu in self.gpus

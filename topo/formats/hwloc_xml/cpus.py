@@ -1,6 +1,6 @@
 """Read the CPUs of an hwloc file: a device for each NUMA node that has CPUs, joined pairwise."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -130,14 +130,14 @@ def _read_model(machine: HwlocMachine) -> dict[str, str]:
     return {"arch": arch, **model} if arch else model
 
 
-def join_cpus(cpus: Cpus) -> Iterator[Link]:
+def join_cpus(cpus: Sequence[Device]) -> Iterator[Link]:
     """Yield links between all CPUs of a machine at the rate that NCCL counts."""
-    model = cpus.nodes[0].device.extra
+    model = cpus[0].extra
     rate = inter_cpu_GBps_of(model)
     known = model.get("arch") in ("arm64", "ppc64") or model.get("vendor") in (
         "GenuineIntel",
         "AuthenticAMD",
     )
     source = "CPU model; rate as NCCL counts it" if known else assumed("the CPU model is not known")
-    for a, b in combinations(cpus.devices, 2):
+    for a, b in combinations(cpus, 2):
         yield from both_directions(Link(a.id, b.id, rate, LATENCY_us["smp"], "smp", source=source))

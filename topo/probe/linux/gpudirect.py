@@ -15,8 +15,14 @@ from pathlib import Path
 
 from ...facts import Fact, Facts, keys
 from ...facts.keys import HOST, pci_subject
-from .files import list_folder, read_fact, read_start, show_path
-from .sysfs import list_bridges, list_gpus_and_nics
+from .sysfs import (
+    list_bridges,
+    list_folder,
+    list_gpus_and_nics,
+    read_fact,
+    read_start,
+    show_path,
+)
 
 # The first kernel whose RDMA drivers accept DMA-BUFs (ibv_reg_dmabuf_mr); NVIDIA's GPU operator
 # requires it, too.
@@ -110,8 +116,9 @@ def _read_virtual(root: Path) -> Fact:
     cpuinfo = read_fact(root, root / "proc/cpuinfo", HOST, keys.HOST_VIRTUAL)
     flags = re.search(r"^flags\s*:(.*)$", str(cpuinfo.value), re.MULTILINE)
     if flags is not None:
-        is_guest = "hypervisor" in flags[1].split()
-        return replace(cpuinfo, value=(known or "not named") if is_guest else "no")
+        return replace(
+            cpuinfo, value=known or "not named" if "hypervisor" in flags[1].split() else "no"
+        )
     return Fact(
         HOST,
         keys.HOST_VIRTUAL,
@@ -185,8 +192,7 @@ def _ask_driver(root: Path, kernel: str) -> Fact:
     """Return the fact `host dma_buf` as the GPU's driver implies it."""
     version = read_fact(root, root / "proc/driver/nvidia/version", HOST, keys.HOST_DMA_BUF)
     if version.value is not None:
-        is_open = "Open Kernel Module" in str(version.value)
-        return replace(version, value="yes" if is_open else "no")
+        return replace(version, value="yes" if "Open Kernel Module" in str(version.value) else "no")
     if (root / "sys/module/nvidia").is_dir():
         taint = read_fact(root, root / "sys/module/nvidia/taint", HOST, keys.HOST_DMA_BUF)
         if taint.value is not None:
@@ -199,8 +205,9 @@ def _ask_driver(root: Path, kernel: str) -> Fact:
             "nvidia is loaded, but neither file says whether its modules are the open ones",
         )
     if (root / "sys/module/amdgpu").is_dir():
-        config = root / f"boot/config-{Path(kernel).name}"
-        options = read_fact(root, config, HOST, keys.HOST_DMA_BUF)
+        options = read_fact(
+            root, root / f"boot/config-{Path(kernel).name}", HOST, keys.HOST_DMA_BUF
+        )
         can = set(str(options.value).splitlines()).issuperset(_AMD_OPTIONS)
         return options if options.value is None else replace(options, value="yes" if can else "no")
     return replace(version, missing="no GPU driver is loaded that could be asked")
@@ -254,8 +261,9 @@ def _read_function(root: Path, path: Path, subject: str) -> Fact:
     try:
         control = find_acs_control(read_start(path, _END))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return Fact(subject, keys.PCI_ACS, None, source, reason)
+        return Fact(
+            subject, keys.PCI_ACS, None, source, getattr(error, "strerror", None) or str(error)
+        )
     if control is None:
         return Fact(subject, keys.PCI_ACS, "off", f"{source}: the function has no ACS")
     on = [name for bit, name in enumerate(CONTROLS) if control >> bit & 1]
@@ -280,13 +288,17 @@ def read_iommu(root: Path) -> Fact:
     """
     folder = root / "sys/kernel/iommu_groups"
     groups = list_folder(folder)
-    types = (read_fact(root, path / "type", HOST, keys.HOST_IOMMU).value for path in groups)
     known = {
         path.name: _BY_TYPE[str(kind)]
-        for path, kind in zip(groups, types, strict=True)
-        if kind in _BY_TYPE
+        for path in groups
+        if (kind := read_fact(root, path / "type", HOST, keys.HOST_IOMMU).value) in _BY_TYPE
     }
-    asked = [known[name] for name in _list_groups(root) if name in known] or list(known.values())
+    of_cards = {
+        group.readlink().name
+        for path in list_gpus_and_nics(root)
+        if (group := path / "iommu_group").is_symlink()
+    }
+    asked = [known[name] for name in of_cards & known.keys()] or list(known.values())
     if asked:
         return Fact(
             HOST,
@@ -299,18 +311,16 @@ def read_iommu(root: Path) -> Fact:
     return _read_command_line(root, believe_off=not groups)
 
 
-def _list_groups(root: Path) -> set[str]:
-    groups = (path / "iommu_group" for path in list_gpus_and_nics(root))
-    return {group.readlink().name for group in groups if group.is_symlink()}
-
-
 def _read_command_line(root: Path, believe_off: bool) -> Fact:
     fact = read_fact(root, root / "proc/cmdline", HOST, keys.HOST_IOMMU)
     if fact.value is None:
         return fact
     words = {part for word in str(fact.value).split() for part in _split_settings(word)}
-    answers = (("passthrough", _PASSTHROUGH), ("translating", _TRANSLATING))
-    for value, signs in ((("off", _OFF),) if believe_off else ()) + answers:
+    for value, signs in (
+        ("off", _OFF if believe_off else ()),
+        ("passthrough", _PASSTHROUGH),
+        ("translating", _TRANSLATING),
+    ):
         if words.intersection(signs):
             return replace(fact, value=value)
     return Fact(

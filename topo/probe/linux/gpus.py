@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ...facts import Fact, Facts, keys
 from ...facts.keys import PCI, gpu_subject, pci_subject, xgmi_subject
-from .files import list_folder, read_fact, read_text, show_path
-from .sysfs import BUS_ID, GPU_CLASSES
+from .sysfs import BUS_ID, GPU_CLASSES, list_folder, read_fact, read_text, show_path
 
 GPU_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _LINE = re.compile(r"^\s*([^:]+?)\s*:\s*(.+?)\s*$", re.MULTILINE)
@@ -46,10 +45,10 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
     read: list[Fact] = []
     for index, bus_id in enumerate(sorted({*served, *shown})):
         subject = gpu_subject(index)
-        source = show_path(root, served.get(bus_id, root / "sys/bus/pci/devices" / bus_id))
-        read.append(Fact(subject, keys.GPU_BUS_ID, bus_id, source))
+        folder = served.get(bus_id, root / "sys/bus/pci/devices" / bus_id)
+        read.append(Fact(subject, keys.GPU_BUS_ID, bus_id, show_path(root, folder)))
         if bus_id in served:
-            read += _read_driver(root, served[bus_id], subject)
+            read += _read_driver(root, folder, subject)
     return Facts(tuple(read))
 
 
@@ -82,8 +81,10 @@ def read_kfd(root: Path) -> Facts:
         for path in list_folder(root / TOPOLOGY)
         if re.fullmatch(r"\d{1,4}", path.name)
     }
-    gpus = [number for number in sorted(nodes) if nodes[number][1].get("simd_count")]
-    index = {number: i for i, number in enumerate(gpus)}
+    index = {
+        number: i
+        for i, number in enumerate(n for n in sorted(nodes) if nodes[n][1].get("simd_count"))
+    }
     facts: list[Fact] = []
     for number, i in index.items():
         path, properties = nodes[number]
@@ -95,10 +96,9 @@ def read_kfd(root: Path) -> Facts:
 
 def _read_properties(path: Path) -> dict[str, int]:
     try:
-        text = read_text(path)
+        return {name: int(value) for name, value in _PAIR.findall(read_text(path))}
     except OSError:
         return {}
-    return {name: int(value) for name, value in _PAIR.findall(text)}
 
 
 def _read_gpu(root: Path, node: Path, properties: dict[str, int], subject: str) -> Iterator[Fact]:
@@ -107,13 +107,14 @@ def _read_gpu(root: Path, node: Path, properties: dict[str, int], subject: str) 
     if location is None:
         yield Fact(subject, keys.GPU_BUS_ID, None, source, "no location_id")
     else:
-        bus_id = (
+        yield Fact(
+            subject,
+            keys.GPU_BUS_ID,
             f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:"
-            f"{location >> 3 & 0x1F:02x}.{location & 7}"
+            f"{location >> 3 & 0x1F:02x}.{location & 7}",
+            source,
         )
-        yield Fact(subject, keys.GPU_BUS_ID, bus_id, source)
-    version = properties.get("gfx_target_version", 0)
-    if version:
+    if version := properties.get("gfx_target_version", 0):
         yield Fact(
             subject,
             keys.GPU_GCN,

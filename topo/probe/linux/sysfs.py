@@ -1,6 +1,13 @@
-"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files, in any folder."""
+"""Read CPUs, NUMA nodes, the PCI Express tree and NICs from Linux's files.
 
+The `/` of the machine may be any folder. Each file becomes a fact with its source, or with the
+reason why it is missing.
+"""
+
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
@@ -20,7 +27,10 @@ from ...facts.keys import (
     pci_subject,
     rdma_subject,
 )
-from .files import list_folder, read_fact, show_path
+
+# No file is read further than this: in longer ones (`/proc/cpuinfo`) the values that the probe
+# needs are at the beginning.
+MAX_BYTES = 2**20
 
 GPU_CLASSES = ("0x03", "0x12")
 NIC_CLASSES = ("0x02",)
@@ -55,13 +65,69 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
 
 
+def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
+    """Return a file's text, stripped, as a fact; missing if unreadable or empty.
+
+    `root` is the folder that is `/` on the machine.
+    """
+    source = show_path(root, path)
+    try:
+        text = read_text(path)
+    except OSError as error:
+        return Fact(subject, key, None, source, error.strerror or str(error))
+    return (
+        Fact(subject, key, text, source)
+        if text
+        else Fact(subject, key, None, source, "the file is empty")
+    )
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, stripped.
+
+    Raise OSError if it cannot be read.
+    """
+    return read_start(path, MAX_BYTES).decode("utf-8", errors="replace").strip()
+
+
+def read_start(path: Path, most: int) -> bytes:
+    """Return the first `most` bytes of a regular file.
+
+    Raise OSError for pipes and devices, which may never end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read(most)
+
+
+def show_path(root: Path, path: Path) -> str:
+    """Return `path` as seen on the machine whose `/` is at `root`."""
+    return f"/{path.relative_to(root)}" if path.is_relative_to(root) else str(path)
+
+
+def list_folder(folder: Path) -> tuple[Path, ...]:
+    """Return the entries of a folder, sorted by name; none if it cannot be read."""
+    try:
+        return tuple(sorted(folder.iterdir()))
+    except OSError:
+        return ()
+
+
 def read_sysfs(root: Path) -> Facts:
     """Return facts about CPUs, NUMA nodes, and every GPU and NIC on PCI.
 
     The bridges above the GPUs and NICs are included.
     """
-    host = read_fact(root, root / "proc/sys/kernel/hostname", HOST, keys.HOST_NAME)
-    return Facts((host, *_read_cpuinfo(root), *_read_numa(root), *_read_pci(root)))
+    return Facts(
+        (
+            read_fact(root, root / "proc/sys/kernel/hostname", HOST, keys.HOST_NAME),
+            *_read_cpuinfo(root),
+            *_read_numa(root),
+            *_read_pci(root),
+        )
+    )
 
 
 def _read_cpuinfo(root: Path) -> Iterator[Fact]:
@@ -94,9 +160,10 @@ def _read_numa(root: Path) -> Iterator[Fact]:
         yield fact
         if isinstance(fact.value, str):
             first = re.match(r"\d+", fact.value)
-            cpu = f"cpu{first.group() if first else 0}"
-            package = root / "sys/devices/system/cpu" / cpu / "topology/physical_package_id"
-            yield read_fact(root, package, numa_subject(number), keys.NUMA_SOCKET)
+            cpu = root / f"sys/devices/system/cpu/cpu{first.group() if first else 0}"
+            yield read_fact(
+                root, cpu / "topology/physical_package_id", numa_subject(number), keys.NUMA_SOCKET
+            )
 
 
 def _read_pci(root: Path) -> Iterator[Fact]:
@@ -130,10 +197,11 @@ def list_gpus_and_nics(root: Path) -> Iterator[Path]:
     count = 0
     for path in list_folder(root / "sys/bus/pci/devices"):
         pci_class = read_fact(root, path / "class", pci_subject(path.name), keys.PCI_CLASS)
-        is_card = BUS_ID.fullmatch(path.name) and str(pci_class.value).startswith(
-            GPU_CLASSES + NIC_CLASSES
-        )
-        if is_card and not (path / "physfn").exists():
+        if (
+            BUS_ID.fullmatch(path.name)
+            and str(pci_class.value).startswith(GPU_CLASSES + NIC_CLASSES)
+            and not (path / "physfn").exists()
+        ):
             count += 1
             if count > MAX_GPUS_AND_NICS:
                 raise InputError(

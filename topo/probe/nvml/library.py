@@ -62,8 +62,11 @@ class Nvml:
 
     def list_error_classes(self, *names: str) -> tuple[type[Exception], ...]:
         """Return the classes `NVMLError_...` with these names, as far as this pynvml has them."""
-        classes = (getattr(self.module, f"NVMLError_{name}", None) for name in names)
-        return tuple(error for error in classes if isinstance(error, type))
+        return tuple(
+            error
+            for name in names
+            if isinstance(error := getattr(self.module, f"NVMLError_{name}", None), type)
+        )
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
         """Return the values of all (field, scope) in `ids`, read at once.

@@ -100,7 +100,6 @@ def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
         AttributeError,
         *nvml.list_error_classes("FunctionNotFound"),
     )
-    special = (*nonexistent, *no_function)
     for link in range(
         max(int(getattr(nvml.module, "NVML_NVLINK_MAX_LINKS", _KNOWN_LINKS)), count or 0)
     ):
@@ -113,7 +112,7 @@ def _ask_states(nvml: Nvml, gpu: Gpu, count: int | None) -> Iterator[Fact]:
                 gpu.handle,
                 link,
                 read=_format_state,
-                let_through=special,
+                let_through=(*nonexistent, *no_function),
             )
         except nonexistent:
             continue
@@ -174,8 +173,9 @@ def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     yield Fact(gpu.subject, keys.GPU_C2C_COUNT, len(active), count.source)
     if active:
         rates = nvml.read_fields(gpu, [(_C2C_LINK_GET_MAX_BW, link) for link in active])
-        reason = next((rate for rate in rates if isinstance(rate, str)), None)
-        total = reason or sum(rate for rate in rates if isinstance(rate, int))
+        total = next((rate for rate in rates if isinstance(rate, str)), None) or sum(
+            map(int, rates)
+        )
         yield _make_fact(gpu.subject, keys.GPU_C2C_MBps, _C2C_LINK_GET_MAX_BW, total)
 
 
