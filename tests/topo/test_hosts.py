@@ -108,15 +108,15 @@ def test_joined_hosts_come_apart_again(shapes: list[tuple[int, bool]]) -> None:
         for i, (n, up) in enumerate(shapes)
     ]
     parts = split_hosts(join_hosts(hosts))
-    assert [part.id for part in parts] == [f"host{i}" for i in range(len(hosts))]
-    for part, whole in zip(parts, hosts, strict=True):
-        assert part.topology.by_id == whole.by_id and set(part.topology.links) == set(whole.links)
-        assert (part.topology.name, part.topology.extra["facts"]) == (
+    assert list(parts) == [f"host{i}" for i in range(len(hosts))]
+    for part, whole in zip(parts.values(), hosts, strict=True):
+        assert part.by_id == whole.by_id and set(part.links) == set(whole.links)
+        assert (part.name, part.extra["facts"]) == (
             whole.name,
             whole.extra["facts"],
         )
-        assert part.topology.extra["notes"][0] == whole.extra["notes"][0]
-    assert split_hosts(hosts[0])[0].topology is hosts[0]
+        assert part.extra["notes"][0] == whole.extra["notes"][0]
+    assert split_hosts(hosts[0])[""] is hosts[0]
 
 
 def test_a_machine_of_hundreds_of_hosts_keeps_no_facts_and_says_so(

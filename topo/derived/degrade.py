@@ -59,8 +59,11 @@ def degrade(topology: Topology, change: Change) -> Topology:
         ends = _parse_ends(link, topology, "scale_links")
         if frozenset(ends) in factors or gone & {*ends}:
             lost = gone & {*ends} or factors[frozenset(ends)] is None
-            why = "this link is left out" if lost else "this link has been given a factor already"
-            raise InputError(f"{text}: {why}; name each link once", parameter="scale_links")
+            raise InputError(
+                f"{text}: this link {'is left out' if lost else 'has been given a factor already'};"
+                " name each link once",
+                parameter="scale_links",
+            )
         factors[frozenset(ends)] = _parse_factor(factor, text)
         changes.append(f"{ends[0]}-{ends[1]} at {factor}")
     kept = (
@@ -136,9 +139,9 @@ def _parse_ends(text: str, topology: Topology, parameter: str) -> tuple[str, str
         if (a, b) in topology.capacity_GBps or (b, a) in topology.capacity_GBps:
             return a, b
     a, b = candidates[0]
-    near = ", ".join(topology.out_neighbours[a][:8])
     raise InputError(
-        f"{text}: {topology.name} has no link between {a} and {b}; {a} is linked to {near}",
+        f"{text}: {topology.name} has no link between {a} and {b}; {a} is linked to "
+        f"{', '.join(topology.out_neighbours[a][:8])}",
         parameter=parameter,
     )
 

@@ -33,5 +33,7 @@ class Forwarding:
 
         Together the routes form a tree.
         """
-        paths = nx.single_source_dijkstra_path(self._graph, start)
-        return {end: tuple(path) for end, path in paths.items()}
+        return {
+            end: tuple(path)
+            for end, path in nx.single_source_dijkstra_path(self._graph, start).items()
+        }

@@ -16,8 +16,14 @@ from ..graph import Topology
 from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first, pick_unused_name
 from ..notes import Note, assumed
-from .fabric import Fabric, find_fabrics, make_shared_switch, move_links, name_shared_switches
-from .parts import split_hosts
+from .parts import (
+    Fabric,
+    find_fabrics,
+    make_shared_switch,
+    move_links,
+    name_shared_switches,
+    split_hosts,
+)
 
 NETWORK = "network0"
 # Assumed rate of a host into the network if nothing gives it: 10 Gbit/s Ethernet.
@@ -50,19 +56,23 @@ def join_hosts(
     NICs are linked to one network switch at their `net_speed_GBps`, except those that are down or
     slower than a tenth of their host's fastest, which carry no training data. A host without a
     usable NIC is linked at its first CPU (or, if it has none, at its GPUs) at an assumed rate. GPUs
-    of several hosts in one NVLink fabric (`fabric.py`) share one NVSwitch. A note records each
+    of several hosts in one NVLink fabric (`parts.py`) share one NVSwitch. A note records each
     assumption and each omission. Notes begin with their host's name; other fields of a host's
     topology are dropped.
 
     Raise InputError if there is no rank, or a location does not exist or is given twice.
     """
     if locations is None and len(topologies) > 1:
-        parts = (
-            split_hosts(topology, f"{topology.name} ({i})") for i, topology in enumerate(topologies)
-        )
-        topologies = [part.topology for of_one in parts for part in of_one]
-    everywhere = ((h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks)
-    located = list(everywhere if locations is None else locations)
+        topologies = [
+            part
+            for i, topology in enumerate(topologies)
+            for part in split_hosts(topology, f"{topology.name} ({i})").values()
+        ]
+    located = (
+        [(h, gpu) for h, t in enumerate(topologies) for gpu in t.ranks]
+        if locations is None
+        else list(locations)
+    )
     _check_locations(topologies, located)
     used = sorted({host for host, _ in located})
     if len(used) == 1 and (len(topologies) == 1 or locations is not None):
@@ -75,7 +85,6 @@ def join_hosts(
         _Host(i, names[i], topologies[host], {gpu for h, gpu in located if h == host})
         for host, i in number.items()
     ]
-    gpus = [hosts[number[host]].rename_device(gpu) for host, gpu in located]
     switch_of = name_shared_switches(
         [fabric for gpu, fabric in host.fabrics.items() if gpu not in host.left_out]
         for host in hosts
@@ -86,18 +95,21 @@ def join_hosts(
         for host in hosts
         for link in (*host.list_links(switch_of, replaced), *host.list_uplinks())
     ]
-    shared = [make_shared_switch(fabric, switch_of[fabric], of) for fabric, of in replaced.items()]
-    rest = [d for host in hosts for d in host.list_others()]
-    network = Device(NETWORK, "switch", "network", source=assumed("one network joins all hosts"))
-    notes: list[str] = [note for host in hosts for note in host.notes]
-    notes += [f"{t.name}: no GPU, left out" for t in topologies if not t.ranks]
-    extra = {"hosts": names, "notes": notes, **_join_facts(hosts, notes)}
+    notes = [
+        *(note for host in hosts for note in host.notes),
+        *(f"{t.name}: no GPU, left out" for t in topologies if not t.ranks),
+    ]
     return Topology(
         name or join_first(names, _NAMED),
-        (*gpus, *rest, *shared, network),
+        (
+            *(hosts[number[host]].rename_device(gpu) for host, gpu in located),
+            *(device for host in hosts for device in host.list_others()),
+            *(make_shared_switch(fabric, switch_of[fabric], of) for fabric, of in replaced.items()),
+            Device(NETWORK, "switch", "network", source=assumed("one network joins all hosts")),
+        ),
         tuple(links),
         SOURCE,
-        extra,
+        {"hosts": names, "notes": notes, **_join_facts(hosts, notes)},
     )
 
 
@@ -129,7 +141,6 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     """
     if not host_of:
         raise InputError("no ranks are given; start at least one")
-    memory = assumed("a process's share of its host's memory")
     devices = [
         Device(f"rank{r}", extra={"stands_for": "cpu", "host": names[h]})
         for r, h in enumerate(host_of)
@@ -138,7 +149,14 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
         x
         for r, h in enumerate(host_of)
         for x in both_directions(
-            Link(f"rank{r}", f"host{h}", ASSUMED_MEMORY_GBps, Fraction(0), "memory", source=memory)
+            Link(
+                f"rank{r}",
+                f"host{h}",
+                ASSUMED_MEMORY_GBps,
+                Fraction(0),
+                "memory",
+                source=assumed("a process's share of its host's memory"),
+            )
         )
     ]
     used = sorted(set(host_of))
@@ -190,9 +208,9 @@ def _check_locations(topologies: Sequence[Topology], locations: Sequence[RankLoc
                 f"rank {rank} is on host {host}; expected one from 0 to {len(topologies) - 1}"
             )
         if gpu not in topologies[host].ranks:
-            known = ", ".join(topologies[host].ranks[:8]) or "none"
             raise InputError(
-                f"rank {rank}: {topologies[host].name} has no GPU {gpu!r}; it has {known}"
+                f"rank {rank}: {topologies[host].name} has no GPU {gpu!r}; it has "
+                f"{', '.join(topologies[host].ranks[:8]) or 'none'}"
             )
         if (host, gpu) in seen:
             raise InputError(
@@ -208,10 +226,12 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
         return topology
     left_out = [gpu for gpu in topology.ranks if gpu not in gpus]
     omission = [f"{', '.join(left_out)}: no rank, left out"] if left_out else []
-    others = (d for d in topology.devices if d.kind != "gpu")
     return replace(
         topology,
-        devices=(*(topology.by_id[gpu] for gpu in gpus), *others),
+        devices=(
+            *(topology.by_id[gpu] for gpu in gpus),
+            *(d for d in topology.devices if d.kind != "gpu"),
+        ),
         links=tuple(x for x in topology.links if not {x.src, x.dst} & {*left_out}),
         extra={**topology.extra, "notes": [*topology.notes, *omission]},
     )
@@ -226,8 +246,8 @@ class _Host:
         self.freed: set[str] = set()
         self.notes: list[str] = [note.with_text(f"{self.name}: {note}") for note in topology.notes]
         if self.left_out:
-            listed = ", ".join(gpu for gpu in topology.ranks if gpu in self.left_out)
-            self.notes.append(f"{self.name}: {listed}: no rank, left out")
+            listed = (gpu for gpu in topology.ranks if gpu in self.left_out)
+            self.notes.append(f"{self.name}: {', '.join(listed)}: no rank, left out")
         try:
             self.facts = load_facts(topology.extra, self.name)
         except InputError as error:
@@ -258,8 +278,11 @@ class _Host:
         for fabric in dict.fromkeys(self.fabrics.values()):
             if fabric in replaced:
                 replaced[fabric].extend(freed)
-        kept = (x for x in links if not {x.src, x.dst} & self.left_out)
-        return [replace(x, src=self._rename_end(x.src), dst=self._rename_end(x.dst)) for x in kept]
+        return [
+            replace(x, src=self._rename_end(x.src), dst=self._rename_end(x.dst))
+            for x in links
+            if not {x.src, x.dst} & self.left_out
+        ]
 
     def _rename_end(self, ident: str) -> str:
         return ident[1:] if ident not in self.topology.by_id else qualify(self.id, ident)
@@ -316,10 +339,15 @@ class _Host:
         listed = " and ".join(f"{float(rate):g}" for rate in dict.fromkeys(rates))
         text = f"{what}; {', '.join(ends)} taken to send {listed} GB/s into the network"
         self.notes.append(Note(f"{self.name}: {text}", "network-rate-assumed", ends, text))
-        reasons = (
-            self.topology.by_id[ident].extra.get(ASSUMED_BY, "by the GPUs")
-            if ident in inferred
-            else "10 Gbit/s Ethernet"
-            for ident in ends
-        )
-        return [*zip(ends, rates, map(assumed, reasons), strict=True)]
+        return [
+            (
+                ident,
+                rate,
+                assumed(
+                    self.topology.by_id[ident].extra.get(ASSUMED_BY, "by the GPUs")
+                    if ident in inferred
+                    else "10 Gbit/s Ethernet"
+                ),
+            )
+            for ident, rate in zip(ends, rates, strict=True)
+        ]

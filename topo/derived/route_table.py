@@ -131,9 +131,10 @@ class _SwitchSearch(Router):
 
     def fill(self, start: str, before: Ints) -> None:
         """Set `before` to the predecessor of each device that `start` reaches, by number."""
-        settled = self._settle(start, self._between)
         rows = []
-        for order, (device, (latency, hops, narrow, previous)) in enumerate(settled.items()):
+        for order, (device, (latency, hops, narrow, previous)) in enumerate(
+            self._settle(start, self._between).items()
+        ):
             before[self._number[device]] = self._number[previous]
             ends = self._ends[device]
             if len(ends):

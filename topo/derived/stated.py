@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 from ..devices import Device, Link
 from ..errors import InputError
@@ -17,7 +16,6 @@ NIC, NETWORK = "nic", "network"
 RATES = ("pcie", NIC, "nvlink", "xgmi", "c2c", "smp")
 # Kinds whose rate is given for one link and multiplied by the count.
 _BONDED = ("nvlink", "xgmi", "c2c")
-_GIVEN = "as given by the user"
 
 
 def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
@@ -99,8 +97,11 @@ def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Li
     if rate is None or not link.is_assumed:
         return link
     used.add(link.kind)
-    whole = rate * link.count if link.kind in _BONDED else rate
-    return replace(link, bandwidth_GBps=whole, source=_GIVEN)
+    return replace(
+        link,
+        bandwidth_GBps=rate * link.count if link.kind in _BONDED else rate,
+        source="as given by the user",
+    )
 
 
 def _state_nic(device: Device, rates: Mapping[str, Fraction], used: set[str]) -> Device:
@@ -111,7 +112,10 @@ def _state_nic(device: Device, rates: Mapping[str, Fraction], used: set[str]) ->
     ):
         return device
     used.add(NIC)
-    extra: dict[str, Any] = {
-        k: v for k, v in device.extra.items() if k not in (ASSUMED_SPEED, ASSUMED_BY)
-    }
-    return replace(device, extra={**extra, "net_speed_GBps": fraction_to_json(rates[NIC])})
+    return replace(
+        device,
+        extra={
+            **{k: v for k, v in device.extra.items() if k not in (ASSUMED_SPEED, ASSUMED_BY)},
+            "net_speed_GBps": fraction_to_json(rates[NIC]),
+        },
+    )

@@ -44,8 +44,11 @@ def merge_spines(topology: Topology) -> Topology:
 
 
 def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
-    classes = _classify(topology, switches)
-    members_of_head = {members[0]: members for members in classes.values() if len(members) > 1}
+    members_of_head = {
+        members[0]: members
+        for members in _classify(topology, switches).values()
+        if len(members) > 1
+    }
     if not members_of_head:
         return topology
     head_of = {member: head for head, members in members_of_head.items() for member in members}
@@ -55,9 +58,13 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
             members = members_of_head[device.id]
             said = {topology.by_id[member].in_network for member in members} - {None}
             # if they differ, the merged switch's value is unknown
-            adding = said.pop() if len(said) == 1 else None
-            extra = {**device.extra, "members": list(members)}
-            devices.append(replace(device, in_network=adding, extra=extra))
+            devices.append(
+                replace(
+                    device,
+                    in_network=said.pop() if len(said) == 1 else None,
+                    extra={**device.extra, "members": list(members)},
+                )
+            )
         elif device.id not in head_of:
             devices.append(device)
     merged: dict[tuple[str, str, str, object], Link] = {}

@@ -6,12 +6,11 @@ returns the checks that could not be made.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
-from ..derived.fabric import Fabric, find_fabrics
-from ..derived.parts import Part, split_hosts
+from ..derived.parts import Fabric, find_fabrics, split_hosts
 from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..facts.keys import qualify
@@ -84,7 +83,7 @@ def examine(topology: Topology) -> Examination:
     parts = split_hosts(topology)
     if len(parts) == 1:
         return _examine_host(topology)
-    hosts = [(part, _examine_host(part.topology)) for part in parts]
+    hosts = {host: _examine_host(part) for host, part in parts.items()}
     # the machine as a whole has no facts: checks that need them were made on each host
     whole = _examine_host(
         replace(
@@ -92,12 +91,14 @@ def examine(topology: Topology) -> Examination:
         )
     )
     findings = [
-        *_merge_findings((part.id, e.findings) for part, e in hosts),
+        *_merge_findings(hosts),
         *_check_fabrics(parts),
     ]
     findings += _list_new_findings(whole.findings, findings)
-    checked = dict.fromkeys(name for e in (*(e for _, e in hosts), whole) for name in e.checked)
-    skipped = {name: lack for _, e in hosts for name, lack in e.skipped if name not in checked}
+    checked = dict.fromkeys(name for e in (*hosts.values(), whole) for name in e.checked)
+    skipped = {
+        name: lack for e in hosts.values() for name, lack in e.skipped if name not in checked
+    }
     return Examination(_sort(findings), tuple(checked), tuple(skipped.items()))
 
 
@@ -128,16 +129,14 @@ def _examine_host(topology: Topology) -> Examination:
     )
 
 
-def _merge_findings(
-    findings_of_hosts: Iterable[tuple[str, Sequence[Finding]]],
-) -> Iterator[Finding]:
+def _merge_findings(examinations: Mapping[str, Examination]) -> Iterator[Finding]:
     """Yield the findings of all hosts, with equal findings of several hosts merged into one.
 
     Device ids are those of the whole machine, and messages and evidence begin with the hosts.
     """
     hosts_with: dict[tuple[object, ...], dict[str, Finding]] = defaultdict(dict)
-    for host, findings in findings_of_hosts:
-        for f in findings:
+    for host, examination in examinations.items():
+        for f in examination.findings:
             hosts_with[f.severity, f.what, f.message, f.about][host] = f
     for of_hosts in hosts_with.values():
         hosts, first = list(of_hosts), next(iter(of_hosts.values()))
@@ -171,22 +170,20 @@ def _list_new_findings(
             yield finding
 
 
-def _check_fabrics(parts: Sequence[Part]) -> Iterator[Finding]:
+def _check_fabrics(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
     """Report hosts whose GPUs are in different cliques of one cluster: a warning.
 
     No NVLink connects them, although one fabric could. Hosts of different clusters (several NVL72
     racks) are not reported.
     """
     gpus_in: dict[Fabric, list[tuple[str, str]]] = defaultdict(list)
-    for part in parts:
+    for host, topology in hosts.items():
         try:
-            fabrics = find_fabrics(
-                part.topology, load_facts(part.topology.extra, part.topology.name)
-            )
+            fabrics = find_fabrics(topology, load_facts(topology.extra, topology.name))
         except InputError:
             continue  # reported as a finding of that host
         for gpu, fabric in fabrics.items():
-            gpus_in[fabric].append((part.id, gpu))
+            gpus_in[fabric].append((host, gpu))
     for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):
         cliques = {
             fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster

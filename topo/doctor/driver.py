@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from ..derived.fabric import NO_CLUSTER
+from ..derived.parts import NO_CLUSTER
 from ..facts import keys
 from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
 from ..notes import Note

@@ -44,16 +44,16 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     host; each two GPUs of different hosts in one NVLink fabric. Raise InputError if the topology's
     facts are malformed, or for more than MAX_PAIRS pairs.
     """
-    views = [(part.id, PairView(part.topology)) for part in split_hosts(topology)]
+    views = {host: PairView(part) for host, part in split_hosts(topology).items()}
     across = list_fabric_pairs(topology) if len(views) > 1 else []
-    pairs = sum(view.count_pairs() for _, view in views) + len(across)
+    pairs = sum(view.count_pairs() for view in views.values()) + len(across)
     if pairs > MAX_PAIRS:
         raise InputError(
             f"topology {topology.name!r}: {pairs} pairs of GPUs and NICs; GPUDirect is judged for "
             f"at most {MAX_PAIRS}; give one host at a time"
         )
     verdicts: list[Verdict] = []
-    for host, view in views:
+    for host, view in views.items():
         for kind, a, b in view.pairs:
             answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
             first, second = (qualify(host, end) if host else end for end in (a, b))
@@ -91,12 +91,11 @@ class LineGroup:
             of_host[host if host == other else ""].append(
                 (first, second) if host == other else (a, b)
             )
-        texts = (
+        return "; ".join(
             ("" if hosts == [""] else f"on {', '.join(_shorten_runs(hosts))} ")
             + _describe_in_host(own, mutual)
             for own, hosts in _list_keys_by_value(of_host).items()
         )
-        return "; ".join(texts)
 
 
 def group_verdicts(verdicts: Iterable[Verdict]) -> tuple[LineGroup, ...]:
@@ -117,8 +116,8 @@ def format_verdicts(verdicts: Iterable[Verdict], width: int = 120) -> list[str]:
     lines: list[str] = []
     for group in group_verdicts(verdicts):
         evidence = f" ({'; '.join(group.evidence)})" if group.evidence else ""
-        answer = f"{group.kind.upper()} {group.answer}"
-        lines += _wrap(f"{answer}: {group.describe_pairs()}: {group.rule}{evidence}", width, "")
+        answer = f"{group.kind.upper()} {group.answer}: {group.describe_pairs()}: {group.rule}"
+        lines += _wrap(answer + evidence, width, "")
         lines += _wrap(group.advice, width, "  ") if group.advice else []
     return lines
 
@@ -154,8 +153,8 @@ def _describe_in_host(pairs: Sequence[tuple[str, str]], mutual: bool) -> str:
     if len(texts) > _MANY_SETS and len({len(members) for members in cliques}) == 1:
         size, last = len(cliques[0]), _format_runs(cliques[-1])
         texts = [f"{texts[0]}, and so on in sets of {size} up to {last}"]
-    others = (f"{_format_runs(a)} with {_format_runs(b)}" for b, a in alike.items())
-    return "; ".join([*texts, *others])
+    texts += (f"{_format_runs(a)} with {_format_runs(b)}" for b, a in alike.items())
+    return "; ".join(texts)
 
 
 def _joins_hosts(pairs: Sequence[tuple[str, str]]) -> bool:

@@ -55,13 +55,12 @@ class Paths:
                 near[link.src].append(link.dst)
                 near[link.dst].append(link.src)
         top: dict[str, str] = {}
-        first = next(iter(self.topology.by_id), "")
         for start in self.topology.by_id:
             waiting = [start]
             while waiting:
                 device = waiting.pop()
                 if device not in top:
-                    top[device] = start if apart else first
+                    top[device] = start if apart else self.topology.devices[0].id
                     waiting += near[device]
         return top
 
@@ -120,7 +119,7 @@ class Paths:
         if route is None or any(
             self._is_network(d) or self.topology.by_id[d].kind == "nic" for d in route[1:-1]
         ):
-            linked = self.topology.out_neighbours[a] and self.topology.out_neighbours[b]
+            linked = all(self.topology.out_neighbours[end] for end in (a, b))
             return "DIS" if linked and self.list_in_host(a, "cpu") else "???"
         hops = [self._kinds[hop] for hop in route_links(route)]
         if all(kinds.intersection(WIRES) for kinds in hops):

@@ -15,7 +15,7 @@ is equal; it then needs the IMEX service on each host, which is not checked here
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from ..derived.fabric import CLIQUE, CLUSTER
+from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
 from ..facts.keys import p2p_subject, split_host
 from ..graph import Topology
@@ -69,10 +69,9 @@ def judge_p2p(view: PairView, a: str, b: str) -> Answer:
     path = view.paths.find_kind(a, b)
     maker = AMD if AMD in (view.find_maker(a), view.find_maker(b)) else NVIDIA
     label = view.paths.find_label(a, b)
-    known = (f"path {label}, NVB to NCCL" if path == "NVB" else f"path {label}",)
     far = f"PCIe, {_FAR[path]}" if path in _FAR else "PCIe without a CPU between"
     return decide(
-        known,
+        (f"path {label}, NVB to NCCL" if path == "NVB" else f"path {label}",),
         _judge(view, a, b, path, maker),
         Answer("yes", _WIRED.get((maker, path), f"{far}, and nothing stands between them")),
     )
@@ -130,9 +129,9 @@ def _judge_status(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]
         (_ask_nvml(view, a, c, path), _ask_nvml(view, c, b, path))
         for c in view.paths.list_relays(a, b)
     ]
-    order = ("yes", "unknown", "no")
     yield min(
-        [decide((), pair, pair[0]) for pair in through], key=lambda leg: order.index(leg.answer)
+        (decide((), pair, pair[0]) for pair in through),
+        key=lambda leg: ("yes", "unknown", "no").index(leg.answer),
     )
 
 

@@ -46,9 +46,12 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
     """Return the answer for a GPU and a NIC of one host, by their ids."""
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)
-    known = (f"path {label}, P2C to NCCL" if path == "P2C" else f"path {label}",)
-    near = "C2C to the CPU of the NIC, and both can"
-    yes = Answer("yes", near if path == "P2C" else "both can, and are near each other")
+    yes = Answer(
+        "yes",
+        "C2C to the CPU of the NIC, and both can"
+        if path == "P2C"
+        else "both can, and are near each other",
+    )
     if maker == NVIDIA and _can_only_receive(view, gpu):
         yes = Answer(
             "yes",
@@ -57,7 +60,11 @@ def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
             (f"sm {view.get_gpu_number(gpu, keys.GPU_SM)}, no NVLink to another GPU",),
             "NCCL_NET_GDR_READ=1 sends directly, too; measure whether that is faster",
         )
-    return decide(known, _judge(view, gpu, nic, path, maker), yes)
+    return decide(
+        (f"path {label}, P2C to NCCL" if path == "P2C" else f"path {label}",),
+        _judge(view, gpu, nic, path, maker),
+        yes,
+    )
 
 
 def _judge(view: PairView, gpu: str, nic: str, path: str, maker: str) -> Iterator[Answer]:
@@ -161,8 +168,11 @@ def _judge_distance(view: PairView, gpu: str, nic: str, path: str, maker: str) -
 
 def _shares_rome_cpu(view: PairView, gpu: str, nic: str) -> bool:
     buses = [view.topology.by_id[d].bus_id or "" for d in (gpu, nic)]
-    alike = len({bus.partition(":")[2][:1] for bus in buses}) == 1 and all(buses)
-    if not alike or view.get_cpu_text(gpu, "vendor") != "AuthenticAMD":
+    if (
+        not all(buses)
+        or len({bus.partition(":")[2][:1] for bus in buses}) > 1
+        or view.get_cpu_text(gpu, "vendor") != "AuthenticAMD"
+    ):
         return False
     try:
         family, model = (int(view.get_cpu_text(gpu, x) or "") for x in ("familyid", "modelid"))

@@ -96,13 +96,15 @@ class PairView(MachineView):
         Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD.
         """
         seems_amd = "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi
-        vendor = self.get_pci_text(gpu, keys.PCI_VENDOR) or ""
-        return _VENDORS.get(vendor, AMD if seems_amd else NVIDIA)
+        return _VENDORS.get(
+            self.get_pci_text(gpu, keys.PCI_VENDOR) or "", AMD if seems_amd else NVIDIA
+        )
 
     @cached_property
     def _with_xgmi(self) -> frozenset[str]:
-        links = (x for x in self.topology.links if x.kind == "xgmi")
-        return frozenset(end for x in links for end in (x.src, x.dst))
+        return frozenset(
+            end for x in self.topology.links if x.kind == "xgmi" for end in (x.src, x.dst)
+        )
 
     # -- bridges
 
