@@ -220,22 +220,23 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     """
     about = view.without_nvlink
     subjects = {ident: view.find_subject(ident) for ident in about}
-    states = {view.facts.get_text(subject, keys.GPU_FABRIC_STATE) for subject in subjects.values()}
-    if not about or states & {*_NOT_YET}:
+    if not about or any(
+        view.facts.get_text(subject, keys.GPU_FABRIC_STATE) in _NOT_YET
+        for subject in subjects.values()
+    ):
         return
-    evidence = [
-        view.format_fact(links[0], keys.NVLINK_STATE)
-        if (links := view.list_nvlinks(ident))
-        else view.format_fact(subject, keys.GPU_NVLINK_COUNT)
-        for ident, subject in subjects.items()
-    ]
     yield Finding(
         "error",
         "no-active-nvlink",
         about,
         f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over "
         "PCIe",
-        tuple(evidence),
+        tuple(
+            view.format_fact(links[0], keys.NVLINK_STATE)
+            if (links := view.list_nvlinks(ident))
+            else view.format_fact(subject, keys.GPU_NVLINK_COUNT)
+            for ident, subject in subjects.items()
+        ),
         "check nvidia-smi nvlink -s, the kernel log (Xid, SXid), nvidia-fabricmanager where there "
         "are NVSwitches, and whether the hypervisor passed all GPUs and NVSwitches on; leave "
         "NCCL_P2P_LEVEL until NVLink works",

@@ -8,7 +8,7 @@ from ..facts.keys import gpu_subject
 from ..facts.view import WIRES
 from ..graph import Device
 from ..notes import NoteKind
-from .view import Case, Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
+from .view import Check, DoctorView, Finding, Severity, format_GBps, has_two_gpus, join_names
 
 _DUPLEX = (*WIRES, "pcie", "c2c", "smp")
 # Severity, problem and advice for each kind of note about NVLinks that the reader did not see.
@@ -58,7 +58,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
     Each pair is reported once.
     """
     capacity = view.topology.capacity_GBps
-    rates: Iterator[Case] = (
+    for (fast, slow), about, evidence in view.group(
         (
             (forth, back),
             (a, b),
@@ -71,20 +71,7 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
         # A difference in links is reported below, as the cause.
         if (back := capacity.get((b, a), forth)) < forth
         and view.links_between.get((a, b), 0) == view.links_between.get((b, a), 0)
-    )
-    counts = {pair: (n, "the topology") for pair, n in view.links_between.items()}
-    counts |= _count_links_in_facts(view)
-    uneven: Iterator[Case] = (
-        (
-            (many, few),
-            (a, b),
-            [f"{a} -> {b} = {many} links ({source})", f"{b} -> {a} = {few} links ({source_back})"],
-        )
-        for (a, b), (many, source) in counts.items()
-        for few, source_back in (counts.get((b, a), (many, source)),)
-        if many > few
-    )
-    for (fast, slow), about, evidence in view.group(rates):
+    ):
         yield Finding(
             "warning",
             "asymmetric-link",
@@ -94,7 +81,21 @@ def check_directions(view: DoctorView) -> Iterator[Finding]:
             evidence,
             "measure both directions; a healthy cable carries the same in each",
         )
-    for (many, few), about, evidence in view.group(uneven):
+    counts = {pair: (n, "the topology") for pair, n in view.links_between.items()}
+    counts |= _count_links_in_facts(view)
+    for (many, few), about, evidence in view.group(
+        (
+            (count, back),
+            (a, b),
+            [
+                f"{a} -> {b} = {count} links ({source})",
+                f"{b} -> {a} = {back} links ({source_back})",
+            ],
+        )
+        for (a, b), (count, source) in counts.items()
+        for back, source_back in (counts.get((b, a), (count, source)),)
+        if count > back
+    ):
         yield Finding(
             "warning",
             "link-count-mismatch",
@@ -139,8 +140,9 @@ def check_connection(view: DoctorView) -> Iterator[Finding]:
     Routes that other GPUs forward count as well.
     """
     start, near = view.gpus[0].id, view.topology.out_neighbours
-    back = view.topology.reversed().out_neighbours
-    reached = _find_reachable(near, start) & _find_reachable(back, start)
+    reached = _find_reachable(near, start) & _find_reachable(
+        view.topology.reversed().out_neighbours, start
+    )
     apart = tuple(gpu.id for gpu in view.gpus if gpu.id not in reached)
     if apart:
         yield Finding(
@@ -209,13 +211,12 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
         size, bare = _find_bridge_size(view, group)
         if size and len(bare) >= size:
             bridged = [gpu.id for gpu in group if view.wired[gpu.id]]
-            word = "in pairs" if size == 2 else f"by {size}"
             yield Finding(
                 "warning",
                 "missing-bridge",
                 bare,
                 f"{join_names(bare)}: not joined by a bridge, where {join_names(bridged)} are "
-                f"bridged {word}",
+                f"bridged {'in pairs' if size == 2 else f'by {size}'}",
                 (
                     *(f"{ident} NVLink or xGMI links = none (the topology)" for ident in bare),
                     *(
@@ -256,13 +257,11 @@ def _group_by_links(view: DoctorView, group: Sequence[Device]) -> dict[int, tupl
     """
     size, _ = _find_bridge_size(view, group)
     links = {gpu.id: sum(view.wired[gpu.id].values()) for gpu in group if view.wired[gpu.id]}
-    alike = all(
-        links[peer] == have
-        for ident, have in links.items()
-        for peer in view.wired[ident]
-        if peer in links
-    )
-    if not size or not alike or len(links) <= size:
+    if (
+        not size
+        or len(links) <= size
+        or any(links.get(b, have) != have for a, have in links.items() for b in view.wired[a])
+    ):
         return {}
     return {
         have: tuple(ident for ident in links if links[ident] == have)
@@ -303,7 +302,8 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
             if not (size and not view.wired[gpu.id])
         }
         most = _find_expected(view, links)
-        cases: Iterator[Case] = (
+        agreed = sum(have == most for have in links.values())
+        for have, about, evidence in view.group(
             (
                 have,
                 (ident,),
@@ -314,9 +314,7 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
             )
             for ident, have in links.items()
             if have < most
-        )
-        agreed = sum(have == most for have in links.values())
-        for have, about, evidence in view.group(cases):
+        ):
             yield Finding(
                 "warning" if have else "error",
                 "fewer-links",
@@ -336,8 +334,7 @@ def _find_expected(view: DoctorView, links: Mapping[str, int]) -> int:
     if len(links) < MIN_PEERS or 2 * agreed < len(links):
         return 0
     joined = sum(len(view.wired[a].keys() & links.keys()) for a in links)  # each pair twice
-    is_mesh = 4 * joined >= 3 * len(links) * (len(links) - 1)
-    return most if 2 * agreed > len(links) or is_mesh else 0
+    return most if 2 * agreed > len(links) or 4 * joined >= 3 * len(links) * (len(links) - 1) else 0
 
 
 def _list_inactive(view: DoctorView, ident: str) -> list[str]:

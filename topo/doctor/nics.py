@@ -10,7 +10,6 @@ from ..facts.keys import NET, RDMA, net_subject, rdma_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
 from .view import (
-    Case,
     Check,
     DoctorView,
     Finding,
@@ -36,14 +35,13 @@ def check_ports(view: DoctorView) -> Iterator[Finding]:
     It is a warning if the NIC may carry GPU traffic, and a note for a plain network interface,
     since machines have spare ones. Unknown port states are ignored.
     """
-    cases: list[Case] = []
-    for nic in view.nics:
-        state, line = _find_state(view, nic)
-        if _NOT_AT_WORK.fullmatch(state):
-            rdma, interfaces = view.facts.list_names(RDMA), view.facts.list_names(NET)
-            plain = nic.id in interfaces and nic.id not in rdma
-            cases.append(((plain, state.split(":")[-1].strip()), (nic.id,), (line,)))
-    for (plain, state), about, evidence in view.group(cases):
+    interfaces = {*view.facts.list_names(NET)} - {*view.facts.list_names(RDMA)}
+    for (plain, state), about, evidence in view.group(
+        ((nic.id in interfaces, state.split(":")[-1].strip()), (nic.id,), (line,))
+        for nic in view.nics
+        for state, line in [_find_state(view, nic)]
+        if _NOT_AT_WORK.fullmatch(state)
+    ):
         yield Finding(
             "note" if plain else "warning",
             "nic-down",
@@ -73,8 +71,9 @@ def list_data_nics(view: DoctorView) -> tuple[Device, ...]:
     are no others.
     """
     able = [nic for nic in view.nics if parse_whole(nic.extra.get("gdr")) != 0] or view.nics
-    fast = tuple(nic for nic in able if (find_nic_GBps(nic) or MIN_DATA_GBps) >= MIN_DATA_GBps)
-    return fast or tuple(able)
+    return tuple(
+        nic for nic in able if (find_nic_GBps(nic) or MIN_DATA_GBps) >= MIN_DATA_GBps
+    ) or tuple(able)
 
 
 def check_nic_speeds(view: DoctorView) -> Iterator[Finding]:
@@ -135,15 +134,20 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
     The link's rate is taken before packet headers: 200 Gb/s on Gen3 x8 is reported, 100 Gb/s on
     Gen3 x16 is not. Links declared as placeholders are reported as such.
     """
-    cases: list[Case] = []
-    for nic in view.nics:
-        state = view.pcie_states.get(nic.id)
-        if state is not None and state.is_below_port and not state.is_placeholder:
-            speed = view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s")
-            slot = f"Gen{state.generation} x{state.lanes}"
-            key = (find_nic_GBps(nic), slot, state.raw_GBps)
-            cases.append((key, (nic.id,), (speed, *state.evidence)))
-    for (rate, slot, raw), about, evidence in view.group(cases):
+    for (rate, slot, raw), about, evidence in view.group(
+        (
+            (find_nic_GBps(nic), f"Gen{state.generation} x{state.lanes}", state.raw_GBps),
+            (nic.id,),
+            (
+                view.format_attribute(nic, "speed", f"{nic.extra['speed']} Mb/s"),
+                *state.evidence,
+            ),
+        )
+        for nic in view.nics
+        if (state := view.pcie_states.get(nic.id)) is not None
+        and state.is_below_port
+        and not state.is_placeholder
+    ):
         yield Finding(
             "warning",
             "nic-above-pcie",

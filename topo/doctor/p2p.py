@@ -100,8 +100,11 @@ def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:
     It is "NVLink", "xGMI" or "a PCIe switch".
     """
     near_a, near_b = view.wired.get(a, {}).keys(), view.wired.get(b, {}).keys()
-    switches = (x for x in near_a & near_b if view.topology.by_id[x].kind != "gpu")
-    if b in near_a or a in near_b or any(switches):
+    if (
+        b in near_a
+        or a in near_b
+        or any(view.topology.by_id[x].kind != "gpu" for x in near_a & near_b)
+    ):
         kinds = {x.kind for x in view.links_from.get(a, ())} & {*WIRES}
         return "xGMI" if kinds == {"xgmi"} else "NVLink"
     shared = view.facts.get_text(subject, keys.P2P_ANCESTOR) in _SHARED

@@ -13,7 +13,6 @@ from .view import (
     DoctorView,
     Finding,
     PcieState,
-    find_nic_GBps,
     format_GBps,
     has_two_gpus,
     join_names,
@@ -55,17 +54,13 @@ def check_unknown_links(view: DoctorView) -> Iterator[Finding]:
     for device in (*view.gpus, *view.nics):
         details, state = read_pci_details(device), view.pcie_states.get(device.id)
         known = (state.generation, state.width) if state else (None, None)
-        invalid = [
-            word
+        invalid = {
+            word: view.format_attribute(device, f"link_{word}", details[f"link_{word}"])
             for word, value in zip(("speed", "width"), known, strict=True)
             if f"link_{word}" in details and value is None
-        ]
+        }
         if invalid:
-            lines = [
-                view.format_attribute(device, f"link_{word}", details[f"link_{word}"])
-                for word in invalid
-            ]
-            cases.append((" and ".join(invalid), (device.id,), lines))
+            cases.append((" and ".join(invalid), (device.id,), invalid.values()))
     for what, about, evidence in view.group(cases):
         yield Finding(
             "warning",
@@ -115,13 +110,18 @@ def _list_cards_below(view: DoctorView, switch: str) -> list[PcieState]:
     """Return the known states of GPUs and NICs right below a switch or the switches below it."""
 
     def list_near(ident: str, *kinds: str) -> list[str]:
-        near = view.topology.out_neighbours[ident]
-        return [x for x in near if view.topology.by_id[x].kind in kinds]
+        return [
+            x for x in view.topology.out_neighbours[ident] if view.topology.by_id[x].kind in kinds
+        ]
 
     # A switch with a CPU is not below this one, but above it or on the same level.
     below = (x for x in list_near(switch, "switch") if not list_near(x, "cpu"))
-    cards = [x for ident in (switch, *below) for x in list_near(ident, "gpu", "nic")]
-    return [view.pcie_states[ident] for ident in cards if ident in view.pcie_states]
+    return [
+        view.pcie_states[x]
+        for ident in (switch, *below)
+        for x in list_near(ident, "gpu", "nic")
+        if x in view.pcie_states
+    ]
 
 
 def check_widths(view: DoctorView) -> Iterator[Finding]:
@@ -129,13 +129,11 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
 
     It is a warning, or a note if it is a NIC that needs no more.
     """
-    cases: list[Case] = []
-    for ident, state in view.pcie_states.items():
-        if state.width and state.now_width and state.now_width < state.width:
-            is_known = state.raw_GBps is not None and find_nic_GBps(state.device) is not None
-            served = state.device.kind == "nic" and is_known and not state.is_below_port
-            cases.append(((served, state.now_width, state.width), (ident,), state.evidence))
-    for (served, now, full), about, evidence in view.group(cases):
+    for (served, now, full), about, evidence in view.group(
+        ((state.serves_port, state.now_width, state.width), (ident,), state.evidence)
+        for ident, state in view.pcie_states.items()
+        if state.width and state.now_width and state.now_width < state.width
+    ):
         yield Finding(
             "note" if served else "warning",
             "narrow-pcie",
@@ -188,12 +186,11 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
         fast = [ident for ident, (rate, _, _) in compared.items() if rate == best]
         if 2 * len(fast) < len(compared):
             continue
-        cases: Iterator[Case] = (
-            (text, (ident,), evidence)
-            for ident, (rate, text, evidence) in compared.items()
+        for rate_text, about, evidence in view.group(
+            (text, (ident,), lines)
+            for ident, (rate, text, lines) in compared.items()
             if 0 < rate < best and ident not in named
-        )
-        for rate_text, about, evidence in view.group(cases):
+        ):
             yield Finding(
                 "warning",
                 "uneven-pcie",
@@ -208,11 +205,10 @@ def check_like_gpus(view: DoctorView) -> Iterator[Finding]:
 
 def _compare_states(view: DoctorView, gpus: Sequence[Device]) -> _Compared:
     """Return the rates of the PCIe lanes in use, empty if one of them is unknown."""
-    states = {gpu.id: view.pcie_states.get(gpu.id) for gpu in gpus}
     compared = {
-        ident: (state.raw_GBps, f"Gen{state.generation} x{state.lanes}", state.evidence)
-        for ident, state in states.items()
-        if state is not None and state.raw_GBps is not None
+        gpu.id: (state.raw_GBps, f"Gen{state.generation} x{state.lanes}", state.evidence)
+        for gpu in gpus
+        if (state := view.pcie_states.get(gpu.id)) is not None and state.raw_GBps is not None
     }
     return compared if len(compared) == len(gpus) else {}
 

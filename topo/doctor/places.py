@@ -17,7 +17,7 @@ from ..graph import Device
 from ..hardware import LOCAL_GBps
 from .links import MIN_PEERS
 from .nics import list_data_nics
-from .view import Case, Check, DisjointSets, DoctorView, Finding, join_names
+from .view import Check, DisjointSets, DoctorView, Finding, join_names
 
 # The places of each device: CPUs or sockets, PCIe switches, directly linked devices.
 Places = Mapping[str, frozenset[str]]
@@ -131,12 +131,10 @@ def check_nic_switches(view: DoctorView) -> Iterator[Finding]:
 
 def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
     by_id = view.topology.by_id
-    switches = (
-        x for x in view.islands if by_id[x].kind == "switch" and view.share_switch(x, ident)
-    )
     return frozenset(
         x
-        for end in (ident, *switches)
+        for end in (ident, *view.islands)
+        if end == ident or (by_id[end].kind == "switch" and view.share_switch(end, ident))
         for x in view.topology.out_neighbours[end]
         if by_id[x].kind == "cpu"
     )
@@ -202,7 +200,7 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
     machines: dict[str, _Machine] = defaultdict(_Machine)
     for device in (*view.gpus, *list_data_nics(view)):
         islands = view.islands.get(device.id, frozenset())
-        above = set[str]().union(*(above_island[island] for island in islands))
+        above = (cpu for island in islands for cpu in above_island[island])
         places = frozenset({device.id, *at[device.id], *islands, *above})
         if len(places) > 1 and not _has_assumed_place(view, device):
             machine = machines[connected.find_root(device.id)]
@@ -226,12 +224,11 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
     queried about its node.
     """
     numbered = any(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
-    cases: Iterator[Case] = (
+    for _, about, evidence in view.group(
         ("", (device.id,), (line,))
         for device in (*view.gpus, *view.nics, *view.cpus)
         if (line := _describe_unknown_node(view, device, numbered)) is not None
-    )
-    for _, about, evidence in view.group(cases):
+    ):
         yield Finding(
             "warning",
             "numa-unknown",

@@ -71,12 +71,12 @@ def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
         if measured[0] > FAST * wanted:
             fast.append(("", (link.src, link.dst), lines))
     for broken, about, evidence in view.group(slow):
-        share = "two fifths" if broken else "seven tenths"
         yield Finding(
             "error" if broken else "warning",
             "slow-link",
             about,
-            f"{join_names(about)}: measured below {share} of what is declared for their links",
+            f"{join_names(about)}: measured below {'two fifths' if broken else 'seven tenths'} of "
+            "what is declared for their links",
             evidence,
             "measure again with the machine idle; then look at link errors, PCIe lanes at work and "
             "the route that is taken",
@@ -121,12 +121,13 @@ def check_possible_rates(view: DoctorView) -> Iterator[Finding]:
     number is possible. The 5000 GB/s that NCCL assumes for connections that limit nothing are
     reported as `unlimited-rate`.
     """
-    cases: list[Case] = []
-    for link in view.topology.links:
-        most = _find_limit(view, link)
-        if most is not None and link.bandwidth_GBps > most and not _is_unlimited(link):
-            cases.append(((link.kind, most), (link.src, link.dst), (view.format_link(link),)))
-    for (kind, most), about, evidence in view.group(cases):
+    for (kind, most), about, evidence in view.group(
+        ((link.kind, most), (link.src, link.dst), (view.format_link(link),))
+        for link in view.topology.links
+        if (most := _find_limit(view, link)) is not None
+        and link.bandwidth_GBps > most
+        and not _is_unlimited(link)
+    ):
         yield Finding(
             "error",
             "impossible-rate",
@@ -243,16 +244,22 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
     by_id = view.topology.by_id
     machines = DisjointSets()
     for link in view.topology.links:
-        families = (by_id[link.src].family, by_id[link.dst].family)
-        if link.kind not in (*WIRES, "network") and "network" not in families:
+        if link.kind not in (*WIRES, "network") and "network" not in (
+            by_id[link.src].family,
+            by_id[link.dst].family,
+        ):
             machines.join(link.src, link.dst)
     ids_at: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for gpu in view.gpus:
         if gpu.bus_id:
             # A GPU without links is its own root, and may be in the same machine.
             root = machines.find_root(gpu.id)
-            named = str(gpu.extra.get("box")), gpu.id.rpartition("/")[0]
-            ids_at[gpu.bus_id, (*named, root if root != gpu.id else "")].append(gpu.id)
+            machine = (
+                str(gpu.extra.get("box")),
+                gpu.id.rpartition("/")[0],
+                root if root != gpu.id else "",
+            )
+            ids_at[gpu.bus_id, machine].append(gpu.id)
     for (bus_id, _), about in ids_at.items():
         evidence = tuple(view.format_attribute(by_id[i], "bus_id", bus_id) for i in about)
         if len(about) > 1 and all(_is_locality_part(by_id[ident]) for ident in about):

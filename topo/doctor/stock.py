@@ -30,7 +30,7 @@ _MIN_RING_GBps = Fraction(18)
 _MIN_SM = 100
 # With more GPUs, rings over PCIe are not judged, since that needs the route of each pair.
 _MAX_ROUTED = 32
-_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_MAKERS: dict[str, str | None] = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
@@ -47,10 +47,15 @@ def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
     for gpu in view.gpus:
         groups[joined.find_root(gpu.id)].append(gpu.id)
     bridged = [members for members in groups.values() if len(members) > 1]
-    ends = {end for x in of_nvlink for end in (x.src, x.dst)}
-    on_switches = any(view.topology.by_id[end].family == "nvswitch" for end in ends)
-    has_pcie = any(x.kind == "pcie" for x in view.topology.links)
-    if not bridged or len(groups) < 2 or on_switches or not has_pcie:
+    on_switches = any(
+        view.topology.by_id[end].family == "nvswitch" for x in of_nvlink for end in (x.src, x.dst)
+    )
+    if (
+        not bridged
+        or len(groups) < 2
+        or on_switches
+        or not any(x.kind == "pcie" for x in view.topology.links)
+    ):
         return
     about = tuple(ident for members in bridged for ident in members)
     yield Finding(
@@ -83,8 +88,11 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     least = _MIN_RING_GBps
     slow: dict[str, Link] = {}
     for a, b in combinations(gpus, 2):
-        hops = pairwise(connections.router.find_route(a, b) or ())
-        over_pcie = [pcie_links[hop] for hop in hops if hop in pcie_links]
+        over_pcie = [
+            pcie_links[hop]
+            for hop in pairwise(connections.router.find_route(a, b) or ())
+            if hop in pcie_links
+        ]
         if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue
         worst = min(over_pcie, key=lambda link: link.bandwidth_GBps)
@@ -135,10 +143,10 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
 def _find_maker(view: DoctorView, gpu: Device) -> str | None:
     # The PCI vendor decides; else an attribute that only one maker's files have.
     vendor = view.facts.get_text(pci_subject(gpu.bus_id), keys.PCI_VENDOR) if gpu.bus_id else None
-    maker = _MAKERS.get(str(vendor or read_pci_details(gpu).get("vendor")))
-    if maker is not None:
-        return maker
-    return "AMD" if "gcn" in gpu.extra else "NVIDIA" if "sm" in gpu.extra else None
+    return _MAKERS.get(
+        str(vendor or read_pci_details(gpu).get("vendor")),
+        "AMD" if "gcn" in gpu.extra else "NVIDIA" if "sm" in gpu.extra else None,
+    )
 
 
 # The checks of this file.

@@ -27,8 +27,6 @@ Severity = Literal["error", "warning", "note"]
 # hardware; a warning costs bandwidth or makes a model of the machine wrong; a note is worth a look.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-# Maximum number of devices in a message: the GPUs of one box.
-_NAMED = 8
 # Mb/s of the fastest NIC there is: 1.6 Tb/s (ConnectX-9 datasheet, both ports of 800 Gb/s
 # together).
 MAX_NIC_Mbps = 1_600_000
@@ -98,8 +96,8 @@ def format_GBps(rate: object) -> str:
 
 
 def join_names(ids: Sequence[str]) -> str:
-    """Join the first eight ids with commas and append the number of the others."""
-    return join_first(ids, _NAMED)
+    """Join the first eight ids (the GPUs of one box), and append the number of the others."""
+    return join_first(ids, 8)
 
 
 # -- the machine
@@ -143,10 +141,17 @@ class PcieState:
         return rate is not None and raw is not None and rate > raw
 
     @property
+    def serves_port(self) -> bool:
+        """Whether the device is a NIC whose port is no faster than the PCIe lanes in use."""
+        rate, raw = find_nic_GBps(self.device), self.raw_GBps
+        return self.device.kind == "nic" and rate is not None and raw is not None and rate <= raw
+
+    @property
     def is_placeholder(self) -> bool:
         """Whether the link is declared as 2.5 GT/s x1 though the device is faster."""
-        is_least = (self.generation, self.width) == (1, 1)
-        return is_least and (self.device.kind != "nic" or self.is_below_port)
+        return (self.generation, self.width) == (1, 1) and (
+            self.device.kind != "nic" or self.is_below_port
+        )
 
 
 def find_nic_GBps(device: Device) -> Fraction | None:
@@ -244,8 +249,11 @@ class DoctorView(MachineView):
                 if value is not None and value in _POSSIBLE[name.split()[1]]:
                     known.setdefault(name, (value, line))
             if known:
-                values = (known[name][0] if name in known else None for name in _NVML_KEYS)
-                states[device.id] = PcieState(device, tuple(x for _, x in known.values()), *values)
+                states[device.id] = PcieState(
+                    device,
+                    tuple(line for _, line in known.values()),
+                    *(known[name][0] if name in known else None for name in _NVML_KEYS),
+                )
         return states
 
     def _list_link_values(self, device: Device) -> Iterator[tuple[str, int | None, str]]:
@@ -259,8 +267,11 @@ class DoctorView(MachineView):
         for part, (speed_key, width_key) in _SYSFS_KEYS.items() if device.bus_id else ():
             generation = pcie_generation(self.facts.get_text(subject, speed_key))
             yield f"{part} generation", generation, self.format_fact(subject, speed_key)
-            width = self.facts.get_number(subject, width_key)
-            yield f"{part} width", width, self.format_fact(subject, width_key)
+            yield (
+                f"{part} width",
+                self.facts.get_number(subject, width_key),
+                self.format_fact(subject, width_key),
+            )
         states = device.extra.get("pcie")
         for part in _SYSFS_KEYS:
             match = _STATE.fullmatch(str(states.get(part))) if isinstance(states, Mapping) else None
@@ -305,9 +316,12 @@ class DoctorView(MachineView):
             devices, lines = groups.setdefault(key, ({}, {}))
             devices |= dict.fromkeys(about)
             lines |= dict.fromkeys(evidence)
-        last = len(self.order)
         return [
-            (key, tuple(sorted(devices, key=lambda i: self.order.get(i, last))), tuple(lines))
+            (
+                key,
+                tuple(sorted(devices, key=lambda i: self.order.get(i, len(self.order)))),
+                tuple(lines),
+            )
             for key, (devices, lines) in groups.items()
         ]
 

@@ -72,8 +72,15 @@ def _list_below(
         yield from _list_below(facts, below[0], leaves, parent, chain, top)
         return
     link, notes = _find_narrowest(facts, chain, is_leaf)
-    source = facts.get_source(pci_subject(port.bus_id), keys.PCI_MAX_LINK_SPEED) or assumed()
-    yield Slot(port.bus_id, parent, not is_leaf, top, link, notes, source)
+    yield Slot(
+        port.bus_id,
+        parent,
+        not is_leaf,
+        top,
+        link,
+        notes,
+        facts.get_source(pci_subject(port.bus_id), keys.PCI_MAX_LINK_SPEED) or assumed(),
+    )
     for child in below:
         yield from _list_below(facts, child, leaves, port.bus_id, (), top)
 
