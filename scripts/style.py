@@ -78,7 +78,7 @@ QUOTED = (
     "say on standard error how far it is",
     "What plans reached on machines rebuilt out of network namespaces",
 )
-OWN_FLAG = re.compile(r"add_argument\(\s*(?:\"-\w\", )?\"(--[a-z][a-z-]+)\"")
+OWN_FLAG = re.compile(r"\badd(?:_argument)?\(\s*(?:\"-\w\", )?\"(--[a-z][a-z-]+)\"")
 
 
 @dataclass
@@ -178,7 +178,8 @@ def _measure_text(text: str, place: str, flags: frozenset[str], measures: Measur
         if quoted in text:
             measures.places["quoted"].append(f"{place}: {quoted}")
     if not place.startswith("cli/") and " " in text:
-        spoken = flags & set(re.findall(r"--[a-z][a-z-]+", text))
+        # A whole command may be named; with = or : it is another program's flag or a CSS variable.
+        spoken = flags & set(re.findall(r"(?<!topo-run )(?<!var\()--[a-z][a-z-]+(?![\w:=-])", text))
         measures.places["flags"] += [f"{place}: {flag}" for flag in sorted(spoken)]
 
 

@@ -108,7 +108,7 @@ def print_run(run: Run) -> None:
                 f"{describe_possible(plan.topology)}"
             )
     lines.append(
-        f"medians of {settings.iterations} iterations; ratio = stock / plan: above 1 the "
+        f"medians of {options.iterations} iterations; ratio = stock / plan: above 1 the "
         "plan is faster"
     )
     _print_notes(lines, width)

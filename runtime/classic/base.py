@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -63,15 +63,14 @@ class Setting:
         )
         if isinstance(outcome[0], TopoplanError):
             raise outcome[0]
-        result: T = outcome[0]
-        return result
+        return cast("T", outcome[0])
 
     def check_gpus(self, topology: Topology) -> None:
         """Raise InputError unless `topology` has one GPU for each worker."""
-        gpus, workers = len(topology.ranks), len(self.workers)
-        if gpus != workers:
+        if len(topology.ranks) != len(self.workers):
             raise InputError(
-                f"topology {topology.name!r} has {gpus} GPUs, there are {workers} workers"
+                f"topology {topology.name!r} has {len(topology.ranks)} GPUs, there are "
+                f"{len(self.workers)} workers"
             )
 
 
@@ -93,12 +92,15 @@ class System(ABC):
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rank, self.workers, self.helpers = setting.rank, setting.workers, setting.helpers
-        # Separate keys: the default store is shared by all groups.
-        store = PrefixStore(
-            f"topoplan-classic/{setting.group.group_name}",
-            dist.distributed_c10d._get_default_store(),
+        self.faults = Faults(
+            setting.group,
+            setting.timeout,
+            # Separate keys: the default store is shared by all groups.
+            PrefixStore(
+                f"topoplan-classic/{setting.group.group_name}",
+                dist.distributed_c10d._get_default_store(),
+            ),
         )
-        self.faults = Faults(setting.group, setting.timeout, store)
         self.p2p = PointToPoint(setting.group, self.faults)
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
@@ -167,7 +169,6 @@ class System(ABC):
         """Make a worker's part of `finish`; nothing if replicas are equal anyway."""
 
     def _serve(self) -> None:
-        """Work for the workers until they finish."""
         raise InputError(f"{self.name} has no helpers")
 
     @property
@@ -204,11 +205,10 @@ class System(ABC):
         self.p2p.bytes_sent = 0
 
     def _broadcast_first(self, flats: Flats) -> None:
-        first = self.setting.first
-        if self.rank == first:
+        if self.rank == self.setting.first:
             self.p2p.exchange(sends=[(w, flat) for w in self.others for flat in flats])
         else:
-            self.p2p.exchange(receives=[(first, flat) for flat in flats])
+            self.p2p.exchange(receives=[(self.setting.first, flat) for flat in flats])
 
     def _average_at_first(self, flats: Flats) -> None:
         """Replace only the first worker's `flats` by the mean over all workers."""

@@ -155,10 +155,9 @@ def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.
     values[:, numel:] = rows[:, -1:]  # so that the last block's ends are those of its values
     values = values.view(count, -1, BLOCK)
     low, high = values.amin(2), values.amax(2)
-    width = high - low
+    width = (high - low)[..., None]
     # A block of equal values has no width: all of them are its smallest value.
-    scale = torch.where(width > 0, _LEVELS / width, 0.0)
-    levels = (values - low[..., None]).mul_(scale[..., None])
+    levels = (values - low[..., None]).mul_(torch.where(width > 0, _LEVELS / width, 0.0))
     if noise is None:
         levels.round_()
     else:
@@ -166,8 +165,9 @@ def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.
     levels = levels.clamp_(0, _LEVELS).nan_to_num_(0.0)
     ends = torch.stack([low, high], dim=2).view(count, -1)
     # The padding of the last block is not sent.
-    body = levels.to(torch.uint8).view(count, -1)[:, :numel]
-    return torch.cat([ends.view(torch.uint8), body], dim=1)
+    return torch.cat(
+        [ends.view(torch.uint8), levels.to(torch.uint8).view(count, -1)[:, :numel]], dim=1
+    )
 
 
 def dequantize(quantized: torch.Tensor, numel: int) -> torch.Tensor:
@@ -175,10 +175,9 @@ def dequantize(quantized: torch.Tensor, numel: int) -> torch.Tensor:
     count = quantized.shape[0]
     heads = _ENDS_BYTES * count_blocks(numel)
     ends = quantized[:, :heads].reshape(-1).clone().view(torch.float32).view(count, -1, 2)
-    low, high = ends[..., 0], ends[..., 1]
-    step = (high - low) / _LEVELS
+    low, high = ends[..., :1], ends[..., 1:]
     # Whole blocks: zeros fill the last one if it is shorter.
     levels = quantized.new_zeros((count, count_blocks(numel) * BLOCK), dtype=torch.float32)
     levels[:, :numel] = quantized[:, heads:]
-    levels.view(count, -1, BLOCK).mul_(step[..., None]).add_(low[..., None])
+    levels.view(count, -1, BLOCK).mul_((high - low) / _LEVELS).add_(low)
     return levels[:, :numel]

@@ -184,8 +184,9 @@ def _check_helpers(system: type[System], ranks: int, helpers: tuple[int, ...]) -
             f"{system.name} needs helpers, ranks without a model that hold the parameters; give "
             "helpers=(rank, ...)"
         )
-    are_ranks = all(isinstance(helper, int) and 0 <= helper < ranks for helper in helpers)
-    if not are_ranks or len(set(helpers)) < len(helpers):
+    if len(set(helpers)) < len(helpers) or not all(
+        isinstance(helper, int) and 0 <= helper < ranks for helper in helpers
+    ):
         raise InputError(
             f"helpers {helpers}: expected different ranks of the group, 0 to {ranks - 1}"
         )

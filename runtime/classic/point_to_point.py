@@ -88,8 +88,10 @@ class PointToPoint:
         """Return the error to raise after the `number`-th "send" or "receive" failed."""
         if self.faults is not None and self._call is not None:
             return self.faults.stuck(self._call, kind, peer, number, 0, error, dict(self._posted))
-        doing = "sending to" if kind == "send" else "receiving from"
-        return ExecutionError(f"rank {self.rank}: {doing} rank {peer} failed: {first_line(error)}")
+        return ExecutionError(
+            f"rank {self.rank}: {'sending to' if kind == 'send' else 'receiving from'} rank {peer} "
+            f"failed: {first_line(error)}"
+        )
 
     def remaining(self) -> timedelta | None:
         """Return the time to the call's deadline, None if the group's own timeout applies."""
@@ -126,6 +128,8 @@ class PendingMessages:
             except TopoplanError:
                 raise
             except RuntimeError as error:
-                # NCCL has one work for the whole batch.
-                pending = self._pending[min(number, len(self._pending) - 1)]
-                raise self._p2p.explain(*pending, error) from error
+                raise self._p2p.explain(
+                    # NCCL has one work for the whole batch.
+                    *self._pending[min(number, len(self._pending) - 1)],
+                    error,
+                ) from error

@@ -157,20 +157,25 @@ def _find_best(
     for even in (_EVEN, 0.0):
         floats, _ = _solve(columns, capacity, even)
         candidates.append(round_shares(floats, columns, capacity, [0] * len(columns)))
-        roundings = (
+        candidates += (
             [Fraction(float(x)).limit_denominator(most) for x in floats] for most in _DENOMINATORS
         )
-        candidates += [shares for shares in roundings if sum(shares) == 1]
     return min(
-        candidates, key=lambda shares: (_compute_time(shares, columns, capacity), max(shares))
+        (shares for shares in candidates if sum(shares) == 1),
+        key=lambda shares: (_compute_time(shares, columns, capacity), max(shares)),
     )
 
 
 def _compute_time(
     shares: Sequence[Fraction], columns: Sequence[Mapping[int, int]], capacity: Sequence[Fraction]
 ) -> Fraction:
-    load = _add_loads(shares, columns, len(capacity))
-    return max((x / c for x, c in zip(load, capacity, strict=True)), default=Fraction(0))
+    return max(
+        (
+            load / c
+            for load, c in zip(_add_loads(shares, columns, len(capacity)), capacity, strict=True)
+        ),
+        default=Fraction(0),
+    )
 
 
 def _add_loads(

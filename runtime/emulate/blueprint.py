@@ -104,8 +104,11 @@ def parse_rate(text: str) -> Fraction:
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
-    factor = Fraction(1000) ** " kmgt".index(match[2].lower() or " ")
-    return Fraction(match[1]) * factor * (8 if match[3] == "B/s" else 1)
+    return (
+        Fraction(match[1])
+        * Fraction(1000) ** " kmgt".index(match[2].lower() or " ")
+        * (8 if match[3] == "B/s" else 1)
+    )
 
 
 def parse_order(text: str, ranks: int) -> tuple[int, ...]:
@@ -116,7 +119,8 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
         order = ()
     if sorted(order) != list(range(ranks)):
         raise InputError(
-            f"--order {text}: expected each GPU from 0 to {ranks - 1} once, separated by commas"
+            f"{text}: expected each GPU from 0 to {ranks - 1} once, separated by commas",
+            parameter="order",
         )
     return order
 
@@ -133,8 +137,12 @@ def blueprint(
         raise InputError(
             f"topology {topology.name!r} has {ranks} GPUs; from 2 to {_MAX_RANKS} can be emulated"
         )
-    if order is not None:
-        topology = _reorder(topology, order)
+    if order is not None:  # rank i is then the order[i]-th GPU
+        gpus = (topology.by_id[topology.ranks[i]] for i in order)
+        topology = replace(
+            topology,
+            devices=tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices),
+        )
     routes = _find_routes(topology)
     used = {device for route in routes.values() for device in route}
     if len(used) > _MAX_DEVICES:
@@ -159,27 +167,19 @@ def blueprint(
         (number[a], number[b]): max(8000, round(capacity * 8 * 10**9))
         for (a, b), capacity in scaled.capacity_GBps.items()
     }
-    cables = tuple(
-        VethPair(i, a, b, rate_bps.get((a, b)), rate_bps.get((b, a)))
-        for i, (a, b) in enumerate(sorted({(min(pair), max(pair)) for pair in rate_bps}))
-    )
     paths = {pair: tuple(number[x] for x in route) for pair, route in routes.items()}
     return Blueprint(
         topology=scaled,
         scale=scale,
         devices=devices,
         home=tuple(number[gpu] for gpu in scaled.ranks),
-        cables=cables,
+        cables=tuple(
+            VethPair(i, a, b, rate_bps.get((a, b)), rate_bps.get((b, a)))
+            for i, (a, b) in enumerate(sorted({(min(pair), max(pair)) for pair in rate_bps}))
+        ),
         hops=_hops(paths),
         paths=paths,
     )
-
-
-def _reorder(topology: Topology, order: tuple[int, ...]) -> Topology:
-    """Reorder the GPUs so that rank i is the order[i]-th."""
-    gpus = (topology.by_id[topology.ranks[i]] for i in order)
-    devices = (next(gpus) if d.kind == "gpu" else d for d in topology.devices)
-    return replace(topology, devices=tuple(devices))
 
 
 def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
@@ -205,8 +205,9 @@ def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
     rates = [x * 8 * 10**9 for x in topology.capacity_GBps.values()]
     if slowest_bps is not None:
         return slowest_bps / min(rates)
-    _, cores = find_own_cores()
-    return min(_TOTAL_bps_PER_CORE * len(cores) / sum(rates), _DEFAULT_bps / max(rates))
+    return min(
+        _TOTAL_bps_PER_CORE * len(find_own_cores()[1]) / sum(rates), _DEFAULT_bps / max(rates)
+    )
 
 
 def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:

@@ -47,7 +47,7 @@ folder=${0%/*}
 echo $$ > "$folder/rank$OMPI_COMM_WORLD_RANK.pid"
 . "$folder/rank$OMPI_COMM_WORLD_RANK.env"
 exec >"$folder/stdout" 2>"$folder/stderr"
-exec setpriv --pdeathsig KILL "$@"
+exec setpriv --pdeathsig KILL "$@"\
 """
 # Time to read output that is in the pipes when mpirun has ended; reading takes milliseconds.
 _LAST_OUTPUT_S = 2.0
@@ -89,9 +89,15 @@ class OpenMpi:
 
     def list_hosts(self, hosts: Sequence[str]) -> list[str]:
         """Return options that put one rank on each host, in their order."""
-        places = ",".join(f"{host}:1" for host in hosts)
-        quiet = ["--quiet"] if self.version < 5 else []
-        return [*quiet, "-np", str(len(hosts)), "--host", places, "--map-by", "node"]
+        return [
+            *(["--quiet"] if self.version < 5 else []),
+            "-np",
+            str(len(hosts)),
+            "--host",
+            ",".join(f"{host}:1" for host in hosts),
+            "--map-by",
+            "node",
+        ]
 
 
 def find_open_mpi() -> OpenMpi:
@@ -115,12 +121,11 @@ def find_open_mpi() -> OpenMpi:
         if version := re.search(r"\(Open MPI\) ([45])\.", asked.stdout):
             return OpenMpi(path, int(version[1]))
         answer = " ".join((asked.stdout or asked.stderr).split()[:6])
-        what = (
-            "MPICH's, which would send through memory"
+        refused = refused or (
+            f"{path} is MPICH's, which would send through memory"
             if "HYDRA" in asked.stdout
-            else f"another ({answer:.60})"
+            else f"{path} is another ({answer:.60})"
         )
-        refused = refused or f"{path} is {what}"
     raise EmulationError(
         f"{refused or 'mpirun: not found'}; expected Open MPI 4 or 5 (Debian: apt-get install "
         "openmpi-bin; in a checkout: sh scripts/system-packages.sh)"
@@ -144,8 +149,11 @@ def enter_host(namespace: str, name: str) -> list[str]:
     The namespace is given by its file.
     """
     rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
-    renamed = ["unshare", "--uts", "--", "sh", "-c", rename, name]
-    return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={namespace}", "--", *renamed]
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("nsenter", f"--net={namespace}", "--"),
+        *("unshare", "--uts", "--", "sh", "-c", rename, name),
+    ]
 
 
 def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
@@ -159,22 +167,26 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
         f'{host}) exec {shlex.join(enter_host(file, host))} sh -c "exec $*" ;;'
         for host, file in hosts.items()
     ]
-    lines = [
+    return _write_script(
+        folder / "agent",
         "#!/bin/sh",
         "host=$1; shift",
         'case "$host" in',
         *cases,
         "esac",
         'echo "$host: no host of this emulated machine" >&2; exit 255',
-    ]
-    return _write_script(folder / "agent", "\n".join(lines) + "\n")
+    )
 
 
 def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
     """Return the command that runs mpirun on the first host; `folder` is for files it needs."""
-    options = mpi.list_options(folder, write_agent(folder, hosts))
     first, namespace = next(iter(hosts.items()))
-    return [*enter_host(namespace, first), mpi.mpirun, *options, *arguments]
+    return [
+        *enter_host(namespace, first),
+        mpi.mpirun,
+        *mpi.list_options(folder, write_agent(folder, hosts)),
+        *arguments,
+    ]
 
 
 class Mpirun(subprocess.Popen[bytes]):
@@ -266,8 +278,12 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
         for rank in ranks:
             variables = list_rank_variables(network, rank, folder)
             variables[TRANSPORT] = os.environ.get(TRANSPORT, "mpi")
-            lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
-            (folder / f"rank{rank}.env").write_text("".join(lines), encoding="utf-8")
+            (folder / f"rank{rank}.env").write_text(
+                "".join(
+                    f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()
+                ),
+                encoding="utf-8",
+            )
         start = str(_write_script(folder / "start", _START_RANK))
         started = list_mpirun(mpi, folder, hosts, *mpi.list_hosts(list(hosts)), start, *command)
         with _forward_output(folder):
@@ -303,7 +319,7 @@ def _forward_output(folder: Path) -> Iterator[None]:
                 reader.wait()
 
 
-def _write_script(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
+def _write_script(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     path.chmod(0o700)
     return path

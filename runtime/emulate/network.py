@@ -132,12 +132,14 @@ class Network:
             )
         self._await_namespaces()
         pids = [holder.pid for holder in self._holders]
-        cables = [
-            f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} mtu "
-            f"{MTU} netns {pids[c.b]}"
-            for c in plan.cables
-        ]
-        _run(["ip", "-batch", "-"], cables)
+        _run(
+            ["ip", "-batch", "-"],
+            [
+                f"link add name to{c.b} mtu {MTU} netns {pids[c.a]} type veth peer name to{c.a} "
+                f"mtu {MTU} netns {pids[c.b]}"
+                for c in plan.cables
+            ],
+        )
         for device in range(len(plan.devices)):
             self._configure(device)
         self._check()
@@ -197,8 +199,10 @@ class Network:
         plan, own = self.blueprint, self._find_identity(device)
         lines = []
         for hop in plan.hops.get(device, ()):
-            via = plan.cable_between(device, hop.via).address(hop.via)
-            line = f"route replace {plan.identity(hop.dst)}/32 via {via} dev to{hop.via}"
+            line = (
+                f"route replace {plan.identity(hop.dst)}/32 via "
+                f"{plan.cable_between(device, hop.via).address(hop.via)} dev to{hop.via}"
+            )
             if hop.src is None:
                 lines.append(line + (f" src {own}" if own else ""))
             else:
@@ -224,8 +228,12 @@ class Network:
         """Raise ExecutionError if a cable has a wrong rate or ranks cannot reach each other."""
         plan = self.blueprint
         for device, name in enumerate(plan.devices):
-            shown = json.loads(_run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]")
-            rates = {q["dev"]: q["options"]["rate"] for q in shown if q.get("kind") == "tbf"}
+            shown = _run([*self.enter(device), "tc", "-j", "qdisc", "show"], [])
+            rates = {
+                q["dev"]: q["options"]["rate"]
+                for q in json.loads(shown or "[]")
+                if q.get("kind") == "tbf"
+            }
             for cable in plan.cables:
                 if device in (cable.a, cable.b) and (rate := cable.rate_out_of(device)) is not None:
                     # tc reports bytes per second, rounded.
@@ -240,11 +248,17 @@ class Network:
     def _check_reach(self) -> None:
         plan = self.blueprint
         addresses = [plan.identity(rank) for rank in range(len(plan.home))]
-        program = str(Path(__file__).with_name("reach.py"))
         # All at once, since each waits for the others' connections.
         probes = [
             subprocess.Popen(
-                [*self.enter_rank(rank), sys.executable, "-I", program, str(rank), *addresses],
+                [
+                    *self.enter_rank(rank),
+                    sys.executable,
+                    "-I",
+                    Path(__file__).with_name("reach.py"),
+                    str(rank),
+                    *addresses,
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
                 preexec_fn=die_with_parent,
@@ -254,9 +268,11 @@ class Network:
         unreached = []
         for rank, probe in enumerate(probes):
             printed, _ = probe.communicate(timeout=2 * _SETTLE_S)
-            missing = json.loads(printed) if probe.returncode == 0 else list(range(len(addresses)))
             unreached += [
-                f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}" for other in missing
+                f"{plan.topology.ranks[rank]} -> {plan.topology.ranks[other]}"
+                for other in (
+                    json.loads(printed) if probe.returncode == 0 else range(len(addresses))
+                )
             ]
         if unreached:
             more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
@@ -274,11 +290,10 @@ class Network:
 
 
 def _describe_bucket(interface: str, rate_bps: int) -> str:
-    # At least the bytes of a millisecond, so that late timers cost nothing.
-    burst_bytes = max(BURST_BYTES, rate_bps // 8 // 1000)
     return (
-        f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst {burst_bytes} limit "
-        f"{_QUEUE_BYTES}"
+        f"qdisc replace dev {interface} root tbf rate {rate_bps}bit burst "
+        # At least the bytes of a millisecond, so that late timers cost nothing.
+        f"{max(BURST_BYTES, rate_bps // 8 // 1000)} limit {_QUEUE_BYTES}"
     )
 
 
@@ -292,8 +307,9 @@ def _run(command: list[str], lines: Sequence[str]) -> str:
     )
     if done.returncode:
         shown = " ".join(x for x in command if not x.startswith("--net"))
-        message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise EmulationError(f"{shown}: {message}")
+        raise EmulationError(
+            f"{shown}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}"
+        )
     return done.stdout
 
 

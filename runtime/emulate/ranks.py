@@ -40,12 +40,12 @@ def start_rank(
 
 def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
     """Return a rank's environment variables: its number, the rendezvous, the machine."""
-    ranks = len(network.blueprint.home)
+    ranks = str(len(network.blueprint.home))
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
         "MASTER_ADDR": network.blueprint.identity(0),
         "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": IDENTITY,

@@ -67,8 +67,10 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
     out: list[Site] = []
     for network in networks:
         if network in _MAKERS:
-            rate_bps = None if network == LOOPBACK else slowest_bps
-            out += [Site(network, _MAKERS[network](n, 0), rate_bps) for n in ranks]
+            out += [
+                Site(network, _MAKERS[network](n, 0), None if network == LOOPBACK else slowest_bps)
+                for n in ranks
+            ]
         else:
             out.append(_emulated_site(network, slowest_bps))
     return list(dict.fromkeys(out))
@@ -93,7 +95,7 @@ def two_hosts(gpus: int, helpers: int = 0) -> Topology:
     """
     half = -(-gpus // 2)
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]
-    devices = [Device(name) for name in names]
+    devices = list(map(Device, names))
     ends: list[str] = []
     links: list[Link] = []
     for number, members in enumerate(
@@ -122,7 +124,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         part.isdecimal() and len(part) < 5 and 2 <= int(part) <= _MAX_RANKS for part in parts
     ):
         raise InputError(
-            f"--ranks {text}: expected numbers from 2 to {_MAX_RANKS} separated by commas, as "
-            "in 2,4"
+            f"{text}: expected numbers from 2 to {_MAX_RANKS} separated by commas, as in 2,4",
+            parameter="ranks",
         )
     return tuple(dict.fromkeys(int(part) for part in parts))

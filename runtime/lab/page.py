@@ -72,14 +72,11 @@ class LabReport:
         return [self._format_row(row, stock_s.get(row.site)) for row in self.rows]
 
     def _format_row(self, row: RunResult, stock_s: float | None) -> tuple[str, ...]:
-        ranks = str(row.ranks)
-        network = "" if row.system == SERIAL else row.network
+        head = "" if row.system == SERIAL else row.network, str(row.ranks), row.system
         if row.epoch_s is None or row.first_epoch_s is None or row.accuracy_percent is None:
-            return network, ranks, row.system, "failed" if row.failed else "not run", *["-"] * 6
+            return *head, "failed" if row.failed else "not run", *["-"] * 6
         return (
-            network,
-            ranks,
-            row.system,
+            *head,
             row.schedule or "-",
             f"{row.first_epoch_s:.3f}",
             f"{row.epoch_s:.3f}",
@@ -205,24 +202,21 @@ def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> 
 
 def _draw_row(row: RunResult, stock_s: float | None, y: float, pixels_a_second: float) -> list[str]:
     middle = y + _BAR - 3
-    lines = [draw_text(_LEFT - 8, middle, row.system, 12, anchor="end")]
+    name = draw_text(_LEFT - 8, middle, row.system, 12, anchor="end")
     if row.epoch_s is None:
         reason = f"{'failed' if row.failed else 'not run'}: {row.reason or 'no figures'}"
-        return [*lines, draw_text(_LEFT + 4, middle, reason, 11, look="f")]
+        return [name, draw_text(_LEFT + 4, middle, reason, 11, look="f")]
     # At least a pixel, as a shorter bar would not be seen.
     length = max(1.0, row.epoch_s * pixels_a_second)
-    look = "fs" if row.system == "stock" else "fp"
     title = f"{row.system}: {row.epoch_s:.3f} s, {row.schedule or 'no schedule'}"
-    lines.append(
-        f'<rect class="{look}" x="{_LEFT}" y="{y:.1f}" width="{length:.1f}" height="{_BAR}">'
-        f"<title>{quote(title)}</title></rect>"
-    )
     compared = (
         f", {stock_s / row.epoch_s:.2f}x stock"
         if stock_s and row.epoch_s and row.system != "stock"
         else ""
     )
-    lines.append(
-        draw_text(_LEFT + length + 6, middle, f"{row.epoch_s:.3f} s{compared}", 11, look="f")
-    )
-    return lines
+    return [
+        name,
+        f'<rect class="{"fs" if row.system == "stock" else "fp"}" x="{_LEFT}" y="{y:.1f}" '
+        f'width="{length:.1f}" height="{_BAR}"><title>{quote(title)}</title></rect>',
+        draw_text(_LEFT + length + 6, middle, f"{row.epoch_s:.3f} s{compared}", 11, look="f"),
+    ]

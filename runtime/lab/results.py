@@ -94,8 +94,15 @@ def _compare_systems(rows: list[RunResult]) -> Iterator[str]:
         if _seconds(fastest) < _seconds(stock)
         else f"{where}: stock is the fastest, {_s(stock)} an epoch; {fastest.system} is "
     ) + _times(stock, fastest)
-    also = [row for row in others if row is not fastest and row.system in ("plan", "ring")]
-    yield sentence + "".join(f"; {row.system} {_times(stock, row)}" for row in also) + "."
+    yield (
+        sentence
+        + "".join(
+            f"; {row.system} {_times(stock, row)}"
+            for row in others
+            if row is not fastest and row.system in ("plan", "ring")
+        )
+        + "."
+    )
     if stock.bytes_per_epoch:
         shares = [
             f"{row.system} {row.bytes_per_epoch / stock.bytes_per_epoch:.3f}"
@@ -178,9 +185,9 @@ def _list_missing(rows: list[RunResult]) -> Iterator[str]:
             reasons.setdefault((row.reason, row.failed), []).append(row)
     for (reason, failed), left in reasons.items():
         sites = dict.fromkeys(f"{row.network} with {row.ranks} ranks" for row in left)
-        names = dict.fromkeys(row.system for row in left)
         yield (
-            f"{'Failed' if failed else 'Not run'}: {', '.join(names)} on {', '.join(sites)}: "
+            f"{'Failed' if failed else 'Not run'}: "
+            f"{', '.join(dict.fromkeys(row.system for row in left))} on {', '.join(sites)}: "
             f"{reason}"
         )
 

@@ -5,7 +5,7 @@ Does not import torch.
 
 import json
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 
 class TrainingJob(TypedDict):
@@ -34,9 +34,10 @@ class Fault(TypedDict):
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of one run, as JSON by name.
 
-    The starter writes the job; ranks write progress, results and faults.
+    The starter writes "job", a TrainingJob; rank 0 writes "results", the measurements of each
+    system, and notes its progress; a rank that fails writes its Fault, as "fault3" for rank 3.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,13 +47,14 @@ class RunFolder:
         """Return the file with the output of a rank and its libraries."""
         return self.path / f"rank{rank}.log"
 
-    def write_job(self, job: TrainingJob) -> None:
-        """Write the job of the ranks."""
-        self._write("job.json", job)
+    def write(self, name: str, value: object) -> None:
+        """Write a value under a name."""
+        (self.path / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
 
-    def read_job(self) -> TrainingJob:
-        """Return the job of the ranks."""
-        return cast("TrainingJob", self._read("job.json"))
+    def read(self, name: str) -> Any:
+        """Return what was written under a name, None if nothing was."""
+        path = self.path / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def note_epoch(self, system: str) -> None:
         """Record that an epoch of a system begins."""
@@ -65,21 +67,9 @@ class RunFolder:
         path = self.path / "epochs"
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
-    def write_results(self, results: list[dict[str, Any]]) -> None:
-        """Write the measurements of each system."""
-        self._write("results.json", results)
-
-    def read_results(self) -> list[dict[str, Any]] | None:
-        """Return the measurements of each system, None before rank 0 has written them."""
-        return cast("list[dict[str, Any]] | None", self._read("results.json"))
-
-    def write_fault(self, rank: int, system: str, why: str, known: bool) -> None:
-        """Write why a rank failed."""
-        self._write(f"fault{rank}.json", Fault(system=system, why=why, known=known))
-
     def read_faults(self, ranks: int) -> list[Fault]:
         """Return the faults of all ranks that wrote one, known errors first."""
-        faults: list[Fault | None] = [self._read(f"fault{rank}.json") for rank in range(ranks)]
+        faults: list[Fault | None] = [self.read(f"fault{rank}") for rank in range(ranks)]
         return sorted(filter(None, faults), key=lambda fault: not fault["known"])
 
     def read_last_line(self, ranks: int) -> str | None:
@@ -89,11 +79,3 @@ class RunFolder:
             if text.strip():
                 return text.rstrip().splitlines()[-1]
         return None
-
-    def _write(self, name: str, value: object) -> None:
-        (self.path / name).write_text(json.dumps(value), encoding="utf-8")
-
-    def _read(self, name: str) -> Any:
-        """Return the JSON in a file, None if there is no such file."""
-        path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

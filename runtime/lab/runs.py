@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ...synth.planner.synthesize import collective_on, synthesize
-from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
+from ...topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...topo.graph import Device, Topology
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
 from ..ranks.launch import end_on_signals, is_rank, launch
 from .networks import LOOPBACK, SLOW, Site
 from .results import RunResult, summarize
-from .run_folder import RunFolder
+from .run_folder import RunFolder, TrainingJob
 from .settings import Settings
 from .systems import SERIAL, LabSystem
 from .training.dataset import Dataset
@@ -74,8 +74,10 @@ class Lab:
         runnable = [x for x in systems if x.name not in {result.system for result in results}]
         # Systems without helpers share one launch, so that they run under the same conditions; each
         # of the others has its own ranks.
-        together = tuple(system for system in runnable if not system.helpers)
-        for group in filter(None, (together, *((x,) for x in runnable if x.helpers))):
+        for group in filter(
+            None,
+            (tuple(x for x in runnable if not x.helpers), *((x,) for x in runnable if x.helpers)),
+        ):
             helped_site = site.with_helpers(group[0].helpers)
             try:
                 if helped_site is None:
@@ -102,12 +104,16 @@ class Lab:
         failures: list[RunResult] = []
         for strategy in dict.fromkeys(x.strategy for x in systems if x.strategy is not None):
             self.say(f"{site.network}, {site.ranks} ranks: planning ({strategy})", 0, 0)
-            plan = _find_plan(site, strategy, folder)
             planned = [system for system in systems if system.strategy == strategy]
-            if isinstance(plan, TopoplanError):
-                failures += [_explain_missing(site, system, str(plan)) for system in planned]
+            path = Path(tempfile.mkdtemp(dir=folder)) / "plan.json"
+            try:
+                synthesize(
+                    collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S
+                ).plan.save(path)
+            except (InfeasibleError, TimeLimitError) as error:
+                failures += [_explain_missing(site, system, str(error)) for system in planned]
             else:
-                plans |= {system.name: plan for system in planned}
+                plans |= {system.name: str(path) for system in planned}
         return plans, failures
 
     def run_together(
@@ -131,21 +137,22 @@ class Lab:
             run = RunFolder(Path(tempfile.mkdtemp(dir=folder)))
             topology = run.path / "topology.json"
             topology.write_text(site.topology.dumps(), encoding="utf-8")
-            run.write_job(
-                {
-                    "dataset": self.dataset.name,
-                    "classes": self.dataset.classes,
-                    "data": str(folder),
-                    "settings": asdict(self.settings),
-                    "systems": remaining,
-                    "plans": plans,
-                    "helpers": site.helpers,
-                    "topology": str(topology),
-                }
+            run.write(
+                "job",
+                TrainingJob(
+                    dataset=self.dataset.name,
+                    classes=self.dataset.classes,
+                    data=str(folder),
+                    settings=asdict(self.settings),
+                    systems=remaining,
+                    plans=plans,
+                    helpers=site.helpers,
+                    topology=str(topology),
+                ),
             )
             with self._show_progress(run, title, len(remaining) * self.settings.epochs):
                 code = start(run.path, len(site.topology.ranks))
-            measured = run.read_results()
+            measured = run.read("results")
             if code == 0 and measured is not None:
                 return failures + [
                     summarize(site.network, site.ranks, x, len(self.dataset.test_y))
@@ -182,33 +189,16 @@ def _explain_missing(site: Site, system: LabSystem, reason: str) -> RunResult:
     return RunResult(site.network, site.ranks, system.name, reason=reason)
 
 
-def _start_on_loopback(folder: Path, ranks: int) -> int:
-    # Preload torch._dynamo: constructing a DistributedDataParallel imports it, which takes as long
-    # as importing torch itself.
-    return launch(_RANK, [str(folder)], ranks, ["torch._dynamo"])
-
-
 @contextmanager
 def _prepare_start(site: Site) -> Iterator[Start]:
     """Yield a function that starts ranks at a site, which is emulated while the context lasts."""
     if site.slowest_bps is None:
-        yield _start_on_loopback
+        # Preload torch._dynamo: constructing a DistributedDataParallel imports it, which takes as
+        # long as importing torch itself.
+        yield lambda folder, ranks: launch(_RANK, [str(folder)], ranks, ["torch._dynamo"])
         return
     with emulate(site.topology, site.slowest_bps) as network:
         yield lambda folder, ranks: run_ranks(network, [sys.executable, "-m", _RANK, str(folder)])
-
-
-def _find_plan(site: Site, strategy: str, folder: Path) -> str | TopoplanError:
-    """Synthesize an allreduce plan for a site; return its file, or the error if it fails."""
-    try:
-        plan = synthesize(
-            collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S
-        ).plan
-    except (InfeasibleError, TimeLimitError) as error:
-        return error
-    path = Path(tempfile.mkdtemp(dir=folder)) / "plan.json"
-    plan.save(path)
-    return str(path)
 
 
 def _find_fault(run: RunFolder, ranks: int, systems: list[str], code: int) -> tuple[str, str]:

@@ -38,10 +38,14 @@ class Settings:
                 msgspec.convert(value, declared)
             except msgspec.ValidationError:
                 raise InputError(
-                    f"--{name.replace('_', '-')} {_spell(value)}: expected {expected(declared)}"
+                    f"{name.replace('_', ' ')} {_spell(value)}: expected {expected(declared)}",
+                    parameter=name,
                 ) from None
         if not isfinite(self.learning_rate):
-            raise InputError(f"--learning-rate {self.learning_rate:g}: expected a number above 0")
+            raise InputError(
+                f"learning rate {self.learning_rate:g}: expected a number above 0",
+                parameter="learning_rate",
+            )
 
     @classmethod
     def from_json(cls, data: object, where: str = "settings") -> Settings:
@@ -77,6 +81,7 @@ def parse_hidden(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise InputError(
-            f"--hidden {text}: expected widths separated by commas, as in 512,512, or none"
+            f"{text}: expected widths separated by commas, as in 512,512, or none",
+            parameter="hidden",
         )
     return tuple(int(part) for part in parts)

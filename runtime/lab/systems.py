@@ -103,11 +103,14 @@ def parse_systems(text: str) -> tuple[LabSystem, ...]:
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise InputError("--systems: no system given; expected some of " + ", ".join(SYSTEMS))
+        raise InputError(
+            "no system given; expected some of " + ", ".join(SYSTEMS), parameter="systems"
+        )
     for name in names:
         if name not in SYSTEMS and name != ALL:
             raise InputError(
-                f"--systems: {name[:40]!r} is unknown{suggest(name, SYSTEMS)}; expected some of "
-                f"{', '.join(SYSTEMS)}, or all"
+                f"{name[:40]!r} is unknown{suggest(name, SYSTEMS)}; expected some of "
+                f"{', '.join(SYSTEMS)}, or all",
+                parameter="systems",
             )
     return tuple(system for system in SYSTEMS.values() if ALL in names or system.name in names)

@@ -87,19 +87,21 @@ def run_benchmark(
 def _measure_size(
     buffers: BenchBuffers, communicator: Communicator | None, transport: Transport
 ) -> BenchRow:
-    settings = buffers.settings
-    call_plan = None if communicator is None else _choose_plan_call(buffers, communicator)
+    settings, options = buffers.settings, buffers.settings.options
     calls = [
         (None if call is None else buffers.call_in_its_place(call), list[float]())
-        for call in (call_plan, _prepare_stock(buffers, transport))
+        for call in (
+            None if communicator is None else _choose_plan_call(buffers, communicator),
+            _prepare_stock(buffers, transport),
+        )
     ]
     # Plan and stock take turns, so that other load on the machine affects both.
-    for turn in range(settings.warmup + settings.iterations):
+    for turn in range(options.warmup + options.iterations):
         for call, times in calls:
             if call is not None:
                 buffers.reset()
                 seconds = time_call_s(call, transport.meet, buffers.device)
-                if turn >= settings.warmup:
+                if turn >= options.warmup:
                     times.append(seconds)
     wrong, rms_error, sent_bytes = _check_result(buffers, communicator, calls[0][0] or calls[1][0])
     plan_us, stock_us = (
@@ -227,15 +229,21 @@ def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
     rows = [row for row in rows if row.place == rows[0].place]
 
     def find_points(time_us: Callable[[BenchRow], float | None]) -> tuple[tuple[int, float], ...]:
-        timed = ((row.size_bytes, time_us(row)) for row in rows if row.size_bytes)
-        return tuple((size, size / us * 1e-3) for size, us in timed if us)
+        return tuple(
+            (row.size_bytes, row.size_bytes / us * 1e-3)
+            for row in rows
+            if row.size_bytes and (us := time_us(row))
+        )
 
     curves = [
-        Curve("plan", "plan", find_points(lambda row: row.plan_us)),
-        Curve("stock", "stock", find_points(lambda row: row.stock_us)),
-        Curve("predicted", "bound", find_points(lambda row: row.predicted_us), dashed=True),
+        curve
+        for curve in (
+            Curve("plan", "plan", find_points(lambda row: row.plan_us)),
+            Curve("stock", "stock", find_points(lambda row: row.stock_us)),
+            Curve("predicted", "bound", find_points(lambda row: row.predicted_us), dashed=True),
+        )
+        if curve.points
     ]
-    curves = [curve for curve in curves if curve.points]
     bounds = [row.algbw_GBps / row.bound_fraction for row in rows if row.bound_fraction]
     highest = max((value for curve in curves for _, value in curve.points), default=0.0)
     limit = ("bound", bounds[-1]) if bounds and bounds[-1] <= _FAR * highest else None

@@ -10,6 +10,7 @@ from ...synth.ir.collective import Collective
 from ...topo.errors import InputError
 from ..codecs import Codec
 from ..program.layout import IN_PLACE, ends_numel
+from .bench_options import DTYPE_NAMES, BenchOptions
 
 # Random data repeats after this many elements: a prime, so that no chunk boundary coincides.
 _TILE = 1_048_573
@@ -20,41 +21,20 @@ OPS = {
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
-DTYPES = {
-    str(d).removeprefix("torch."): d
-    for d in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    )
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Sizes from `min_bytes` to `max_bytes` by `factor`; `iterations` count after `warmup`.
-
-    `place` says where results go: "in" the input's place, "out" to another tensor, "both" one after
-    the other; None: as torch does.
-    """
+    """A collective with the options for it, whose `dtype` and `op` are checked and resolved."""
 
     collective: Collective
-    min_bytes: int
-    max_bytes: int
-    factor: int
-    iterations: int
-    warmup: int
+    options: BenchOptions
     dtype: torch.dtype = torch.float32
     op: str = "sum"
-    place: str | None = None
 
     def __post_init__(self) -> None:
-        if self.place == "in" and self.collective.name == "alltoall":
+        if self.options.place == "in" and self.collective.name == "alltoall":
             raise InputError(
                 "place 'in': alltoall has no call in place, neither here nor in NCCL; leave it out",
                 parameter="place",
@@ -62,16 +42,16 @@ class BenchSettings:
 
     def list_places(self) -> list[bool]:
         """Return, for each row of a size, whether results replace the input."""
-        name = self.collective.name
-        if self.place == "both" and name != "alltoall":
+        name, place = self.collective.name, self.options.place
+        if place == "both" and name != "alltoall":
             return [False, True]
-        return [name in IN_PLACE if self.place is None else self.place == "in"]
+        return [name in IN_PLACE if place is None else place == "in"]
 
     def list_sizes(self) -> list[int]:
         """Return the bytes of the buffer for each row."""
-        out = [self.min_bytes]
-        while out[-1] * self.factor <= self.max_bytes:
-            out.append(out[-1] * self.factor)
+        out = [self.options.min_bytes]
+        while out[-1] * self.options.factor <= self.options.max_bytes:
+            out.append(out[-1] * self.options.factor)
         return out
 
 
@@ -175,8 +155,9 @@ class BenchBuffers:
         numel, part = (
             (self.numel, self.own) if self.name == "alltoall" else (self.part, slice(None))
         )
-        parts = [self.make_input(rank, numel)[part] for rank in range(self.ranks)]
-        return torch.cat(parts).double(), 0.0
+        return torch.cat(
+            [self.make_input(rank, numel)[part] for rank in range(self.ranks)]
+        ).double(), 0.0
 
     def _reduce(self) -> tuple[torch.Tensor, torch.Tensor | float]:
         """Return the float64 reduction and the rounding error of any order: (n + 1) eps sum |x|.
@@ -187,10 +168,12 @@ class BenchBuffers:
         wide = torch.float64 if self.settings.dtype.is_floating_point else torch.int64
         total = self.make_input(0, self.numel).to(wide)
         size = total.abs()
-        reductions = {"prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
+        reduction = {"prod": torch.mul, "max": torch.maximum, "min": torch.minimum}.get(
+            op, torch.add
+        )
         for rank in range(1, n):
             other = self.make_input(rank, self.numel).to(wide)
-            total = reductions.get(op, torch.add)(total, other)
+            total = reduction(total, other)
             size = size + other.abs() if op in ("sum", "avg") else total.abs()
         if op == "avg":
             total, size = total / n, size / n

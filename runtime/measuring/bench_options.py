@@ -77,9 +77,9 @@ def _spell(
     if plain in names:
         return plain
     if plain not in others:
-        near = suggest(plain, [*names, *others])
         raise InputError(
-            f"{parameter} {text}: is unknown{near}; expected one of {', '.join(names)}",
+            f"{parameter} {text}: is unknown{suggest(plain, [*names, *others])}; expected one of "
+            f"{', '.join(names)}",
             parameter=parameter,
         )
     return others[plain]
@@ -87,7 +87,11 @@ def _spell(
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, with the defaults of topo-run; sizes are in bytes."""
+    """What to measure, with the defaults of topo-run.
+
+    Sizes are in bytes, from `min_bytes` to `max_bytes` by `factor`; `iterations` count after
+    `warmup`.
+    """
 
     min_bytes: int = 1 << 10
     max_bytes: int = 1 << 20
@@ -101,7 +105,9 @@ class BenchOptions:
     compress: str | None = None
     reduction: str = "hops"
     timeout_s: float = 300.0
-    place: str | None = None  # place of results: in, out or both; None: as in torch
+    # Where results go: "in" the input's place, "out" to another tensor, "both" one after the
+    # other; None: as torch does.
+    place: str | None = None
     collective: str = "allreduce"  # without a plan
 
     def __post_init__(self) -> None:
@@ -154,17 +160,7 @@ class BenchOptions:
             from ..reductions import check_reduction
 
             check_reduction(OPS[op], dtype)
-        return BenchSettings(
-            collective,
-            self.min_bytes,
-            self.max_bytes,
-            self.factor,
-            self.iterations,
-            self.warmup,
-            dtype,
-            op,
-            self.place,
-        )
+        return BenchSettings(collective, self, dtype, op)
 
     def resolve_backend(self, ranks: int) -> str:
         """Return the backend to use.

@@ -39,13 +39,16 @@ Probe = tuple[Schedule, int]
 
 def choose_probes(communicator: Communicator) -> list[Probe]:
     """Return schedules and sizes in bytes to run: few messages and many, small and large."""
-    plan = communicator.plan
-    bases = dict.fromkeys(s.uncut for s in communicator.engine.chooser.variants)
-    playable = [b for b in bases if shape_of(b, communicator.engine.machine.topology) is not None]
+    engine, topology = communicator.engine, communicator.plan.topology
+    playable = [
+        base
+        for base in dict.fromkeys(s.uncut for s in engine.chooser.variants)
+        if shape_of(base, engine.machine.topology) is not None
+    ]
     if not playable:
         return []
     few = min(playable, key=_count_messages)
-    fast = min(playable, key=lambda b: (bandwidth_s_per_GB(b, plan.topology), _count_messages(b)))
+    fast = min(playable, key=lambda b: (bandwidth_s_per_GB(b, topology), _count_messages(b)))
     cut = replace(fast, segments=4, stepwise=True)
     return [
         (few, 4 << 10),
@@ -152,11 +155,12 @@ def _fit(rows: list[tuple[Probe, float]], communicator: Communicator) -> HostCos
 
     # The simulation is a maximum of many sums, flat in most places: small steps would see no
     # gradient.
-    fit = least_squares(
-        residuals,
-        np.zeros(4),
-        diff_step=0.05,
-        max_nfev=40,  # simulations of all probes: chosen, not measured
-        loss="soft_l1",
+    return host(
+        least_squares(
+            residuals,
+            np.zeros(4),
+            diff_step=0.05,
+            max_nfev=40,  # simulations of all probes: chosen, not measured
+            loss="soft_l1",
+        ).x
     )
-    return host(fit.x)

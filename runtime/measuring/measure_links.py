@@ -98,8 +98,10 @@ def measure_topology(
                 "start one rank a GPU"
             )
         measured = _LinkMeasurement(ranks, machine_topology, is_declared, budget_s).run(advance)
-        text = measured and believe(machine_topology, measured, is_declared).dumps()
-        return Topology.loads(ranks.broadcast(text), machine_topology.name)
+        return Topology.loads(
+            ranks.broadcast(measured and believe(machine_topology, measured, is_declared).dumps()),
+            machine_topology.name,
+        )
 
 
 class _LinkMeasurement:
@@ -172,8 +174,11 @@ class _LinkMeasurement:
             groups += [g for g in list_shifts(self.ranks.ranks) if g not in groups]
         if self.trusted == "none":  # one memory, whatever the links
             return [[pair] for pair in pairs], [[pair] for pair in both], groups
-        disjoint = group_disjoint(pairs, self.topology, self.routes)
-        return disjoint, group_disjoint(both, self.topology, self.routes), groups
+        return (
+            group_disjoint(pairs, self.topology, self.routes),
+            group_disjoint(both, self.topology, self.routes),
+            groups,
+        )
 
     def _measure_alone(
         self, endpoint: Endpoint, disjoint: Sequence[Sequence[Pair]], step: Callable[[str], None]
@@ -277,8 +282,9 @@ def _choose_limits(
     """
     flows = 2 * len(both) + sum(len(group) for group in groups)
     work = _WORK_ALONE * len(disjoint) + _WORK_FLOW * _REPEATS * flows
-    target_s = max(budget.min_s, min(budget.max_s, budget.total_s / max(1.0, work)))
-    return MessageLimits(target_s, budget.max_bytes)
+    return MessageLimits(
+        max(budget.min_s, min(budget.max_s, budget.total_s / max(1.0, work))), budget.max_bytes
+    )
 
 
 def _list_simultaneous(
@@ -326,19 +332,16 @@ def group_disjoint(
     first.
     """
 
-    def resources(pair: Pair) -> set[object]:
-        both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
-        return {
-            *pair,
-            *(frozenset(hop) for route in both_routes for hop in route_links(route)),
-            *(x for route in both_routes for x in route if topology.by_id[x].kind == "cpu"),
-        }
-
     groups: list[tuple[list[Pair], set[object]]] = []
     for pair in sorted(
         pairs, key=lambda p: (-len(routes.get(p, ())), (p[1] - p[0]) % len(topology.ranks), p)
     ):
-        needed = resources(pair)
+        both_routes = [routes[p] for p in (pair, pair[::-1]) if p in routes]
+        needed: set[object] = {
+            *pair,
+            *(frozenset(hop) for route in both_routes for hop in route_links(route)),
+            *(x for route in both_routes for x in route if topology.by_id[x].kind == "cpu"),
+        }
         for group, used in groups:
             if not needed & used:
                 group.append(pair)

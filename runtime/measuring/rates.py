@@ -186,8 +186,9 @@ class Endpoint:
         """
         # Receives first; each step has one chunk of every flow of this rank.
         own = sorted((flow for flow in flows if me in flow[0]), key=lambda flow: flow[0][0] == me)
-        steps = [[self._make_chunk(me, flow, number) for flow in own] for number in range(CHUNKS)]
-        seconds = self._run(steps)
+        seconds = self._run(
+            [[self._make_chunk(me, flow, number) for flow in own] for number in range(CHUNKS)]
+        )
         received = next(((pair, size) for pair, size in own if pair[1] == me), None)
         return None if received is None else Arrivals(*received, tuple(seconds))
 
@@ -259,8 +260,9 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
     moments = np.linspace(_SETTLED * end, end, 4 * CHUNKS)
     out = {}
     for x in arrivals:
-        curve = np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
-        arrived = np.interp(moments, [0.0, *x.seconds], curve)
+        arrived = np.interp(
+            moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
+        )
         # At least 1 byte/s: a rate is positive.
         slope = max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))
         out[x.pair] = Fraction(slope) / 10**9

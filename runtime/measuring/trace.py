@@ -76,10 +76,12 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
         lambda elements: engine.wire_size(elements, dtype),
         [stamps for stamps, _ in everybody],
     )
-    sent = (
-        schedule if machine.topology is None else reroute(schedule, HARDWARE.on(machine.topology))
+    predicted = predict_times(
+        schedule if machine.topology is None else reroute(schedule, HARDWARE.on(machine.topology)),
+        machine.topology,
+        size,
+        machine.host,
     )
-    predicted = predict_times(sent, machine.topology, size, machine.host)
     about = chrome_trace.describe_run(schedule, plan.topology, size) | {
         "plan": plan.hash,
         "measured_us": max(took for _, took in everybody),

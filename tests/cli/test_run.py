@@ -120,10 +120,11 @@ def test_wrong_elements_are_counted_one_by_one(name: str, op: str) -> None:
     """
     torch = pytest.importorskip("torch")
     from topoplan.runtime.measuring.bench_data import BenchBuffers, BenchSettings
+    from topoplan.runtime.measuring.bench_options import BenchOptions
     from topoplan.synth.ir.collective import Collective
 
     root = 0 if name in ("broadcast", "gather", "scatter") else None
-    settings = BenchSettings(Collective(name, 4, root), 4096, 4096, 2, 1, 0, torch.float32, op)
+    settings = BenchSettings(Collective(name, 4, root), BenchOptions(), torch.float32, op)
     buffers = BenchBuffers(settings, 0, 4096, torch.device("cpu"))
     wanted = buffers.compute_expected()
     assert wanted is not None

@@ -117,15 +117,15 @@ def test_what_the_reader_refuses_the_schema_refuses(data: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"epochs": 0}, "--epochs 0: expected a whole number from 1 to 10000"),
-        ({"learning_rate": float("nan")}, "--learning-rate nan: expected a number above 0"),
-        ({"learning_rate": float("inf")}, "--learning-rate inf: expected a number above 0"),
+        ({"epochs": 0}, "epochs 0: expected a whole number from 1 to 10000"),
+        ({"learning_rate": float("nan")}, "learning rate nan: expected a number above 0"),
+        ({"learning_rate": float("inf")}, "learning rate inf: expected a number above 0"),
         (
             {"hidden": (8, 0)},
-            "--hidden 8,0: expected a list of at most 16 items, each a whole number from 1 to "
+            "hidden 8,0: expected a list of at most 16 items, each a whole number from 1 to "
             "65536",
         ),
-        ({"seed": -1}, "--seed -1: expected a whole number from 0 to 2147483647"),
+        ({"seed": -1}, "seed -1: expected a whole number from 0 to 2147483647"),
     ],
 )
 def test_settings_out_of_range_are_one_line_in_the_commands_words(

@@ -90,8 +90,9 @@ class Planned(Averaging):
 
             topology = setting.topology or self._default_topology(setting)
             setting.check_gpus(topology)
-            collective = collective_on("allreduce", topology)
-            plan = synthesize(collective, topology, self.strategy, _SYNTHESIS_S).plan
+            plan = synthesize(
+                collective_on("allreduce", topology), topology, self.strategy, _SYNTHESIS_S
+            ).plan
             return json.dumps(plan.to_json())
 
         return Plan.loads(setting.compute_on_rank_0(synthesize_as_text), self.name)

@@ -88,10 +88,10 @@ def find_mixing_matrix(setting: Setting) -> MixingMatrix:
 
     def find() -> MixingMatrix:
         ranks, topology = len(setting.workers), setting.topology
-        if topology is not None:
-            setting.check_gpus(topology)
-        edges = ring_edges(ranks) if topology is None else neighbour_edges(topology)
-        return metropolis_weights(ranks, edges)
+        if topology is None:
+            return metropolis_weights(ranks, ring_edges(ranks))
+        setting.check_gpus(topology)
+        return metropolis_weights(ranks, neighbour_edges(topology))
 
     return setting.compute_on_rank_0(find)
 
@@ -166,9 +166,12 @@ class Neighbours(System):
         self._average_at_first(self._own)
         self._broadcast_first(self._own)
         self.buckets.set_values(self._own)
-        moved = zip(before, self._own, strict=True)
         self._distance = float(
-            sum((a.double() - b.double()).square().sum() for a, b in moved) ** 0.5
+            sum(
+                (a.double() - b.double()).square().sum()
+                for a, b in zip(before, self._own, strict=True)
+            )
+            ** 0.5
         )
 
 

@@ -186,11 +186,13 @@ class ParameterServer(Averaging):
         pushed, part = self._pushed[number], self._parts[number][self.rank]
         if part[0] < part[1]:
             # In rank order, so that the sum has the same bits whatever arrived first.
-            parts = [
-                pushed[w] if w in pushed or flats is None else flats[number][slice(*part)]
-                for w in self.workers
-            ]
-            average_in_order(parts, self._sums[number])
+            average_in_order(
+                [
+                    pushed[w] if w in pushed or flats is None else flats[number][slice(*part)]
+                    for w in self.workers
+                ],
+                self._sums[number],
+            )
 
 
 class Gather(System):
@@ -335,11 +337,10 @@ class AsyncParameterServer(System):
                 error for error in pool.map(self._attend, self.workers) if error is not None
             ]
         # Only now, as every worker gets the same final parameters.
-        final = [p.detach() for p in self._parameters]
         for worker in self.workers:
             if worker not in self._lost:
                 try:
-                    self._reply(worker, 0, final)
+                    self._reply(worker, 0, [p.detach() for p in self._parameters])
                 except ExecutionError as error:
                     self._lost.append(worker)
                     failures.append(error)
@@ -388,5 +389,9 @@ class AsyncParameterServer(System):
         return staleness
 
     def _reply(self, worker: int, staleness: int, parameters: Flats) -> None:
-        flats = [torch.tensor([staleness], dtype=torch.int64), *parameters]
-        self._p2p_by_worker[worker].exchange(sends=[(worker, flat) for flat in flats])
+        self._p2p_by_worker[worker].exchange(
+            sends=[
+                (worker, flat)
+                for flat in (torch.tensor([staleness], dtype=torch.int64), *parameters)
+            ]
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ _LARGEST = 1e30  # chosen: well below the largest float32, 3.4e38
 _VALUES_AT_ONCE = 1 << 20  # scaled in float64 at a time: 8 MiB
 _MAX_FILE_BYTES = 1 << 30  # of a file: as much as _MAX_VALUES take as float32
 _MAX_LINE = 16 << 20  # characters, so that a file without line ends is refused early
+# The error for what is no dataset.
+_refusal = partial(InputError, parameter="dataset")
 _PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
@@ -75,8 +78,8 @@ def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError(
-            "--dataset digits: scikit-learn is not installed; pip install 'topoplan[demo]', or "
+        raise _refusal(
+            "digits: scikit-learn is not installed; pip install 'topoplan[demo]', or "
             "name a file (.npz, .csv)"
         ) from None
     digits = load_digits()
@@ -89,51 +92,49 @@ def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
     Every feature is scaled by its range in the training samples, then all are centred and divided
     by one standard deviation.
     """
-    where = f"--dataset {name}"
     if x.ndim < 1 or x.dtype.kind not in "fiub":
-        raise InputError(
-            f"{where}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row"
+        raise _refusal(
+            f"{name}: x is {x.ndim}-dimensional of {x.dtype}; expected numbers, a sample a row"
         )
     if y.ndim != 1 or len(x) != len(y):
-        raise InputError(
-            f"{where}: x has shape {x.shape}, y {y.shape}; expected one label a sample"
-        )
+        raise _refusal(f"{name}: x has shape {x.shape}, y {y.shape}; expected one label a sample")
     if len(x) < _MIN_SAMPLES:
-        raise InputError(f"{where}: has {len(x)} samples; expected at least {_MIN_SAMPLES}")
+        raise _refusal(f"{name}: has {len(x)} samples; expected at least {_MIN_SAMPLES}")
     samples = x.reshape(len(x), -1)
     if not samples.shape[1]:
-        raise InputError(f"{where}: x has shape {x.shape}; samples have no features")
+        raise _refusal(f"{name}: x has shape {x.shape}; samples have no features")
     if samples.size > _MAX_VALUES:
-        raise InputError(
-            f"{where}: {samples.size} numbers; at most {_MAX_VALUES} are taken, train on a part "
+        raise _refusal(
+            f"{name}: {samples.size} numbers; at most {_MAX_VALUES} are taken, train on a part "
             "of it"
         )
     usable = (np.abs(samples) < _LARGEST).all(axis=1)  # False for NaN, too
     if not usable.all():
-        raise InputError(
-            f"{where}: sample {np.flatnonzero(~usable)[0]} has a feature that is no finite "
+        raise _refusal(
+            f"{name}: sample {np.flatnonzero(~usable)[0]} has a feature that is no finite "
             f"number below {_LARGEST:g}; clean the data"
         )
-    labels, classes = _number_labels(where, y)
-    order = np.random.default_rng(seed).permutation(len(samples))
-    test_rows, train_rows = np.split(order, [len(samples) // _HELD_OUT])
+    labels, classes = _number_labels(name, y)
+    test_rows, train_rows = np.split(
+        np.random.default_rng(seed).permutation(len(samples)), [len(samples) // _HELD_OUT]
+    )
     train, test = _scale(samples[train_rows], samples[test_rows])
     return Dataset(name, classes, train, labels[train_rows], test, labels[test_rows])
 
 
-def _number_labels(where: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
+def _number_labels(name: str, y: NDArray[Any]) -> tuple[NDArray[np.int64], int]:
     if y.dtype.kind not in "fiub" or (
         y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.floor(y))).all()
     ):
-        raise InputError(f"{where}: labels are not whole numbers; expected one for each class")
+        raise _refusal(f"{name}: labels are not whole numbers; expected one for each class")
     distinct, labels = np.unique(y, return_inverse=True)
     if len(distinct) < 2:
-        raise InputError(
-            f"{where}: all samples have the label {distinct[0]:g}; expected at least two classes"
+        raise _refusal(
+            f"{name}: all samples have the label {distinct[0]:g}; expected at least two classes"
         )
     if len(distinct) > _MAX_CLASSES:
-        raise InputError(
-            f"{where}: {len(distinct)} different labels; expected at most {_MAX_CLASSES} classes"
+        raise _refusal(
+            f"{name}: {len(distinct)} different labels; expected at most {_MAX_CLASSES} classes"
         )
     return labels.reshape(-1).astype(np.int64), len(distinct)
 
@@ -172,25 +173,21 @@ def _read(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return features and labels of a file; raise InputError if it cannot be read."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".npz", ".csv"):
-        raise InputError(
-            f"--dataset {path}: expected digits, or a file that ends with .npz or .csv"
-        )
+        raise _refusal(f"{path}: expected digits, or a file that ends with .npz or .csv")
     try:
         size = Path(path).stat().st_size if Path(path).is_file() else None
     except (OSError, ValueError):
         size = None
     if size is None:
-        raise InputError(f"--dataset {path}: no such file")
+        raise _refusal(f"{path}: no such file")
     if size > _MAX_FILE_BYTES:
-        raise InputError(
-            f"--dataset {path}: larger than {_MAX_FILE_BYTES >> 30} GiB; train on a part of it"
-        )
+        raise _refusal(f"{path}: larger than {_MAX_FILE_BYTES >> 30} GiB; train on a part of it")
     if not size:
-        raise InputError(f"--dataset {path}: the file is empty")
+        raise _refusal(f"{path}: the file is empty")
     try:
         return _read_npz(path) if suffix == ".npz" else _read_csv(path)
     except OSError as error:
-        raise InputError(f"--dataset {path}: cannot be read: {error.strerror or error}") from None
+        raise _refusal(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -201,48 +198,45 @@ def _read_npz(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
             for array in ("x", "y"):
                 if f"{array}.npy" not in names:
                     listed = ", ".join(name.removesuffix(".npy") for name in names[:5]) or "nothing"
-                    raise InputError(
-                        f"--dataset {path}: has no array {array!r} (it has {listed[:200]}); "
-                        f"{expected}"
+                    raise _refusal(
+                        f"{path}: has no array {array!r} (it has {listed[:200]}); {expected}"
                     )
             return _read_array(archive, "x", path), _read_array(archive, "y", path)
     # zipfile raises NotImplementedError for unknown compression, RuntimeError for encryption.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it ends too early"
-        raise InputError(
-            f"--dataset {path}: not a sound .npz file ({reason[:200]}); {expected}"
-        ) from None
+        reason = (str(error) or "it ends too early").splitlines()[0]
+        raise _refusal(f"{path}: not a sound .npz file ({reason[:200]}); {expected}") from None
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
     """Read one array after checking its header against the bytes in the archive."""
     size = archive.getinfo(f"{name}.npy").file_size
     if size > _MAX_FILE_BYTES:
-        raise InputError(
-            f"--dataset {path}: {name} is larger than {_MAX_FILE_BYTES >> 30} GiB; train on a "
-            "part of it"
+        raise _refusal(
+            f"{path}: {name} is larger than {_MAX_FILE_BYTES >> 30} GiB; train on a part of it"
         )
     with archive.open(f"{name}.npy") as file:
         try:
-            is_first = npy.read_magic(file) == (1, 0)
-            header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-            shape, fortran, dtype = header(file)
+            read_header = (
+                npy.read_array_header_1_0
+                if npy.read_magic(file) == (1, 0)
+                else npy.read_array_header_2_0
+            )
+            shape, fortran, dtype = read_header(file)
         except ValueError as error:
-            raise InputError(
-                f"--dataset {path}: {name} is not a sound array: {str(error).splitlines()[0][:200]}"
+            raise _refusal(
+                f"{path}: {name} is not a sound array: {str(error).splitlines()[0][:200]}"
             ) from None
         if dtype.hasobject:
-            raise InputError(
-                f"--dataset {path}: {name} holds pickled Python objects, which are not read; save "
-                "numbers"
+            raise _refusal(
+                f"{path}: {name} holds pickled Python objects, which are not read; save numbers"
             )
         if dtype.kind not in "fiub":
-            raise InputError(f"--dataset {path}: {name} is of {dtype}; expected numbers")
+            raise _refusal(f"{path}: {name} is of {dtype}; expected numbers")
         bytes_claimed = prod(shape) * dtype.itemsize
         if any(extent < 0 for extent in shape) or bytes_claimed + file.tell() != size:
-            raise InputError(
-                f"--dataset {path}: {name} is said to be {shape} of {dtype}, but has another "
-                "number of bytes"
+            raise _refusal(
+                f"{path}: {name} is said to be {shape} of {dtype}, but has another number of bytes"
             )
         values = np.frombuffer(file.read(bytes_claimed), dtype)
     return values.reshape(shape, order="F" if fortran else "C")
@@ -263,14 +257,13 @@ def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:
         )
     except (ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].split("; use `usecols`")[0]
-        raise InputError(
-            f"--dataset {path}: {reason[:200]}; expected numbers separated by commas, the label "
+        raise _refusal(
+            f"{path}: {reason[:200]}; expected numbers separated by commas, the label "
             "last, one title line at most"
         ) from None
     if rows.shape[1] < 2:
-        raise InputError(
-            f"--dataset {path}: has one column; expected features, then the label, separated by "
-            "commas"
+        raise _refusal(
+            f"{path}: has one column; expected features, then the label, separated by commas"
         )
     return rows[:, :-1], rows[:, -1]
 

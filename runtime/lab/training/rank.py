@@ -30,7 +30,7 @@ from ...ddp import ddp_hook
 from ...measuring.calibrate import calibrate
 from ...ranks.faults import first_line
 from ...ranks.launch import init_method
-from ..run_folder import RunFolder, TrainingJob
+from ..run_folder import Fault, RunFolder, TrainingJob
 from ..settings import Settings
 from ..systems import SERIAL, SYSTEMS, LabSystem
 from .dataset import Dataset
@@ -92,15 +92,20 @@ def _received(descriptor: int) -> int:
             return 0
         # A duplicate, because closing the socket object must not close the connection.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
-            is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
-            if not is_ip or connection.type != socket.SOCK_STREAM:
+            if (
+                connection.family not in (socket.AF_INET, socket.AF_INET6)
+                or connection.type != socket.SOCK_STREAM
+            ):
                 return 0
             tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
     except OSError:  # the connection has been closed since the folder was listed
         return 0
     # Older kernels return a shorter structure, without this counter.
-    is_counted = len(tcp_info) >= _RECEIVED_AT + 8
-    return int(struct.unpack_from("Q", tcp_info, _RECEIVED_AT)[0]) if is_counted else 0
+    return (
+        int(struct.unpack_from("Q", tcp_info, _RECEIVED_AT)[0])
+        if len(tcp_info) >= _RECEIVED_AT + 8
+        else 0
+    )
 
 
 class SystemRun:
@@ -257,10 +262,14 @@ class Rank:
         topology = Topology.load(job["topology"])
         workers = Workers(self.rank, self.world, job["helpers"])
         if self.rank in workers.helpers:
-            steps = settings.steps(len(data.train_x))
             for self.system in job["systems"]:
                 helper = make_classic(
-                    SYSTEMS[self.system], workers, None, topology, settings, steps
+                    SYSTEMS[self.system],
+                    workers,
+                    None,
+                    topology,
+                    settings,
+                    settings.steps(len(data.train_x)),
                 )
                 before = received_bytes()
                 helper.serve()
@@ -277,9 +286,16 @@ class Rank:
         )
         runs = []
         for self.system in job["systems"]:
-            trainer = Trainer(data, settings, self.rank, workers.count)
-            plan = job["plans"].get(self.system)
-            runs.append(SystemRun(SYSTEMS[self.system], trainer, workers, topology, plan, host))
+            runs.append(
+                SystemRun(
+                    SYSTEMS[self.system],
+                    Trainer(data, settings, self.rank, workers.count),
+                    workers,
+                    topology,
+                    job["plans"].get(self.system),
+                    host,
+                )
+            )
         for epoch in range(settings.epochs):
             for run in runs:
                 self.system = run.system.name
@@ -295,13 +311,19 @@ class Rank:
                 dist.init_process_group("gloo", init_method(), _TIMEOUT, self.world, self.rank)
             results = self.train()
             if self.rank == 0:
-                self.folder.write_results(results)
+                self.folder.write("results", results)
             if self.world > 1:
                 dist.barrier()
         except (TopoplanError, RuntimeError) as error:
             known = isinstance(error, TopoplanError)
-            why = str(error) if known else f"rank {self.rank}: {first_line(error)}"
-            self.folder.write_fault(self.rank, self.system or self.job["systems"][0], why, known)
+            self.folder.write(
+                f"fault{self.rank}",
+                Fault(
+                    system=self.system or self.job["systems"][0],
+                    why=str(error) if known else f"rank {self.rank}: {first_line(error)}",
+                    known=known,
+                ),
+            )
             return error.exit_code if isinstance(error, TopoplanError) else ExecutionError.exit_code
         return 0
 
@@ -315,7 +337,7 @@ def main(arguments: list[str]) -> NoReturn:
         os.dup2(log, stream)
     # Ranks share the machine's cores; more threads of one would take them from the others.
     torch.set_num_threads(1)
-    code = Rank(folder, folder.read_job(), rank, world).run()
+    code = Rank(folder, folder.read("job"), rank, world).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # gloo may abort an interpreter that ends while models still hold on to its groups.

@@ -66,8 +66,10 @@ class Trainer:
     def batches(self, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each batch's size over all ranks and the indices of this rank's samples."""
         # Trainings have fewer epochs than the factor, so no two seeds share an epoch's order.
-        shuffled = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.x), generator=shuffled)
+        order = torch.randperm(
+            len(self.x),
+            generator=torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch),
+        )
         for batch in order.split(self.settings.batch):  # type: ignore[no-untyped-call]
             size = len(batch)
             yield size, batch[self.rank * size // self.world : (self.rank + 1) * size // self.world]

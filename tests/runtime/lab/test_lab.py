@@ -27,7 +27,7 @@ from torch import nn
 from topoplan.runtime.lab.networks import LOOPBACK, SLOW, list_sites, parse_ranks, two_hosts
 from topoplan.runtime.lab.page import LabReport
 from topoplan.runtime.lab.results import RunResult, list_findings
-from topoplan.runtime.lab.run_folder import RunFolder
+from topoplan.runtime.lab.run_folder import Fault, RunFolder
 from topoplan.runtime.lab.runs import Lab
 from topoplan.runtime.lab.settings import Settings, parse_hidden
 from topoplan.runtime.lab.systems import SYSTEMS, parse_systems
@@ -153,13 +153,16 @@ def test_a_report_that_exists_is_left_as_it_is_and_nothing_is_run(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--dataset", "nothing.npz"], "no such file"),
+        (["--dataset", "nothing.npz"], "no such file (--dataset)"),
         (["--dataset", "data.txt"], "expected digits, or a file"),
         (["--systems", "plan-int9"], "did you mean 'plan-int8'?"),
         (["--network", "nowhere"], "unknown topology"),
-        (["--ranks", "1"], "expected numbers from 2"),
+        (
+            ["--ranks", "1"],
+            "expected numbers from 2 to 32 separated by commas, as in 2,4 (--ranks)",
+        ),
         (["--slowest", "quick"], "is not a rate"),
-        (["--epochs", "0"], "--epochs 0"),
+        (["--epochs", "0"], "epochs 0: expected a whole number from 1 to 10000 (--epochs)"),
         (["--hidden", "512,x"], "expected widths"),
         (["-o", "/nowhere/report.md"], "cannot be written: there is no folder"),
     ],
@@ -371,12 +374,12 @@ def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_
 
     def start(path: Path, ranks: int) -> int:
         run = RunFolder(path)
-        systems = run.read_job()["systems"]
+        systems = run.read("job")["systems"]
         launches.append(systems)
         if "ring" in systems:
             run.log(0).write_text("noise")
-            run.write_fault(0, "plan", "connection reset", known=False)
-            run.write_fault(1, "ring", "rank 1 is gone", known=True)
+            run.write("fault0", Fault(system="plan", why="connection reset", known=False))
+            run.write("fault1", Fault(system="ring", why="rank 1 is gone", known=True))
             return 1
         row = {
             "schedule": "",
@@ -385,7 +388,7 @@ def test_a_system_that_fails_has_a_row_with_the_reason_and_the_others_go_on(tmp_
             "loss": 0.1,
             "correct": 25,
         }
-        run.write_results([{**row, "system": name, "replicas_equal": True} for name in systems])
+        run.write("results", [{**row, "system": name, "replicas_equal": True} for name in systems])
         return 0
 
     (site,) = list_sites([LOOPBACK], (2,), RATE)
