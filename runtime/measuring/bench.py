@@ -154,7 +154,7 @@ def _check_result(
         else buffers.count_errors(communicator.engine.codec, communicator.engine.most_roundings)
     )
     sums = torch.tensor(
-        [errors.wrong, errors.error2, errors.reference2, sent],
+        [*errors, sent],
         dtype=torch.float64,
         device=buffers.device,
     )

@@ -55,15 +55,6 @@ class BenchSettings:
         return out
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Number of wrong elements, and the sums of squares of all errors and of expected elements."""
-
-    wrong: int
-    error2: float
-    reference2: float
-
-
 class BenchBuffers:
     """Input and output of one size on one rank, with random data that every rank can compute.
 
@@ -182,16 +173,22 @@ class BenchBuffers:
         info = torch.finfo(self.settings.dtype)
         return total, (n + 1) * info.eps * size + n * info.smallest_normal
 
-    def count_errors(self, codec: Codec | None = None, roundings: int = 0) -> Errors:
-        """Compare the output with the expected one, after `roundings` by a codec, if given."""
+    def count_errors(
+        self, codec: Codec | None = None, roundings: int = 0
+    ) -> tuple[int, float, float]:
+        """Compare the output with the expected one, after `roundings` by a codec, if given.
+
+        Return the number of wrong elements, and the sums of squares of all errors and of expected
+        elements.
+        """
         expected = self.compute_expected()
         if expected is None:
-            return Errors(0, 0.0, 0.0)
+            return 0, 0.0, 0.0
         reference, slack = expected
         error = (self.output.double() - reference).abs()
         if codec is not None:
             slack = slack + self._bound_compression_error(codec, roundings)
-        return Errors(
+        return (
             int((~(error <= slack)).sum()),
             float(error.square().sum()),
             float(reference.square().sum()),

@@ -10,7 +10,7 @@ all of them are running.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count, permutations
@@ -60,12 +60,8 @@ _GLOO = _Budget(60.0, 0.06, 0.004, 16 << 20)
 _NCCL = _Budget(5.0, 0.002, 0.0003, 128 << 20)
 
 
-@dataclass(frozen=True)
-class _Simultaneous:
-    """Flows (pair, bytes of a chunk) that start together, and their experiments (kind, pairs)."""
-
-    flows: tuple[tuple[Pair, int], ...]
-    experiments: tuple[tuple[str, tuple[Pair, ...]], ...]
+# Experiments, by kind and pairs, whose flows start together.
+_Batch = list[tuple[str, tuple[Pair, ...]]]
 
 
 def measure_topology(
@@ -160,9 +156,16 @@ class _LinkMeasurement:
                 advance(f"measuring {what}", next(numbers), steps)
 
         alone = self._measure_alone(endpoint, disjoint, step)
-        # Rank 0 alone has all rates of single pairs, by which it sizes the flows.
-        planned = _list_simultaneous(both, groups, alone, limits) if is_first else None
-        together = self._measure_together(endpoint, self.ranks.broadcast(planned), step)
+        # Rank 0 alone has all rates of single pairs. Simultaneous flows carry the bytes that each
+        # carries alone in the same time.
+        chunk_bytes: dict[Pair, int] = self.ranks.broadcast(
+            {(x.src, x.dst): choose_chunk_bytes(x.GBps, limits) for x in alone}
+        )
+        batches: list[_Batch] = [
+            [("both", (pair, pair[::-1])) for pair in chosen] for chosen in both
+        ]
+        batches += [[("together", group)] for group in groups]
+        together = self._measure_together(endpoint, batches, chunk_bytes, step)
         return self._summarize(alone, together) if is_first else None
 
     def _plan(self) -> tuple[list[list[Pair]], list[list[Pair]], list[tuple[Pair, ...]]]:
@@ -197,16 +200,21 @@ class _LinkMeasurement:
         return [rate for rates in self.ranks.gather(own) for rate in rates]
 
     def _measure_together(
-        self, endpoint: Endpoint, batches: Sequence[_Simultaneous], step: Callable[[str], None]
+        self,
+        endpoint: Endpoint,
+        batches: Sequence[_Batch],
+        chunk_bytes: Mapping[Pair, int],
+        step: Callable[[str], None],
     ) -> list[tuple[str, dict[Pair, Fraction]]]:
         """Measure simultaneous flows; return each experiment's median repetition, by total rate."""
         own: list[Arrivals | None] = []
         for batch in batches:
-            what = batch.experiments[0][0]
-            self.ranks.doing = f"measuring {len(batch.flows)} flows at once ({what})"
+            what = batch[0][0]
+            flows = [(pair, chunk_bytes[pair]) for _, pairs in batch for pair in pairs]
+            self.ranks.doing = f"measuring {len(flows)} flows at once ({what})"
             for _ in range(_REPEATS):
                 dist.barrier()
-                own.append(endpoint.run_flows(self.ranks.rank, batch.flows))
+                own.append(endpoint.run_flows(self.ranks.rank, flows))
                 step("both directions" if what == "both" else "contention groups")
         arrivals_by_rank = self.ranks.gather(own)
         out = []
@@ -217,7 +225,7 @@ class _LinkMeasurement:
                 [x for x in of_ranks if x is not None]
                 for of_ranks in zip(*(arrivals[runs] for arrivals in arrivals_by_rank), strict=True)
             ]
-            for how, pairs in batch.experiments:
+            for how, pairs in batch:
                 rates = sorted(
                     (estimate_rates_GBps([x for x in run if x.pair in pairs]) for run in arrived),
                     key=lambda rates: sum(rates.values()),
@@ -246,6 +254,13 @@ class _LinkMeasurement:
                 pairs[pair][key] = min(
                     _round_digits(float(rate)), pairs[pair].get(key, float("inf"))
                 )
+        possible = self.ranks.ranks * (self.ranks.ranks - 1)
+        notes: tuple[str, ...] = (self.otherwise,) if self.trusted == "none" else ()
+        if len(self.routes) < possible:
+            notes += (
+                f"{possible - len(self.routes)} of {possible} pairs have no route of their own "
+                "(only other GPUs lie between): not measured",
+            )
         return Measurements(
             experiments=(
                 *(Experiment("alone", {(x.src, x.dst): Fraction(x.GBps)}) for x in alone),
@@ -256,18 +271,8 @@ class _LinkMeasurement:
             trusted=self.trusted,
             otherwise=self.otherwise,
             pairs=pairs,
-            notes=tuple(self._list_notes()),
+            notes=notes,
         )
-
-    def _list_notes(self) -> Iterator[str]:
-        if self.trusted == "none":
-            yield self.otherwise
-        pairs = self.ranks.ranks * (self.ranks.ranks - 1)
-        if len(self.routes) < pairs:
-            yield (
-                f"{pairs - len(self.routes)} of {pairs} pairs have no route of their own (only "
-                "other GPUs lie between): not measured"
-            )
 
 
 def _choose_limits(
@@ -285,24 +290,6 @@ def _choose_limits(
     return MessageLimits(
         max(budget.min_s, min(budget.max_s, budget.total_s / max(1.0, work))), budget.max_bytes
     )
-
-
-def _list_simultaneous(
-    both: Sequence[Sequence[Pair]],
-    groups: Sequence[tuple[Pair, ...]],
-    alone: Sequence[PairRate],
-    limits: MessageLimits,
-) -> list[_Simultaneous]:
-    """Return the flows to run together, with the bytes that each carries alone in the same time."""
-    chunk = {(x.src, x.dst): choose_chunk_bytes(x.GBps, limits) for x in alone}
-    batches = [
-        *(tuple(("both", (pair, pair[::-1])) for pair in chosen) for chosen in both),
-        *((("together", group),) for group in groups),
-    ]
-    return [
-        _Simultaneous(tuple((pair, chunk[pair]) for _, pairs in x for pair in pairs), x)
-        for x in batches
-    ]
 
 
 def _round_digits(value: float) -> float:
@@ -395,6 +382,8 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
     """Return groups in which every rank r sends to rank r + k, for machines without known links."""
-    # Two ranks have no contention beyond both directions, measured anyway.
-    shifts = range(1, ranks) if ranks > 2 else ()
-    return [tuple((r, (r + k) % ranks) for r in range(ranks)) for k in shifts]
+    return [
+        tuple((r, (r + k) % ranks) for r in range(ranks))
+        # Two ranks have no contention beyond both directions, measured anyway.
+        for k in (range(1, ranks) if ranks > 2 else ())
+    ]

@@ -85,10 +85,6 @@ class MpiChannel:
         """End a wait for `wake_up_request`, from another thread."""
         self._own.Send([None, 0, self.mpi.BYTE], 0)
 
-    def tag(self, tag: int) -> int:
-        """Return a message's tag within this MPI's range, unique among the messages of a call."""
-        return tag % self.max_tag
-
     def barrier(self, deadline: float) -> None:
         """Wait for all ranks; raise RuntimeError if one is missing at `deadline` (monotonic)."""
         self._await(self.comm.Ibarrier(), deadline)

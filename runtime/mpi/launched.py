@@ -56,10 +56,9 @@ def join_mpi() -> bool:
         return False
     mpi = load_mpi()
     world = mpi.COMM_WORLD
-    started = int(os.environ[launcher.ranks])
-    if world.size != started:
+    if world.size != int(os.environ[launcher.ranks]):
         raise InputError(
-            f"{launcher.name} started {started} ranks, but mpi4py, which works with "
+            f"{launcher.name} started {os.environ[launcher.ranks]} ranks, but mpi4py, which works with "
             f"{describe_mpi()}, sees {world.size}: the launcher "
             "belongs to another MPI (or srun needs --mpi=pmix); take the mpirun of the "
             "same MPI"

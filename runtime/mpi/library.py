@@ -32,10 +32,10 @@ def load_mpi() -> Any:
         ) from error
     level = MPI.Query_thread()
     if level < MPI.THREAD_SERIALIZED:
-        name = "MPI_THREAD_SINGLE" if level == MPI.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
         raise InputError(
-            f"transport mpi: MPI was initialised with {name}, but calls come from several "
-            "threads; initialise it with "
+            "transport mpi: MPI was initialised with "
+            f"MPI_THREAD_{'SINGLE' if level == MPI.THREAD_SINGLE else 'FUNNELED'}, but calls come "
+            "from several threads; initialise it with "
             "MPI_THREAD_SERIALIZED or more (mpi4py does, unless mpi4py.rc says otherwise)"
         )
     return MPI

@@ -71,9 +71,13 @@ class LocalOperations:
 
     def copy(self, into: Views, others: Views) -> Local:
         """Return a function that copies each of `others` to one of `into`."""
-        pairs = zip(into, others, strict=True)
         return (
-            _together([partial(np.copyto, a.numpy(), b.numpy()) for a, b in pairs])
+            _together(
+                [
+                    partial(np.copyto, a.numpy(), b.numpy())
+                    for a, b in zip(into, others, strict=True)
+                ]
+            )
             if self._suits_numpy(into)
             else partial(torch._foreach_copy_, list(into), list(others))
         )

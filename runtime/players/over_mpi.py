@@ -67,8 +67,7 @@ class Requests:
         self.sizes = [size if code == LOCAL else 0 for code, _, _, size in kept]
         # MPI stores only addresses: the memory must live as long as the requests.
         self._views = [views for code, views, _, _ in kept if code != LOCAL]
-        devices = (views[0].device for views in self._views)
-        self.device = next((device for device in devices if device.type == "cuda"), None)
+        self.device = next((v[0].device for v in self._views if v[0].device.type == "cuda"), None)
 
     def is_post(self, node: int, kind: str) -> bool:
         """Return whether a node is a message of a kind, "send" or "receive"."""
@@ -106,9 +105,12 @@ def _make_request(
     channel: MpiChannel, code: int, views: Sequence[torch.Tensor], peer: int, tag: int
 ) -> Any:
     mpi, view = channel.mpi, views[0]
-    memory = mpi.buffer.fromaddress(view.data_ptr(), view.nbytes)
     make = channel.comm.Send_init if code == SEND else channel.comm.Recv_init
-    return make([memory, view.nbytes, mpi.BYTE], peer, channel.tag(tag))
+    return make(
+        [mpi.buffer.fromaddress(view.data_ptr(), view.nbytes), view.nbytes, mpi.BYTE],
+        peer,
+        tag % channel.max_tag,  # unique among the messages of a call
+    )
 
 
 def _renew_wake_up(channel: MpiChannel, active: list[Any], deadline: float) -> None:
@@ -268,9 +270,14 @@ class PlayerInWaves:
         nodes = all_of.put_receives_first(node_of[number] for number in wave.posts)
         requests = [all_of.requests[node] for node in nodes]
         receives = sum(all_of.is_post(node, "receive") for node in nodes)
-        statuses = [all_of.channel.mpi.Status() for _ in range(receives)]
-        actions = [all_of.actions[node_of[number]] for number in wave.local]
-        return requests, requests[:receives], statuses, requests[receives:], actions, nodes
+        return (
+            requests,
+            requests[:receives],
+            [all_of.channel.mpi.Status() for _ in range(receives)],
+            requests[receives:],
+            [all_of.actions[node_of[number]] for number in wave.local],
+            nodes,
+        )
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """See Player. Raise PlayError with the earliest message that did not end."""
@@ -393,8 +400,9 @@ class CollectivePlayer:
     def _end(self) -> None:
         """End the process, with a line that says which rank is to blame."""
         if self._call is not None:
-            call = Call(*self._call, self._alarm.struck)
-            error = self._faults.stuck_in_stock(call, RuntimeError("it did not end"))
+            error = self._faults.stuck_in_stock(
+                Call(*self._call, self._alarm.struck), RuntimeError("it did not end")
+            )
             print(f"topoplan: {error}", file=sys.stderr, flush=True)
             time.sleep(_LAST_WORDS_S)
             os._exit(1)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -136,16 +135,22 @@ class SlowLinks:
         """Compare the records with those of other ranks, in the background."""
         records, self._records, self._stamps = self._records, {}, None
         self._pause_until = time.monotonic() + _PAUSE_S
-        warn = partial(self._warn, what, best_s, seconds, records)
-        threading.Thread(target=warn, name="topoplan-slow", daemon=True).start()
+        threading.Thread(
+            target=self._warn,
+            args=(what, best_s, seconds, records),
+            name="topoplan-slow",
+            daemon=True,
+        ).start()
 
     def _warn(
         self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]
     ) -> None:
         """Warn of links on which this rank was blocked for long, by its and the others' records."""
         try:
-            sent = {str(number): record.sent for number, record in records.items()}
-            self._store.set(f"sent/{self._rank}", json.dumps(sent))
+            self._store.set(
+                f"sent/{self._rank}",
+                json.dumps({number: record.sent for number, record in records.items()}),
+            )
             peers = sorted({peer for record in records.values() for peer, _ in record.blocked})
             blocked = self._find_blocked(peers, records)
             worst_s = max((blocked_s for _, blocked_s in blocked), default=0.0)

@@ -123,9 +123,12 @@ def _list_spans(x: Instruction) -> tuple[Iterable[Span], Iterable[Span]]:
     if isinstance(x, Pack):
         return x.parts, [x.into]
     if isinstance(x, Encode):
-        # The errors of elements that are rounded twice are added, which needs a fixed order.
-        errors = [Span(ERRORS, span.start, span.length) for span, _ in x.errors]
-        return [span for span, _ in x.parts], [x.into, *(span for span, _ in x.keeps), *errors]
+        return [span for span, _ in x.parts], [
+            x.into,
+            *(span for span, _ in x.keeps),
+            # The errors of elements that are rounded twice are added, which needs a fixed order.
+            *(Span(ERRORS, span.start, span.length) for span, _ in x.errors),
+        ]
     if isinstance(x, Decode):
         return [x.message], [x.into]
     if isinstance(x, (Combine, Copy)):
@@ -155,10 +158,9 @@ def find_waves(program: Program, dependencies: Sequence[Sequence[int]]) -> list[
     ticks = sorted({post.tick for post in program.posts})
     if len(ticks) > _MAX_WAVES or sum(post.span.length for post in program.posts) > _MAX_ELEMENTS:
         return None
-    wave_of_tick = {tick: number for number, tick in enumerate(ticks, 1)}
     waves = [Wave() for _ in range(1 + len(ticks))]
     place = {
-        number: wave_of_tick[x.tick]
+        number: 1 + ticks.index(x.tick)
         for number, x in enumerate(program.instructions)
         if isinstance(x, Post)
     }

@@ -57,34 +57,31 @@ class Layout:
 
     def chunk(self, rank: int, c: int) -> Range:
         """Return the range of chunk `c` in the work buffer of `rank`."""
-        lo, hi = self.in_block[c]
-        start = self._start_of(rank, c)
-        return start + lo, start + hi
-
-    def _start_of(self, rank: int, c: int) -> int:
         if self.collective.name == "alltoall":
-            return self._lay_out(rank)[0].get(c, 0)
-        chunk = self.schedule.chunks[c]
-        owner = chunk.source if chunk.source is not None else chunk.target
-        return 0 if owner is None else owner * self.block
+            start = self._lay_out(rank)[0].get(c, 0)
+        else:
+            chunk = self.schedule.chunks[c]
+            owner = chunk.source if chunk.source is not None else chunk.target
+            start = 0 if owner is None else owner * self.block
+        lo, hi = self.in_block[c]
+        return start + lo, start + hi
 
     def _lay_out(self, rank: int) -> tuple[dict[int, int], int]:
         """Lay out the chunks that a rank ever holds in an alltoall, one after the other.
 
         Return the start of each chunk's block, and the number of elements of all of them.
         """
-        if rank in self._compact:
-            return self._compact[rank]
-        chunks, t = self.schedule.chunks, self.schedule.transfers
-        held = {c for c, chunk in enumerate(chunks) if rank in (chunk.source, chunk.target)}
-        held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
-        starts, at = {}, 0
-        for c in sorted(held):
-            lo, hi = self.in_block[c]
-            starts[c] = at - lo
-            at += hi - lo
-        self._compact[rank] = starts, at
-        return starts, at
+        if rank not in self._compact:
+            chunks, t = self.schedule.chunks, self.schedule.transfers
+            held = {c for c, chunk in enumerate(chunks) if rank in (chunk.source, chunk.target)}
+            held |= set(t.chunk[(t.src == rank) | (t.dst == rank)].tolist())
+            starts, at = {}, 0
+            for c in sorted(held):
+                lo, hi = self.in_block[c]
+                starts[c] = at - lo
+                at += hi - lo
+            self._compact[rank] = starts, at
+        return self._compact[rank]
 
     def segment(self, rank: int, c: int, part: int) -> Range:
         """Return the range of segment `part` of chunk `c` in the work buffer of `rank`."""

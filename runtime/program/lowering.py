@@ -149,11 +149,11 @@ class _Writer:
         """Return the instructions in which each tick is one batch."""
         for tick in self.ticks:
             messages = [*self.receives_at[tick], *self.sends_at[tick]]
-            posts = [
+            posts = tuple(
                 self._post_of(m, self._pack(m) if m.sent else self._landing_span(m))
                 for m in messages
-            ]
-            self.out.append(Exchange(tuple(posts)))
+            )
+            self.out.append(Exchange(posts))  # after what packs them
             # Only now: the staging of a tick's sends must not be used again within the tick.
             for message in messages:
                 message.awaited = True
@@ -224,8 +224,7 @@ class _Writer:
             self.out.append(Decode(encoded, self._staging(message, self.encoder.padded(message))))
 
     def _round_unsent_sums(self) -> None:
-        unsent = None if self.encoder is None else self.encoder.encode_unsent_sums()
-        if unsent is not None:
+        if self.encoder is not None and (unsent := self.encoder.encode_unsent_sums()):
             message, encode = unsent
             self.out.append(encode)
             self._free(message)
@@ -252,8 +251,9 @@ class _Writer:
         written = [g.step for g in self.writes[piece.key] if g.step < piece.step]
         given_away = len(readers) == 1 and all(step < readers[0][0] for step in written)
         once = sum(not p.adds for g in self.writes[piece.key] for _, p in g.messages) == 1
-        is_final = given_away and once and bool(self.last_sum[piece.chunk] < piece.step)
-        return is_final or not (readers or written)
+        return not (readers or written) or (
+            given_away and once and bool(self.last_sum[piece.chunk] < piece.step)
+        )
 
     # Awaiting
 
@@ -375,8 +375,10 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
     completing: dict[int, int] = {}
     columns = (column.tolist() for column in (t.step, t.chunk, t.src, t.dst, t.op == REDUCE))
     for step, group in groupby(sorted(zip(*columns, strict=True)), key=itemgetter(0)):
-        sent = [(chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group]
-        for chunk, dst, contributions, adds in sent:
+        # All values of a step are those from before it.
+        for chunk, dst, contributions, adds in [
+            (chunk, dst, holds[chunk, src], adds) for _, chunk, src, dst, adds in group
+        ]:
             before = holds[chunk, dst]
             holds[chunk, dst] = before | contributions if adds else contributions
             if dst == rank and adds and before != all_ranks == holds[chunk, dst]:
@@ -385,5 +387,6 @@ def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
 
 
 def _group_by_tick(messages: list[Message]) -> dict[int, list[Message]]:
-    grouped = groupby(messages, attrgetter("tick"))
-    return defaultdict(list, {tick: list(group) for tick, group in grouped})
+    return defaultdict(
+        list, {tick: list(group) for tick, group in groupby(messages, attrgetter("tick"))}
+    )

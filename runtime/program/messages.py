@@ -5,9 +5,9 @@ after the other, each in whole blocks of the codec.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Protocol
 
 from ...synth.ir.addition_order import END, rounded
@@ -32,10 +32,8 @@ class Slots:
             if hi - lo >= length:
                 self._free[i : i + 1] = [(lo + length, hi)] if hi - lo > length else []
                 return lo
-        if self._free and self._free[-1][1] == self.size:
-            start, _ = self._free.pop()
-        else:
-            start = self.size
+        is_open = self._free and self._free[-1][1] == self.size
+        start = self._free.pop()[0] if is_open else self.size
         self.size = start + length
         return start
 
@@ -98,8 +96,7 @@ class Message:
 
         Each piece takes `padded` of its length.
         """
-        before = takewhile(lambda other: other is not piece, self.pieces)
-        lengths = (other.hi - other.lo for other in before)
+        lengths = (p.hi - p.lo for p in takewhile(lambda p: p is not piece, self.pieces))
         return sum(lengths if padded is None else map(padded, lengths))
 
     @property
@@ -141,16 +138,15 @@ def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Messag
         for part in range(schedule.segments):
             lo, hi = layout.segment(rank, transfer.chunk, part)
             if lo < hi:
-                piece = Piece(transfer.step, transfer.chunk, part, transfer.op == "reduce", lo, hi)
-                pieces_of[schedule.tick(transfer.step, part), sent, peer].append(piece)
-    sends: list[Message] = []
-    receives: list[Message] = []
-    count: dict[tuple[bool, int], int] = defaultdict(int)
+                pieces_of[schedule.tick(transfer.step, part), sent, peer].append(
+                    Piece(transfer.step, transfer.chunk, part, transfer.op == "reduce", lo, hi)
+                )
+    messages: dict[bool, list[Message]] = {True: [], False: []}
+    numbers: dict[tuple[bool, int], Iterator[int]] = defaultdict(count)
     for (tick, sent, peer), pieces in sorted(pieces_of.items(), key=lambda item: item[0]):
         pieces.sort(key=lambda p: (p.adds, p.chunk, p.part))
-        (sends if sent else receives).append(Message(sent, peer, count[sent, peer], tick, pieces))
-        count[sent, peer] += 1
-    return sends, receives
+        messages[sent].append(Message(sent, peer, next(numbers[sent, peer]), tick, pieces))
+    return messages[True], messages[False]
 
 
 def join_ranges(ranges: list[Range]) -> list[Range]:
@@ -231,9 +227,11 @@ class MessageEncoder:
         errors = []
         for piece in message.pieces:
             use = *piece.key, piece.step
-            is_echo = (self.rank, piece.chunk, piece.step) in self._rounded.echoes
             # Once, even if several sends of a step round the same values.
-            if not is_echo and use not in self._fed_back:
+            if (
+                use not in self._fed_back
+                and (self.rank, piece.chunk, piece.step) not in self._rounded.echoes
+            ):
                 self._fed_back.add(use)
                 errors.append(piece)
         keeps = [piece for piece in message.pieces if self._goes_on_with(piece.key, piece.step)]
@@ -259,19 +257,14 @@ class MessageEncoder:
         return message, self._encode(message, unsent, errors)
 
     def _encode(self, message: Message, keeps: list[Piece], errors: list[Piece]) -> Encode:
-        def lay_out(pieces: list[Piece]) -> tuple[tuple[Span, int], ...]:
-            return tuple(
+        parts, kept, fed_back = (
+            tuple(
                 (Span("work", p.lo, p.hi - p.lo), message.offset_of(p, self.codec.padded))
                 for p in pieces
             )
-
-        return Encode(
-            lay_out(message.pieces),
-            self.padded(message),
-            self.take_room(message),
-            lay_out(keeps),
-            lay_out(errors),
+            for pieces in (message.pieces, keeps, errors)
         )
+        return Encode(parts, self.padded(message), self.take_room(message), kept, fed_back)
 
     def _goes_on_with(self, key: tuple[int, int], step: int) -> bool:
         """Return whether a rank still needs a piece that it sends, and has not rounded it yet.

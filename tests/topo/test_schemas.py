@@ -122,8 +122,7 @@ def test_what_the_reader_refuses_the_schema_refuses(data: dict[str, Any]) -> Non
         ({"learning_rate": float("inf")}, "learning rate inf: expected a number above 0"),
         (
             {"hidden": (8, 0)},
-            "hidden 8,0: expected a list of at most 16 items, each a whole number from 1 to "
-            "65536",
+            "hidden 8,0: expected a list of at most 16 items, each a whole number from 1 to 65536",
         ),
         ({"seed": -1}, "seed -1: expected a whole number from 0 to 2147483647"),
     ],
