@@ -47,19 +47,6 @@ class PersistentCall:
         """How the call is run once its schedule is settled: the program, bound to the target."""
         self._has_run = False
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the choice for this size is made; if not, this call makes it, by a race."""
-        return self.engine.is_settled(self.buffers)
-
-    @property
-    def uses_stock(self) -> bool:
-        """Whether the stock collective is used.
-
-        Collective the first time for a dtype and reduction.
-        """
-        return bool(self.buffers.numel) and self.engine.uses_stock(self.buffers)
-
     def run(self, number: int | None = None) -> None:
         """Run the call; `number` is its number, if drawn before."""
         if self.play is not None and not _profiler._is_profiler_enabled:

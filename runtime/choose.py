@@ -27,8 +27,7 @@ from .codecs import Codec
 from .program.lowering import lower
 from .ranks.machine import Machine
 from .ranks.transport import Transport
-from .ranks.trial import MAX_ENTRANTS, Trial
-from .ranks.turns import Turns
+from .ranks.turns import MAX_ENTRANTS, Trial, Turns
 
 log = logging.getLogger("topoplan")
 
@@ -72,14 +71,13 @@ _SAMPLE_NUMEL = 1 << 20
 _MAX_LOWERED_MESSAGES = 4096
 
 
-def check_choose_mode(mode: object) -> None:
-    """Raise InputError unless `mode` is one of MODES or a function."""
-    if not callable(mode) and mode not in MODES:
-        raise InputError(f"choose={mode!r}: expected one of {', '.join(MODES)}")
+def check_choose_mode(choose: object, compress: str | None) -> None:
+    """Raise InputError unless `choose` is a function or one of MODES, and fits the compression.
 
-
-def check_lossless(choose: ChooseMode, compress: str | None) -> None:
-    """Raise InputError if the mode requires reproducible bits but values are compressed."""
+    If bits must be reproducible, values cannot be compressed.
+    """
+    if not callable(choose) and choose not in MODES:
+        raise InputError(f"choose={choose!r}: expected one of {', '.join(MODES)}")
     if choose == SAME_BITS and compress is not None:
         raise InputError(
             f"choose={SAME_BITS!r} with compress={compress!r}: values are rounded in blocks, so "
@@ -168,10 +166,9 @@ class Chooser:
             if mode is None or isinstance(mode, Schedule):
                 self._check_answer(mode, size_bytes)
                 return self._choice_of(mode)
-            check_choose_mode(mode)
+            check_choose_mode(mode, None if self.codec is None else self.codec.name)
             if mode == SAME_BITS:
                 self.plan.check_one_bracketing()
-                check_lossless(mode, None if self.codec is None else self.codec.name)
         if mode == "plan":
             return self._choice_of(self.plan.entry_for(size_bytes).schedule)
         return self.choices.get(size_bytes.bit_length())

@@ -11,7 +11,7 @@ from ..synth.plan import Plan
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError
 from .cache import find_cache_folder
 from .calls import CallCache
-from .choose import Choice, ChooseMode, check_choose_mode, check_lossless
+from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
 from .program.layout import IN_PLACE
@@ -65,13 +65,12 @@ class Communicator:
         reduction: str = "hops",
         cache: str | Path | None = None,
     ) -> None:
-        check_choose_mode(choose)
+        check_choose_mode(choose, compress)
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         if reduction == "once" and compress is None:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         codec = None if compress is None else find_codec(compress)
-        check_lossless(choose, compress)
         if not isinstance(group, Transport) and not dist.is_initialized():
             raise InputError("torch.distributed is not initialised; call init_process_group first")
         plan_or_error = _load_plan(plan)

@@ -165,8 +165,10 @@ class DdpHook:
         return f"<topoplan.ddp_hook of {what}: {options}>"
 
     def __getstate__(self) -> dict[str, object]:
-        names = ("plan", "timeout", "choose", "compress", "error_feedback", "reduction")
-        return {name: getattr(self, name) for name in names}
+        return {
+            name: getattr(self, name)
+            for name in ("plan", "timeout", "choose", "compress", "error_feedback", "reduction")
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -29,7 +29,7 @@ from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
-from .ranks.trial import Trial
+from .ranks.turns import Trial
 from .reductions import in_inference_mode, share_memory
 from .scratch import allocate_zeros_like, free_arenas
 
@@ -69,7 +69,7 @@ class Engine:
         self.executor = Executor(transport, plan.topology, codec)
         self.chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
         self.times_calls = False
-        """Whether candidates are timed on the calls that users make (ranks/trial.py), and not
+        """Whether candidates are timed on the calls that users make (ranks/turns.py), and not
         before the first.
         """
 
@@ -128,8 +128,8 @@ class Engine:
 
         Collective the first time for a dtype and reduction.
         """
-        if self.transport.mpi is not None:
-            # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
+        # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
+        if self.transport.mpi is not None or not buffers.numel:
             return False
         choice = self._choice_for(buffers)
         return choice is not None and choice.schedule is None and self._has_stock(buffers)

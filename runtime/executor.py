@@ -187,9 +187,14 @@ class Executor:
         except PlayError as interrupted:
             call = Call(compiled.call, number, deadline, self.topology)
             post = interrupted.post
-            counts = dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted))
             raise self.faults.stuck(
-                call, post.kind, post.peer, post.number, post.step, interrupted, counts
+                call,
+                post.kind,
+                post.peer,
+                post.number,
+                post.step,
+                interrupted,
+                dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted)),
             ) from interrupted
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)

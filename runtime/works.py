@@ -449,11 +449,12 @@ def start(
     it. All other calls go to the queue: nothing here waits for other ranks. `number` is the number
     of the call, if drawn before.
     """
-    number = number or call.engine.transport.faults.draw_number()
-    uses_stock = call.is_settled and call.uses_stock
-    if uses_stock and call.engine.device.type == "cpu" and not calls.holds_stock:
+    engine = call.engine
+    number = number or engine.transport.faults.draw_number()
+    uses_stock = engine.is_settled(call.buffers) and engine.uses_stock(call.buffers)
+    if uses_stock and engine.device.type == "cpu" and not calls.holds_stock:
         first()
-        stock = call.engine.start_stock(call.buffers, call.finish, number)
+        stock = engine.start_stock(call.buffers, call.finish, number)
         work = CpuWork(results)
         if stock.call_when_done(work.finish):
             return work
@@ -469,5 +470,5 @@ def start(
         waits=waits,
         name=name,
         reads=[call.buffers.source, call.buffers.target, *reads],
-        may_be_stock=not call.is_settled or (uses_stock and not calls.is_idle),
+        may_be_stock=not engine.is_settled(call.buffers) or (uses_stock and not calls.is_idle),
     )

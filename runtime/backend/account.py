@@ -76,8 +76,7 @@ class Account:
 
 def _describe(communicator: Communicator, mode: ChooseMode) -> str:
     """Describe the plan, and the choice at each settled size."""
-    plan = communicator.plan
-    used = []
+    plan, used = communicator.plan, []
     if callable(mode):
         used = ["as the function says"]
     elif mode == "plan":
@@ -87,9 +86,9 @@ def _describe(communicator: Communicator, mode: ChooseMode) -> str:
             choice = communicator.choice((1 << bits) - 1)
             if choice is not None:
                 raced_us = dict(choice.raced)
-                own_us = raced_us.pop(choice.label, 0.0)
-                others = [f"{label} {us:.0f} us" for label, us in raced_us.items()]
-                took = f" ({', '.join([f'{own_us:.0f} us', *others])})" if choice.raced else ""
+                times = [f"{raced_us.pop(choice.label, 0.0):.0f} us"]
+                times += [f"{label} {us:.0f} us" for label, us in raced_us.items()]
+                took = f" ({', '.join(times)})" if choice.raced else ""
                 used.append(f"{choice.label} at {_format_size(1 << (bits - 1))}{took}")
     return f"plan {plan.hash[:16]} for {plan.topology.name}: {', '.join(used) or 'no size settled'}"
 

@@ -20,7 +20,7 @@ from ..ranks.addresses import Addresses
 from ..ranks.groups import make_group
 from ..ranks.stock import has_stock
 from ..ranks.transport import SharedTransport, Transport
-from ..ranks.trial import MAX_CALLS
+from ..ranks.turns import MAX_CALLS
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
@@ -125,10 +125,9 @@ class Size:
         self._questions[call] = self._gloo.allreduce([answer], options), answer
 
     def _hear_answer(self, call: int) -> None:
-        question = self._questions.pop(call - _ANSWERED_AFTER, None)
-        if question is None:
+        if call - _ANSWERED_AFTER not in self._questions:
             return
-        work, answer = question
+        work, answer = self._questions.pop(call - _ANSWERED_AFTER)
         work.wait()
         all_ready, passes = answer.tolist()
         if all_ready or -passes >= _WAITED_AFTER:
@@ -177,18 +176,24 @@ class Communicators:
         place = key, (tensor.nbytes * parts).bit_length(), has_own
         size = self._sizes.get(place)
         if size is None:
-            device = tensor.device
             if key not in self._preparations:
-                self._preparations[key] = Preparation(partial(self.plans.find, name, root, device))
+                self._preparations[key] = Preparation(
+                    partial(self.plans.find, name, root, tensor.device)
+                )
             # Unless plans are found automatically, and the stock collective may compete with them,
             # the first call must already go through a plan.
-            options = self.options
-            is_auto = options.plans == AUTO and options.choose in ("race", "model")
-            may_wait = is_auto and self._codec(name) is None and not self.must_plan(tensor, op)
-            gloo = self.plain._get_backend(torch.device("cpu"))
-            is_ready = self._preparations[key].future.done
+            may_wait = (
+                self.options.plans == AUTO
+                and self.options.choose in ("race", "model")
+                and self._codec(name) is None
+                and not self.must_plan(tensor, op)
+            )
             size = self._sizes[place] = Size(
-                key, gloo, is_ready, self._passes, at_once=not (has_own and may_wait)
+                key,
+                self.plain._get_backend(torch.device("cpu")),
+                self._preparations[key].future.done,
+                self._passes,
+                at_once=not (has_own and may_wait),
             )
         return size
 
@@ -219,13 +224,13 @@ class Communicators:
         That holds for values that are rounded, if results must have the same bits. `op` is None for
         collectives that add nothing.
         """
-        rounds = tensor.is_floating_point() or tensor.is_complex()
-        # The order does not matter for MIN and MAX.
-        orders = op is not None and kind_of_reduction(op) not in (
-            dist.ReduceOp.MIN,
-            dist.ReduceOp.MAX,
+        return (
+            self.options.keeps_bits
+            # The order does not matter for MIN and MAX.
+            and kind_of_reduction(op) not in (None, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+            and (tensor.is_floating_point() or tensor.is_complex())
+            and len(self.plans.ranks) > 1
         )
-        return self.options.keeps_bits and orders and rounds and len(self.plans.ranks) > 1
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
         """Raise InputError if the plain group must not carry out a reduction."""
@@ -254,10 +259,11 @@ class Communicators:
         if tensor.nbytes * parts < min_bytes and not self.must_plan(tensor, op):
             return f"{dtype_name(tensor.dtype)} below {min_bytes} bytes"
         kind = kind_of_reduction(op)
-        if self._codec(name) is not None:
-            is_served = not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
-        else:
-            is_served = op is None or can_reduce(tensor.dtype, kind)
+        is_served = (
+            op is None or can_reduce(tensor.dtype, kind)
+            if self._codec(name) is None
+            else not is_integer and kind in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+        )
         return "" if is_served else f"{getattr(kind, 'name', kind)} of {dtype_name(tensor.dtype)}"
 
     def _codec(self, name: str) -> str | None:
@@ -297,8 +303,14 @@ class Communicators:
                     self.plain, timeout, self._store, self._addresses, name
                 )
             else:
-                ranks, number = self.plans.ranks, self.plans.rank
-                make = partial(make_group, name, ranks, transport, store=self._store, number=number)
+                make = partial(
+                    make_group,
+                    name,
+                    self.plans.ranks,
+                    transport,
+                    store=self._store,
+                    number=self.plans.rank,
+                )
                 self._shared[device] = Transport(
                     make, timeout, self.options.transport, self._addresses
                 )

@@ -10,7 +10,7 @@ from typing import Any
 from ...synth.plan import Plan
 from ...topo.errors import InputError
 from ..cache import find_cache_folder
-from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode, check_lossless
+from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
 from ..codecs import find_codec
 from ..ranks.transport import check_transport
 from ..scratch import parse_scratch
@@ -99,15 +99,14 @@ def backend_options(
     """
     heed_log_level()
     mode = choose if choose is not None else os.environ.get("TOPOPLAN_CHOOSE", MODES[0])
-    check_choose_mode(mode)
     codec = compress or os.environ.get("TOPOPLAN_COMPRESS") or None
+    check_choose_mode(mode, codec)
     if codec is not None:
         find_codec(codec)
     if time_limit_s is None:
         time_limit_s = _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
     if least_bytes is None:
         least_bytes = int(_number("TOPOPLAN_LEAST_BYTES", _MIN_BYTES))
-    check_lossless(mode, codec)
     if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
         raise InputError(
             f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not guarantee the same "

@@ -168,7 +168,7 @@ class PlainCalls(dist.ProcessGroup):
         number = self._begin(what)
         device = "cpu" if tensor is None else tensor.device.type
         planned = self.planned
-        if not (not planned.is_idle(device) if after_all else planned.holds_stock(device)):
+        if planned.is_idle(device) if after_all else not planned.holds_stock(device):
             is_explained = number <= _COMPARED_CALLS and self._is_compared()
             return self._explain(start(), number, what, None) if is_explained else start()
         results: list[torch.Tensor] = []
@@ -179,8 +179,9 @@ class PlainCalls(dist.ProcessGroup):
             with suppress(RuntimeError):  # reduce-scatter and barriers of gloo have no future
                 results.extend(_find_tensors([work.get_future().value()]))
 
-        queue = planned.queue(torch.empty(0) if tensor is None else tensor)
-        return queue.carry_out(carry_out, results, waits=False, may_be_stock=True)
+        return planned.queue(torch.empty(0) if tensor is None else tensor).carry_out(
+            carry_out, results, waits=False, may_be_stock=True
+        )
 
     def _explain(
         self, work: dist.Work, number: int, what: str, results: list[torch.Tensor] | None
@@ -214,8 +215,9 @@ class PlainCalls(dist.ProcessGroup):
         self, tensor: torch.Tensor, start: Callable[[torch.Tensor], dist.Work]
     ) -> dist.Work:
         """Start a broadcast by the plain group: gloo treats all tensors as contiguous."""
-        by_gloo = self.transports.get(tensor.device.type) == "gloo"
-        given = make_contiguous(tensor) if by_gloo else tensor
+        given = (
+            make_contiguous(tensor) if self.transports.get(tensor.device.type) == "gloo" else tensor
+        )
         work = start(given)
         if given is tensor:
             return work
@@ -242,8 +244,9 @@ class PlainCalls(dist.ProcessGroup):
         op, first = opts.reduceOp, tensors[0]
         self.planned.check_plain(first, op)
         by_gloo = self.transports.get(first.device.type) == "gloo"
-        averages = by_gloo and kind_of_reduction(op) == dist.ReduceOp.AVG
-        averages = averages and first.is_floating_point()
+        averages = (
+            by_gloo and kind_of_reduction(op) == dist.ReduceOp.AVG and first.is_floating_point()
+        )
         given = [make_contiguous(tensor) if by_gloo else tensor for tensor in tensors]
         if not averages and all(a is b for a, b in zip(given, tensors, strict=True)):
             return start(given)

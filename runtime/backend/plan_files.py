@@ -162,20 +162,15 @@ def load_or_synthesize(
             result.plan.hash[:16],
         )
         return result.plan
-    _save(result.plan, folder, name)
-    return result.plan
-
-
-def _save(plan: Plan, folder: Path | None, name: str) -> None:
-    """Save a plan in the folder; if that fails, warn once per folder."""
     if folder is None:
         warn_without_cache(None)
-        return
+        return result.plan
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        plan.save(folder / name, overwrite=True, follow_links=False)
+        result.plan.save(folder / name, overwrite=True, follow_links=False)
     except (OSError, ValueError, TopoplanError) as error:
         warn_without_cache(folder, error)
+    return result.plan
 
 
 def _load_fitting(path: Path, collective: Collective, topology: Topology) -> Plan | None:

@@ -89,8 +89,13 @@ class PlanFinder:
                 if "error" not in answer:
                     return plan
             else:
-                limit = self.timeout + timedelta(seconds=2 * self.options.time_limit_s)
-                answer = take(self.store, key, limit, self.stop, self._check_rank_0)
+                answer = take(
+                    self.store,
+                    key,
+                    self.timeout + timedelta(seconds=2 * self.options.time_limit_s),
+                    self.stop,
+                    self._check_rank_0,
+                )
         except TopoplanError:
             raise
         except RuntimeError as error:
@@ -120,11 +125,14 @@ class PlanFinder:
             if device.type not in self._machines:
                 from ..ranks.places import find_machine
 
-                store = PrefixStore(device.type, self.store)
-                index = device.index if device.type == "cuda" else None
                 try:
                     self._machines[device.type] = find_machine(
-                        store, self.rank, self.ranks, index, self.timeout, self.stop
+                        PrefixStore(device.type, self.store),
+                        self.rank,
+                        self.ranks,
+                        device.index if device.type == "cuda" else None,
+                        self.timeout,
+                        self.stop,
                     )
                 except TopoplanError as error:
                     self._machines[device.type] = error
@@ -143,10 +151,9 @@ class PlanFinder:
                 plan.check_same_bits()
             return plan, {"plan": json.dumps(plan.to_json())}
         except TopoplanError as error:
-            none_needed = self._auto or (
+            if self._auto or (
                 not self.whole and isinstance(error, (InfeasibleError, TimeLimitError))
-            )
-            if none_needed:
+            ):
                 self.whys[wanted.name] = str(error)
                 log.warning(
                     "%s over ranks %s goes without a plan: %s", wanted.name, self.ranks, error
@@ -219,7 +226,6 @@ class Preparation:
 
 
 def _read_source(plans: Plans) -> PlanFiles | Topology:
-    """Parse the user's option: plans, or a machine to plan for."""
     if isinstance(plans, Plan):
         return PlanFiles([plans])
     if not isinstance(plans, (str, Path)):

@@ -55,9 +55,6 @@ class TopoGroup(BaseGroup):
         repeated = self._repeat("allreduce", tensor, opts)
         if repeated is not None:
             return repeated
-        # DDP's join passes the work that counts its ranks on to C++, for which a GpuWork is not
-        # made.
-        is_count = tensor.is_cuda and tensor.numel() == 1
         return self._call(
             GroupCall(
                 "allreduce",
@@ -70,7 +67,9 @@ class TopoGroup(BaseGroup):
                     [tensor], opts, lambda given: self.plain.allreduce(given, opts)
                 ),
                 op=opts.reduceOp,
-                misfit="a count" if is_count else "",
+                # DDP's join passes the work that counts its ranks on to C++, for which a GpuWork
+                # is not made.
+                misfit="a count" if tensor.is_cuda and tensor.numel() == 1 else "",
             )
         )
 
@@ -89,13 +88,13 @@ class TopoGroup(BaseGroup):
                 what,
                 "allreduce_coalesced_",
             )
-        start = partial(
-            self._reduce_by_plain,
-            tensors,
-            opts,
-            lambda given: self.plain.allreduce_coalesced(given, opts),
+        return self._call_plain(
+            what,
+            tensors[0],
+            lambda: self._reduce_by_plain(
+                tensors, opts, lambda given: self.plain.allreduce_coalesced(given, opts)
+            ),
         )
-        return self._call_plain(what, tensors[0], start)
 
     def reduce(  # type: ignore[override]
         self, tensors: Any, opts: Any = None, **more: Any
@@ -304,13 +303,15 @@ class TopoGroup(BaseGroup):
                 what,
                 "reduce_scatter_tensor_coalesced_",
             )
-        start = partial(
-            self._reduce_by_plain,
-            outputs,
-            opts,
-            lambda given: self.plain.reduce_scatter_tensor_coalesced(given, inputs, opts),
+        return self._call_plain(
+            what,
+            outputs[0],
+            lambda: self._reduce_by_plain(
+                outputs,
+                opts,
+                lambda given: self.plain.reduce_scatter_tensor_coalesced(given, inputs, opts),
+            ),
         )
-        return self._call_plain(what, outputs[0], start)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
@@ -333,13 +334,14 @@ class TopoGroup(BaseGroup):
         opts = AllToAllOptions() if opts is None else opts
         splits = output_split_sizes, input_split_sizes
         stock = partial(self.plain.alltoall_base, output, input, *splits, opts, **more)
-        misfit = ""
-        if more or not isinstance(opts, AllToAllOptions):
-            misfit = "called in another form"
-        elif not self.options.even_alltoall:
-            misfit = "parts may differ, even_alltoall is not promised"
-        if misfit:
-            self.account.leave("alltoall", misfit)
+        is_other = bool(more) or not isinstance(opts, AllToAllOptions)
+        if is_other or not self.options.even_alltoall:
+            self.account.leave(
+                "alltoall",
+                "called in another form"
+                if is_other
+                else "parts may differ, even_alltoall is not promised",
+            )
             return self._call_plain(f"alltoall of {dtype_name(input.dtype)}", input, stock)
         self._check_even(output, input, splits)
         return self._call(

@@ -48,11 +48,9 @@ def show_as(name: str, start: Callable[[], T]) -> T:
 
 def _find_counting_modes() -> list[Any]:
     """Return the counting modes that are active in this thread, innermost first."""
-    if not torch._C._len_torch_dispatch_stack():
-        return []
     # If it was never imported, no mode is active.
     debug = sys.modules.get("torch.distributed.tensor.debug")
-    if debug is None:
+    if debug is None or not torch._C._len_torch_dispatch_stack():
         return []
     return [
         mode

@@ -130,10 +130,10 @@ class BenchOptions:
             raise InputError("reduction='once' without compress: nothing is rounded; name a codec")
         default = BenchOptions()
         if self.choose == "same-bits" and plan is not None:
-            from ..choose import check_lossless
+            from ..choose import check_choose_mode
 
             plan.check_one_bracketing()
-            check_lossless(self.choose, self.compress)
+            check_choose_mode(self.choose, self.compress)
         if (self.dtype, self.op, self.place) != (default.dtype, default.op, default.place):
             self.settings_for(collective)
         if self.compress is not None:

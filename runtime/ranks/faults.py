@@ -216,14 +216,15 @@ class Faults:
             return self.broken
 
     def _describe_symptom(self, call: Call, report: Stuck) -> str:
-        """Describe this rank's own observation."""
         if report.kind == "stock":
             return f"here the stock collective failed ({call.what}: {report.reason})"
         src, dst = (self.rank, report.peer) if report.kind == "send" else (report.peer, self.rank)
         doing = "sending to" if report.kind == "send" else "receiving from"
         why = f"no end within {self.wait_s:.3g} s" if report.timed_out else report.reason
-        route = describe_route(call.find_route, src, dst)
-        return f"here step {report.step}, {doing} rank {report.peer} over {route}, failed ({why})"
+        return (
+            f"here step {report.step}, {doing} rank {report.peer} over "
+            f"{describe_route(call.find_route, src, dst)}, failed ({why})"
+        )
 
     def _exchange_reports(self, report: Stuck) -> dict[int, Stuck]:
         """Return the ranks' reports, once they show the culprit or no more come in time."""

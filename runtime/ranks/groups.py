@@ -126,9 +126,7 @@ def make_group(
         group._register_backend(
             torch.device(device), kinds.NCCL if is_nccl else kinds.GLOO, backend
         )
-    # For the type checker: torch's GroupName is a str, and older torch lacks it.
-    called: Any = name
-    group._set_group_name(called)
+    group._set_group_name(place.group_id)
     _enter(group, name, ranks, transport, store)
     return group
 

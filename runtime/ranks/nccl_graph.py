@@ -66,19 +66,15 @@ def nccl_graph(
         Effort(time_limit_s),
         version=version,
     )
-    handle, name = tempfile.mkstemp(prefix="topoplan-graph-", suffix=".xml")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(made.text)
-        with _set_variable(Path(name)):
-            yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="topoplan-graph-") as folder:
+        path = Path(folder) / "graph.xml"
+        path.write_text(made.text, encoding="utf-8")
+        with _set_variable(path):
+            yield path
 
 
 @contextmanager
 def _set_variable(path: Path) -> Iterator[None]:
-    """Set the variable to a path inside the context, and restore it."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(path)
     try:

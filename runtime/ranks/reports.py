@@ -281,7 +281,6 @@ class Relay:
 def _accept(
     selector: selectors.BaseSelector, listener: socket.socket | None
 ) -> Iterable[_Connection]:
-    """Accept all connections that wait."""
     while listener is not None:
         try:
             accepted, _ = listener.accept()

@@ -1,4 +1,9 @@
-"""Time several calls against each other on all ranks, until the fastest is certain enough."""
+"""Time candidates against each other on all ranks: in races, or in trials on the user's own calls.
+
+A race makes calls until the fastest is certain enough. In a trial nothing runs for timing alone:
+each candidate gets some of the user's calls. All ranks see the same times, so they drop the same
+candidates and end the trial at the same call.
+"""
 
 import math
 import random
@@ -6,6 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...synth.ir.schedule import Schedule
 from .timing import time_call_s
 from .transport import Transport
 
@@ -34,6 +40,19 @@ _SIGMAS = 2.0
 # Standard error of the median of n normally distributed times, times sqrt(n), in interquartile
 # ranges: sqrt(pi / 2) sigma, and the range is 1.349 sigma.
 _ERROR_OF_MEDIAN = 1.2533 / 1.349
+
+# Runs per candidate: in the first one it is compiled, and connections warm up.
+ROUNDS = 3
+MAX_ENTRANTS = 4  # candidates; each costs a call at its own, perhaps slow, speed
+# Calls of a trial: all candidates once, then at most all but one of them twice. DDP calls each
+# bucket once per step.
+MAX_CALLS = MAX_ENTRANTS + 2 * (MAX_ENTRANTS - 1)
+# A candidate is dropped at this multiple of the best time: after one round, which is uncertain, and
+# later.
+_SLOW_AT_FIRST, _SLOW = 3.0, 1.6
+
+# A schedule, or None for the stock collective.
+Entrant = Schedule | None
 
 
 @dataclass(frozen=True)
@@ -99,16 +118,71 @@ def is_open(times_s: Sequence[Sequence[float]]) -> bool:
     small themselves. Each call needs at least two times.
     """
     medians = [statistics.median(times) for times in times_s]
-    errors = [_find_error_of_median(times) for times in times_s]
+    quartiles = [statistics.quantiles(times, n=4, method="inclusive") for times in times_s]
+    errors = [
+        _ERROR_OF_MEDIAN * (upper - lower) / math.sqrt(len(times))
+        for (lower, _, upper), times in zip(quartiles, times_s, strict=True)
+    ]
     winner = min(range(len(medians)), key=medians.__getitem__)
-    for i, median in enumerate(medians):
-        doubt = _SIGMAS * math.hypot(errors[i], errors[winner])
-        lead = median - medians[winner]
-        if i != winner and lead < doubt and doubt > _FINE * medians[winner]:
-            return True
-    return False
+    doubts = [_SIGMAS * math.hypot(error, errors[winner]) for error in errors]
+    return any(
+        i != winner and median - medians[winner] < doubt and doubt > _FINE * medians[winner]
+        for i, (median, doubt) in enumerate(zip(medians, doubts, strict=True))
+    )
 
 
-def _find_error_of_median(times_s: Sequence[float]) -> float:
-    lower, _, upper = statistics.quantiles(times_s, n=4, method="inclusive")
-    return _ERROR_OF_MEDIAN * (upper - lower) / math.sqrt(len(times_s))
+class Trial:
+    """The candidates for one size and their times.
+
+    `others` are tried only if `expected`, which won in an earlier launch, does not win.
+    """
+
+    def __init__(
+        self, entrants: Sequence[Entrant], expected: Entrant = None, others: Sequence[Entrant] = ()
+    ) -> None:
+        self.expected, self.others = expected, others
+        self._times_s: dict[Entrant, list[float]] = {
+            entrant: [] for entrant in entrants[:MAX_ENTRANTS]
+        }
+        self._left = list(self._times_s)
+        self._round, self._next = 1, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all candidates have been tried often enough."""
+        return self._round > ROUNDS
+
+    @property
+    def entrant(self) -> Entrant:
+        """The candidate for the next call."""
+        return self._left[self._next]
+
+    @property
+    def first_schedule(self) -> Schedule:
+        """One of the schedules, for calls that the stock collective cannot carry out."""
+        return next(entrant for entrant in self._times_s if entrant is not None)
+
+    def record(self, seconds: float) -> None:
+        """Record the time of the current candidate's call over all ranks."""
+        self._times_s[self.entrant].append(seconds)
+        self._next += 1
+        if self._next == len(self._left):
+            self._end_round()
+
+    def best_s(self) -> dict[Entrant, float]:
+        """Return each candidate's best time in seconds.
+
+        Disturbances only add time, and few calls are timed.
+        """
+        return {entrant: min(times) for entrant, times in self._times_s.items() if times}
+
+    def _end_round(self) -> None:
+        """Drop slow candidates, and start the next round in another order."""
+        best = self.best_s()
+        limit_s = min(best.values()) * (_SLOW_AT_FIRST if self._round == 1 else _SLOW)
+        ranked = sorted((x for x in self._left if best[x] <= limit_s), key=best.__getitem__)
+        # The call before can slow a call down: the slowest candidate comes first, the fastest last.
+        self._left = ranked[: MAX_ENTRANTS - 1][::-1]
+        self._round, self._next = self._round + 1, 0
+        if len(self._left) == 1:
+            self._round = ROUNDS + 1

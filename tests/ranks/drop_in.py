@@ -21,7 +21,7 @@ from ranks.checks import refused, same_everywhere
 from ranks.topo_backend import count_planned, start
 from ranks.training import flat, network, seeded, wrapped
 from topoplan.runtime.executor import Executor
-from topoplan.runtime.ranks.trial import MAX_CALLS
+from topoplan.runtime.ranks.turns import MAX_CALLS
 
 
 def tensors_of_other_layouts(folder: str) -> None:

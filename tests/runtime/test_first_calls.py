@@ -10,7 +10,7 @@ from ranks import first_calls
 
 import topoplan
 from topoplan.runtime.backend.call_check import explain_difference
-from topoplan.runtime.ranks.trial import MAX_CALLS, ROUNDS, Trial
+from topoplan.runtime.ranks.turns import MAX_CALLS, ROUNDS, Trial
 from topoplan.synth.ir.schedule import Schedule
 
 
