@@ -1,22 +1,15 @@
 """topo-report: write an HTML page about a machine or a plan."""
 
-from __future__ import annotations
-
+import argparse
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..synth.report import USUAL_LIMIT_S
 from ..topo.errors import InputError
 from .shared.common import Example, Parser, run_command
 from .shared.outputs import OUTPUT, add_force, check_outputs
-from .shared.progress import ProgressReporter, Say
-
-if TYPE_CHECKING:
-    import argparse
-
-    from ..synth.report.gather import Report
+from .shared.progress import ProgressReporter
 
 PROG = "topo-report"
 EXAMPLES: tuple[Example, ...] = (
@@ -75,26 +68,23 @@ def _report(arguments: argparse.Namespace) -> int:
     if not arguments.time_limit > 0:
         raise InputError(f"--time-limit is {arguments.time_limit:g}; expected seconds above 0")
     check_outputs(arguments, "output")
+    from ..synth.plan import Plan
+    from ..synth.report.gather import gather_report, report_plan
     from ..synth.report.page import write_page
     from ..topo.files import write_whole
+    from ..topo.loader.resolve import resolve
 
+    subject, limit_s = arguments.subject, arguments.time_limit
     progress = ProgressReporter(PROG, arguments)
-    with progress.follow("gathering ...", arguments.time_limit) as work:
-        page = write_page(_gather(arguments.subject, arguments.time_limit, work.say))
+    with progress.follow("gathering ...", limit_s) as work:
+        if _is_plan(subject):
+            report = report_plan(Plan.load(subject), subject, limit_s)
+        else:
+            report = gather_report(resolve(subject), limit_s, work.say)
+        page = write_page(report)
     write_whole(arguments.output, page, overwrite=arguments.force)
     progress.tell(f"report written to {arguments.output} ({len(page.encode()) / 1e3:.0f} kB)")
     return 0
-
-
-def _gather(subject: str, time_limit_s: float, say: Say) -> Report:
-    """Return the report on a plan if `subject` is a plan's file, else on a topology."""
-    from ..synth.plan import Plan
-    from ..synth.report.gather import gather_report, report_plan
-    from ..topo.loader.resolve import resolve
-
-    if _is_plan(subject):
-        return report_plan(Plan.load(subject), subject, time_limit_s)
-    return gather_report(resolve(subject), time_limit_s, say)
 
 
 def _is_plan(subject: str) -> bool:

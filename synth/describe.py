@@ -211,8 +211,12 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
         soft_wrap=soft_wrap,
     )
     if host_of(topology) is not None or step_us(topology):
-        text = f"host costs: {describe_host(topology)}"
-        console.print(text, highlight=False, soft_wrap=soft_wrap, markup=False)
+        console.print(
+            f"host costs: {describe_host(topology)}",
+            highlight=False,
+            soft_wrap=soft_wrap,
+            markup=False,
+        )
 
 
 def _show_segments(

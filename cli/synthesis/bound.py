@@ -41,13 +41,25 @@ def run_bound(job: SynthRun) -> None:
         job.in_network = bound_in_network(job.collective, job.topology, bounds.multipath, effort)
         job.cut_short += effort.cut_short
     if job.args.json:
-        body = job.head_json() | dict.fromkeys(_EMPTY) | {"size_bytes": job.size}
-        body |= _bounds_json(bounds) | job.switches_json() | {"verified": False}
-        body |= {"synthesis_s": job.seconds, "search_complete": not job.cut_short}
+        body = {
+            **job.head_json(),
+            **dict.fromkeys(_EMPTY),
+            "size_bytes": job.size,
+            **_bounds_json(bounds),
+            **job.switches_json(),
+            "verified": False,
+            "synthesis_s": job.seconds,
+            "search_complete": not job.cut_short,
+        }
         print(json.dumps(body))
         return
-    lines = [*job.switch_lines(), *describe_rates(job.topology), *job.root_lines()]
-    for line in [_head_line(job, bounds), *lines, *job.cut_lines()]:
+    for line in (
+        _head_line(job, bounds),
+        *job.switch_lines(),
+        *describe_rates(job.topology),
+        *job.root_lines(),
+        *job.cut_lines(),
+    ):
         print(printable_lines(line))
 
 
@@ -82,9 +94,14 @@ def run_export(job: SynthRun) -> None:
         job.cut_short += effort.cut_short
     write_extra(args, "output", job.progress, f"{args.format} written to FILE", lambda: made.text)
     if args.json:
-        body = job.head_json() | {"format": made.format, made.key: made.figures}
-        body |= _bounds_json(made.bounds) if made.bounds is not None else {}
-        body |= {"synthesis_s": job.seconds, "search_complete": not job.cut_short}
+        body = {
+            **job.head_json(),
+            "format": made.format,
+            made.key: made.figures,
+            **(_bounds_json(made.bounds) if made.bounds is not None else {}),
+            "synthesis_s": job.seconds,
+            "search_complete": not job.cut_short,
+        }
         print(json.dumps(body))
         return
     # Without -o standard output is the file itself, so the description goes to standard error.

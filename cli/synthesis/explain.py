@@ -66,9 +66,13 @@ def _try_orders(job: SynthRun) -> Placement | None:
 
     if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:
         return None
-    # Bandwidths alone decide which order is fastest, so any large size will do.
-    traffic = f"all={job.collective.name}:1G"
-    return place(job.topology, traffic=traffic, target=STOCK, time_limit_s=_ORDERING_S)
+    return place(
+        job.topology,
+        # Bandwidths alone decide which order is fastest, so any large size will do.
+        traffic=f"all={job.collective.name}:1G",
+        target=STOCK,
+        time_limit_s=_ORDERING_S,
+    )
 
 
 def _order_text(placement: Placement) -> str:

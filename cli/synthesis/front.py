@@ -13,7 +13,7 @@ from .options import parse_instance
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.ksync.pareto import Front, Row
+    from ...synth.ksync.pareto import Front
     from ...synth.numeric.effort import Effort
 
 # Instances without a schedule that an error lists: more would not fit one line.
@@ -60,9 +60,11 @@ def run(job: SynthRun) -> None:
 
     def body() -> dict[str, Any]:
         bound, of_pairs = (plan.bound, plan.bound_one_way) if plan else (front.bound, single_path)
-        out = plan_json(job, plan, bound, of_pairs)
-        out |= {"complete": front.complete, "least_ratio": str(front.least_ratio)}
-        return out | {"rows": rows()}
+        return plan_json(job, plan, bound, of_pairs) | {
+            "complete": front.complete,
+            "least_ratio": str(front.least_ratio),
+            "rows": rows(),
+        }
 
     def picture() -> str:
         from ...synth.pictures.front import draw_front
@@ -130,11 +132,9 @@ def _check_feasible(job: SynthRun, front: Front) -> None:
             f"{where}: no schedule was found, and none was proved "
             f"impossible{listed and f' ({listed})'}"
         )
-    more = " ..." * (len(without) > _MAX_LISTED)
-    raise InfeasibleError(
-        f"{where}: no schedule has {'; '.join(map(_name_instance, without[:_MAX_LISTED]))}{more}"
+    listed = "; ".join(
+        f"{x.chunks} chunks, {x.steps} steps and {x.rounds} rounds ({x.proof})"
+        for x in without[:_MAX_LISTED]
     )
-
-
-def _name_instance(row: Row) -> str:
-    return f"{row.chunks} chunks, {row.steps} steps and {row.rounds} rounds ({row.proof})"
+    more = " ..." * (len(without) > _MAX_LISTED)
+    raise InfeasibleError(f"{where}: no schedule has {listed}{more}")

@@ -281,14 +281,19 @@ def deliver(
     if args.trace and plan is not None:
         from ...synth.pictures.chrome_trace import write_plan_trace
 
-        message = "trace written to FILE; open it at ui.perfetto.dev"
-        write_extra(args, "trace", job.progress, message, lambda: write_plan_trace(plan, job.size))
+        write_extra(
+            args,
+            "trace",
+            job.progress,
+            "trace written to FILE; open it at ui.perfetto.dev",
+            lambda: write_plan_trace(plan, job.size),
+        )
     write_extra(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))
     else:
-        width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 24)).columns
-        console = SafeConsole(width=width)
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns
+        console = SafeConsole(width=None if sys.stdout.isatty() else columns)
         print_lines(console, *describe_rates(job.topology))
         if first is not None:
             first(console)

@@ -274,20 +274,18 @@ def _check_combinations(args: argparse.Namespace) -> None:
     exacts = {"--pareto": args.pareto, "--instance": args.instance}
     explains = {"--explain": args.explain}
     files = {"--trace": args.trace, "--plot": args.plot, "--csv": args.csv}
+    limits = _given({**trees, **fronts, **explains, **exacts})
     others = {
         "--strategy": args.strategy != "auto",
         "--bound-only": args.bound_only,
         "--reproducible": args.reproducible,
     }
-    limits = _given({**trees, **fronts, **explains, **exacts})
-    plans = limits + _given({**others, **files})
     exact = "--pareto" if args.pareto else "--instance"
-    no_plan = _given({"-o": args.output, **files})
     is_exact = bool(args.pareto or args.instance)
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
-            plans,
+            limits + _given({**others, **files}),
             args.format != PLAN,
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
@@ -302,7 +300,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             "{} without --format nccl-tuner: it has no effect then; leave it out",
         ),
         (
-            no_plan,
+            _given({"-o": args.output, **files}),
             args.bound_only,
             "{}: --bound-only produces neither a plan nor a schedule; leave one of them out",
         ),

@@ -91,13 +91,14 @@ def report(
     plan = result.plan
 
     def body() -> dict[str, Any]:
+        more = {
+            "forests": result.table,
+            "healthy": healthy and _healthy_json(job, plan, healthy),
+            **(more_json or {}),
+            "declined": result.declined,
+        }
         out = plan_json(job, plan, plan.bound, plan.bound_one_way)
-        if result.table:
-            out["forests"] = result.table
-        if healthy is not None:
-            out["healthy"] = _healthy_json(job, plan, healthy)
-        out |= more_json or {}
-        return out | ({"declined": result.declined} if result.declined else {})
+        return out | {key: value for key, value in more.items() if value}
 
     def sections(console: Console) -> None:
         if healthy is not None:
@@ -151,9 +152,14 @@ def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
     lines: list[tuple[Sequence[str], str | None]] = []
     for row in forests:
         gap = "" if row["gap"] is None else "0" if row["gap"] <= _NO_GAP else f"{row['gap']:.2%}"
-        trees = "" if row["trees"] is None else str(row["trees"])
-        rate, kept = f"{row['algbw_GBps']:.4g}", "kept" * row["kept"]
-        cells = (trees, str(row["depth"]), rate, gap, row["how"], kept)
+        cells = (
+            "" if row["trees"] is None else str(row["trees"]),
+            str(row["depth"]),
+            f"{row['algbw_GBps']:.4g}",
+            gap,
+            row["how"],
+            "kept" * row["kept"],
+        )
         lines.append((cells, None if row["kept"] else "dim"))
     columns = [(title, title in ("found by", "")) for title in titles]
     print_table(console, columns, lines, ("found by", "depth"), title="trees considered")

@@ -123,8 +123,11 @@ def write_machine(machine: Topology) -> str:
         look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
-        large = "too large to draw; topo-probe's format dot writes it for Graphviz"
-        parts.append(make_paragraph(large, soft=True))
+        parts.append(
+            make_paragraph(
+                "too large to draw; topo-probe's format dot writes it for Graphviz", soft=True
+            )
+        )
     about = [*describe_rates(machine), *list_adding(machine)]
     parts += [_list_links(machine), *(make_paragraph(line, soft=True) for line in about)]
     parts += [*_list_connections(machine), _list_devices(machine)]
@@ -172,8 +175,8 @@ def _write_findings(examination: Examination) -> str:
     for name, lack in examination.skipped:
         skipped[lack].append(name)
     if skipped:
-        title = f"{len(examination.skipped)} checks could not be made"
         lacks = (f"{', '.join(names)}: {lack}" for lack, names in skipped.items())
+        title = f"{len(examination.skipped)} checks could not be made"
         parts.append(make_details(title, _make_list(lacks)))
     return make_section("findings", "Findings", *parts)
 
@@ -193,11 +196,15 @@ def _make_list(lines: Iterable[str], *, soft: bool = False) -> str:
 
 
 def _list_links(machine: Topology) -> str:
-    rows = []
-    for look, cables in group_alike(find_cables(machine)):
-        rate = f"{format_rate(look.GBps)} in {'one' if look.directed else 'each'} direction"
-        width = dict.fromkeys(cable.width for cable in cables)
-        rows.append((get_kind_name(look.kind), f"{len(cables):,}", rate, ", ".join(width)))
+    rows = [
+        (
+            get_kind_name(look.kind),
+            f"{len(cables):,}",
+            f"{format_rate(look.GBps)} in {'one' if look.directed else 'each'} direction",
+            ", ".join(dict.fromkeys(cable.width for cable in cables)),
+        )
+        for look, cables in group_alike(find_cables(machine))
+    ]
     return make_table(("links", "how many", "GB/s", "width"), rows[:_MAX_DEVICES], right=(1, 2, 3))
 
 
@@ -216,15 +223,21 @@ def _list_connections(machine: Topology) -> list[str]:
         cells = [
             (str(i), *(_show_connection(x, between) for x in row)) for i, row in enumerate(rows)
         ]
-        head = "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>"
-        return [head, make_table(titles, cells), legend]
+        return [
+            "<h3>From GPU to GPU: connection, and GB/s of the route used alone</h3>",
+            make_table(titles, cells),
+            legend,
+        ]
     counted = "" if is_whole else f", counted from the first {len(rows)} GPUs"
     cells = [
         (x.label, "" if x.GBps is None else format_rate(x.GBps), f"{number:,}")
         for x, number in pairs.most_common(_MAX_DEVICES)
     ]
-    table = make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2))
-    return [f"<h3>From GPU to GPU{counted}</h3>", table, legend]
+    return [
+        f"<h3>From GPU to GPU{counted}</h3>",
+        make_table(("connection", "GB/s alone", "pairs"), cells, right=(1, 2)),
+        legend,
+    ]
 
 
 def _show_connection(connection: Connection, between: str) -> str:

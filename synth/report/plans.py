@@ -157,9 +157,11 @@ def _list_strategies(explanation: Explanation) -> str:
         (name, *(f"{value:.3g}" for value in reached))
         for name, reached in sorted(explanation.reached.items(), key=lambda item: -item[1][-1])
     ]
-    titles = ("strategy", *(show_size(size) for size in SIZES))
-    table = make_table(titles, rows, right=range(1, len(SIZES) + 1))
-    return make_details("algbw in GB/s by strategy and size", table)
+    titles = ("strategy", *map(show_size, SIZES))
+    return make_details(
+        "algbw in GB/s by strategy and size",
+        make_table(titles, rows, right=range(1, len(SIZES) + 1)),
+    )
 
 
 def show_number(value: float, digits: int = 4) -> str:
@@ -211,11 +213,15 @@ def _draw_schedule(plan: Plan) -> list[str]:
         )
     if len(topology.ranks) > MAX_ROWS:
         caption += f"; the first {MAX_ROWS} of {len(topology.ranks)} ranks"
-    picture = draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks))
-    links = draw_links(f"links of {schedule.label}", times, topology)
-    by_link = (
-        f"the same link by link, the busiest {MAX_ROWS} at most, with the share of the time for "
-        "which each is full"
-    )
-    caption += ". topo-synth writes it as a trace for Perfetto"
-    return [*parts, make_figure(picture, caption), make_figure(links, by_link)]
+    return [
+        *parts,
+        make_figure(
+            draw_timeline(f"timeline of {schedule.label}", times, len(topology.ranks)),
+            f"{caption}. topo-synth writes it as a trace for Perfetto",
+        ),
+        make_figure(
+            draw_links(f"links of {schedule.label}", times, topology),
+            f"the same link by link, the busiest {MAX_ROWS} at most, with the share of the time "
+            "for which each is full",
+        ),
+    ]

@@ -160,8 +160,8 @@ class TableReader:
 
     def _is_whole(self, row: list[str]) -> bool:
         if self._columns:
-            named = [name for name in self._columns if name not in ("size", "count", "type")]
-            return len(row) - 3 >= len(named)
+            names = ("size", "count", "type")
+            return len(row) - 3 >= sum(name not in names for name in self._columns)
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
     def _end_row(self) -> None:
