@@ -85,29 +85,32 @@ def believe(topology: Topology, measurements: Measurements, declared: bool = Tru
     # Rule 6 levels rates over all links together, so it runs only after every link has its verdict.
     ranks = topology.ranks
     latency = {(ranks[a], ranks[b]): us for (a, b), us in measurements.latency_us.items()}
-    assumed = {} if declared else _share_latencies(topology, measurements)
     links = tuple(
         _apply_verdict(v, rate, latency.get((v.link.src, v.link.dst)), measurements.medium)
         for v, rate in zip(verdicts, _level_rates(verdicts), strict=True)
     )
     if not declared:
+        assumed = _share_latencies(topology, measurements)
         links = tuple(
             replace(x, latency_us=assumed.get((x.src, x.dst), x.latency_us)) for x in links
         )
-    pairs = [
-        {"src": ranks[a], "dst": ranks[b], **values}
-        for (a, b), values in sorted(measurements.pairs.items())
-    ]
-    notes = [
-        *topology.notes,
-        *measurements.notes,
-        *_shorten([v.note for v in verdicts if v.note]),
-        *_shorten(evidence.unexplained if measurements.trusted == "all" else ()),
-    ]
-    measured = {"over": measurements.medium, "pairs": pairs}
-    return replace(
-        topology, links=links, extra={**topology.extra, "notes": notes, "measured": measured}
-    )
+    extra = {
+        **topology.extra,
+        "notes": [
+            *topology.notes,
+            *measurements.notes,
+            *_shorten([v.note for v in verdicts if v.note]),
+            *_shorten(evidence.unexplained if measurements.trusted == "all" else ()),
+        ],
+        "measured": {
+            "over": measurements.medium,
+            "pairs": [
+                {"src": ranks[a], "dst": ranks[b], **values}
+                for (a, b), values in sorted(measurements.pairs.items())
+            ],
+        },
+    }
+    return replace(topology, links=links, extra=extra)
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,11 @@ def _decide(
         return _Verdict(*facts, "declared", measurements.otherwise)
     if rate is None:
         return _Verdict(*facts, "measured", "nothing is declared")
-    choice = _choose(link, evidence, rate, measured, share)
-    return _Verdict(*facts, *choice, limit=evidence.proved_by is not None)
+    return _Verdict(
+        *facts,
+        *_choose(link, evidence, rate, measured, share),
+        limit=evidence.proved_by is not None,
+    )
 
 
 def _choose(
@@ -217,9 +223,12 @@ def _apply_verdict(
             **({} if latency_us is None else {"us": float(latency_us)}),
         }
     extra |= {"believed": verdict.believed, "reason": verdict.reason}
-    is_measured = verdict.believed == "measured"
-    believed_source = source if is_measured else declared.get("source", link.source)
-    return replace(link, bandwidth_GBps=rate, source=believed_source, extra=extra)
+    return replace(
+        link,
+        bandwidth_GBps=rate,
+        source=source if verdict.believed == "measured" else declared.get("source", link.source),
+        extra=extra,
+    )
 
 
 def _level_rates(verdicts: list[_Verdict]) -> list[Fraction]:

@@ -108,9 +108,11 @@ class _EvidenceSearch:
         self.declared: dict[Hop, Fraction] = defaultdict(Fraction)
         for link in topology.links:
             self.declared[link.src, link.dst] += get_declared_GBps(link)
-        pairs = {pair for e in measurements.experiments for pair in e.rates_GBps}
-        routes = ((pair, router.route(*pair)) for pair in sorted(pairs))
-        self.routes = {pair: route_links(route) for pair, route in routes if route is not None}
+        self.routes = {
+            pair: route_links(route)
+            for pair in sorted({pair for e in measurements.experiments for pair in e.rates_GBps})
+            if (route := router.route(*pair)) is not None
+        }
         self.experiments = measurements.experiments
         self.loads = [self._sum_loads(e) for e in self.experiments]
         self.hops: dict[Hop, HopEvidence] = {}
@@ -157,8 +159,11 @@ class _EvidenceSearch:
     def _explains(self, hop: Hop) -> bool:
         """Return whether the believed rate of a hop is no more than its highest load."""
         evidence = self.hops[hop]
-        is_slow = evidence.proved_by or evidence.blamed
-        return bool(is_slow) or evidence.max_GBps >= NEAR * self.declared[hop]
+        return (
+            evidence.proved_by is not None
+            or evidence.blamed is not None
+            or evidence.max_GBps >= NEAR * self.declared[hop]
+        )
 
     def _blame(self, suspects: list[Hop], flow: str) -> None:
         used = {hop: self.hops[hop].max_GBps / self.declared[hop] for hop in suspects}

@@ -94,8 +94,7 @@ def describe_rates(topology: Topology) -> list[str]:
         if link.counted_by and link.kind in ("nvlink", "xgmi"):
             ends = (topology.by_id[link.src], topology.by_id[link.dst])
             gpus = (find_datasheet_GBps(link.kind, d.extra) for d in ends if d.kind == "gpu")
-            printed = next(gpus, None)
-            counted[link.counted_by, link.bandwidth_GBps / link.count, printed] = None
+            counted[link.counted_by, link.bandwidth_GBps / link.count, next(gpus, None)] = None
     return [
         f"rates: {library}'s, {format_rate(rate)} GB/s a link"
         + (

@@ -64,18 +64,17 @@ def show_hosts_once(topology: Topology) -> ShownPart:
     if len(kinds) == len(members):
         return ShownPart(topology, None)
     shown = [hosts[0] for hosts in kinds.values()]
-    kept = {d.id for host in shown for d in members[host]} | {
-        ident for host in shown for ident in joined_to[host]
-    }
+    kept = {d.id for host in shown for d in members[host]}
+    part = _keep(topology, kept.union(*(joined_to[host] for host in shown)))
     ranks = {ident: i for i, ident in enumerate(topology.ranks)}
-    part = _keep(topology, kept)
     devices = tuple(
         replace(d, extra={**d.extra, _RANK: ranks[d.id]}) if d.id in ranks else d
         for d in part.devices
     )
     listed = ", ".join(_count_hosts(hosts, members) for hosts in kinds.values())
-    part = replace(part, name=topology.name, devices=devices)
-    return ShownPart(part, f"{len(members)} hosts: {listed}")
+    return ShownPart(
+        replace(part, name=topology.name, devices=devices), f"{len(members)} hosts: {listed}"
+    )
 
 
 def _keep(topology: Topology, kept: set[str]) -> Topology:
@@ -125,8 +124,10 @@ def collapse(
     `max_boxes` counts boxes of several GPUs.
     """
     boxes = list_boxes(topology)
-    large = sum(sum(d.kind == "gpu" for d in box) > 1 for box in boxes)
-    if len(find_cables(topology)) <= max_cables and large <= max_boxes:
+    if (
+        len(find_cables(topology)) <= max_cables
+        and sum(sum(d.kind == "gpu" for d in box) > 1 for box in boxes) <= max_boxes
+    ):
         return ShownPart(topology, None)
     kinds: dict[object, list[list[Device]]] = defaultdict(list)
     for box in boxes:
@@ -135,11 +136,12 @@ def collapse(
     # If all boxes differ, or one of each kind is still too many, only a neighbourhood is shown.
     if len(kept) == len(boxes) or sum(len(box) for box in kept) > MAX_CABLES:
         return _keep_nearest(topology)
-    listed = ", ".join(f"{len(of):,} like that of {_name_first(of[0])}" for of in kinds.values())
+    firsts = [next((d.id for d in box if d.kind == "gpu"), box[0].id) for box in kept]
     drawn = _keep(topology, {d.id for d in (*list_hubs(topology), *chain(*kept))})
     if len(find_cables(drawn)) > max_cables:
         return _keep_nearest(topology)
-    return ShownPart(drawn, f"one box of each kind is drawn: there are {listed}")
+    listed = (f"{len(of):,} like that of {x}" for of, x in zip(kinds.values(), firsts, strict=True))
+    return ShownPart(drawn, f"one box of each kind is drawn: there are {', '.join(listed)}")
 
 
 def list_hubs(topology: Topology) -> list[Device]:
@@ -155,16 +157,11 @@ def list_boxes(topology: Topology) -> list[list[Device]]:
 def _describe_box(topology: Topology, box: list[Device]) -> object:
     """Return a key that is equal for boxes with the same devices in order and the same rates."""
     place = {d.id: i for i, d in enumerate(box)}
-    rates = frozenset(
+    return tuple((d.kind, d.family) for d in box), frozenset(
         (i, place.get(b, b), topology.capacity_GBps[a, b], topology.capacity_GBps.get((b, a)))
         for a, i in place.items()
         for b in topology.out_neighbours[a]
     )
-    return tuple((d.kind, d.family) for d in box), rates
-
-
-def _name_first(box: list[Device]) -> str:
-    return next((d.id for d in box if d.kind == "gpu"), box[0].id)
 
 
 def _keep_nearest(topology: Topology) -> ShownPart:
@@ -176,6 +173,7 @@ def _keep_nearest(topology: Topology) -> ShownPart:
             if other not in order and gpus < _MAX_GPUS and len(order) < MAX_CABLES // 2:
                 order.append(other)
                 gpus += topology.by_id[other].kind == "gpu"
-    drawn = f"{gpus} of {len(topology.ranks):,} GPUs are drawn"
-    part = _keep(topology, set(order))
-    return ShownPart(part, f"{drawn}, those nearest to {topology.ranks[0]}")
+    return ShownPart(
+        _keep(topology, set(order)),
+        f"{gpus} of {len(topology.ranks):,} GPUs are drawn, those nearest to {topology.ranks[0]}",
+    )

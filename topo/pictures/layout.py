@@ -87,8 +87,10 @@ def lay_out_boxes(topology: Topology) -> Picture:
     singles = all(len(members) == 1 for members in components)
     pictures = [_lay_out_box(topology, members, machine_cables) for members in components]
     if len(components) > 1 and not singles:
-        names = [_name_box(members, i) for i, members in enumerate(components)]
-        pictures = [_add_frame(*pair) for pair in zip(pictures, names, strict=True)]
+        pictures = [
+            _add_frame(picture, _name_box(members, i))
+            for i, (picture, members) in enumerate(zip(pictures, components, strict=True))
+        ]
     tiered = any(d.kind in ("cpu", "nic") or d.family == "pcie" for d in topology.devices)
     arranged = _place_boxes(pictures, tiered, bool(hubs), singles)
     return _add_network_bars(arranged, hubs, machine_cables)
@@ -150,12 +152,20 @@ def _lay_out_rows(
                 x = step_x * (k + (columns - len(row)) / 2 + (stagger / 2 if i else -stagger / 2))
                 shapes[ident] = make_shape(topology, ident, rank.get(ident), x, y)
             of_rows.append([(name_host(topology.by_id[ident]), shapes[ident]) for ident in row])
-            continue
-        # The bars of a row share the width of the widest row of GPUs.
-        names = dict.fromkeys(row, "NVSwitch")
-        shapes |= make_bars(names, "nvswitch", -step_x / 2, y, step_x * columns, gap=step_x - width)
-    frames = tuple(_frame_hosts(of_rows))
-    return Picture(tuple(dict.fromkeys(shapes.values())), bundle_wires(shapes, inside), frames)
+        else:  # the bars of a row share the width of the widest row of GPUs
+            shapes |= make_bars(
+                dict.fromkeys(row, "NVSwitch"),
+                "nvswitch",
+                -step_x / 2,
+                y,
+                step_x * columns,
+                gap=step_x - width,
+            )
+    return Picture(
+        tuple(dict.fromkeys(shapes.values())),
+        bundle_wires(shapes, inside),
+        tuple(_frame_hosts(of_rows)),
+    )
 
 
 def _frame_hosts(rows: Sequence[Sequence[tuple[str, Shape]]]) -> Iterator[Frame]:
@@ -207,12 +217,12 @@ def _flip(picture: Picture) -> Picture:
     def flip_point(point: tuple[float, float]) -> tuple[float, float]:
         return point[0], height - point[1]
 
-    wires = tuple(w.map_points(flip_point) for w in picture.wires)
-    shapes = tuple(replace(s, y=height - s.y) for s in picture.shapes)
     # A frame is not turned, so that its label stays on top.
-    flipped = Picture(shapes, wires, ()).shift(
-        0, _FRAME_HEAD - _FRAME_PAD + 8 if picture.frames else 0
-    )
+    flipped = Picture(
+        tuple(replace(s, y=height - s.y) for s in picture.shapes),
+        tuple(w.map_points(flip_point) for w in picture.wires),
+        (),
+    ).shift(0, _FRAME_HEAD - _FRAME_PAD + 8 if picture.frames else 0)
     return replace(flipped, frames=picture.frames)
 
 
@@ -256,8 +266,11 @@ def _add_network_bars(
     width = max(boxes.width, 160 * len(names))
     shapes = {ident: s for s in boxes.shapes for ident in s.ids}
     shapes |= make_bars(names, "network", 0, _find_bar_y(boxes), width, gap=20)
-    wires = (*boxes.wires, *bundle_wires(shapes, hub_cables))
-    return Picture(tuple(dict.fromkeys(shapes.values())), wires, boxes.frames)
+    return Picture(
+        tuple(dict.fromkeys(shapes.values())),
+        (*boxes.wires, *bundle_wires(shapes, hub_cables)),
+        boxes.frames,
+    )
 
 
 def _find_bar_y(boxes: Picture) -> float:
@@ -274,9 +287,9 @@ def _find_bar_y(boxes: Picture) -> float:
         rows.append((top, bottom))
     if not rows:
         return 0.0
-    gaps = [(below[0] - above[1], (above[1] + below[0]) / 2) for above, below in pairwise(rows)]
-    widest = max(gaps, default=(0.0, 0.0))
-    if widest[0] >= 2 * _BAR_GAP:
-        return widest[1]
+    gaps = ((below[0] - above[1], (above[1] + below[0]) / 2) for above, below in pairwise(rows))
+    widest, middle = max(gaps, default=(0.0, 0.0))
+    if widest >= 2 * _BAR_GAP:
+        return middle
     offset = _BAR_GAP + BAR_HEIGHT / 2
     return rows[0][0] - offset if rows[0][0] >= offset else rows[-1][1] + offset

@@ -86,8 +86,12 @@ class Wire:
 
     def map_points(self, change: Callable[[tuple[float, float]], tuple[float, float]]) -> Wire:
         """Return the wire with `change` applied to each of its points."""
-        bend = None if self.bend is None else change(self.bend)
-        return replace(self, start=change(self.start), end=change(self.end), bend=bend)
+        return replace(
+            self,
+            start=change(self.start),
+            end=change(self.end),
+            bend=None if self.bend is None else change(self.bend),
+        )
 
 
 @dataclass(frozen=True)
@@ -177,8 +181,15 @@ def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: fl
     name = split_host(ident)[1]
     if rank is None:
         return Shape((ident,), "nic", name, "NIC", x, y, get_nic_width(topology), NIC_HEIGHT)
-    subtitle = "GPU" if name.lower() == f"gpu{rank}" else name
-    return Shape((ident,), "gpu", str(rank), subtitle, x, y, *get_gpu_size(topology))
+    return Shape(
+        (ident,),
+        "gpu",
+        str(rank),
+        "GPU" if name.lower() == f"gpu{rank}" else name,
+        x,
+        y,
+        *get_gpu_size(topology),
+    )
 
 
 def make_bars(
@@ -192,8 +203,9 @@ def make_bars(
     for i, (ids, name) in enumerate(names.items()):
         title = f"{len(ids)} {TIMES} {name}" if len(ids) > 1 else f"{name} · {ids[0]}"
         x = left + (i + 0.5) * width / len(names)
-        bar = Shape(ids, look, title, "", x, y, width / len(names) - gap, BAR_HEIGHT)
-        bars |= dict.fromkeys(ids, bar)
+        bars |= dict.fromkeys(
+            ids, Shape(ids, look, title, "", x, y, width / len(names) - gap, BAR_HEIGHT)
+        )
     return bars
 
 
@@ -224,8 +236,11 @@ def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> tuple[
     bundles: dict[object, list[Cable]] = defaultdict(list)
     for c in cables:
         bundles[shapes[c.a].ids, shapes[c.b].ids, c.without_ends()].append(c)
-    firsts = ((of[0], len(of)) for of in bundles.values())
-    return tuple(replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=n) for c, n in firsts)
+    return tuple(
+        replace(make_wire(c, shapes[c.a], shapes[c.b]), cables=len(alike))
+        for alike in bundles.values()
+        for c in alike[:1]
+    )
 
 
 def bend_around(wire: Wire, shapes: Iterable[Shape]) -> Wire:
@@ -241,15 +256,20 @@ def bend_around(wire: Wire, shapes: Iterable[Shape]) -> Wire:
         for part in _BENDS
         for side in (part, -part)
     )
-    free = (w for w in chain([wire], bent) if not any(_passes_behind(w, s) for s in others))
-    return next(free, wire)
+    return next(
+        (w for w in chain([wire], bent) if not any(_passes_behind(w, s) for s in others)), wire
+    )
 
 
 def _passes_behind(wire: Wire, shape: Shape) -> bool:
     (ax, ay), (bx, by) = wire.start, wire.end
     cx, cy = wire.bend or ((ax + bx) / 2, (ay + by) / 2)
-    beside = max(ax, bx, cx) < shape.left or min(ax, bx, cx) > shape.right
-    if beside or max(ay, by, cy) < shape.top or min(ay, by, cy) > shape.bottom:
+    if (
+        max(ax, bx, cx) < shape.left
+        or min(ax, bx, cx) > shape.right
+        or max(ay, by, cy) < shape.top
+        or min(ay, by, cy) > shape.bottom
+    ):
         return False
     # Intersecting the curve exactly would need the roots of two quadratics for each shape.
     for i in range(1, _POINTS):

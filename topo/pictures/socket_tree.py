@@ -125,16 +125,22 @@ class SocketTree:
         ]
         bottom = max([s.bottom for s in self.shapes.values()] + arc_bottoms)
         top = min(s.top for s in self.shapes.values())
-        height = bottom - top + _FRAME_ROOM
         frames = tuple(
-            Frame(host, left - _FRAME_PAD, top - _FRAME_HEAD, right - left + 2 * _FRAME_PAD, height)
+            Frame(
+                host,
+                left - _FRAME_PAD,
+                top - _FRAME_HEAD,
+                right - left + 2 * _FRAME_PAD,
+                bottom - top + _FRAME_ROOM,
+            )
             for host, left, right in framed
         )
         self._place_bars(bottom + _BAR_REACH + (_FRAME_PAD if frames else 0))
-        rest = [c for c in self.inside if c not in {*arcs, *sockets}]
         wires += (
             bend_around(wire, self.shapes.values()) if wire.cable.kind == "c2c" else wire
-            for wire in bundle_wires(self.shapes, rest)
+            for wire in bundle_wires(
+                self.shapes, [c for c in self.inside if c not in {*arcs, *sockets}]
+            )
         )
         return Picture(tuple(dict.fromkeys(self.shapes.values())), tuple(wires), frames)
 
@@ -171,8 +177,16 @@ class SocketTree:
         for lower in self._list_below(ident)[1:]:
             shape = self.shapes[lower]
             self.shapes[lower] = replace(shape, x=shape.x + (width - (x - start)) / 2)
-        middle, y = start + width / 2, _TIER * self.depth[ident]
-        self.shapes[ident] = Shape((ident,), look, title, subtitle, middle, y, width, height)
+        self.shapes[ident] = Shape(
+            (ident,),
+            look,
+            title,
+            subtitle,
+            start + width / 2,
+            _TIER * self.depth[ident],
+            width,
+            height,
+        )
         return start + width
 
     def _group_nics(self, children: Sequence[str]) -> Iterable[list[str]]:
@@ -214,8 +228,11 @@ class SocketTree:
         depth = 40 + 0.42 * abs(a.x - b.x)
         wire = make_wire(cable, a, b, ((a.x + b.x) / 2, a.y + GPU_HEIGHT / 2 + depth))
         offset = math.copysign(a.width / 4, b.x - a.x)
-        start, end = (a.x + offset, a.y + a.height / 4), (b.x - offset, b.y + b.height / 4)
-        return replace(wire, start=start, end=end)
+        return replace(
+            wire,
+            start=(a.x + offset, a.y + a.height / 4),
+            end=(b.x - offset, b.y + b.height / 4),
+        )
 
     def _join_sockets(self, cable: Cable) -> Wire:
         """Return a wire between two sockets: straight if they are neighbours, else an arc above."""

@@ -48,8 +48,7 @@ def arrange(count: int, pairs: frozenset[Pair]) -> Arrangement:
         _arrange_star,
         _arrange_any_graph,
     )
-    arrangements = (method(count, pairs) for method in methods)
-    return next(arrangement for arrangement in arrangements if arrangement is not None)
+    return next(filter(None, (method(count, pairs) for method in methods)))
 
 
 def _arrange_row(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
@@ -180,10 +179,9 @@ def _arrange_any_graph(count: int, pairs: frozenset[Pair]) -> Arrangement:
 
     graph = nx.Graph(sorted(pairs))
     graph.add_nodes_from(range(count))
-    is_small = count <= _MAX_KAMADA_KAWAI and nx.is_connected(graph)
     positions = (
         nx.kamada_kawai_layout(graph)
-        if is_small
+        if count <= _MAX_KAMADA_KAWAI and nx.is_connected(graph)
         else nx.spring_layout(graph, seed=1, iterations=200)
     )
     points = [(float(positions[i][0]), float(positions[i][1])) for i in range(count)]

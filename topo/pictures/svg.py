@@ -149,9 +149,9 @@ def _draw_frame(frame: Frame) -> str:
 def _draw_frame_label(frame: Frame) -> str:
     # An outline keeps the label legible if a wire crosses it.
     outline = f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" '
-    x, y = frame.left + 14, frame.top + 19
-    text = _draw_text(x, y, frame.label, 12, anchor="start", colour=_FAINT)
-    return text.replace("<text ", outline, 1)
+    return _draw_text(
+        frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
+    ).replace("<text ", outline, 1)
 
 
 def _draw_shape(shape: Shape) -> Iterator[str]:
@@ -203,10 +203,11 @@ def _build_legend(style: _Style, classes: Counter[Cable]) -> Iterator[tuple[str,
         return
     for kind, group in groupby(order, key=lambda c: c.kind):
         alike = list(group)
-        rates = f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s"
-        number = sum(classes[c] for c in alike)
-        text = f"{number} {TIMES} {get_kind_name(kind)}, {rates}"
-        yield style.format_stroke(kind, alike[0].GBps), text
+        yield (
+            style.format_stroke(kind, alike[0].GBps),
+            f"{sum(classes[c] for c in alike)} {TIMES} {get_kind_name(kind)}, "
+            f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s",
+        )
 
 
 def _format_legend_text(entry: Cable, number: int) -> str:
@@ -215,17 +216,17 @@ def _format_legend_text(entry: Cable, number: int) -> str:
         if entry.count > 1
         else ""
     )
-    kind, rate = get_kind_name(entry.kind), format_rate(entry.GBps)
-    directed = ", one direction" if entry.directed else ""
-    return f"{number} {TIMES} {kind}, {rate} GB/s{lanes}{directed}"
+    return (
+        f"{number} {TIMES} {get_kind_name(entry.kind)}, {format_rate(entry.GBps)} GB/s{lanes}"
+        f"{', one direction' if entry.directed else ''}"
+    )
 
 
 def _draw_legend(
     entries: list[tuple[str, str]], columns: int, top: float, column_width: float
 ) -> Iterator[str]:
     for i, (stroke, text) in enumerate(entries):
-        x = _MARGIN + i % columns * column_width
-        y = top + i // columns * _LEGEND_ROW
+        x, y = _MARGIN + i % columns * column_width, top + i // columns * _LEGEND_ROW
         yield f'<path d="M{x:.1f} {y:.1f} h34" stroke-linecap="round" {stroke}/>'
         yield _draw_text(x + 46, y + 4.5, text, 13, anchor="start")
 
@@ -238,9 +239,12 @@ def _summarize(topology: Topology) -> str:
         "nic": ("NIC", "NICs"),
     }
     counts = Counter(d.kind for d in topology.devices)
-    listed = ((counts[kind], *both) for kind, both in names.items() if counts[kind])
-    parts = (f"{count} {one if count == 1 else many}" for count, one, many in listed)
-    return ", ".join(parts) + "; GB/s in one direction"
+    listed = (
+        f"{counts[kind]} {one if counts[kind] == 1 else many}"
+        for kind, (one, many) in names.items()
+        if counts[kind]
+    )
+    return ", ".join(listed) + "; GB/s in one direction"
 
 
 def _draw_text(

@@ -126,13 +126,14 @@ class _Reader:
 
     def collect_facts(self) -> list[dict[str, Any]]:
         """Return the file's information about the machine, as facts in JSON."""
-        nics = list(self.nics.values())
         nodes = {
             device.bus_id: device.numa_node
             for device in self.devices
             if device.kind in ("gpu", "nic") and device.bus_id and device.numa_node is not None
         }
-        return facts_to_json(read_facts(self.machine, self.cpus, self.gpus, nics, nodes))
+        return facts_to_json(
+            read_facts(self.machine, self.cpus, self.gpus, list(self.nics.values()), nodes)
+        )
 
     # -- positions
 
@@ -207,12 +208,16 @@ class _Reader:
     # -- devices
 
     def _build_gpu(self, gpu: HwlocGpu) -> Device:
-        own = {
-            "name": gpu.infos.get("GPUModel"),
-            "uuid": find_uuid(gpu),
-            "osdevs": list(gpu.names),
-        }
-        return self._build_function(gpu.id, "gpu", gpu.function, own)
+        return self._build_function(
+            gpu.id,
+            "gpu",
+            gpu.function,
+            {
+                "name": gpu.infos.get("GPUModel"),
+                "uuid": find_uuid(gpu),
+                "osdevs": list(gpu.names),
+            },
+        )
 
     def _name_nics(self, nics: list[HwlocNic]) -> dict[str, HwlocNic]:
         """Return the NICs by their device ids; if names are equal, later ones get a number."""
@@ -225,12 +230,16 @@ class _Reader:
         return by_id
 
     def _build_nic(self, name: str, nic: HwlocNic) -> Device:
-        own = {
-            **{key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)},
-            "state": find_port_state(nic.infos)[0],
-            "interfaces": list(nic.interfaces),
-        }
-        return self._build_function(name, "nic", nic.function, own)
+        return self._build_function(
+            name,
+            "nic",
+            nic.function,
+            {
+                **{key: value for key, value in nic.infos.items() if _KEPT_OF_NICS.fullmatch(key)},
+                "state": find_port_state(nic.infos)[0],
+                "interfaces": list(nic.interfaces),
+            },
+        )
 
     def _build_function(
         self, name: str, kind: str, function: PciFunction, own: Mapping[str, Any]
@@ -256,7 +265,6 @@ class _Reader:
             number = read_gp_index(function.element)
             if number is None or number not in linked:
                 continue
-            model = function.ids.get("device", "").removeprefix("0x")
             by_gp[number] = Device(
                 f"{self.machine.prefix}nvswitch{len(by_gp)}",
                 "switch",
@@ -265,7 +273,9 @@ class _Reader:
                 bus_id=function.bus_id,
                 source=SOURCE,
                 extra={"pci": _select_pci_ids(function.ids)} if function.ids else {},
-                in_network=nvswitch_adding(NVSWITCH_GENERATIONS.get(model)),
+                in_network=nvswitch_adding(
+                    NVSWITCH_GENERATIONS.get(function.ids.get("device", "").removeprefix("0x"))
+                ),
             )
         if listed and not by_gp:
             self.notes.add(

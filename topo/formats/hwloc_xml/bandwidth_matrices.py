@@ -65,10 +65,9 @@ def _read_matrix(element: Element) -> BandwidthMatrix:
     names = _read_words(element, "indexes")
     values = _read_words(element, "u64values")
     if size is None or len(names) != size or len(values) != size * size:
-        sizes = f"nbobjs={size}, {len(names)} indexes and {len(values)} values"
         raise element.make_error(
-            f"{sizes}: expected as many indexes as objects and their square of values; is the "
-            "file whole?"
+            f"nbobjs={size}, {len(names)} indexes and {len(values)} values: expected as many "
+            "indexes as objects and their square of values; is the file whole?"
         )
     numbers = tuple(int(match[1]) for name in names if (match := _INDEX.fullmatch(name)))
     if len(set(numbers)) < size:
@@ -110,8 +109,9 @@ class MatrixLinkReader:
             if name in matrices:
                 self._read_links(matrices[name], name, kind, hops if kind == "xgmi" else {})
         if "NVLinkBandwidth" in matrices:
-            names = [device.id for device in self.switches.values()]
-            self.links += join_switch_groups(self.machine, names, self.links)
+            self.links += join_switch_groups(
+                self.machine, [device.id for device in self.switches.values()], self.links
+            )
         return self.links
 
     @cached_property
@@ -121,8 +121,9 @@ class MatrixLinkReader:
     @cached_property
     def _device_ids(self) -> Mapping[int, str]:
         """The ids of GPUs and NVSwitches by gp_index."""
-        switch_ids = {number: switch.id for number, switch in self.switches.items()}
-        return switch_ids | {number: gpu.id for number, gpu in self.gpu_by_gp.items()}
+        return {number: switch.id for number, switch in self.switches.items()} | {
+            number: gpu.id for number, gpu in self.gpu_by_gp.items()
+        }
 
     def _read_links(
         self, matrix: BandwidthMatrix, name: str, kind: str, hops: Mapping[tuple[int, int], int]
@@ -194,12 +195,11 @@ class MatrixLinkReader:
         switch_ids = {device.id for device in self.switches.values()}
         for (src, dst), value in rates.items():
             back = rates.get((dst, src))
-            switched = src in switch_ids or dst in switch_ids
             link = Link(
                 src,
                 dst,
                 Fraction(value, 1000),
-                LATENCY_us["nvswitch" if switched else kind],
+                LATENCY_us["nvswitch" if {src, dst} & switch_ids else kind],
                 kind,
                 self._count_nvlinks(src, dst, value) if kind == "nvlink" else 1,
                 f"hwloc XML, {name}",
@@ -211,9 +211,9 @@ class MatrixLinkReader:
                 del left[dst, src]
                 yield from both_directions(link)
         if uneven:
-            pairs = join_first(uneven, _MAX_NAMED, "; ")
             self.machine.notes.add(
-                f"matrix {name}", f"differs by direction: {pairs}; taken as it says"
+                f"matrix {name}",
+                f"differs by direction: {join_first(uneven, _MAX_NAMED, '; ')}; taken as it says",
             )
 
     def _count_nvlinks(self, src: str, dst: str, value: int) -> int:
@@ -225,10 +225,7 @@ class MatrixLinkReader:
         gpu = self._gpu_by_id.get(src) or self._gpu_by_id.get(dst)
         model = gpu.infos.get("GPUModel", "") if gpu is not None else ""
         by_model = [each for pattern, each in _MBps_BY_MODEL if pattern.search(model)]
-        for each in (*by_model, 25_000, 20_000):
-            if value % each == 0:
-                return value // each
-        return 1
+        return next((value // x for x in (*by_model, 25_000, 20_000) if value % x == 0), 1)
 
 
 # -- links that GPUs do not report

@@ -53,9 +53,15 @@ def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: s
         links += _read_c2c_links(gpu)
         for (end, kind), counts in _count_links(partial, gpu, nvswitch).items():
             count = sum(counts.values())
-            rate = count * _get_rate_GBps(partial, gpu, kind, end)
-            source = counted(f"{count} x {kind}", "RCCL" if kind == "xgmi" else "NCCL")
-            link = Link(gpu.id, end, rate, LATENCY_us[kind], kind, count, source)
+            link = Link(
+                gpu.id,
+                end,
+                count * _get_rate_GBps(partial, gpu, kind, end),
+                LATENCY_us[kind],
+                kind,
+                count,
+                counted(f"{count} x {kind}", "RCCL" if kind == "xgmi" else "NCCL"),
+            )
             if end == nvswitch:
                 targets |= counts.keys()
                 link = replace(
@@ -81,17 +87,18 @@ def _add_nvswitch(
     The generation of the oldest GPU decides whether the switches can add data.
     """
     counts = {link.src: link.count for link in links if link.dst == nvswitch}
-    capabilities = (
-        gpu.element.get_integer("sm", maximum=_MAX_SM) for gpu in gpus if gpu.id in counts
+    generations = (
+        nvlink_generation(sm)
+        for gpu in gpus
+        if gpu.id in counts and (sm := gpu.element.get_integer("sm", maximum=_MAX_SM))
     )
-    generation = min((nvlink_generation(sm) for sm in capabilities if sm), default=None)
     members = sorted(name for name in targets if not _UNREADABLE.fullmatch(name))
     partial.add(
         nvswitch,
         kind="switch",
         family="nvswitch",
         extra={"members": members} if members else {},
-        in_network=nvswitch_adding(generation, max(counts.values())),
+        in_network=nvswitch_adding(min(generations, default=None), max(counts.values())),
     )
 
 

@@ -71,8 +71,7 @@ def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) ->
     if known is not None:
         return {"sm": str(known)}
     nvlinks = [link for link in links if link.kind == "nvlink"]
-    count = sum(link.count for link in nvlinks)
-    sm = next(sm for minimum, sm in _SM_OF_NVLINKS if count >= minimum)
+    sm = next(sm for least, sm in _SM_OF_NVLINKS if sum(x.count for x in nvlinks) >= least)
     if any(link.bandwidth_GBps / link.count >= _FAST_NVLINK_GBps for link in nvlinks):
         sm = _SM_OF_FAST_NVLINKS
     return {"sm": str(sm), MADE_UP: CAPABILITY}

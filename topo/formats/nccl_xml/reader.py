@@ -89,9 +89,12 @@ def read_system(root: Element) -> Topology:
     Raise InputError as `read` does.
     """
     where = root.where
-    written_links = root.select(TOPOPLAN_PREFIX + "link")
-    pairs = frozenset((x.get("src") or "", x.get("dst") or "") for x in written_links)
-    partial = PartialTopology(where, pairs)
+    partial = PartialTopology(
+        where,
+        frozenset(
+            (x.get("src") or "", x.get("dst") or "") for x in root.select(TOPOPLAN_PREFIX + "link")
+        ),
+    )
     version = root.get_integer("version", 1)
     if version not in (1, 2):
         partial.notes.add(
@@ -108,8 +111,9 @@ def read_system(root: Element) -> Topology:
     gpus = partial.sort_gpus()
     gpu_devices = [partial.devices.pop(gpu.id) for gpu in gpus]
     partial.devices = {d.id: d for d in (*gpu_devices, *partial.devices.values())}
-    nvswitch = get_topoplan_attribute(root, "nvswitch") or "nvswitch0"
-    crossing = read_gpu_links(partial, gpus, nvswitch)
+    crossing = read_gpu_links(
+        partial, gpus, get_topoplan_attribute(root, "nvswitch") or "nvswitch0"
+    )
     links = [x for name in partial.devices for x in partial.uplinks.get(name, ())]
     links += [*_join_cpus(partial), *crossing, *read_pci_links(partial)]
     _note_missing_nvlinks(partial, gpus)
@@ -160,8 +164,7 @@ def _read_cpu(partial: PartialTopology, element: Element, host: int, prefix: str
     if numa == -1:
         numa = None
         taken = {f"{prefix}cpu{e.get('numaid')}" for _, _, e in partial.cpus} | set(partial.devices)
-        free_names = (f"{prefix}cpu{i}" for i in count())
-        name = next(name for name in free_names if name not in taken)
+        name = next(name for i in count() if (name := f"{prefix}cpu{i}") not in taken)
         partial.notes.add(name, "NUMA node unknown (numaid -1), as virtual machines report it")
     cpu = partial.add(
         get_topoplan_attribute(element, "id") or name,
@@ -253,8 +256,9 @@ def _get_broadcom_generation(element: Element, level: int) -> int:
         vendor, device, sub_vendor, sub_device = (int(element.get(k) or "", 16) for k in keys)
     except ValueError:
         return 0
-    ids = vendor, device, sub_vendor, sub_device >> 12
-    return {(0x1000, 0xC010, 0x1000, 0xA): 4, (0x1000, 0xC030, 0x1000, level): 5}.get(ids, 0)
+    return {(0x1000, 0xC010, 0x1000, 0xA): 4, (0x1000, 0xC030, 0x1000, level): 5}.get(
+        (vendor, device, sub_vendor, sub_device >> 12), 0
+    )
 
 
 def _flatten_bridge(element: Element) -> tuple[list[Element], list[str]]:
@@ -278,8 +282,9 @@ def _add_uplink(
     partial: PartialTopology, device: Device, pci: Element | None, position: TreePosition
 ) -> None:
     """Add the link from a device to its parent at the rate that NCCL counts; note assumptions."""
-    is_slot = pci is not None and get_topoplan_attribute(pci, "made_up") == "slot"
-    if position.parent is None or is_slot:
+    if position.parent is None or (
+        pci is not None and get_topoplan_attribute(pci, "made_up") == "slot"
+    ):
         return
     if pci is None:
         rate, source = LOCAL_GBps, "no PCI address known; as NCCL counts what limits nothing"
@@ -287,8 +292,9 @@ def _add_uplink(
             "hangs on its CPU without a PCI address; its link counts as unlimited, as in NCCL"
         ]
     else:
-        width = pci.get_integer("link_width", maximum=_MAX_WIDTH_lanes)
-        link = pcie_link(pci.get("link_speed"), width)
+        link = pcie_link(
+            pci.get("link_speed"), pci.get_integer("link_width", maximum=_MAX_WIDTH_lanes)
+        )
         rate, doubts = link.bandwidth_GBps, list(link.assumed)
         source = counted(f"PCIe Gen{link.generation} x{link.width}", "NCCL")
         source = assumed(source) if doubts else source
@@ -296,8 +302,9 @@ def _add_uplink(
             doubts.append(f"PCIe at {link}: a placeholder of a virtual machine, or read while idle")
     for doubt in doubts:
         partial.notes.add(device.id, doubt)
-    up = Link(device.id, position.parent, rate, LATENCY_us["pcie"], "pcie", source=source)
-    partial.uplinks[device.id] = both_directions(up)
+    partial.uplinks[device.id] = both_directions(
+        Link(device.id, position.parent, rate, LATENCY_us["pcie"], "pcie", source=source)
+    )
 
 
 # -- GPUs and NICs -------------------------------------------------------------
@@ -309,12 +316,14 @@ def _read_gpu(
     dev = element.get_integer("dev", len(partial.gpus), maximum=10**6) or 0
     made_up = get_topoplan_attribute(pci, "made_up")
     without = ("sm",) if get_topoplan_attribute(element, "made_up") == CAPABILITY else ()
-    pci_extra = {} if made_up else {"pci": read_attributes(pci, "busid")}
     device = partial.add(
         get_topoplan_attribute(element, "id") or f"{position.prefix}gpu{dev}",
         numa_node=position.numa_node,
         bus_id=None if made_up else bus,
-        extra=read_attributes(element, *without) | pci_extra,
+        extra={
+            **read_attributes(element, *without),
+            **({} if made_up else {"pci": read_attributes(pci, "busid")}),
+        },
     )
     same = partial.gpu_by_bus.setdefault((position.host, bus), device.id)
     if same != device.id:

@@ -77,12 +77,18 @@ def _put_gpus(root: Element, live: Topology, notes: Notes) -> None:
     for rank, name in enumerate(live.ranks):
         if slot := slots.get(normalize_address(live.by_id[name].bus_id) or ""):
             _note_spelling(slot, notes)
-            facts = {"dev": str(rank), "rank": str(rank), TOPOPLAN_PREFIX + "id": name}
-            slot.children.append(Element("gpu", facts))
+            slot.children.append(
+                Element("gpu", {"dev": str(rank), "rank": str(rank), TOPOPLAN_PREFIX + "id": name})
+            )
     if not has_no_gpus(root):
         return
-    gpu_slots = [e for e in root.walk() if e.tag == "pci" and has_class(e, GPU_CLASSES)]
-    in_file = _list_addresses([normalize_address(e.get("busid")) or "" for e in gpu_slots])
+    in_file = _list_addresses(
+        [
+            normalize_address(e.get("busid")) or ""
+            for e in root.walk()
+            if e.tag == "pci" and has_class(e, GPU_CLASSES)
+        ]
+    )
     on_machine = _list_addresses([live.by_id[name].bus_id or "unknown" for name in live.ranks])
     raise InputError(
         f"{root.where}: a skeleton for another machine: its GPU slots are at {in_file}, the GPUs "
@@ -151,10 +157,10 @@ def _prune(element: Element, notes: Notes) -> bool:
         if child.tag not in ("cpu", "pci", "nic") or _prune(child, notes):
             remaining.append(child)
         elif has_class(child, (*GPU_CLASSES, "0x02")):
-            kind = "GPU" if has_class(child, GPU_CLASSES) else "NIC"
             notes.add(
                 child.get("busid") or "",
-                f"a slot for a {kind} that this machine does not have; left out",
+                f"a slot for a {'GPU' if has_class(child, GPU_CLASSES) else 'NIC'} that this "
+                "machine does not have; left out",
             )
     element.children = remaining
     devices = element.select("pci", "nic", "gpu", "net")
@@ -189,7 +195,7 @@ class _FilledTree:
                 self._add_as_probed(device)
         self.devices |= {d.id: d for d in self.live.devices if d.family in ("nvswitch", "network")}
         self.links += self._list_crossing_links()
-        ranks = {name: self.devices.pop(name) for name in self.live.ranks}
+        ranks = [self.devices.pop(name) for name in self.live.ranks]
         notes = [
             *self.file_topology.extra.get("notes", ()),
             *self.notes.format_lines(),
@@ -197,7 +203,7 @@ class _FilledTree:
         ]
         return Topology(
             name=self.file_topology.name,
-            devices=(*ranks.values(), *self.devices.values()),
+            devices=(*ranks, *self.devices.values()),
             links=tuple(self.links),
             source=f"{self.file_topology.source}, filled in: {self.live.source or self.live.name}",
             extra={**self.live.extra, "notes": notes},
@@ -209,16 +215,19 @@ class _FilledTree:
         if from_file.kind not in ("gpu", "nic") or probed is None:
             return from_file
         pci = {**read_pci_details(probed), **read_pci_details(from_file)}
-        numa_node = probed.numa_node if from_file.numa_node is None else from_file.numa_node
         return replace(
-            probed, numa_node=numa_node, extra={**probed.extra, "pci": pci} if pci else probed.extra
+            probed,
+            numa_node=probed.numa_node if from_file.numa_node is None else from_file.numa_node,
+            extra={**probed.extra, "pci": pci} if pci else probed.extra,
         )
 
     def _add_as_probed(self, device: Device) -> None:
         """Add a device without a slot, and its probed parents up to the first one in the file."""
-        kind = "GPU" if device.kind == "gpu" else "NIC"
-        doubt = f"a {kind} that has no slot in the file; it stays where it was probed, as in NCCL"
-        self.notes.add(f"{device.id} at {device.bus_id}" if device.bus_id else device.id, doubt)
+        self.notes.add(
+            f"{device.id} at {device.bus_id}" if device.bus_id else device.id,
+            f"a {'GPU' if device.kind == 'gpu' else 'NIC'} that has no slot in the file; it stays "
+            "where it was probed, as in NCCL",
+        )
         self.devices[device.id] = device
         lower = device.id
         while above := self.live_tree.get(lower):
@@ -274,8 +283,9 @@ class _FilledTree:
         A link to a CPU ends at the file's CPU above the link's other device.
         """
         for link in self.live.links:
-            kinds = {self.live.by_id[end].kind for end in (link.src, link.dst)}
-            if link.kind in ("pcie", "smp") or kinds == {"cpu"}:
+            if link.kind in ("pcie", "smp") or all(
+                self.live.by_id[end].kind == "cpu" for end in (link.src, link.dst)
+            ):
                 continue
             src, dst = self._rename_end(link.src, link.dst), self._rename_end(link.dst, link.src)
             # a link of unknown kind may be part of the probed PCI tree

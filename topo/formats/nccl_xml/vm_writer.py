@@ -121,8 +121,9 @@ class _VmFile:
         numbers = number_nodes(cpus)
         nodes: dict[int, Element] = {}
         for cpu in cpus:
-            without = "affinity" if cpu.numa_node is None else ""
-            listed = select_attributes("cpu", cpu.extra, without)
+            listed = select_attributes(
+                "cpu", cpu.extra, "affinity" if cpu.numa_node is None else ""
+            )
             facts = {key: text for key, text in listed.items() if key in _CPU_KEYS}
             for numa, below in self._group_by_numa(cpu, numbers[cpu.id], len(cpus)).items():
                 if children := [node for d in below if (node := self._build_element(d, cpu))]:
@@ -155,8 +156,11 @@ class _VmFile:
             numa = self._find_numa(device)
             (unknown if numa is None else groups[numa]).append(device)
         if groups:
-            names = ", ".join(map(str, sorted(groups)))
-            self._note(cpu, f"NUMA node unknown; from what is known of the devices below: {names}")
+            self._note(
+                cpu,
+                "NUMA node unknown; from what is known of the devices below: "
+                + ", ".join(map(str, sorted(groups))),
+            )
             groups[min(groups)] += unknown
         elif unknown:
             numa = 0 if cpu_count == 1 else number
@@ -201,8 +205,11 @@ class _VmFile:
         switch, and further ports of an adapter.
         """
         if device.kind == "switch":
-            nodes = (self._build_element(d, device) for d in self.tree.children[device.id])
-            below = [node for node in nodes if node]
+            below = [
+                node
+                for child in self.tree.children[device.id]
+                if (node := self._build_element(child, device))
+            ]
             if not below:
                 return None
             link = self._choose_link(device, parent, lambda: _match_fastest(below))
@@ -217,18 +224,20 @@ class _VmFile:
         if address in self.written:
             return None
         self.written.add(address)
-        index = self.index.get(address)
         if device.kind == "gpu":
             prefix, usual_class = "0x03", self.gpu_class
             link = self._choose_link(
-                device, parent, lambda: _find_gpu_link(device, self.facts, index)
+                device,
+                parent,
+                lambda: _find_gpu_link(device, self.facts, self.index.get(address)),
             )
         else:
             prefix, usual_class = "0x02", NIC_CLASS
             link = self._choose_link(device, parent, lambda: _find_nic_link(device, self.facts))
         listed_class = str(read_pci_details(device).get("class") or "")
-        pci_class = listed_class if listed_class.startswith(prefix) else usual_class
-        return _build_slot(address, pci_class, link, [])
+        return _build_slot(
+            address, listed_class if listed_class.startswith(prefix) else usual_class, link, []
+        )
 
     def _choose_link(
         self, device: Device, parent: Device | None, estimate: Callable[[], PcieLink]
@@ -248,13 +257,24 @@ class _VmFile:
 
 
 def _build_slot(address: str, pci_class: str, link: PcieLink, below: list[Element]) -> Element:
-    facts = {"busid": address, "class": pci_class, "link_speed": format_speed(link.generation)}
-    return Element("pci", {**facts, "link_width": str(link.width)}, below)
+    return Element(
+        "pci",
+        {
+            "busid": address,
+            "class": pci_class,
+            "link_speed": format_speed(link.generation),
+            "link_width": str(link.width),
+        },
+        below,
+    )
 
 
 def _match_fastest(below: list[Element]) -> PcieLink:
-    generations = (pcie_generation(node.get("link_speed")) or 0 for node in below)
-    return PcieLink(max(generations), 16, ("as the fastest device below",))
+    return PcieLink(
+        max(pcie_generation(node.get("link_speed")) or 0 for node in below),
+        16,
+        ("as the fastest device below",),
+    )
 
 
 def _read_declared(device: Device, link: Link) -> PcieLink | None:
@@ -291,8 +311,9 @@ def _is_placeholder(device: Device, declared: PcieLink) -> bool:
     if device.kind != "nic":
         return is_low
     net = device.extra.get("net_speed_GBps")
-    is_slow = isinstance(net, (int, float)) and declared.bandwidth_GBps < net
-    return (declared.generation, declared.width) == (1, 1) or (is_low and is_slow)
+    return (declared.generation, declared.width) == (1, 1) or (
+        is_low and isinstance(net, (int, float)) and declared.bandwidth_GBps < net
+    )
 
 
 def _check_writable(topology: Topology) -> None:
@@ -351,8 +372,11 @@ def _find_gpu_link(gpu: Device, facts: Facts, index: str | None) -> PcieLink:
     sm = sm if isinstance(sm, int) else facts.get_number(subject, keys.GPU_SM)
     for least, generation in _GENERATION_OF_SM:
         if sm is not None and sm >= least and not gcn:
-            model = f"GPUs of compute capability {sm // 10}.{sm % 10}"
-            return PcieLink(generation, 16, (f"what {model} are made for",))
+            return PcieLink(
+                generation,
+                16,
+                (f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for",),
+            )
     name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
     for pattern, generation in _GENERATION_OF_NAME:
         if pattern.search(name):
@@ -366,8 +390,9 @@ def _find_nic_link(nic: Device, facts: Facts) -> PcieLink:
     if isinstance(speed_GBps, (int, float)) and 0 < speed_GBps < 10**6:
         Gbps = Fraction(speed_GBps) * 8
     else:
-        rdma_Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps)
-        Mbps = rdma_Mbps or facts.get_number(net_subject(nic.id), keys.NET_SPEED_Mbps)
+        Mbps = facts.get_number(rdma_subject(nic.id), keys.RDMA_SPEED_Mbps) or facts.get_number(
+            net_subject(nic.id), keys.NET_SPEED_Mbps
+        )
         Gbps = Fraction(Mbps or 0, 1000)
     if Gbps <= 0:
         return PcieLink(3, 16, ("as NCCL takes it, since the speed of the NIC is not known",))

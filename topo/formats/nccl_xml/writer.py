@@ -114,10 +114,14 @@ class _XmlWriter:
     def _build_cpu(self, cpu: Device) -> Element:
         numa = self.numbers[cpu.id]
         listed = select_attributes("cpu", cpu.extra, "numaid")
-        made_up = make_up_cpu(self.topology, cpu, listed)
         return Element(
             "cpu",
-            {"numaid": str(numa), **listed, **made_up, **_name(cpu.id, f"cpu{numa}")},
+            {
+                "numaid": str(numa),
+                **listed,
+                **make_up_cpu(self.topology, cpu, listed),
+                **_name(cpu.id, f"cpu{numa}"),
+            },
             self._build_below(self.tree.children[cpu.id], cpu),
         )
 
@@ -144,8 +148,10 @@ class _XmlWriter:
         """Build a device's pci element with the PCIe link from its file, else one with its rate."""
         facts = select_attributes("pci", read_pci_details(device))
         rate = self.pcie.get((device.id, parent.id)) if parent is not None else None
-        fits_rate = ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate)
-        generation, width = next(fits_rate, _DEFAULT_SLOT)
+        generation, width = next(
+            ((g, w) for w in PCIE_WIDTHS for g in PCIE_GTps if pcie_GBps(g, w) == rate),
+            _DEFAULT_SLOT,
+        )
         address = self.addresses[device.id]
         pci_class = self._choose_class(device, facts.pop("class", ""))
         attributes = {"busid": address, "class": pci_class, **facts}
@@ -161,8 +167,8 @@ class _XmlWriter:
         Otherwise return a class that NCCL reads as that kind.
         """
         if device.kind == "gpu":
-            classes = GPU_CLASSES if self.amd else GPU_CLASSES[:1]
-            return listed if listed.startswith(classes) else self.gpu_class
+            is_gpu = listed.startswith(GPU_CLASSES if self.amd else GPU_CLASSES[:1])
+            return listed if is_gpu else self.gpu_class
         if device.kind == "nic":
             return listed or NIC_CLASS
         is_leaf = listed.startswith((*GPU_CLASSES, "0x02", NVSWITCH_CLASS, CPU_CLASS))
@@ -214,7 +220,6 @@ class _XmlWriter:
     def _build_direct_links(self, link: Link) -> Iterator[Element]:
         """Yield the elements of a GPU's link other than PCI, nothing if NCCL has no such links."""
         peer = self.topology.by_id[link.dst]
-        tag = "xgmi" if link.kind == "xgmi" else "nvlink"
         if link.count > _MAX_LINKS:
             return
         if peer.kind == "cpu" and link.kind == "c2c":
@@ -230,7 +235,10 @@ class _XmlWriter:
             tclass = self._choose_class(peer, str(read_pci_details(peer).get("class") or ""))
             counts = {self.addresses[peer.id]: link.count}
         for target, count in counts.items():
-            yield Element(tag, {"target": target, "count": str(count), "tclass": tclass})
+            yield Element(
+                "xgmi" if link.kind == "xgmi" else "nvlink",
+                {"target": target, "count": str(count), "tclass": tclass},
+            )
 
 
 def _name(ident: str, implied: str) -> dict[str, str]:
