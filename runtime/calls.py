@@ -119,9 +119,12 @@ class CallCache:
         cached = None if key is None else self._find(key, dist.ReduceOp.SUM if op is None else op)
         if cached is not None and in_place:
             return cached
-        name = engine.plan.collective.name
-        tensors = (output,) if tensor is None else (output, tensor)
-        check_tensors(name, tensors, engine.device.type, compressed=engine.codec is not None)
+        check_tensors(
+            engine.plan.collective.name,
+            (output,) if tensor is None else (output, tensor),
+            engine.device.type,
+            compressed=engine.codec is not None,
+        )
         kind = dist.ReduceOp.SUM if op is None else check_reduction(op, output.dtype)
         if residual is not None:
             if engine.codec is None:

@@ -34,12 +34,10 @@ log = logging.getLogger("topoplan")
 # The names of the choose modes; Communicator explains them.
 SAME_BITS = "same-bits"
 MODES = ("race", "model", "plan", SAME_BITS)
-# A user's own choice, as ChooseMode explains.
-ChooseFunction = Callable[[int, Sequence[Schedule]], Schedule | str | None]
 # How a Communicator picks the schedule for a size: a name in MODES, or a function. The function
 # gets the size in bytes and the candidates, and returns one of them, None for the stock collective,
 # or a name in MODES; it must return the same on all ranks.
-ChooseMode = str | ChooseFunction
+ChooseMode = str | Callable[[int, Sequence[Schedule]], Schedule | str | None]
 # Candidates whose predicted time exceeds this multiple of the best one do not race.
 _NEAR = 1.4
 # Most schedules that race besides the plan's own; each also races in a coarser segmentation.
@@ -287,8 +285,8 @@ class Chooser:
         Return None if a race must decide. Collective.
         """
         winner = None if cached.winner is None else self.variants[cached.winner]
-        calls: list[Callable[[], None]] = [] if winner is None else [partial(run, winner)]
-        calls += [] if stock is None else [stock]
+        by_plan = None if winner is None else partial(run, winner)
+        calls = [call for call in (by_plan, stock) if call is not None]
         turns = Turns(self.transport, f"the try at {size_bytes} bytes")
         turns.measure_turn_s(calls)  # warm-up: compiles the programs and touches the buffers
         tries_us: list[list[float]] = []

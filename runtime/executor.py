@@ -8,8 +8,7 @@ host.
 
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -138,15 +137,22 @@ class Executor:
     ) -> None:
         """Play a program, directly on the target or on its own work buffer.
 
-        A work buffer is copied to before and from after.
+        A work buffer is copied to before and from after. A residual is added before, and then
+        filled with the call's rounding errors.
         """
         work, program, copies = bound.work, compiled.program, not bound.is_callers
         if copies and compiled.in_place:
             work.copy_(buffers.source)
         for fill in program.fills:
             work[fill.to : fill.to + fill.hi - fill.lo].copy_(buffers.source[fill.lo : fill.hi])
-        with _feeding_back(bound, buffers.residual):
-            self._play(compiled, bound.player, number)
+        residual = buffers.residual if len(bound.errors) else None
+        if residual is not None:
+            work.add_(residual)
+            bound.errors.zero_()
+        self._play(compiled, bound.player, number)
+        if residual is not None:
+            # An overflow, for which a gradient scaler skips the step, must not be fed back.
+            torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)
         if copies and compiled.in_place:
             buffers.target.copy_(work)
         for drain in program.drains if copies else ():
@@ -199,16 +205,3 @@ class Executor:
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
-
-
-@contextmanager
-def _feeding_back(bound: BoundProgram, residual: torch.Tensor | None) -> Iterator[None]:
-    """Add the residual before a call, and fill it with the call's rounding errors."""
-    if residual is None or not len(bound.errors):
-        yield
-        return
-    bound.work.add_(residual)
-    bound.errors.zero_()
-    yield
-    # An overflow, for which a gradient scaler skips the step, must not be fed back.
-    torch.nan_to_num(bound.errors, nan=0.0, posinf=0.0, neginf=0.0, out=residual)

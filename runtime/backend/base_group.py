@@ -216,8 +216,11 @@ class BaseGroup(PlainCalls):
         holds_stock = self.planned.holds_stock(call.tensor.device.type)
         if communicator is None or not size.begun:
             has_none = self.planned.by_key.get(size.key, size) is None  # unlike one not made yet
-            is_free = not holds_stock and not is_first
-            if is_free and (has_none or (size.is_known(place) and not size.uses_plan(place))):
+            if (
+                not holds_stock
+                and not is_first
+                and (has_none or (size.is_known(place) and not size.uses_plan(place)))
+            ):
                 if has_none:
                     self._note_no_plan(call)
                 return self._explain(call.stock(), number, call.what, call.results)

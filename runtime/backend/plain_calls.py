@@ -33,26 +33,6 @@ from .communicators import Communicators
 _COMPARED_CALLS = 64
 # File descriptors of one gloo group besides its connections (measured with torch 2.13).
 _DESCRIPTORS = 4
-# Starts a collective of the plain group on tensors.
-StartPlain = Callable[[list[torch.Tensor]], dist.Work]
-
-
-def _leave(name: str) -> Callable[..., Any]:
-    """Return a method that passes a collective to the plain group, in the order of calls."""
-
-    def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
-        return self._leave(name, *args, **kwargs)
-
-    return method
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    """Return a method that calls the plain group's method of the same name at once."""
-
-    def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.plain, name)(*args, **kwargs)
-
-    return method
 
 
 def backend_type(transport: str) -> Any:
@@ -232,7 +212,7 @@ class PlainCalls(dist.ProcessGroup):
         self,
         tensors: Sequence[torch.Tensor],
         opts: Any,
-        start: StartPlain,
+        start: Callable[[list[torch.Tensor]], dist.Work],
         *,
         has_result: bool = True,
     ) -> dist.Work:
@@ -325,10 +305,20 @@ FORWARDED = (
     "split_group",
 )
 
-for _names, _make in ((COLLECTIVES, _leave), (FORWARDED, _forward)):
-    for _name in _names:
-        if hasattr(dist.ProcessGroup, _name):  # torch 2.13 has names that older ones lack
-            _method = _make(_name)
-            _method.__name__, _method.__qualname__ = _name, f"PlainCalls.{_name}"
-            _method.__doc__ = f"See torch.distributed.ProcessGroup.{_name}."
-            setattr(PlainCalls, _name, _method)
+
+def _pass_on(name: str) -> Callable[..., Any]:
+    """Return a method that calls the plain group's: collectives in the order of calls."""
+
+    def method(self: PlainCalls, *args: Any, **kwargs: Any) -> Any:
+        if name in COLLECTIVES:
+            return self._leave(name, *args, **kwargs)
+        return getattr(self.plain, name)(*args, **kwargs)
+
+    method.__name__, method.__qualname__ = name, f"PlainCalls.{name}"
+    method.__doc__ = f"See torch.distributed.ProcessGroup.{name}."
+    return method
+
+
+for _name in (*COLLECTIVES, *FORWARDED):
+    if hasattr(dist.ProcessGroup, _name):  # torch 2.13 has names that older ones lack
+        setattr(PlainCalls, _name, _pass_on(_name))

@@ -104,11 +104,6 @@ class TopoGroup(BaseGroup):
         if tensor is None or more or not isinstance(opts, ReduceOptions) or opts.rootRank < 0:
             return self._leave("reduce", tensors, opts, **more)
         at_root = opts.rootRank == self.rank()
-
-        def prepare(communicator: Communicator) -> PersistentCall:
-            own = tensor if at_root else tensor.detach().clone()
-            return communicator.calls.prepare(own, op=opts.reduceOp, is_scratch=not at_root)
-
         return self._call(
             GroupCall(
                 "reduce",
@@ -116,7 +111,11 @@ class TopoGroup(BaseGroup):
                 tensor,
                 [tensor],
                 opts,
-                prepare,
+                lambda one: one.calls.prepare(
+                    tensor if at_root else tensor.detach().clone(),
+                    op=opts.reduceOp,
+                    is_scratch=not at_root,
+                ),
                 lambda: self._reduce_by_plain(
                     [tensor],
                     opts,
@@ -231,12 +230,6 @@ class TopoGroup(BaseGroup):
         if output is None or parts is None or more or not isinstance(opts, ReduceScatterOptions):
             return self._leave("reduce_scatter", output_tensors, input_tensors, opts, **more)
         fits = _are_alike(parts, output)
-
-        def prepare(communicator: Communicator) -> PersistentCall:
-            return communicator.calls.prepare(
-                output, torch.cat([part.detach().reshape(-1) for part in parts]), opts.reduceOp
-            )
-
         return self._call(
             GroupCall(
                 "reduce-scatter",
@@ -244,7 +237,9 @@ class TopoGroup(BaseGroup):
                 output,
                 [output],
                 opts,
-                prepare,
+                lambda one: one.calls.prepare(
+                    output, torch.cat([part.detach().reshape(-1) for part in parts]), opts.reduceOp
+                ),
                 lambda: self._reduce_by_plain(
                     [output],
                     opts,

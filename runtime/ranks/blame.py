@@ -125,7 +125,9 @@ def _find_verdict(
     calls = _find_other_calls(reports, reports[rank].calls)
     if calls:
         return _explain_other_calls(calls)
-    if _is_cut_off(rank, reports, ranks):
+    least = ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED
+    if ranks > 2 and len(reports) == 1 and len(reports[rank].unreached or ()) >= least:
+        # It has heard of no other, and reached none of those it tried.
         return _explain_cut_off(rank, ranks, find_route)
     chain, link, _ = find_culprit(rank, reports)
     if link is not None:
@@ -150,16 +152,6 @@ def _find_verdict(
             "off itself"
         )
     return explain_silence(silent, reports)
-
-
-def _is_cut_off(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
-    """Return whether a rank has heard of no other and reached none of those it tried."""
-    return (
-        ranks > 2
-        and len(reports) == 1
-        and len(reports[rank].unreached or ())
-        >= (ranks - 1 if ranks <= _MAX_ROUTED else _MIN_TRIED)
-    )
 
 
 def _explain_cut_off(rank: int, ranks: int, find_route: FindRoute) -> str:

@@ -26,11 +26,9 @@ def device_mesh(placement: Placement, device_type: str | None = None) -> DeviceM
             "running; place a job of that "
             "size"
         )
-    kind = device_type or (
-        "cuda" if torch.cuda.is_available() and "nccl" in str(dist.get_backend_config()) else "cpu"
-    )
+    has_nccl = torch.cuda.is_available() and "nccl" in str(dist.get_backend_config())
     return DeviceMesh(
-        kind,
+        device_type or ("cuda" if has_nccl else "cpu"),
         torch.tensor(make_mesh(placement)),
         mesh_dim_names=tuple(name for name, _ in placement.job.dimensions),
     )

@@ -145,7 +145,11 @@ def find_machine(
     places = [Place(**take(store, f"place/{other}", timeout, stop)) for other in range(len(ranks))]
     first_on_host = {place.host: number for number, place in reversed(list(enumerate(places)))}
     if device is not None and rank in first_on_host.values():
-        put(store, f"host/{rank}", _probe_host())
+        try:
+            probed = {"topology": probe_local().dumps()}
+        except TopoplanError as error:  # rank 0 waits for either
+            probed = {"error": str(error)}
+        put(store, f"host/{rank}", probed)
     if rank != 0:
         return None
     texts: list[str | None] = [None] * len(ranks)
@@ -156,14 +160,6 @@ def find_machine(
                 raise InputError(f"host {places[number].host}: {answer['error']}")
             texts[number] = answer["topology"]
     return join_places(places, texts)[0]
-
-
-def _probe_host() -> dict[str, str]:
-    """Return this host's topology as JSON, or the reason for none: rank 0 waits for either."""
-    try:
-        return {"topology": probe_local().dumps()}
-    except TopoplanError as error:
-        return {"error": str(error)}
 
 
 def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:

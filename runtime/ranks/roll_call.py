@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from ...topo.errors import ExecutionError
 from .addresses import Addresses, find_known_addresses, list_cached_addresses
@@ -100,7 +100,6 @@ def _look_up_addresses(ranks: Sequence[int]) -> tuple[Addresses, bool]:
 
 def _is_hosted_by_rank_0() -> bool:
     """Return whether rank 0's process, not torchrun's, hosts the default group's store."""
-    store: Store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return isinstance(store, TCPStore) and os.environ.get(KEPT_STORE) != "True"
+    store = dist.distributed_c10d._get_default_store()
+    original = getattr(store, "_underlying_non_prefix_store", store)
+    return isinstance(original, TCPStore) and os.environ.get(KEPT_STORE) != "True"

@@ -40,8 +40,6 @@ _OPTIONS: dict[str, Callable[[], Any]] = {
     "scatter": ScatterOptions,
     "alltoall": AllToAllOptions,
 }
-# A stock collective: it waits, or returns its Work if called with `asynchronous=True`.
-StockCall = Callable[..., dist.Work | None]
 
 
 def make_stock_call(
@@ -50,11 +48,11 @@ def make_stock_call(
     source: torch.Tensor,
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-) -> StockCall:
+) -> Callable[..., dist.Work | None]:
     """Return a function that calls a group's stock collective on flat `source` and `target`.
 
     For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
-    divides. With `asynchronous` it returns the Work it has started. It calls the group's own
+    divides. It waits, or with `asynchronous=True` returns the Work it has started. It calls the group's own
     methods: the group need not be registered with torch, whose functions also take longer to check
     and log a small call than the group to start it.
     """

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
 from ...topo.errors import ExecutionError
 
@@ -87,8 +87,7 @@ def find_client(store: Store) -> StoreClient:
 
     It lasts as long as a reference to it.
     """
-    under: Any = store
-    original = under._underlying_non_prefix_store if isinstance(store, PrefixStore) else under
+    original: Store = getattr(store, "_underlying_non_prefix_store", store)
     client = _clients.get(id(original))
     if client is None:
         client = _clients[id(original)] = StoreClient(original)
