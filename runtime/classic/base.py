@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -195,7 +194,7 @@ class System(ABC):
 
     @torch.no_grad()
     def _copy_initial_model(self, model: torch.nn.Module) -> None:
-        tensors = list(chain(model.parameters(), model.buffers()))
+        tensors = [*model.parameters(), *model.buffers()]
         flats = [t.detach().reshape(-1).contiguous() for t in tensors]
         self._broadcast_first(flats)
         if self.rank != self.setting.first:

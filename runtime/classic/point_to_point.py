@@ -4,11 +4,10 @@ Messages between two ranks arrive in the order in which both post them. Over NCC
 together are one batch. Errors name the culprit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 
 import torch
@@ -45,8 +44,12 @@ class PointToPoint:
 
     def post(
         self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()
-    ) -> PendingMessages:
-        """Start sends and receives; messages without elements are skipped."""
+    ) -> Callable[[], None]:
+        """Start sends and receives; messages without elements are skipped.
+
+        Return a function that waits until all are sent and received, to be called once. Over NCCL
+        only the current stream waits.
+        """
         messages = [
             (kind, peer, tensor)
             for kind, posted in (("receive", receives), ("send", sends))
@@ -78,11 +81,11 @@ class PointToPoint:
         except RuntimeError as error:
             raise self.explain(*pending[-1], error) from error
         self.bytes_sent += sum(tensor.nbytes for _, tensor in sends)
-        return PendingMessages(self, works, pending)
+        return partial(self._wait, works, pending)
 
     def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
         """Send and receive, and wait for completion."""
-        self.post(sends, receives).wait()
+        self.post(sends, receives)()
 
     def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
         """Return the error to raise after the `number`-th "send" or "receive" failed."""
@@ -93,43 +96,19 @@ class PointToPoint:
             f"failed: {first_line(error)}"
         )
 
-    def remaining(self) -> timedelta | None:
-        """Return the time to the call's deadline, None if the group's own timeout applies."""
-        # At least 1 ms: torch takes 0 for no timeout.
-        return (
-            None
-            if self._call is None
-            else timedelta(seconds=max(0.001, self._call.deadline - monotonic()))
-        )
-
-
-class PendingMessages:
-    """Messages that are posted: the (kind, peer, number between the two ranks) of each."""
-
-    def __init__(
-        self, p2p: PointToPoint, works: list[dist.Work], pending: list[tuple[str, int, int]]
-    ) -> None:
-        self._p2p, self._works, self._pending = p2p, works, pending
-
-    def wait(self) -> None:
-        """Wait until all are sent and received; call it once.
-
-        Over NCCL only the current stream waits.
-        """
-        works, self._works = self._works, []
+    def _wait(self, works: list[dist.Work], pending: list[tuple[str, int, int]]) -> None:
+        """Wait for posted messages, the (kind, peer, number between the two ranks) of each."""
         for number, work in enumerate(works):
             try:
-                remaining = self._p2p.remaining()
                 # Over NCCL the host does not wait, so a deadline would say nothing.
-                if remaining is None or self._p2p.batched:
+                if self._call is None or self.batched:
                     work.wait()
                 else:
-                    work.wait(remaining)
+                    # At least 1 ms: torch takes 0 for no timeout.
+                    work.wait(timedelta(seconds=max(0.001, self._call.deadline - monotonic())))
             except TopoplanError:
                 raise
             except RuntimeError as error:
-                raise self._p2p.explain(
-                    # NCCL has one work for the whole batch.
-                    *self._pending[min(number, len(self._pending) - 1)],
-                    error,
-                ) from error
+                # NCCL has one work for the whole batch.
+                raise self.explain(*pending[min(number, len(pending) - 1)], error) from error
+        works.clear()  # waited for once, and freed before the next messages

@@ -284,8 +284,14 @@ def run_mpi_ranks(network: Network, mpi: OpenMpi, command: Sequence[str]) -> int
                 ),
                 encoding="utf-8",
             )
-        start = str(_write_script(folder / "start", _START_RANK))
-        started = list_mpirun(mpi, folder, hosts, *mpi.list_hosts(list(hosts)), start, *command)
+        started = list_mpirun(
+            mpi,
+            folder,
+            hosts,
+            *mpi.list_hosts(list(hosts)),
+            str(_write_script(folder / "start", _START_RANK)),
+            *command,
+        )
         with _forward_output(folder):
             mpirun = Mpirun(started, folder, len(ranks))
             try:

@@ -228,10 +228,11 @@ class Network:
         """Raise ExecutionError if a cable has a wrong rate or ranks cannot reach each other."""
         plan = self.blueprint
         for device, name in enumerate(plan.devices):
-            shown = _run([*self.enter(device), "tc", "-j", "qdisc", "show"], [])
             rates = {
                 q["dev"]: q["options"]["rate"]
-                for q in json.loads(shown or "[]")
+                for q in json.loads(
+                    _run([*self.enter(device), "tc", "-j", "qdisc", "show"], []) or "[]"
+                )
                 if q.get("kind") == "tbf"
             }
             for cable in plan.cables:

@@ -1,7 +1,6 @@
 """Start and end ranks inside an emulated machine, and set up their environment."""
 
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -102,4 +101,4 @@ def show_code(failed: int | None, code: int) -> int:
 
     It is 128 plus the signal if a signal ended a rank.
     """
-    return 0 if failed is None else code if code >= 0 else 128 + signal.Signals(-code)
+    return 0 if failed is None else code if code >= 0 else 128 - code

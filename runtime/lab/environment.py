@@ -13,6 +13,7 @@ from ...topo.facts.keys import NVML, NVML_DRIVER
 from ...topo.graph import Topology
 from ...topo.probe.join import probe_local
 from ...topo.version import VERSION
+from ..ranks.machine import find_own_cores
 from .networks import Site
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -43,10 +44,9 @@ def _describe_processor(topology: Topology) -> str:
         for device in topology.devices
         if device.kind == "cpu" and device.extra.get("name")
     }
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return (
-        f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, {allowed} cores for "
-        "this process"
+        f"{', '.join(sorted(names)) or platform.processor() or 'unknown'}, "
+        f"{len(find_own_cores()[1])} cores for this process"
     )
 
 
@@ -87,9 +87,14 @@ def _find_commit() -> str | None:
         return None
     # Without tags (--exclude), so that the commit itself is printed.
     options = ["--always", "--dirty=, with changes", "--abbrev=12", "--exclude=*"]
-    command = ["git", "-C", str(_PACKAGE), "describe", *options]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", _PACKAGE, "describe", *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

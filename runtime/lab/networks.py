@@ -1,7 +1,5 @@
 """The networks to train over: loopback, an emulated slow network, or any topology, emulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -37,7 +35,7 @@ class Site:
         """Number of ranks that train."""
         return len(self.topology.ranks) - self.helpers
 
-    def with_helpers(self, helpers: int) -> Site | None:
+    def with_helpers(self, helpers: int) -> "Site | None":
         """Return the site with helper hosts, None if the user's topology has no place for them."""
         if not helpers:
             return self

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from .systems import SERIAL
@@ -70,7 +69,7 @@ def list_findings(rows: list[RunResult], tested: int) -> list[str]:
     done = [row for row in rows if row.epoch_s is not None]
     sites = dict.fromkeys(row.site for row in done if row.system != SERIAL)
     return [
-        *chain.from_iterable(_compare_systems([x for x in done if x.site == s]) for s in sites),
+        *(line for s in sites for line in _compare_systems([x for x in done if x.site == s])),
         *_compare_with_serial(done),
         *_compare_accuracy(done, tested),
         *_compare_replicas(done),

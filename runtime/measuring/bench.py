@@ -246,5 +246,9 @@ def draw_rows(collective: str, rows: Sequence[BenchRow]) -> str:
     ]
     bounds = [row.algbw_GBps / row.bound_fraction for row in rows if row.bound_fraction]
     highest = max((value for curve in curves for _, value in curve.points), default=0.0)
-    limit = ("bound", bounds[-1]) if bounds and bounds[-1] <= _FAR * highest else None
-    return draw_curves(f"{collective}: measured algbw against size", curves, limit, alone=True)
+    return draw_curves(
+        f"{collective}: measured algbw against size",
+        curves,
+        ("bound", bounds[-1]) if bounds and bounds[-1] <= _FAR * highest else None,
+        alone=True,
+    )

@@ -263,9 +263,8 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
         arrived = np.interp(
             moments, [0.0, *x.seconds], np.arange(len(x.seconds) + 1) * float(x.chunk_bytes)
         )
-        # At least 1 byte/s: a rate is positive.
-        slope = max(1.0, float(np.polyfit(moments - moments[0], arrived, 1)[0]))
-        out[x.pair] = Fraction(slope) / 10**9
+        slope = float(np.polyfit(moments - moments[0], arrived, 1)[0])
+        out[x.pair] = Fraction(max(1.0, slope)) / 10**9  # at least 1 byte/s: a rate is positive
     return out
 
 

@@ -3,8 +3,6 @@
 A call pays two stores and a comparison. A lock would be simpler, but cost a small call a twentieth.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from weakref import WeakMethod, WeakSet
 _LOOK_S = 0.2  # between looks, so a call may end this much after its deadline
 
 # Alarms of callers that no longer exist drop out by themselves.
-_alarms: WeakSet[Alarm] = WeakSet()
+_alarms: WeakSet["Alarm"] = WeakSet()
 _guard = threading.Lock()
 _started: list[bool] = []
 

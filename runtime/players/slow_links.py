@@ -118,7 +118,15 @@ class SlowLinks:
         if record is not None:
             self._records[number] = record
             if len(self._records) == _STAMPED:
-                self._compare(what, pace.best_s, seconds)
+                records, self._records, self._stamps = self._records, {}, None
+                self._pause_until = time.monotonic() + _PAUSE_S
+                # In the background: the records are compared with those of other ranks.
+                threading.Thread(
+                    target=self._warn,
+                    args=(what, pace.best_s, seconds, records),
+                    name="topoplan-slow",
+                    daemon=True,
+                ).start()
         elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _MIN_EXTRA_S:
             pace.slow += 1
             if (
@@ -131,17 +139,6 @@ class SlowLinks:
             pace.slow = 0
             pace.best_s = min(pace.best_s, seconds)
 
-    def _compare(self, what: str, best_s: float, seconds: float) -> None:
-        """Compare the records with those of other ranks, in the background."""
-        records, self._records, self._stamps = self._records, {}, None
-        self._pause_until = time.monotonic() + _PAUSE_S
-        threading.Thread(
-            target=self._warn,
-            args=(what, best_s, seconds, records),
-            name="topoplan-slow",
-            daemon=True,
-        ).start()
-
     def _warn(
         self, what: str, best_s: float, seconds: float, records: Mapping[int, Record]
     ) -> None:
@@ -151,8 +148,7 @@ class SlowLinks:
                 f"sent/{self._rank}",
                 json.dumps({number: record.sent for number, record in records.items()}),
             )
-            peers = sorted({peer for record in records.values() for peer, _ in record.blocked})
-            blocked = self._find_blocked(peers, records)
+            blocked = self._find_blocked(records)
             worst_s = max((blocked_s for _, blocked_s in blocked), default=0.0)
             self._store.set(f"blocked/{self._rank}", json.dumps([list(records), worst_s]))
             usual_s = self._find_median_worst_s(records) if worst_s > _BLAMED * best_s else 0.0
@@ -175,17 +171,15 @@ class SlowLinks:
 
     def _find_median_worst_s(self, records: Mapping[int, Record]) -> float:
         """Return the median over the other ranks of how long each was blocked on its worst link."""
-        others = [rank for rank in range(min(self._ranks, _MAX_ASKED)) if rank != self._rank]
 
         def read(_: int, post: tuple[list[int], float]) -> float | None:
             numbers, worst_s = post
             return worst_s if set(numbers) & set(records) else None
 
+        others = [rank for rank in range(min(self._ranks, _MAX_ASKED)) if rank != self._rank]
         return statistics.median(self._await_posts("blocked", others, read).values() or [0.0])
 
-    def _find_blocked(
-        self, peers: Sequence[int], records: Mapping[int, Record]
-    ) -> list[tuple[int, float]]:
+    def _find_blocked(self, records: Mapping[int, Record]) -> list[tuple[int, float]]:
         """Return the peers on which calls were blocked, and for how many seconds on average.
 
         Only calls that both ranks stamped count.
@@ -199,6 +193,7 @@ class SlowLinks:
             ]
             return sum(totals) / len(totals) if totals else None
 
+        peers = sorted({peer for record in records.values() for peer, _ in record.blocked})
         return list(self._await_posts("sent", peers, read).items())
 
     def _await_posts(

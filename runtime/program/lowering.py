@@ -276,9 +276,8 @@ class _Writer:
 
         Within a wave no two operations touch the same elements.
         """
-        keys = [p.key for p in message.pieces]
         whole: list[Span] = []
-        while wave := [operation for key in keys for operation in self._next(key, whole)]:
+        while wave := [x for p in message.pieces for x in self._next(p.key, whole)]:
             for kind in (Combine, Copy):
                 pairs = merge_pairs([(into, other) for k, into, other in wave if k is kind])
                 if pairs:
@@ -345,10 +344,13 @@ class _Writer:
         )
         so_far, part = terms[: group.done + 1], terms[group.done + 1]
         total = own if own in so_far else so_far[0]
-        # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on in
-        # its place.
-        pair = (own, total) if part[0] is None else (total, part)
-        return [term for term in [*so_far, part] if term[0] is not None], Combine, pair
+        return (
+            [term for term in [*so_far, part] if term[0] is not None],
+            Combine,
+            # Addition commutes bit for bit: once the rank's own value is reached, the sum goes on
+            # in its place.
+            (own, total) if part[0] is None else (total, part),
+        )
 
     def _span(self, arrival: _Arrival) -> Span:
         message, piece = arrival

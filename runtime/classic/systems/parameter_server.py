@@ -159,15 +159,15 @@ class ParameterServer(Averaging):
         ]
         replies = []
         # Buckets overlap: the mean of one is sent while pushes of later ones still arrive.
-        for number, push in enumerate(pushes):
-            push.wait()
+        for number, await_pushes in enumerate(pushes):
+            await_pushes()
             self._add(number, flats)
             # The others' means arrive in place of the gradients that have been sent.
             replies.append(
                 self.p2p.post([(w, self._sums[number]) for w in self.others], remote[number])
             )
-        for reply in replies:
-            reply.wait()
+        for await_replies in replies:
+            await_replies()
         if flats is not None:
             for part, total, flat in zip(self._parts, self._sums, flats, strict=True):
                 flat[slice(*part[self.rank])] = total

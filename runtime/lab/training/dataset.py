@@ -4,8 +4,6 @@ A file is an .npz with arrays x and y, or a .csv with the label in its last colu
 file is run (no pickles), and sizes that a file claims are checked before memory is allocated.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -57,7 +55,7 @@ class Dataset:
             np.save(folder / f"{part}.npy", getattr(self, part))
 
     @classmethod
-    def open_saved(cls, name: str, classes: int, folder: Path) -> Dataset:
+    def open_saved(cls, name: str, classes: int, folder: Path) -> "Dataset":
         """Open the arrays that `save` wrote as memory maps, so that ranks share the pages."""
         return cls(
             name, classes, *(np.load(folder / f"{part}.npy", mmap_mode="c") for part in _PARTS)
@@ -238,8 +236,9 @@ def _read_array(archive: zipfile.ZipFile, name: str, path: str) -> NDArray[Any]:
             raise _refusal(
                 f"{path}: {name} is said to be {shape} of {dtype}, but has another number of bytes"
             )
-        values = np.frombuffer(file.read(bytes_claimed), dtype)
-    return values.reshape(shape, order="F" if fortran else "C")
+        return np.frombuffer(file.read(bytes_claimed), dtype).reshape(
+            shape, order="F" if fortran else "C"
+        )
 
 
 def _read_csv(path: str) -> tuple[NDArray[Any], NDArray[Any]]:

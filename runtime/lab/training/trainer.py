@@ -85,10 +85,10 @@ class Trainer:
             self.update()
         return float(loss.detach()) / self.world
 
+    @torch.no_grad()
     def count_correct(self) -> int:
         """Return how many held-out samples the model classifies correctly."""
-        with torch.no_grad():
-            predicted = self.net(torch.from_numpy(self.data.test_x)).argmax(1)
+        predicted = self.net(torch.from_numpy(self.data.test_x)).argmax(1)
         return int((predicted == torch.from_numpy(self.data.test_y)).sum())
 
     def flat(self) -> torch.Tensor:
