@@ -88,12 +88,22 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
-    if arguments.for_vm and arguments.format not in (None, "nccl-xml"):
-        parser.error("--for-vm writes nccl-xml; leave --format out")
-    if arguments.sysfs_root is not None and arguments.topologies:
-        parser.error("--sysfs-root says where the local machine's files are; leave TOPOLOGY out")
-    if arguments.for_vm and len(arguments.topologies) > 1:
-        parser.error("--for-vm writes the file of one host; name one TOPOLOGY")
+    for is_wrong, why in (
+        (
+            arguments.for_vm and arguments.format not in (None, "nccl-xml"),
+            "--for-vm writes nccl-xml; leave --format out",
+        ),
+        (
+            arguments.sysfs_root is not None and arguments.topologies,
+            "--sysfs-root says where the local machine's files are; leave TOPOLOGY out",
+        ),
+        (
+            arguments.for_vm and len(arguments.topologies) > 1,
+            "--for-vm writes the file of one host; name one TOPOLOGY",
+        ),
+    ):
+        if is_wrong:
+            parser.error(why)
     return run_command(PROG, lambda: _probe(arguments), quiet=not _reports())
 
 
@@ -189,8 +199,9 @@ def _probe(arguments: argparse.Namespace) -> int:
     topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
     if not _reports():
         return 0
-    usual = "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table"
-    form = arguments.format or usual
+    form = arguments.format or (
+        "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table"
+    )
     to_terminal = arguments.output is None and sys.stdout.isatty()
     write_output(arguments, _render(topology, form, to_terminal, arguments.for_vm))
     if arguments.output is not None:

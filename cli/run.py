@@ -84,8 +84,12 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
                 f"{shlex.join(arguments)}"
             )
         package = (__package__ or "topoplan.cli").rpartition(".")[0]
-        imports = [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"]
-        return launch(f"{package}.cli.run", arguments, ranks, imports)
+        return launch(
+            f"{package}.cli.run",
+            arguments,
+            ranks,
+            [f"{package}.runtime.communicator", f"{package}.runtime.measuring.bench"],
+        )
     world = int(os.environ["WORLD_SIZE"])
     if plans and world != ranks:
         raise PlanMismatchError(

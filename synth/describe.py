@@ -26,12 +26,10 @@ WIDTH = 200
 _LARGE = 1 << 30
 # Transfers of a schedule that are listed: a longer list would hide its figures.
 _MAX_ROWS = 64
-# The columns of a plan's table, and whether each is aligned to the left.
-_COLUMNS = (
-    *((title, False) for title in ("sizes from", "to")),
-    ("strategy", True),
-    *((title, False) for title in ("chunks", "steps", "rounds", "trees", "segments")),
-    *((title, False) for title in ("latency us", "GB/s at most", "gap", "at size")),
+# The columns of a plan's table.
+_TITLES = (
+    *("sizes from", "to", "strategy", "chunks", "steps", "rounds", "trees", "segments"),
+    *("latency us", "GB/s at most", "gap", "at size"),
 )
 # Columns that a narrow terminal omits, in this order.
 _LEAVE_OUT = ("rounds", "trees", "segments", "chunks", "steps", "latency us", "at size", "to")
@@ -197,9 +195,10 @@ def print_plan(console: Console, plan: Plan, size: int) -> None:
         rows.append((cells, "green" if entry.covers(size) else None))
     print_table(
         console,
-        _COLUMNS,
+        _TITLES,
         _show_segments(rows, [entry.schedule.label for entry in plan.entries], console.width),
         _LEAVE_OUT,
+        ("strategy",),
     )
     entry = plan.entry_for(size)
     time_s = plan.time_s(entry, size)
@@ -229,17 +228,16 @@ def _show_segments(
     """
     from ..topo.pictures.fit import choose_columns
 
-    titles = [title for title, _ in _COLUMNS]
-    place = titles.index("strategy")
+    place = _TITLES.index("strategy")
     labelled: list[tuple[Sequence[str], str | None]] = [
         ([*cells[:place], label, *cells[place + 1 :]], style)
         for (cells, style), label in zip(rows, labels, strict=True)
     ]
     columns, columns_labelled = (
-        choose_columns(titles, [cells for cells, _ in listed], _LEAVE_OUT, width)
+        choose_columns(_TITLES, [cells for cells, _ in listed], _LEAVE_OUT, width)
         for listed in (rows, labelled)
     )
-    has_room = titles.index("segments") in columns or columns_labelled != columns
+    has_room = _TITLES.index("segments") in columns or columns_labelled != columns
     return rows if has_room else labelled
 
 

@@ -262,24 +262,32 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
 
 
 def _check_stock_alone(args: argparse.Namespace) -> None:
-    if args.compress:
-        raise InputError(
-            f"--compress {args.compress} without a plan: the stock collective does not "
-            "compress; give a plan"
-        )
-    if args.calibrate:
-        raise InputError(
-            "--calibrate without a plan; give a file written by topo-synth -o, whose schedules "
-            "it can run"
-        )
-    if not args.stock:
-        raise InputError(
-            "no plan given; give a file written by topo-synth -o, or --stock --nproc N"
-        )
-    if args.nproc is None and "WORLD_SIZE" not in os.environ:
-        raise InputError("--stock without a plan needs --nproc")
-    if args.nproc is not None and args.nproc < 1:
-        raise InputError(f"--nproc {args.nproc}: expected at least 1")
+    for is_wrong, why in (
+        (
+            args.compress,
+            f"--compress {args.compress} without a plan: the stock collective does not compress; "
+            "give a plan",
+        ),
+        (
+            args.calibrate,
+            "--calibrate without a plan; give a file written by topo-synth -o, whose schedules it "
+            "can run",
+        ),
+        (
+            not args.stock,
+            "no plan given; give a file written by topo-synth -o, or --stock --nproc N",
+        ),
+        (
+            args.nproc is None and "WORLD_SIZE" not in os.environ,
+            "--stock without a plan needs --nproc",
+        ),
+        (
+            args.nproc is not None and args.nproc < 1,
+            f"--nproc {args.nproc}: expected at least 1",
+        ),
+    ):
+        if is_wrong:
+            raise InputError(why)
 
 
 def list_collectives(text: str) -> list[str]:

@@ -1,19 +1,16 @@
 """topo-synth --bound-only and --format: bounds without a plan, and files for NCCL and RCCL."""
 
-from __future__ import annotations
-
 import json
 import sys
-from typing import TYPE_CHECKING
 
+from ...synth.bounds.in_network import bound_in_network
+from ...synth.bounds.single_path import Bounds, find_bounds
 from ...synth.describe import bounds_text
+from ...synth.numeric.effort import Effort
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
 from .job import SynthRun, bound_json
-
-if TYPE_CHECKING:
-    from ...synth.bounds.single_path import Bounds
 
 # Fields of a plan's JSON that are null without a plan.
 _EMPTY = (
@@ -31,17 +28,13 @@ _EMPTY = (
 
 def run_bound(job: SynthRun) -> None:
     """Compute the bounds and print them as text, or as JSON with --json."""
-    from ...synth.bounds.in_network import bound_in_network
-    from ...synth.bounds.single_path import find_bounds
-    from ...synth.numeric.effort import Effort
-
     with job.search() as say:
         effort = Effort(job.args.time_limit)
         bounds = find_bounds(job.collective, job.router, effort, say)
         job.in_network = bound_in_network(job.collective, job.topology, bounds.multipath, effort)
         job.cut_short += effort.cut_short
     if job.args.json:
-        body = {
+        body: dict[str, object] = {
             **job.head_json(),
             **dict.fromkeys(_EMPTY),
             "size_bytes": job.size,
@@ -76,7 +69,6 @@ def run_export(job: SynthRun) -> None:
     """Write the file in the format of --format to the path of -o, or print it."""
     from ...synth.export.formats import export
     from ...synth.export.graph_file import NEWEST, parse_nccl_version
-    from ...synth.numeric.effort import Effort
 
     args = job.args
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...synth.explain import SIZES, Explanation, explain
+from ...synth.numeric.effort import Effort
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from ...topo.printable import printable
@@ -15,7 +17,6 @@ from .plan import report, synthesize_job
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...synth.explain import Explanation
     from ...synth.place.placement import Placement
 
 # Limits of the search for a rank order in which the stock collective is faster: number of GPUs, and
@@ -29,9 +30,6 @@ _MAX_ORDER = 60
 
 def run(job: SynthRun) -> None:
     """Synthesize a plan with every strategy, print it, and explain its limits."""
-    from ...synth.explain import explain
-    from ...synth.numeric.effort import Effort
-
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
         effort = Effort(job.started + job.args.time_limit - time.monotonic())
@@ -119,17 +117,16 @@ def _print_levers(console: Console, explanation: Explanation) -> None:
     )
     print_table(
         console,
-        [(title, title == "link") for title in columns],
+        columns,
         [(row[: len(columns)], None) for row in cells],
         (titles[3], titles[2], titles[5]),
+        ("link",),
         title="links to improve first",
     )
 
 
 def _print_reached(console: Console, explanation: Explanation) -> None:
     """Print the rate that each strategy reaches at each size, the best of each size in green."""
-    from ...synth.explain import SIZES
-
     reached: dict[str, Any] = explanation.reached
     best = [max((row[i] for row in reached.values()), default=0.0) for i in range(len(SIZES))]
     lines: list[tuple[Sequence[str], None]] = []
@@ -140,5 +137,5 @@ def _print_reached(console: Console, explanation: Explanation) -> None:
         ]
         lines.append(((name, *figures), None))
     sizes = [show_size(size).replace(" ", "") for size in SIZES]
-    columns = [("strategy", True), *((size, False) for size in sizes)]
-    print_table(console, columns, lines, sizes[1:-1:2], title="algbw in GB/s by size")
+    titles = ("strategy", *sizes)
+    print_table(console, titles, lines, sizes[1:-1:2], titles[:1], "algbw in GB/s by size")

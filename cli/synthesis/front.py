@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...synth.bounds.in_network import bound_in_network
+from ...synth.bounds.single_path import Bounds, find_single_path_bound
+from ...synth.ksync.pareto import FEASIBLE, INFEASIBLE, Front, decide, pareto
+from ...synth.numeric.effort import Effort
+from ...synth.planner.synthesize import cost_all, plan_of
 from ...topo.errors import InfeasibleError, TimeLimitError
 from ...topo.pictures.fit import print_table
 from .job import SynthRun, deliver, plan_json
@@ -12,9 +17,6 @@ from .options import parse_instance
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from ...synth.ksync.pareto import Front
-    from ...synth.numeric.effort import Effort
 
 # Instances without a schedule that an error lists: more would not fit one line.
 _MAX_LISTED = 4
@@ -37,11 +39,6 @@ def run(job: SynthRun) -> None:
 
     Raise InfeasibleError or TimeLimitError, after printing, if no row has a schedule.
     """
-    from ...synth.bounds.in_network import bound_in_network
-    from ...synth.bounds.single_path import Bounds, find_single_path_bound
-    from ...synth.numeric.effort import Effort
-    from ...synth.planner.synthesize import cost_all, plan_of
-
     collective, topology = job.collective, job.topology
     with job.search() as say:
         effort = Effort(job.args.time_limit)
@@ -50,8 +47,8 @@ def run(job: SynthRun) -> None:
         schedules = [row.schedule for row in front.front if row.schedule is not None]
         plan = None
         if schedules:
-            costed = cost_all(job.router, schedules)
-            plan = plan_of(collective, job.router, Bounds(front.bound, single_path), costed)
+            bounds = Bounds(front.bound, single_path)
+            plan = plan_of(collective, job.router, bounds, cost_all(job.router, schedules))
         job.cut_short += effort.cut_short
         job.in_network = bound_in_network(collective, topology, plan.bound if plan else front.bound)
 
@@ -77,8 +74,6 @@ def run(job: SynthRun) -> None:
 
 
 def _find_front(job: SynthRun, effort: Effort, say: Callable[[str], None]) -> Front:
-    from ...synth.ksync.pareto import decide, pareto
-
     args = job.args
     if args.instance:
         instances = list(map(parse_instance, args.instance))
@@ -88,7 +83,6 @@ def _find_front(job: SynthRun, effort: Effort, say: Callable[[str], None]) -> Fr
 
 def _print_front(console: Console, front: Front) -> None:
     titles = ("chunks", "steps", "rounds", "R/C", "status", "", "form", "proof", "seconds")
-    columns = [(title, title in ("status", "", "form", "proof")) for title in titles]
     rows: list[tuple[Sequence[str], str | None]] = []
     for row in front.rows:
         marks = [
@@ -110,7 +104,8 @@ def _print_front(console: Console, front: Front) -> None:
         )
         dim = None if row.status == "feasible" else "dim"
         rows.append((cells, "green" if row in front.front else dim))
-    print_table(console, columns, rows, ("proof", "form", "seconds"))
+    left = ("status", "", "form", "proof")
+    print_table(console, titles, rows, ("proof", "form", "seconds"), left)
     partial = "" if front.complete else "; the search was not exhaustive"
     console.print(
         f"lower bound on R/C of any schedule: {front.least_ratio}{partial}", highlight=False
@@ -119,8 +114,6 @@ def _print_front(console: Console, front: Front) -> None:
 
 def _check_feasible(job: SynthRun, front: Front) -> None:
     """Raise InfeasibleError or TimeLimitError, with what was proved, if no row has a schedule."""
-    from ...synth.ksync.pareto import FEASIBLE, INFEASIBLE
-
     if any(row.status == FEASIBLE for row in front.rows):
         return
     without = [row for row in front.rows if row.status == INFEASIBLE]

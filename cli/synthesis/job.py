@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...synth.bounds.in_network import describe_assumption, describe_possible
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
 from ...synth.sizes import parse_size
 from ...topo.pictures.cables import describe_rates
@@ -90,14 +91,11 @@ class SynthRun:
 
         If more switches could add, the bound with all of them adding is included.
         """
-        from ...synth.bounds.in_network import describe_assumption
-
         more = {"bound_in_network": bound_json(self.in_network)} if self.in_network else {}
         return {"bound_assumes": describe_assumption(self.topology), **more}
 
     def switch_lines(self) -> list[str]:
         """Return the bound's assumptions about switches, if there are any."""
-        from ...synth.bounds.in_network import describe_assumption, describe_possible
         from ...synth.cost.loads import computes_in_network
 
         assumption = describe_assumption(self.topology)

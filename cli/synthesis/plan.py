@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...synth.bounds.in_network import bound_in_network
 from ...synth.describe import show_us
+from ...synth.plan import Plan
+from ...synth.planner.synthesize import Synthesis, synthesize
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
 from .job import Section, SynthRun, at_size_json, deliver, plan_json, print_lines
@@ -13,9 +16,6 @@ from .options import parse_limits
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from ...synth.plan import Plan
-    from ...synth.planner.synthesize import Synthesis
 
 # Share of the time limit for the changed machine; the rest is for the machine before the change,
 # whose searches are often cached or simpler.
@@ -39,9 +39,6 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
 
     That plan is None if the machine was not changed, or is not compared.
     """
-    from ...synth.bounds.in_network import bound_in_network
-    from ...synth.planner.synthesize import synthesize
-
     args, limits = job.args, parse_limits(job.args)
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
     seconds = args.time_limit * (_CHANGED_SHARE if is_compared else 1.0)
@@ -161,8 +158,8 @@ def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
             "kept" * row["kept"],
         )
         lines.append((cells, None if row["kept"] else "dim"))
-    columns = [(title, title in ("found by", "")) for title in titles]
-    print_table(console, columns, lines, ("found by", "depth"), title="trees considered")
+    left = ("found by", "")
+    print_table(console, titles, lines, ("found by", "depth"), left, "trees considered")
 
 
 def _list_rows(job: SynthRun, plan: Plan) -> list[dict[str, Any]]:

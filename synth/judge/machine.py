@@ -64,8 +64,7 @@ class Machines:
             return self._load(self.named, self.how_named)
         if self.given:
             return self._load(self.given[0], "given with the files")
-        beside = _find_beside(reading)
-        if beside is not None:
+        if beside := _find_beside(reading):
             return self._load(beside, "beside the file")
         try:
             machine = self._load(LOCAL, "this machine, as no other was named")

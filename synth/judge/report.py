@@ -94,8 +94,7 @@ def _list_channel_lines(channels: ChannelVerdict) -> list[str]:
         f"  communicator of {c.ranks} ranks{nodes}{alike}: {len(c.rings)} rings, {len(c.trees)} "
         f"trees{how}"
     ]
-    most = Counter(c.transports).most_common(6)
-    if most:
+    if most := Counter(c.transports).most_common(6):
         lines.append(f"    connections: {', '.join(f'{n} via {name}' for name, n in most)}")
     if channels.why_not:
         lines.append(f"    not judged: {channels.why_not}")

@@ -35,23 +35,24 @@ def choose_columns(
 
 def print_table(
     console: Console,
-    columns: Sequence[tuple[str, bool]],
+    titles: Sequence[str],
     rows: Sequence[tuple[Sequence[str], str | None]],
     leave_out: Sequence[str],
+    left: Sequence[str],
     title: str | None = None,
 ) -> None:
     """Print a table, without columns of `leave_out` that do not fit the console.
 
-    `columns` are (title, whether it is left-aligned); rows are (cells with rich's markup, style).
+    Columns of `left` are left-aligned; rows are (cells with rich's markup, style).
     """
     from rich.table import Table
     from rich.text import Text
 
     plain = [[Text.from_markup(cell).plain for cell in cells] for cells, _ in rows]
-    kept = choose_columns([name for name, _ in columns], plain, leave_out, console.width)
+    kept = choose_columns(titles, plain, leave_out, console.width)
     table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
     for i in kept:
-        table.add_column(columns[i][0], justify="left" if columns[i][1] else "right", no_wrap=True)
+        table.add_column(titles[i], justify="left" if titles[i] in left else "right", no_wrap=True)
     for cells, style in rows:
         table.add_row(*(cells[i] for i in kept), style=style)
     console.print(table)
