@@ -18,7 +18,6 @@ MAX_LISTED = 8
 MAX_PROVED = 16
 # Orders to evaluate at once, which bounds memory.
 _BATCH = 20_000
-_SEARCH = "placement of ranks"
 # Upper bound on values of the model: CP-SAT returns bounds as floats, of 53 bits.
 _MAX_VALUE = 1 << 50
 # Largest relative rounding error of such a bound.
@@ -130,10 +129,10 @@ class ProofModel:
         else:
             total = model.new_int_var(0, best - 1, "")
             for shared, weight in heaviest.items():
-                counts = (
-                    size * weight * sum(arcs[pair] for pair in shared) for size, arcs in phases
+                model.add(
+                    sum(size * weight * sum(arcs[pair] for pair in shared) for size, arcs in phases)
+                    <= total
                 )
-                model.add(sum(counts) <= total)
         model.minimize(total)
 
     def read_order(self, solver: cp_model.CpSolver) -> Ints:
@@ -156,11 +155,14 @@ def prove_best(search: Search, effort: Effort) -> int:
 
     Return a proven lower bound on the values of all orders, in the unit of values.
     """
-    is_spread = any(phase.pattern.shape == SPREAD for phase in search.loads.phases)
-    if search.best[0] or is_spread or search.best[1] >= _MAX_VALUE:
+    if (
+        search.best[0]
+        or search.best[1] >= _MAX_VALUE
+        or any(phase.pattern.shape == SPREAD for phase in search.loads.phases)
+    ):
         return 0
     model = ProofModel(search)
-    solver, status = solve(model.model, effort, _SEARCH, varied=True)
+    solver, status = solve(model.model, effort, "placement of ranks", varied=True)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         search.offer(model.read_order(solver)[None, :])
     if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):

@@ -154,8 +154,11 @@ def keep_hosts_together(search: Search, order: Ints) -> Ints:
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))
-    together = len(begins) <= 1 or (hosts[1:] != hosts[:-1]).sum() == len(np.unique(hosts)) - 1
-    if together or not search.job.is_one_group:
+    if (
+        not search.job.is_one_group
+        or len(begins) <= 1
+        or (hosts[1:] != hosts[:-1]).sum() == len(np.unique(hosts)) - 1
+    ):
         return order
     tried = []
     for begin in begins[:_MAX_ROTATIONS].tolist():

@@ -45,9 +45,8 @@ COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "alltoall", "sendrecv
 # The shapes of patterns.
 AROUND, PAIRS, LINE, SPREAD = "around", "pairs", "line", "spread"
 
-# The only dimension of a job without named ones, and its traffic by default.
+# The only dimension of a job without named ones.
 WHOLE = "all"
-_DEFAULT_TRAFFIC = "allreduce", 1 << 30
 _PAIR = re.compile(r"\s*([A-Za-z_][\w-]*)\s*=\s*([^=]*?)\s*")
 # At most nine digits, so that products stay small enough to print.
 _SIZE = re.compile(r"[0-9]{1,9}")
@@ -144,8 +143,11 @@ def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pat
         size *= 2
     if target == PLAN:
         return Pattern(SPREAD, ring, size)
-    sends = back if target == STOCK and collective != "allgather" else ring
-    return Pattern(AROUND, sends, size * (n - 1) / n)
+    return Pattern(
+        AROUND,
+        back if target == STOCK and collective != "allgather" else ring,
+        size * (n - 1) / n,
+    )
 
 
 def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
@@ -171,7 +173,7 @@ def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
             f"{busy[1]}=allreduce:64M",
             parameter="traffic",
         )
-    return Job(dimensions, tuple(Traffic(name, *_DEFAULT_TRAFFIC) for name in busy))
+    return Job(dimensions, tuple(Traffic(name, "allreduce", 1 << 30) for name in busy))
 
 
 def _split_pairs(text: str, parameter: str, example: str) -> Iterator[tuple[str, str]]:

@@ -72,9 +72,10 @@ class OrderLoads:
         self.sizes = [size // divisor for size in sizes]
         self.seconds_each = Fraction(shared * divisor, rates * common * 10**9)
         heaviest = max(self.weights, default=1)
-        counts = [len(p.src) * unit for p, unit in zip(phases, fine, strict=True)]
-        most = sum(size * n for size, n in zip(self.sizes, counts, strict=True)) * heaviest
-        self.exact: Any = np.int64 if most < _SAFE else object
+        most = sum(
+            size * len(p.src) * unit for size, p, unit in zip(self.sizes, phases, fine, strict=True)
+        )
+        self.exact: Any = np.int64 if most * heaviest < _SAFE else object
         # The last column is padding, which costs nothing.
         self._weight_of = np.array([*self.weights, 0], dtype=self.exact)
         self._soft = np.array([*map(float, self.weights), 0.0]) / heaviest
@@ -90,9 +91,8 @@ class OrderLoads:
         if phase.pattern.shape == SPREAD:
             return self._count_shares(phase, orders, row, width)
         crossed = self.crossed[orders[:, phase.src], orders[:, phase.dst]].astype(np.int64) + row
-        counts: Ints = np.bincount(crossed.reshape(-1), minlength=len(orders) * width).reshape(
-            len(orders), width
-        )
+        counts: Ints = np.bincount(crossed.reshape(-1), minlength=len(orders) * width)
+        counts = counts.reshape(len(orders), width)
         counts[:, -1] = 0
         return counts
 
@@ -121,8 +121,8 @@ class OrderLoads:
         values.
         """
         each = max(1, _MAX_ENTRIES // max(1, self.entries))
-        parts = [self._values(orders[i : i + each]) for i in range(0, len(orders), each)]
-        values, uneven = zip(*parts, strict=True)
+        batches = (orders[i : i + each] for i in range(0, len(orders), each))
+        values, uneven = zip(*map(self._values, batches), strict=True)
         return np.concatenate(values), np.concatenate(uneven)
 
     def _values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:

@@ -166,9 +166,11 @@ def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
     elif not _is_in_order(gpus):
         command = f"env {_ORDER} CUDA_VISIBLE_DEVICES={gpus} COMMAND"
     # With the distribution "arbitrary", srun takes the hosts of SLURM_HOSTFILE in turn.
-    counts = f"--nodes={len(ranks.by_host)} --ntasks={len(ranks.locations)}"
-    start = f"SLURM_HOSTFILE={shlex.quote(file)} srun {counts} --distribution=arbitrary"
-    return [*hints, f"{start} {command}"]
+    return [
+        *hints,
+        f"SLURM_HOSTFILE={shlex.quote(file)} srun --nodes={len(ranks.by_host)} "
+        f"--ntasks={len(ranks.locations)} --distribution=arbitrary {command}",
+    ]
 
 
 def write_torchrun(ranks: RankLocations, file: str) -> str:
@@ -239,8 +241,11 @@ def _is_in_order(gpus: str) -> bool:
 
 
 def _comment_made_up(ranks: RankLocations) -> list[str]:
-    note = "# the topology does not name its hosts: replace box0 and the others"
-    return [] if ranks.named else [note]
+    return (
+        []
+        if ranks.named
+        else ["# the topology does not name its hosts: replace box0 and the others"]
+    )
 
 
 def _comment_gpus(ranks: RankLocations) -> list[str]:
@@ -293,18 +298,18 @@ def write_device_mesh(ranks: RankLocations, file: str) -> str:
 
     Such scripts start their ranks in the given order.
     """
-    names = tuple(dict(ranks.placement.job.dimensions))
     return (
         "# ranks count as the job is started now, in the given order\n"
         "import torch\n"
         "from torch.distributed.device_mesh import DeviceMesh\n\n"
         f"MESH = {make_mesh(ranks.placement)}\n"
-        f'mesh = DeviceMesh("cuda", torch.tensor(MESH), mesh_dim_names={names!r})\n'
+        'mesh = DeviceMesh("cuda", torch.tensor(MESH), '
+        f"mesh_dim_names={tuple(dict(ranks.placement.job.dimensions))!r})\n"
     )
 
 
 def _write_json(ranks: RankLocations, file: str) -> str:
-    places = [vars(location) for location in ranks.locations]
+    places = list(map(vars, ranks.locations))
     return json.dumps({**ranks.placement.to_json(), "places": places}) + "\n"
 
 

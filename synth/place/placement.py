@@ -67,8 +67,10 @@ class Placement:
         return self.gap <= EQUAL
 
     def __repr__(self) -> str:
-        figures = f"gain {float(self.gain):.3g}, gap {float(self.gap):.1%}"
-        return f"<Placement of {len(self.order)} ranks on {self.name}: {figures}>"
+        return (
+            f"<Placement of {len(self.order)} ranks on {self.name}: gain {float(self.gain):.3g}, "
+            f"gap {float(self.gap):.1%}>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of topo-place (docs/place.md)."""
@@ -105,13 +107,12 @@ class Placement:
     def describe(self) -> str:
         """Format the placement as text."""
         mesh = " x ".join(f"{name} {size}" for name, size in self.job.dimensions)
-        is_time = self.objective == "time"
-        what = "communication of a step" if is_time else "the busiest link of a step"
+        what = "communication" if self.objective == "time" else "the busiest link"
         better = f"another may be faster by {float(self.gap):.1%} at most"
         lines = [
             f"{self.name}: {len(self.order)} ranks ({mesh}), for {self.target}",
-            f"{what}: {_show(self.seconds)}, in the given order {_show(self.given_seconds)}: gain "
-            f"{float(self.gain):.2f}",
+            f"{what} of a step: {_show(self.seconds)}, in the given order "
+            f"{_show(self.given_seconds)}: gain {float(self.gain):.2f}",
             f"no order takes less than {_show(self.bound.seconds)} ({_PROOFS[self.bound.kind]}): "
             f"{'this one is optimal' if self.is_optimal else better}",
         ]

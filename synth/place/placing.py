@@ -5,7 +5,6 @@ local search finds an order, with a bound.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from os import PathLike
 
@@ -21,7 +20,7 @@ from ...topo.loader.resolve import load, load_for_planning
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
 from .improve import Improver, arrange_inside, keep_hosts_together
-from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, Job, Phase, read_job
+from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, read_job
 from .loads import OBJECTIVES, TIME, OrderLoads, RouteLoads, Search
 from .placement import EQUAL, Placement, Step
 from .proof.bound import choose_parts, find_bound
@@ -41,23 +40,6 @@ _MAX_STARTS, _MAX_SHAKEN = 4, 256
 _SEED = 1
 # Most merged switches to name in notes.
 _MAX_NOTES = 3
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The job, the machine and the GPUs that take part.
-
-    GPUs are numbered as in `topology` (without failed GPUs, with parallel switches merged) and, in
-    `numbers`, as in the given machine.
-    """
-
-    topology: Topology
-    table: RouteTable
-    gpus: tuple[int, ...]
-    numbers: tuple[int, ...]
-    job: Job
-    phases: list[Phase]
-    notes: tuple[str, ...]
 
 
 def place(
@@ -91,37 +73,40 @@ def place(
     if objective not in OBJECTIVES:
         raise InputError(f"{objective!r} is no objective; expected one of {', '.join(OBJECTIVES)}")
     machine, together = topology if isinstance(topology, Topology) else load(topology), [*together]
-    request = _read(machine, job, traffic, target, tuple(without_ranks), tuple(reserve))
-    dimensions = [name for name, _ in request.job.dimensions]
+    failed = sorted(set(without_ranks))
+    numbers = _list_left(machine, failed, tuple(reserve))
+    mesh = read_job(job, traffic, len(numbers))
+    phases, dimensions = mesh.list_phases(target), [name for name, _ in mesh.dimensions]
     for name in together:
         if name not in dimensions:
             raise InputError(
                 f"{name}: the job has no dimension {name!r}; it has {', '.join(dimensions)}",
                 parameter="together",
             )
-    given = _read_order(order, request.numbers)
-    devices = [request.topology.by_id[request.topology.ranks[gpu]] for gpu in request.gpus]
-    blocks = group_by_host(devices)
-    host_of = np.zeros(len(devices), dtype=np.int64)
+    given = _read_order(order, numbers)
+    table, notes = _find_routes(machine, failed)
+    # GPUs have other numbers without the failed ones.
+    number_of = {gpu: i for i, gpu in enumerate(table.topology.ranks)}
+    gpus = [number_of[machine.ranks[number]] for number in numbers]
+    blocks = group_by_host([table.topology.by_id[machine.ranks[number]] for number in numbers])
+    host_of = np.zeros(len(gpus), dtype=np.int64)
     for number, members in enumerate(blocks):
         host_of[members] = number
-    hosts = [[request.gpus[i] for i in sorted(members)] for members in blocks]
-    tiers = find_tiers(request.topology, request.gpus, hosts)
-    loads = OrderLoads(
-        _list_loads(request, tiers if target == PLAN else ()), request.phases, objective
-    )
+    hosts = [[gpus[i] for i in sorted(members)] for members in blocks]
+    tiers = find_tiers(table.topology, gpus, hosts)
+    loads = OrderLoads(_list_loads(table, gpus, tiers if target == PLAN else ()), phases, objective)
     # For plans only traffic out of parts counts, so forwarding is no reason against an order.
-    forwarded = request.table.forwarded[np.ix_(request.gpus, request.gpus)]
+    forwarded = table.forwarded[np.ix_(gpus, gpus)]
     effort = Effort(time_limit_s)
     search = Search(
         loads,
-        request.job,
-        tuple(request.job.list_groups(name) for name in together),
+        mesh,
+        tuple(mesh.list_groups(name) for name in together),
         host_of,
         effort,
         forwarded=forwarded if forwarded.any() and target != PLAN else None,
     )
-    bound = _search(search, request, tiers, given, together)
+    bound = _search(search, table, gpus, tiers, given, together)
     if search.best[0]:
         raise InfeasibleError(
             f"{machine.name}: no order was found in which each group of {', '.join(together)} "
@@ -133,7 +118,6 @@ def place(
     is_as_good = not apart[0] and int(values[0]) == search.best[1]
     before, after = search.count_forwarded(np.array([given, best])).tolist()
     best = keep_hosts_together(search, given if is_as_good and before <= after else best)
-    notes = list(request.notes)
     if apart[0]:
         notes.append(
             f"in the given order not every group of {', '.join(together)} shares a host, so it is "
@@ -145,33 +129,25 @@ def place(
     times = (loads.phase_seconds(x.tolist()) for x in (best, given))
     return Placement(
         name=machine.name,
-        job=request.job,
+        job=mesh,
         target=target,
         objective=objective,
-        order=tuple(request.numbers[i] for i in best),
-        gpus=tuple(request.topology.ranks[request.gpus[i]] for i in best),
-        given=tuple(request.numbers[i] for i in given),
+        order=tuple(numbers[i] for i in best),
+        gpus=tuple(machine.ranks[numbers[i]] for i in best),
+        given=tuple(numbers[i] for i in given),
         seconds=search.best[1] * loads.seconds_each,
         given_seconds=int(values[0]) * loads.seconds_each,
         bound=bound,
         steps=tuple(
-            Step(phase.traffic, *seconds)
-            for phase, *seconds in zip(request.phases, *times, strict=True)
+            Step(phase.traffic, *seconds) for phase, *seconds in zip(phases, *times, strict=True)
         ),
-        busiest=loads.find_busiest(best.tolist()) if request.phases else "",
+        busiest=loads.find_busiest(best.tolist()) if phases else "",
         search_complete=not effort.cut_short,
         notes=tuple(notes),
     )
 
 
-def _read(
-    machine: Topology,
-    job: str | None,
-    traffic: str | None,
-    target: str,
-    failed: tuple[int, ...],
-    reserved: tuple[int, ...],
-) -> _Request:
+def _list_left(machine: Topology, failed: Sequence[int], reserved: Sequence[int]) -> list[int]:
     count = len(machine.ranks)
     for parameter, numbers in (("without_ranks", failed), ("reserve", reserved)):
         for number in numbers:
@@ -185,27 +161,22 @@ def _read(
         raise InputError(f"{machine.name}: no GPU is left to place a rank on")
     if len(left) > MAX_RANKS:
         raise InputError(f"{machine.name}: {len(left)} GPUs; at most {MAX_RANKS} ranks are placed")
-    mesh = read_job(job, traffic, len(left))
+    return left
+
+
+def _find_routes(machine: Topology, failed: Sequence[int]) -> tuple[RouteTable, list[str]]:
+    """Return the routes without the failed GPUs, over merged parallel switches, with notes."""
     whole, _ = load_for_planning(
-        degrade(machine, Change(without_ranks=tuple(sorted(set(failed))))) if failed else machine
+        degrade(machine, Change(without_ranks=tuple(failed))) if failed else machine
     )
     spread = merge_spines(whole)
     merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
-    number_of = {gpu: i for i, gpu in enumerate(spread.ranks)}
-    return _Request(
-        spread,
-        RouteTable(spread),
-        tuple(number_of[machine.ranks[number]] for number in left),
-        tuple(left),
-        mesh,
-        mesh.list_phases(target),
-        tuple(
-            f"{' and '.join(switches[:2])}"
-            f"{f' and {len(switches) - 2} more' if len(switches) > 2 else ''} stand side by side: "
-            "flows are assumed to be spread evenly over such switches"
-            for switches in merged[:_MAX_NOTES]
-        ),
-    )
+    return RouteTable(spread), [
+        f"{' and '.join(switches[:2])}"
+        f"{f' and {len(switches) - 2} more' if len(switches) > 2 else ''} stand side by side: "
+        "flows are assumed to be spread evenly over such switches"
+        for switches in merged[:_MAX_NOTES]
+    ]
 
 
 def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
@@ -221,38 +192,41 @@ def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
     return np.array([numbers.index(number) for number in order], dtype=np.int64)
 
 
-def _list_loads(request: _Request, tiers: Sequence[Tier]) -> RouteLoads:
+def _list_loads(table: RouteTable, gpus: Sequence[int], tiers: Sequence[Tier]) -> RouteLoads:
     """Return the columns that messages load: links and, for plans, borders of parts of tiers."""
-    table = request.table
     names = [f"{a} -> {b}" for a, b in table.links]
-    rates = [request.topology.capacity_GBps[link] for link in table.links]
-    at = {gpu: i for i, gpu in enumerate(request.gpus)}
-    part_of = np.zeros((len(tiers), len(at)), dtype=np.int64)
+    rates = [table.topology.capacity_GBps[link] for link in table.links]
+    part_of = np.zeros((len(tiers), len(gpus)), dtype=np.int64)
     for row, tier in enumerate(tiers):
-        for part in choose_parts(table, request.gpus, tier, "out"):
-            part_of[row, [at[gpu] for gpu in part.gpus]] = len(names)
+        for part in choose_parts(table, gpus, tier, "out"):
+            part_of[row, np.isin(gpus, part.gpus)] = len(names)
             others = f" and {len(part.gpus) - 1} more" if len(part.gpus) > 1 else ""
-            names.append(f"out of {request.topology.ranks[part.gpus[0]]}{others}")
+            names.append(f"out of {table.topology.ranks[part.gpus[0]]}{others}")
             rates.append(part.capacity_GBps)
-    crossed = table.crossed[np.ix_(request.gpus, request.gpus)]
+    crossed = table.crossed[np.ix_(gpus, gpus)]
     crossed = np.where(crossed == len(table.links), len(names), crossed).astype(np.int32)
     return RouteLoads(names, rates, crossed, part_of)
 
 
 def _search(
-    search: Search, request: _Request, tiers: Sequence[Tier], given: Ints, together: Sequence[str]
+    search: Search,
+    table: RouteTable,
+    gpus: Sequence[int],
+    tiers: Sequence[Tier],
+    given: Ints,
+    together: Sequence[str],
 ) -> PlaceBound:
-    job, loads, effort = request.job, search.loads, search.effort
-    at = {gpu: i for i, gpu in enumerate(request.gpus)}
+    job, loads, effort = search.job, search.loads, search.effort
+    at = {gpu: i for i, gpu in enumerate(gpus)}
     near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
     # The given order is a candidate: it stays if no other is better.
     search.offer(given[None, :])
-    if not request.phases:
+    if not loads.phases:
         if search.best[0]:
             offer_starts(search, near)
         return PlaceBound(search.best[1] * loads.seconds_each, NOTHING, {})
     # Inside one group plans and exchanges of all pairs take the same time in every order.
-    is_same = job.is_one_group and {phase.pattern.shape for phase in request.phases} <= {
+    is_same = job.is_one_group and {phase.pattern.shape for phase in loads.phases} <= {
         PAIRS,
         SPREAD,
     }
@@ -268,11 +242,11 @@ def _search(
 
     def find() -> PlaceBound:
         return find_bound(
-            request.table,
-            request.gpus,
+            table,
+            gpus,
             tiers,
             job,
-            request.phases,
+            loads.phases,
             loads.objective,
             search.best[1] * loads.seconds_each,
             together,

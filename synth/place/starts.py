@@ -83,8 +83,7 @@ def _divide_sizes(
         return
     for factors in _factor(levels[0], sizes):
         rest = [size // factor for size, factor in zip(sizes, factors, strict=True)]
-        for others in _divide_sizes(rest, levels[1:]):
-            yield (factors, *others)
+        yield from ((factors, *others) for others in _divide_sizes(rest, levels[1:]))
 
 
 def _factor(level: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -95,8 +94,7 @@ def _factor(level: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         return
     for factor in range(gcd(level, sizes[0]), 0, -1):
         if level % factor == 0 and sizes[0] % factor == 0:
-            for others in _factor(level // factor, sizes[1:]):
-                yield (factor, *others)
+            yield from ((factor, *others) for others in _factor(level // factor, sizes[1:]))
 
 
 def _find_positions(sizes: Sequence[int], split: Sequence[Sequence[int]]) -> Ints:

@@ -67,20 +67,18 @@ class TierParts:
     @cached_property
     def mean_log(self) -> Fraction:
         """The mean over the ranks of log(number of ranks in the rank's part), rounded up."""
-        logs = (
-            n * size * log_at_most(size)
-            for size, n in Counter(len(part.gpus) for part in self.parts).items()
-        )
+        counts = Counter(len(part.gpus) for part in self.parts)
+        logs = (n * size * log_at_most(size) for size, n in counts.items())
         return sum(logs, Fraction(0)) / self.ranks
 
     def is_within(self, coarser: TierParts) -> bool:
         """Return whether each part of the coarser tier consists of complete parts of this one."""
         part_of = {gpu: i for i, part in enumerate(self.parts) for gpu in part.gpus}
-        for outer in coarser.parts:
-            touched = {part_of.get(gpu, -1) for gpu in outer.gpus}
-            if -1 in touched or sum(len(self.parts[i].gpus) for i in touched) != len(outer.gpus):
-                return False
-        return True
+        touched = ({part_of.get(gpu, -1) for gpu in outer.gpus} for outer in coarser.parts)
+        return all(
+            -1 not in numbers and sum(len(self.parts[i].gpus) for i in numbers) == len(outer.gpus)
+            for numbers, outer in zip(touched, coarser.parts, strict=True)
+        )
 
 
 def log_at_most(value: int) -> Fraction:
@@ -114,14 +112,19 @@ def measure_part(
     mine, rest = listed[is_mine[listed]], listed[~is_mine[listed]]
     sources, targets = (mine, rest) if direction == "out" else (rest, mine)
     crossed = table.crossed[sources[:, None], targets]
-    used = np.flatnonzero(np.bincount(crossed.reshape(-1), minlength=len(table.links) + 1)[:-1])
-    links = [table.links[link] for link in used.tolist()]
+    links = [table.links[i] for i in np.unique(crossed).tolist() if i < len(table.links)]
     # The end of a link that lies inside the part: its source for "out", else its target.
     near, far = (0, 1) if direction == "out" else (1, 0)
 
     def sum_capacity(inside: frozenset[str]) -> Fraction:
-        across = (x for x in links if x[near] in inside and x[far] not in inside)
-        return sum((topology.capacity_GBps[x] for x in across), Fraction(0))
+        return sum(
+            (
+                topology.capacity_GBps[x]
+                for x in links
+                if x[near] in inside and x[far] not in inside
+            ),
+            Fraction(0),
+        )
 
     inside = min(insides, key=sum_capacity)
     return TierPart(inside, tuple(mine.tolist()), sum_capacity(inside), table.widest_GBps(crossed))
@@ -139,10 +142,9 @@ def find_tiers(
     """
     remains = _Remains(topology)
     near, fast = list(remains.list_near()), list(remains.list_fast())
-    both = [low & wide for low in near[:2] for wide in fast]
     host_of = {gpu: number for number, host in enumerate(hosts) for gpu in host}
     tiers = {_divide({gpu: gpu for gpu in gpus}), _divide({gpu: host_of[gpu] for gpu in gpus})}
-    for links in (*fast, *near, *both):
+    for links in (*fast, *near, *(low & wide for low in near[:2] for wide in fast)):
         labels = remains.label(links)
         tiers.add(_divide({gpu: int(labels[remains.gpus[gpu]]) for gpu in gpus}))
     return sorted((tier for tier in tiers if len(tier) > 1), key=lambda tier: (-len(tier), tier))
@@ -174,10 +176,9 @@ class _Remains:
 
     def label(self, links: NDArray[np.bool_]) -> NDArray[np.int32]:
         """Return for each device the number of its component if only these links remain."""
-        ends, shape = self.ends[links], (self.size, self.size)
-        graph = csr_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=shape)
-        labels: NDArray[np.int32] = connected_components(graph, directed=False)[1]
-        return labels
+        sources, targets = self.ends[links].T
+        graph = csr_matrix((np.ones(len(sources)), (sources, targets)), shape=[self.size] * 2)
+        return np.asarray(connected_components(graph, directed=False)[1])
 
     def list_fast(self) -> Iterator[NDArray[np.bool_]]:
         """Yield, for each rate, the links of at least this rate."""

@@ -5,6 +5,7 @@ check.py states the claim and its proof.
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import chain
 from math import floor, log10
 from typing import Any
 
@@ -66,8 +67,8 @@ def choose_parts(
         alone = frozenset(topology.ranks[gpu] for gpu in part)
         between = np.unique(table.crossed[np.ix_(part, part)]).tolist()
         ends = {end for link in between if link < len(table.links) for end in table.links[link]}
-        joined = alone | {end for end in ends if topology.by_id[end].kind != "gpu"}
-        parts.append(measure_part(table, gpus, (alone, joined), direction))
+        others = {end for end in ends if topology.by_id[end].kind != "gpu"}
+        parts.append(measure_part(table, gpus, (alone, alone | others), direction))
     return parts
 
 
@@ -206,15 +207,17 @@ class _Weights:
         self.columns = self.times
         self.at_most, self.equal = Rows(), Rows()
         self.tier_rows = [self._add_tier(number) for number in range(len(proof.tiers))]
-        self.gpu_rows = [
-            self._add_floor(i, proof.floor_of_gpus(p)) for i, p in enumerate(proof.phases)
+        # The rows of the floors of GPUs, then of divided groups, each by phase.
+        self.floor_rows = [
+            [
+                self.at_most.add([(i if self.apart else 0, -1.0)], -float(seconds / unit))
+                for i, seconds in enumerate(floors)
+            ]
+            for floors in (
+                map(proof.floor_of_gpus, proof.phases),
+                (proof.floor_of_divided(phase, cases) for phase in proof.phases),
+            )
         ]
-        self.divided_rows = [
-            self._add_floor(i, proof.floor_of_divided(p, cases)) for i, p in enumerate(proof.phases)
-        ]
-
-    def _add_floor(self, phase: int, seconds: Fraction) -> int:
-        return self.at_most.add([(phase if self.apart else 0, -1.0)], -float(seconds / self.unit))
 
     def _add_tier(self, tier_number: int) -> tuple[list[int], int]:
         """Add the inequalities of a tier.
@@ -229,20 +232,18 @@ class _Weights:
             share_of[name] = [(f, self.columns + i) for i, f in enumerate(allowed)]
             self.columns += len(allowed)
             self.equal.add([(column, 1.0) for _, column in share_of[name]], 1.0)
-        size_of = dict(proof.job.dimensions)
         terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
         for number, phase in enumerate(proof.phases):
             name, pattern = phase.traffic.dimension, phase.pattern
             seconds = pattern.bytes_each * tier.ranks / (capacity * 10**9) if capacity else 0
             price = float(seconds / self.unit)
             terms_of[number if self.apart else 0] += [
-                (column, price * float(pay(pattern.shape, size_of[name], f, tier.covers)))
+                (column, price * float(pay(pattern.shape, proof.sizes[name], f, tier.covers)))
                 for f, column in share_of[name]
             ]
         rows = [self.at_most.add([*terms, (i, -1.0)], 0.0) for i, terms in enumerate(terms_of)]
-        logs = [
-            (column, float(log_at_least(f))) for shares in share_of.values() for f, column in shares
-        ]
+        shares = chain.from_iterable(share_of.values())
+        logs = ((column, float(log_at_least(f))) for f, column in shares)
         return rows, self.at_most.add(logs, float(tier.mean_log))
 
     def choose(self) -> dict[str, Any]:
@@ -253,9 +254,7 @@ class _Weights:
         duals = np.zeros(len(self.at_most.right))
         if optimum is not None:
             duals = np.maximum(0.0, -optimum.at_most_duals)
-        gpus, divided = (
-            [_round(duals[row]) for row in rows] for rows in (self.gpu_rows, self.divided_rows)
-        )
+        gpus, divided = ([_round(duals[row]) for row in rows] for rows in self.floor_rows)
         weights = [[_round(duals[row]) for row in rows] for rows, _ in self.tier_rows]
         # Weights of one time must be at most 1 together; rounding may have made them more.
         floors = [a + b for a, b in zip(gpus, divided, strict=True)]
@@ -263,18 +262,22 @@ class _Weights:
         shrink = max(
             [Fraction(1), *(sum((row[i] for row in weights), floors[i]) for i in range(self.times))]
         )
-        tiers = []
-        for number, (row, (_, log_row)) in enumerate(zip(weights, self.tier_rows, strict=True)):
-            if any(row):
-                each = row if self.apart else row * len(self.proof.phases)
-                theta = _round(duals[log_row] * float(self.unit / shrink))
-                tiers.append(
-                    [number, [fraction_to_json(w / shrink) for w in each], fraction_to_json(theta)]
-                )
+        # A single time stands for those of all phases.
+        times = 1 if self.apart else len(self.proof.phases)
         return {
             "gpus": [fraction_to_json(w / shrink) for w in gpus],
             "divided": [fraction_to_json(w / shrink) for w in divided],
-            "tiers": tiers,
+            "tiers": [
+                [
+                    number,
+                    [fraction_to_json(w / shrink) for w in row * times],
+                    fraction_to_json(_round(duals[log_row] * float(self.unit / shrink))),
+                ]
+                for number, (row, (_, log_row)) in enumerate(
+                    zip(weights, self.tier_rows, strict=True)
+                )
+                if any(row)
+            ],
         }
 
 

@@ -98,8 +98,9 @@ def check_place_bound(
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
     try:
         # A certificate is untrusted data: any failure while it is read means that it is malformed.
-        proof = Proof(RouteTable(topology), gpus, job, phases, objective, together)
-        proved = proof.prove(bound.certificate)
+        proved = Proof(RouteTable(topology), gpus, job, phases, objective, together).prove(
+            bound.certificate
+        )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise VerificationError(
             f"bound: malformed certificate: {type(error).__name__}: {error}"
@@ -148,18 +149,14 @@ class Proof:
     ) -> None:
         self.table, self.gpus, self.job, self.phases = table, gpus, job, phases
         self.objective, self.together = objective, together
-        self._sizes = dict(job.dimensions)
+        self.sizes = dict(job.dimensions)
         # The widest route out of the GPU with the narrowest routes.
-        others = {gpu: [other for other in gpus if other != gpu] for gpu in gpus}
         self._narrowest_GBps = min(
-            table.widest_GBps(table.crossed[[gpu], rest]) for gpu, rest in others.items()
+            table.widest_GBps(table.crossed[[gpu], [other for other in gpus if other != gpu]])
+            for gpu in gpus
         )
-        hosts = [
-            tuple(gpus[i] for i in members)
-            for members in group_by_host(
-                [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
-            )
-        ]
+        devices = [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
+        hosts = (tuple(gpus[i] for i in members) for members in group_by_host(devices))
         parts = (TierPart(frozenset(), host, Fraction(0), Fraction(0)) for host in hosts)
         self._hosts = TierParts("out", tuple(parts), True)
         self.tiers: list[TierParts] = []
@@ -209,7 +206,7 @@ class Proof:
 
         They must fit into the parts, and not be divided in a coarser tier.
         """
-        size, tier = self._sizes[name], self.tiers[number]
+        size, tier = self.sizes[name], self.tiers[number]
         return all(len(part.gpus) % size == 0 for part in tier.parts) and not any(
             not whole and dimension == name and tier.is_within(self.tiers[coarser])
             for (coarser, dimension), whole in cases.items()
@@ -225,7 +222,7 @@ class Proof:
 
     def list_inside(self, number: int, name: str, cases: Cases) -> list[int]:
         """Return the possible numbers of members of a rank's group in the rank's part of a tier."""
-        size = self._sizes[name]
+        size = self.sizes[name]
         if self.must_be_whole(number, name, cases):
             return [size]
         return list(range(1, min(size, max(len(p.gpus) for p in self.tiers[number].parts)) + 1))
@@ -282,20 +279,21 @@ class Proof:
         The result is empty if shapes prove nothing, or none is possible.
         """
         tier, axes = self.tiers[number], (across, along)
-        others = [name for name in self._sizes if name not in axes]
+        others = [name for name in self.sizes if name not in axes]
         if (
             not tier.covers
             or across == along
             or not all(self.must_be_whole(number, name, cases) for name in others)
         ):
             return set()
-        whole = prod(self._sizes[name] for name in others)
-        sizes = (1 if name is None else self._sizes[name] for name in axes)
-        patterns = (
-            tuple(p.pattern.shape for p in self.phases if p.traffic.dimension == name)
-            for name in axes
+        whole = prod(self.sizes[name] for name in others)
+        arguments = (
+            *(1 if name is None else self.sizes[name] for name in axes),
+            *(
+                tuple(p.pattern.shape for p in self.phases if p.traffic.dimension == name)
+                for name in axes
+            ),
         )
-        arguments = (*sizes, *patterns)
         times: set[Costs] = set()
         for ranks, capacity in {(len(part.gpus), part.capacity_GBps) for part in tier.parts}:
             if not capacity:
@@ -306,9 +304,12 @@ class Proof:
                 counts = dict(zip(axes, map(iter, shape), strict=True))
                 none = repeat(Fraction(0))
                 # Phases on other dimensions send nothing out of parts.
-                messages = [next(counts.get(p.traffic.dimension, none)) for p in self.phases]
-                each = [p.pattern.bytes_each * whole / (capacity * 10**9) for p in self.phases]
-                times.add(tuple(n * s for n, s in zip(messages, each, strict=True)))
+                messages = ((p, next(counts.get(p.traffic.dimension, none))) for p in self.phases)
+                times.add(
+                    tuple(
+                        n * p.pattern.bytes_each * whole / (capacity * 10**9) for p, n in messages
+                    )
+                )
         return keep_least(times)
 
     def weigh(self, weights: Mapping[str, Any], cases: Cases) -> Fraction:

@@ -86,8 +86,8 @@ def _fill_groups(units: int, groups: int, most: int, size: int, shape: str) -> F
     if full >= groups:
         return sent
     single = groups - full - 1
-    rest = count_out(shape, size, units - full * most - single)
-    return sent + single * count_out(shape, size, 1) + rest
+    sent += single * count_out(shape, size, 1)
+    return sent + count_out(shape, size, units - full * most - single)
 
 
 def _fill_line(units: int, groups: int, most: int, size: int, shape: str) -> Fraction:
@@ -122,11 +122,13 @@ def _pack(units: int, a: int, b: int, between: int) -> list[int]:
         packed.append(
             min(least[units - n] + middle_group[n] for n in range(1, min(most, units) + 1))
         )
-        options = (
-            [least[total - n] + any_group[n] for n in range(1, min(most, total) + 1)]
+        least = [
+            min(
+                (least[total - n] + any_group[n] for n in range(1, min(most, total) + 1)),
+                default=_NEVER,
+            )
             for total in range(units + 1)
-        )
-        least = [min(costs, default=_NEVER) for costs in options]
+        ]
     return packed
 
 
