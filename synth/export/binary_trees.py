@@ -19,6 +19,7 @@ from ..channels.channels import CHAIN
 from ..channels.rounding import find_channels, interleave
 from ..forest.machine.routes import OwnRoutes
 from ..forest.trees import Forest, RootedTree, levels, schedule_of
+from ..forest.weigh import find_max_load
 from ..ir.schedule import Schedule
 from ..numeric.linear import Floats, pack
 from ..request import Request
@@ -130,16 +131,13 @@ class _TreeSearch:
     def generate(self) -> None:
         """Add trees until no cheap one is new, and weigh them."""
         # At first every link costs the time of a byte on it.
-        capacity, prices = self.routes.capacity, 1.0 / self.routes.capacity
+        prices = 1.0 / self.routes.capacity
         for _ in range(_ROUNDS):
-            fresh = [
-                self._add(tree)
-                for root in range(self.n)
-                if (tree := self._grow(prices, root)) is not None
-            ]
-            if not any(fresh) or self.request.effort.is_over("trees"):
+            grown = [self._grow(prices, root) for root in range(self.n)]
+            is_new = [tree is not None and self._add(tree) for tree in grown]
+            if not any(is_new) or self.request.effort.is_over("trees"):
                 break
-            solved = pack(self.uses, capacity, self.request.effort)
+            solved = pack(self.uses, self.routes.capacity, self.request.effort)
             if solved is None:
                 break
             self.weights, prices = solved
@@ -187,20 +185,14 @@ class _TreeSearch:
         loads /= self.routes.capacity
         shares = self.weights / max(float(self.weights.sum()), 1e-300)
         sets = [_round_to(loads, shares, count) for count in range(1, most + 1)]
-        rates = [self._rate(chosen) for chosen in sets]
+        rates = [
+            count / find_max_load([self.uses[i] for i in chosen], [1] * count, self.routes.exact)
+            for count, chosen in enumerate(sets, 1)
+        ]
         best = next(
             s for s, rate in zip(sets, rates, strict=True) if rate >= max(rates) * (1 - _LOSS)
         )
         return tuple(self.trees[best[i]] for i in interleave(loads[best]))
-
-    def _rate(self, chosen: Sequence[int]) -> Fraction:
-        total: Counter[int] = Counter()
-        for number in chosen:
-            total.update(self.uses[number])
-        capacity = self.request.topology.capacity_GBps
-        return len(chosen) / max(
-            times / capacity[self.routes.links[link]] for link, times in total.items()
-        )
 
 
 def _root_chain(order: Sequence[int]) -> Parents:

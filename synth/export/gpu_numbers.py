@@ -69,10 +69,7 @@ def _name_host(gpu: Device) -> str:
 
 
 def _read_dev(gpu: Device) -> int | None:
-    dev = gpu.extra.get("dev")
-    if isinstance(dev, bool) or not isinstance(dev, (int, str)):
-        return None
-    text = str(dev)
+    text = str(gpu.extra.get("dev"))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
 
 

@@ -6,10 +6,10 @@ as LOC, and never checks trees, so it hangs if a tree lacks a GPU.
 
 import re
 from collections.abc import Collection
-from itertools import pairwise
 
 from ...topo.errors import InputError
 from ..channels.channels import CHAIN, RING, Channels
+from ..channels.orders import hops
 from .graph_file import (
     COLLNET_CHAIN_ID,
     NAMES,
@@ -152,8 +152,10 @@ def list_channels(graph: NcclGraph, rank_of: dict[int, int], where: str) -> Chan
             True,
             f"{where}, line {graph.line}: {graph.name}, channel {number}",
         )
-    orders = tuple(tuple(rank_of[dev] for dev in channel) for channel in graph.channels)
-    return Channels(RING if graph.id == RING_ID else CHAIN, orders)
+    return Channels(
+        RING if graph.id == RING_ID else CHAIN,
+        tuple(tuple(rank_of[dev] for dev in channel) for channel in graph.channels),
+    )
 
 
 def list_hops(channels: Channels) -> set[tuple[int, int]]:
@@ -161,12 +163,7 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
     The orders of a chain are used in both directions.
     """
-    out: set[tuple[int, int]] = set()
-    for order in channels.orders:
-        out.update(pairwise((*order, order[0]) if channels.shape == RING else order))
-        if channels.shape == CHAIN:
-            out.update(pairwise(order[::-1]))
-    return out
+    return {hop for order in channels.orders for hop in hops(channels.shape, order)}
 
 
 def make_plain(line: str) -> str:

@@ -140,13 +140,13 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
         graphs.router.topology,
         ['<graphs version="1">', _write_comment(graphs, version)],
     )
-    types = PathTypes(topology, version)
+
     for number, channels in ((RING_ID, graphs.rings), (TREE_ID, graphs.chains)):
         if channels is None:
             continue
         # NCCL keeps speeds as floats, of 7 digits.
         speed = f"{float(_speed_GBps(graphs, channels)):.7g}"
-        worst = types.find_worst(list_hops(channels))
+        worst = PathTypes(topology, version).find_worst(list_hops(channels))
         lines.append(
             f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" '
             f'nchannels="{len(channels.orders)}" speedintra="{speed}" speedinter="{speed}" '
@@ -172,8 +172,7 @@ def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
     n, count = channels.ranks, len(channels.orders)
     if channels.shape == CHAIN:
         return graphs.chain_GBps * 2 / count
-    passes = 2 if graphs.collective.name == "allreduce" else 1
-    return graphs.ring_GBps * passes * (n - 1) / (n * count)
+    return graphs.ring_GBps * (1 + (graphs.collective.name == "allreduce")) * (n - 1) / (n * count)
 
 
 def _check_rates(graphs: NcclGraphs, file: GraphFile) -> None:
@@ -367,6 +366,6 @@ class _Matching:
 
 def _max_channel_GBps(topology: Topology) -> int:
     """Return the most GB/s that one channel of a tree copies on the slowest of the GPUs."""
-    texts = [str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks]
+    texts = (str(topology.by_id[gpu].extra.get("sm", "")) for gpu in topology.ranks)
     slowest = min((int(text) if text.isdigit() else 0 for text in texts), default=0)
     return next(rate for capability, rate in _CHANNEL_GBps if slowest >= capability)

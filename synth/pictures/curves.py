@@ -56,8 +56,8 @@ def draw_curves(
         if bits % 2 == 0 or every == 1:
             lines.append(f'<path class="g" d="M{x:.1f} {_TOP}V{_TOP + plot_height}"/>')
         if (bits - 2) % every == 0:
-            size = show_size(1 << bits)
-            lines.append(draw_text(x, _HEIGHT - 22, size, 12, anchor="middle", look="f"))
+            label = draw_text(x, _HEIGHT - 22, show_size(1 << bits), 12, anchor="middle", look="f")
+            lines.append(label)
     lines += [
         draw_text(right, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"),
         draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"),
@@ -65,7 +65,7 @@ def draw_curves(
     if limit is not None:
         lines.append(draw_bound(_LEFT, right, place(2**low, limit[1])[1]))
     for curve in reversed(curves):
-        points = [place(size, value) for size, value in curve.points]
+        points = [place(*point) for point in curve.points]
         path = " ".join(f"{x:.1f} {y:.1f}" for x, y in points)
         dash = ' stroke-dasharray="4 3"' if curve.dashed else ""
         lines.append(

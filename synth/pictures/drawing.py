@@ -47,20 +47,26 @@ def draw_text(
     x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t"
 ) -> str:
     """Return a text element; `look` is a class of STYLE."""
-    attributes = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
-    return f'<text class="{look}" {attributes}>{quote(text)}</text>'
+    return (
+        f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
+        f'text-anchor="{anchor}">{quote(text)}</text>'
+    )
 
 
 def draw_level(left: float, right: float, y: float, label: str) -> tuple[str, str]:
     """Return a level line of a diagram, and its label to the left of it."""
-    line = f'<path class="g" d="M{left} {y:.1f}H{right}"/>'
-    return line, draw_text(left - 6, y + 4, label, 12, anchor="end", look="f")
+    return (
+        f'<path class="g" d="M{left} {y:.1f}H{right}"/>',
+        draw_text(left - 6, y + 4, label, 12, anchor="end", look="f"),
+    )
 
 
 def draw_bound(left: float, right: float, y: float) -> str:
     """Return the dashed line of a bound."""
-    dashes = 'stroke-width="1.8" stroke-dasharray="7 4"'
-    return f'<path class="bound" {dashes} d="M{left} {y:.1f}H{right}"/>'
+    return (
+        '<path class="bound" stroke-width="1.8" stroke-dasharray="7 4" '
+        f'd="M{left} {y:.1f}H{right}"/>'
+    )
 
 
 def choose_step(highest: float) -> float:

@@ -92,8 +92,10 @@ def _draw(
         ("add", left_edge, "sends data to add"),
         ("copy", left_edge + 160, "sends data to copy"),
     ):
-        box = f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
-        lines.append(box + draw_text(x + 28, 13, text, 11))
+        lines.append(
+            f'<rect class="{look}" x="{x}" y="4" width="22" height="10"/>'
+            + draw_text(x + 28, 13, text, 11)
+        )
     for row, name in enumerate(names):
         y = _TOP + row * _ROW
         lines += [
@@ -121,9 +123,12 @@ def _draw(
 
 
 def _join_times(key: tuple[int, int, str, int], times: Sequence[TransferTime], what: str) -> _Bar:
-    begin, end = min(t.begin_us for t in times), max(t.end_us for t in times)
-    label = f"step {times[0].step}, {round(sum(t.bytes for t in times)):,} bytes"
-    return (*key, begin, end, what + label)
+    return (
+        *key,
+        min(t.begin_us for t in times),
+        max(t.end_us for t in times),
+        f"{what}step {times[0].step}, {round(sum(t.bytes for t in times)):,} bytes",
+    )
 
 
 def _join_bars(bars: Sequence[_Bar], least_us: float) -> list[_Bar]:

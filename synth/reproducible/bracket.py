@@ -61,8 +61,7 @@ def measure_closeness(routes: OwnRoutes) -> Floats:
     """
     distance = routes.distances(1 / routes.capacity)
     np.fill_diagonal(distance, np.inf)
-    close: Floats = 1 / (distance + distance.T)
-    return close
+    return np.asarray(1 / (distance + distance.T))
 
 
 def match_brackets(close: Floats, seed: int) -> Bracket:
@@ -75,8 +74,7 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
     groups: list[Bracket] = list(range(len(close)))
     while len(groups) > 1:
         graph: nx.Graph[int] = nx.Graph()
-        members = [list_leaves(group) for group in groups]
-        order = list(range(len(groups)))
+        members, order = [list_leaves(group) for group in groups], list(range(len(groups)))
         chance.shuffle(order)
         for i, j in combinations(order, 2):
             near = close[np.ix_(members[i], members[j])]
@@ -92,9 +90,8 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
         if not joined:  # connected only through other GPUs: any order will do
             groups = [(groups[0], groups[1]), *groups[2:]]
             continue
-        ordered = sorted((min(pair), max(pair)) for pair in pairs)
         groups = [
-            *((groups[i], groups[j]) for i, j in ordered),
+            *((groups[i], groups[j]) for i, j in sorted(map(sorted, pairs))),
             *[group for i, group in enumerate(groups) if i not in joined],
         ]
     return groups[0]
@@ -120,8 +117,7 @@ def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Brac
     moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)
     targets = _list_parts(rest)
-    linked = close > 0
-    near = [part for part in targets if _are_linked(part, moved, linked)]
+    near = [part for part in targets if _are_linked(part, moved, close > 0)]
     return _join_at(rest, chance.choice(near or targets), moved)
 
 

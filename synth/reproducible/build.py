@@ -74,8 +74,8 @@ def build_reproducible(request: Request) -> list[Schedule]:
     """
     built = build_levels(request)
     bracketed = [base for base in dict.fromkeys(s.uncut for s in built) if find_bracketing(base)]
-    enough = request.bound_GBps * _GOOD
-    if any(_compute_rate(request, base) >= enough for base in bracketed):
+    sent = [reroute_unless_in_network(base, request.router) for base in bracketed]
+    if sent and _find_limit_GBps(sent, request.topology) >= request.bound_GBps * _GOOD:
         return built
     try:
         built += _build_one_tree(request)
@@ -83,11 +83,11 @@ def build_reproducible(request: Request) -> list[Schedule]:
         request.say(str(error))
     texts = dict.fromkeys(find_bracketing(schedule.uncut) for schedule in built)
     try:
-        return built + search_brackets(request, [parse_bracket(text) for text in texts if text])
+        built += search_brackets(request, [parse_bracket(text) for text in texts if text])
     except InfeasibleError:
         if not built:
             raise
-        return built
+    return built
 
 
 def _build_one_tree(request: Request) -> list[Schedule]:
@@ -151,16 +151,6 @@ def _grow_tree(request: Request, root: int) -> list[int] | None:
     return parents if len(reached) == len(ranks) else None
 
 
-def _compute_rate(request: Request, base: Schedule) -> Fraction:
-    """Return the algbw in GB/s that a pipelined schedule approaches at large sizes.
-
-    Every transfer takes the hardware's route.
-    """
-    return 1 / bandwidth_s_per_GB(
-        replace(reroute_unless_in_network(base, request.router), segments=2), request.topology
-    )
-
-
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
     """Return schedules in the best bracketing found: for large messages, and a tree for small ones.
 
@@ -176,9 +166,8 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
         raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
     best = _search(request, given, OwnRoutes(request.router))
     best.add_low_columns()
-    schedules = [best.build(request, fit) for fit in best.list_cuts()]
     return [
-        *(cut for schedule in schedules for cut in _cut(schedule)),
+        *(cut for fit in best.list_cuts() for cut in _cut(best.build(request, fit))),
         *_build_small(request, best),
     ]
 

@@ -219,8 +219,7 @@ def find_spreads(distance: Floats) -> list[list[int]]:
 
     Pairs without a route are used only if a tree cannot do without them.
     """
-    top = float(distance[np.isfinite(distance)].sum()) + 1
-    dense = np.where(np.isfinite(distance), distance, top)
+    dense = np.where(np.isfinite(distance), distance, distance[np.isfinite(distance)].sum() + 1)
     return [cheapest_out_tree(dense, root) for root in range(len(distance))]
 
 

@@ -149,13 +149,12 @@ class Fitting:
             return []
         paid = float(self.routes.capacity @ (prices + tiny))
         self.least_s = max(self.least_s, sum(o[0] for o in offers[: self.parts]) / paid)
-        fresh: list[Column] = []
-        for cost, end, spread in offers if self.is_apart else offers[:_COLUMNS]:
-            if cost < self.duals.get(end if self.is_apart else 0, np.inf) * (1 - 1e-6):
-                column = self.embedding.find_column(end, spread)
-                if column not in self.uses:
-                    fresh.append(column)
-        return fresh
+        cheap = (
+            self.embedding.find_column(end, spread)
+            for cost, end, spread in (offers if self.is_apart else offers[:_COLUMNS])
+            if cost < self.duals.get(end if self.is_apart else 0, np.inf) * (1 - 1e-6)
+        )
+        return [column for column in cheap if column not in self.uses]
 
     def _count_uses(self, column: Column) -> Counter[int]:
         loads = self.routes.loads(count_sends(column, self.routes.ranks))
@@ -192,14 +191,15 @@ class Fitting:
         for steps in sorted({column.steps for column in self.uses}):
             columns = [column for column in self.uses if column.steps <= steps]
             groups = [self.group_of(column) for column in columns]
-            uses = [self.uses[column] for column in columns]
-            is_whole = len(set(groups)) == self.parts
-            division = divide(uses, self.routes.capacity, groups) if is_whole else None
-            if division is None:
+            if len(set(groups)) < self.parts:
                 continue
-            seconds = division.time / self.parts
-            if seconds * _WORTH_IT <= self.seconds and (
-                not out or seconds * _FASTER < out[-1].seconds
+            uses = [self.uses[column] for column in columns]
+            division = divide(uses, self.routes.capacity, groups)
+            seconds = np.inf if division is None else division.time / self.parts
+            if (
+                division is not None
+                and seconds * _WORTH_IT <= self.seconds
+                and (not out or seconds * _FASTER < out[-1].seconds)
             ):
                 out.append(Fit(columns, division.shares, seconds, self.least_s / self.parts))
         return out or [self.fit]
@@ -208,9 +208,7 @@ class Fitting:
         """Return the schedule of a fit, with one chunk per column in use."""
         capacity = [request.topology.capacity_GBps[link] for link in self.routes.links]
         uses = [self._count_uses(column) for column in fit.columns]
-        shares = round_shares(
-            fit.shares, uses, capacity, [self.group_of(column) for column in fit.columns]
-        )
+        shares = round_shares(fit.shares, uses, capacity, list(map(self.group_of, fit.columns)))
         chunks: list[Chunk] = []
         sends: list[Send] = []
         for column, share in zip(fit.columns, shares, strict=True):

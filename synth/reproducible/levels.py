@@ -144,11 +144,15 @@ def _scatter(request: Request, levels: Levels) -> list[Schedule]:
     # coordinate there is that of c.
     for level, p, digit, peer in levels.peers():
         stride, size = strides[level]
-        for c in range(p % stride + digit * stride, n, stride * size):
-            sends.append((level, order[p], order[peer], order[c], "reduce"))
+        sends += [
+            (level, order[p], order[peer], order[c], "reduce")
+            for c in range(p % stride + digit * stride, n, stride * size)
+        ]
         if name == "allreduce":
-            for c in range(p % (stride * size), n, stride * size):
-                sends.append((2 * top - 1 - level, order[p], order[peer], order[c], "copy"))
+            sends += [
+                (2 * top - 1 - level, order[p], order[peer], order[c], "copy")
+                for c in range(p % (stride * size), n, stride * size)
+            ]
     if name == "reduce":
         root = request.collective.root or 0
         sends += [(top, rank, root, rank, "copy") for rank in range(n) if rank != root]
