@@ -199,9 +199,8 @@ def _find_whole_rates(
     The unit is the capacities' common unit, or a half, third or quarter of it. The rates with the
     fewest columns are preferred. None if there are none, or they are not found in time.
     """
-    unit = fraction_gcd(list(set(capacity)))
     for parts in _PARTS:
-        step = unit / parts
+        step = fraction_gcd(list(set(capacity))) / parts
         wanted = round(total / float(step))
         if max(capacity) / step > _MAX_UNITS or abs(wanted * float(step) - total) > 1e-6 * total:
             continue

@@ -85,12 +85,8 @@ def find_channels(
             f"channels: {shape}s have no {name}; rings have allreduce, allgather, reduce-scatter, "
             "chains allreduce"
         )
-    orders = Orders(OwnRoutes(request.router), request.collective)
-    packed = pack_orders(request, [shape], orders)
-    rounding = Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
-    numbers = rounding.round(count) if count is not None else rounding.choose(limit)
-    sequence = numbers[interleave(rounding.loads[numbers])]
-    return Channels(shape, tuple(rounding.listed[number][1] for number in sequence))
+    rounding = prepare(request, shape)
+    return rounding.name(rounding.round(count) if count is not None else rounding.choose(limit))
 
 
 class Rounding:
@@ -104,6 +100,8 @@ class Rounding:
         assert len(shapes) == 1, "channels of one shape"
         self.shape = shapes.pop()
         self.orders, self.effort = orders, effort
+        # How long a crossing keeps each link busy.
+        self.units = orders.times[self.shape] / orders.floats
         self.optimum = packed.algbw_GBps
         self.listed: list[Column] = list(packed.columns)
         self.known = {column: number for number, column in enumerate(self.listed)}
@@ -115,6 +113,11 @@ class Rounding:
     def _load(self, column: Column) -> Floats:
         uses = self.orders.uses(*column)
         return np.array([uses[row] for row in range(len(self.orders.floats))]) / self.orders.floats
+
+    def name(self, numbers: Ints) -> Channels:
+        """Return channels by the numbers of their orders, in a sequence with balanced prefixes."""
+        sequence = numbers[interleave(self.loads[numbers])]
+        return Channels(self.shape, tuple(self.listed[number][1] for number in sequence))
 
     def rate_GBps(self, channels: Ints) -> Fraction:
         """Return the exact algbw of equal channels in GB/s, from the load of the busiest link."""
@@ -164,8 +167,9 @@ class Rounding:
         Checks the linear relaxation: fractions of known orders, under integer limits on crossings
         per link.
         """
-        units = self.orders.times[self.shape] / self.orders.floats
-        return not known_GBps or _may_fit(self.loads, units, count, count / known_GBps, self.effort)
+        return not known_GBps or _may_fit(
+            self.loads, self.units, count, count / known_GBps, self.effort
+        )
 
     def _fill(self, channels: Ints, wanted: int) -> Ints:
         """Return `wanted` channels: the given ones, then the best one by one."""
@@ -205,8 +209,8 @@ class Rounding:
             total, before = self.loads[channels].sum(axis=0), len(self.listed)
             for number in np.unique(channels).tolist():
                 rest = total - self.loads[number]
-                steepness = np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1))
-                prices = steepness / self.orders.floats
+                prices = np.exp(_STEEP * (rest / max(float(rest.max()), 1e-300) - 1))
+                prices /= self.orders.floats
                 for offer in self.orders.cheapest(self.shape, prices, _PRICED_ORDERS, self.effort):
                     self._add(offer.order)
             if len(self.listed) == before:
@@ -223,8 +227,7 @@ class Rounding:
         Only rates above `known_GBps` are searched for. If none is found, return `channels`
         unchanged.
         """
-        count = len(channels)
-        units = self.orders.times[self.shape] / self.orders.floats
+        count, units = len(channels), self.units
         now = self._busiest(channels)
         longest = min(now, count / known_GBps) if known_GBps else now
         times = _list_times(units, count / self.optimum, longest).tolist()
@@ -252,6 +255,13 @@ class Rounding:
             self.loads = np.vstack([self.loads, self._load(column)])
             self.weights = np.append(self.weights, 0.0)
         return self.known[column]
+
+
+def prepare(request: Request, shape: str) -> Rounding:
+    """Return a search for equal channels of one shape, in any number, by one column generation."""
+    orders = Orders(OwnRoutes(request.router), request.collective)
+    packed = pack_orders(request, [shape], orders)
+    return Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
 
 
 def _judge(load: Floats) -> Floats:

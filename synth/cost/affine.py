@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...topo.graph import Topology
 from ...topo.routes import Router
@@ -51,16 +49,20 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     # Steps that do not overlap take their declared durations, which may exceed the time that the
     # loads need.
-    alpha = Fraction(int(sum(loads.latency)), loads.latency_scale)
-    sequential = Cost(alpha, sum(schedule.step_s_per_GB, Fraction(0)))
+    sequential = Cost(
+        Fraction(int(sum(loads.latency)), loads.latency_scale),
+        sum(schedule.step_s_per_GB, Fraction(0)),
+    )
     before = np.zeros((len(loads.latency) + 1, len(loads.links)), dtype=loads.seconds.dtype)
     np.cumsum(loads.seconds, axis=0, out=before[1:])
 
     @cache
     def window(low: int, high: int) -> tuple[int, int]:
         """Return the greatest latency and load of a tick that carries out steps low .. high - 1."""
-        latency = int(loads.latency[low:high].max(initial=0))
-        return latency, int((before[high] - before[low]).max(initial=0))
+        return (
+            int(loads.latency[low:high].max(initial=0)),
+            int((before[high] - before[low]).max(initial=0)),
+        )
 
     return [
         sequential if m == 1 or schedule.stepwise else _cost_pipeline(loads, window, m)
@@ -101,8 +103,8 @@ def _cost_pipeline(
 def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, Fraction]:
     """Return how long each used link is busy in all steps together, in seconds per GB of buffer."""
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
-    total: NDArray[Any] = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype)
-    return {link: Fraction(int(x), loads.scale) for link, x in zip(loads.links, total, strict=True)}
+    total = loads.seconds.sum(axis=0, dtype=loads.seconds.dtype).tolist()
+    return {link: Fraction(x, loads.scale) for link, x in zip(loads.links, total, strict=True)}
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:

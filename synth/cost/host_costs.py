@@ -130,5 +130,6 @@ def describe_host(topology: Topology) -> str:
     host, step = host_of(topology), float(step_us(topology))
     if host is not None:
         return host.source
-    none = "not measured; none, the links' latencies alone"
-    return f"{OVER_NCCL.source} ({step:g} us a step)" if step else none
+    if step:
+        return f"{OVER_NCCL.source} ({step:g} us a step)"
+    return "not measured; none, the links' latencies alone"

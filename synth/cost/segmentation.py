@@ -57,8 +57,12 @@ def reroute(schedule: Schedule, router: Router) -> Schedule:
     routes = [given if route is None else route[1:-1] for route, given in asked]
     if routes == [given for _, _, given in paths]:
         return schedule
-    moved = Transfers(t.step, t.src, t.dst, t.chunk, t.op, path_of, routes)
-    return tighten(replace(schedule, transfers=moved), router.topology)
+    return tighten(
+        replace(
+            schedule, transfers=Transfers(t.step, t.src, t.dst, t.chunk, t.op, path_of, routes)
+        ),
+        router.topology,
+    )
 
 
 def reroute_unless_in_network(schedule: Schedule, router: Router) -> Schedule:
@@ -148,8 +152,8 @@ def fastest(
             (family.stepwise, family.stepwise_s_per_GB),
             (family.piped, family.piped_s_per_GB),
         ):
-            link_us = s_per_GB * scale * size_bytes * 1e-3
-            lists.append((max(family.messages * host_us, link_us), schedules))
+            bound_us = max(family.messages * host_us, s_per_GB * scale * size_bytes * 1e-3)
+            lists.append((bound_us, schedules))
     best = float("inf")
     predictions: list[tuple[float, Schedule]] = []
     # In ascending order of lower bounds, stop once a bound exceeds what counts as near.

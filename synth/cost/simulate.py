@@ -225,8 +225,9 @@ def _list_messages(
         for number, message in enumerate(messages):
             into[message.group.dst].append(number)
         for message in messages:
-            earlier = into[message.group.src]
-            message.needs.update(n for n in earlier if messages[n].tick < message.tick)
+            message.needs.update(
+                n for n in into[message.group.src] if messages[n].tick < message.tick
+            )
     return messages
 
 

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import cycle, islice
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
@@ -22,10 +19,7 @@ from ...topo.routes import Router, route_links
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
-from ..channels.columns import pack_orders
-from ..channels.orders import Orders
-from ..channels.rounding import Rounding, interleave
-from ..forest.machine.routes import OwnRoutes
+from ..channels.rounding import Rounding, prepare
 from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..numeric.effort import Effort
@@ -46,8 +40,6 @@ _TOLERANCE = Fraction(1, 10**5)
 # Shares of their best rates that a number of channels must keep: for the faster of rings and
 # chains, and for the other.
 _NEAR_FASTER, _NEAR_SLOWER = Fraction(995, 1000), Fraction(98, 100)
-# Work of rounding, in seconds of an idle core.
-_ROUNDING_WORK_S = 6.0
 # Gain in share for which the faster shape may have another number of channels.
 _WORTH_CHANGING = Fraction(2, 100)
 # (compute capability, GB/s): the largest rate that NCCL's tuner assumes for a tree's channel, since
@@ -104,7 +96,7 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
     finders, reasons = [], []
     for shape, wanted in ((RING, request), (CHAIN, reducing)):
         try:
-            finders.append(Finder(wanted, shape))
+            finders.append(prepare(wanted, shape))
         except InfeasibleError as error:
             reasons.append(str(error))
     # Without rings, chains serve allreduce only.
@@ -225,44 +217,12 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> str:
     return "  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"
 
 
-class Finder:
-    """A finder of equal channels of one shape, in any number, by a single column generation.
-
-    (channels.rounding does the same for one number.)
-    """
-
-    def __init__(self, request: Request, shape: str) -> None:
-        orders = Orders(OwnRoutes(request.router), request.collective)
-        self.shape = shape
-        self._rounding = Rounding(
-            orders, pack_orders(request, [shape], orders), request.effort.extend(_ROUNDING_WORK_S)
-        )
-
-    def find_best(self, most: int) -> Channels:
-        """Return the fewest channels, at most `most`, that lose almost nothing."""
-        return self._name(self._rounding.choose(most))
-
-    def find(self, count: int) -> Channels:
-        """Return the best `count` channels that the search finds."""
-        return self._name(self._rounding.round(count))
-
-    def _name(self, numbers: NDArray[np.int64]) -> Channels:
-        """Return channels in a sequence with balanced prefixes."""
-        return Channels(
-            self.shape,
-            tuple(
-                self._rounding.listed[numbers[i]][1]
-                for i in interleave(self._rounding.loads[numbers])
-            ),
-        )
-
-
-def match_counts(request: Request, finders: Sequence[Finder], most: int) -> Sized:
+def match_counts(request: Request, finders: Sequence[Rounding], most: int) -> Sized:
     """Return the same number of channels of each shape, at most `most`.
 
     It is the smallest number at which all shapes are near their best rates.
     """
-    given = {finder.shape: finder.find_best(most) for finder in finders}
+    given = {finder.shape: finder.name(finder.choose(most)) for finder in finders}
     matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
     chosen = matching.size_to(matching.choose_count())
     # If the slower shape loses much by a number that suits the faster one, its own number may suit
@@ -279,7 +239,7 @@ class _Matching:
     """Rings and chains as given, and the algbw of their prefixes and repetitions for allreduce."""
 
     def __init__(
-        self, request: Request, given: Sized, finders: dict[str, Finder], most: int
+        self, request: Request, given: Sized, finders: dict[str, Rounding], most: int
     ) -> None:
         self._router, self._given, self._finders, self._most = request.router, given, finders, most
         self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
@@ -319,7 +279,9 @@ class _Matching:
             orders = channels.orders
             out[shape] = Channels(shape, tuple(orders[i % len(orders)] for i in range(count)))
             if self.find_share(out, shape) < _NEAR_FASTER:
-                out[shape] = max(out[shape], self._finders[shape].find(count), key=self._rate)
+                finder = self._finders[shape]
+                found = finder.name(finder.round(count))
+                out[shape] = max(out[shape], found, key=self._rate)
         return out
 
     def _rate(self, channels: Channels) -> Fraction:

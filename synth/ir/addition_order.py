@@ -67,8 +67,7 @@ def find_bracketing(schedule: Schedule) -> str | None:
 
 def shorten_bracketing(bracketing: str) -> str:
     """Return the first characters of a bracketing, for messages."""
-    more = "..." if len(bracketing) > _SHOWN_CHARACTERS else ""
-    return bracketing[:_SHOWN_CHARACTERS] + more
+    return bracketing[:_SHOWN_CHARACTERS] + "..." * (len(bracketing) > _SHOWN_CHARACTERS)
 
 
 class Expressions:

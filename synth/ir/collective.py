@@ -78,9 +78,9 @@ class Collective:
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
-            near = suggest(self.name, COLLECTIVES)
             raise InputError(
-                f"unknown collective {self.name!r}{near}; expected one of {', '.join(COLLECTIVES)}"
+                f"unknown collective {self.name!r}{suggest(self.name, COLLECTIVES)}; expected one "
+                f"of {', '.join(COLLECTIVES)}"
             )
         if self.ranks < 1:
             raise InputError(f"{self.name} over {self.ranks} ranks; expected at least 1")
@@ -146,8 +146,9 @@ class Collective:
 
     def receivers(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that must have the whole chunk at the end."""
-        is_to_all = self.name in ("allreduce", "allgather", "broadcast")
-        return self.members if is_to_all else self._owner(chunk.target)
+        if self.name in ("allreduce", "allgather", "broadcast"):
+            return self.members
+        return self._owner(chunk.target)
 
     def _owner(self, rank: int | None) -> tuple[int]:
         owner = self.root if rank is None else rank

@@ -140,8 +140,9 @@ class Schedule:
     @property
     def uncut(self) -> Schedule:
         """The same schedule in one segment."""
-        is_cut = self.segments > 1 or self.stepwise
-        return replace(self, segments=1, stepwise=False) if is_cut else self
+        if self.segments == 1 and not self.stepwise:
+            return self
+        return replace(self, segments=1, stepwise=False)
 
     @property
     def ticks(self) -> int:
@@ -167,8 +168,10 @@ class Schedule:
         return tuple(map(tuple, rows))
 
     def __repr__(self) -> str:
-        sizes = f"{len(self.chunks)} chunks, {self.steps} steps, {len(self.transfers)} transfers"
-        return f"<Schedule {self.label}: {self.collective}, {sizes}>"
+        return (
+            f"<Schedule {self.label}: {self.collective}, {len(self.chunks)} chunks, "
+            f"{self.steps} steps, {len(self.transfers)} transfers>"
+        )
 
     def describe(self) -> str:
         """Format the schedule's figures and its first transfers as text."""

@@ -162,5 +162,5 @@ class Transfers(Sequence[Transfer]):
         return self._hash
 
     def __repr__(self) -> str:
-        shown = ", ".join(repr(t) for t in self[:3])
-        return f"Transfers({len(self)}: {shown}{', ...' if len(self) > 3 else ''})"
+        shown = [*map(repr, self[:3]), *(["..."] if len(self) > 3 else [])]
+        return f"Transfers({len(self)}: {', '.join(shown)})"

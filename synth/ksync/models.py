@@ -63,10 +63,6 @@ class SyncFabric:
         """The number of ranks."""
         return len(self.topology.ranks)
 
-    def into(self, rank: int) -> list[int]:
-        """Return the numbers of the edges that end at `rank`."""
-        return [i for i, (_, v) in enumerate(self.edges) if v == rank]
-
     def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
         """Return the physical links that an edge crosses."""
         return route_links(self.routes[edge])
@@ -100,8 +96,8 @@ def fabric_of(router: Router) -> SyncFabric:
     }
     edges = tuple(sorted(routes))
     unit = router.unit_GBps
-    used = sorted({link for route in routes.values() for link in route_links(route)})
-    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in used}
+    used = {link for route in routes.values() for link in route_links(route)}
+    capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
     return SyncFabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
 
 
@@ -162,8 +158,7 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
             if u not in sources:
                 earlier = [variable[key] for key in arrivals[c, u] if key[2] < s]
                 model.add_bool_or([*earlier, ~variable[c_, e, s]])
-    sent: dict[EdgeSend, cp_model.IntVar] = {(*key, "copy"): var for key, var in variable.items()}
-    rounds = _add_rounds(model, fabric, instance, sent)
+    rounds = _add_rounds(model, fabric, instance, {(*k, "copy"): x for k, x in variable.items()})
     # A schedule with equal chunks swapped is equally good: the solver must not refute each one
     # separately.
     _break_symmetry(model, instance, chunks, arrivals, variable)
@@ -172,8 +167,9 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
         return None
     chosen = {key for key, var in variable.items() if solver.boolean_value(var)}
     used = _drop_idle_sends(fabric, instance.collective, chunks, chosen)
-    lengths = [solver.value(r) for r in rounds]
-    return _build_schedule(fabric, instance, ((*key, "copy") for key in used), lengths)
+    return _build_schedule(
+        fabric, instance, ((*key, "copy") for key in used), [solver.value(r) for r in rounds]
+    )
 
 
 def list_possible_sends(
@@ -246,8 +242,13 @@ def _build_schedule(
     transfers = sorted(
         Transfer(s, *fabric.edges[e], c, op, fabric.routes[e][1:-1]) for c, e, s, op in sends
     )
-    durations = tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds)
-    return Schedule(instance.collective, "exact", chunks, Transfers.of(transfers), durations)
+    return Schedule(
+        instance.collective,
+        "exact",
+        chunks,
+        Transfers.of(transfers),
+        tuple(r * chunks[0].share / fabric.unit_GBps for r in rounds),
+    )
 
 
 def _drop_idle_sends(
@@ -302,7 +303,7 @@ def solve_combining(fabric: SyncFabric, instance: SyncInstance, effort: Effort) 
     solver = _run_solver(model, effort, instance)
     if solver is None:
         return None
-    chosen = [key for key, var in sends.items() if solver.boolean_value(var)]
+    chosen = (key for key, var in sends.items() if solver.boolean_value(var))
     return _build_schedule(fabric, instance, chosen, [solver.value(r) for r in rounds])
 
 
@@ -318,7 +319,7 @@ def _add_step(
     `where` is (rank, chunk, step).
     """
     v, c, s = where
-    inward = fabric.into(v)
+    inward = [e for e, (_, end) in enumerate(fabric.edges) if end == v]
     copies = [sends[c, e, s, "copy"] for e in inward if s]
     adds = [sends[c, e, s, "reduce"] for e in inward]
     # A rank either takes one partial sum over, or adds any number of them to its own.

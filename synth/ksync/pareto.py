@@ -235,8 +235,9 @@ class _FrontSearch:
 
         None if some receiver cannot be reached in that many steps.
         """
-        granted = self.effort.grant(_PROOF_WORK_S)
-        return prove_least_ratio(self.fabric, self.collective, steps, granted, equal_steps)
+        return prove_least_ratio(
+            self.fabric, self.collective, steps, self.effort.grant(_PROOF_WORK_S), equal_steps
+        )
 
     def _search_most_chunks(self, steps: int) -> None:
         """Find the row with R = S that has the most chunks.
@@ -321,10 +322,13 @@ class _FrontSearch:
         if size > _MAX_VARIABLES or self.effort.is_over("exact"):
             row = Row(*key, UNKNOWN, "too large" if size > _MAX_VARIABLES else "time limit", 0.0)
         else:
-            instance = SyncInstance(self.collective, *key)
-            granted = self.effort.grant(_INSTANCE_WORK_S)
-            row = _solve_row(solve_copying, self.fabric, instance, granted, self.scope.progress)
-            self.rows[key] = row
+            row = self.rows[key] = _solve_row(
+                solve_copying,
+                self.fabric,
+                SyncInstance(self.collective, *key),
+                self.effort.grant(_INSTANCE_WORK_S),
+                self.scope.progress,
+            )
         self.complete = self.complete and row.status != UNKNOWN
         return row
 
@@ -369,9 +373,13 @@ def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
             # To improve on the best R/C, this number of rounds needs more chunks than it implies.
             chunks = 1 if best is None else floor(rounds / best) + 1
             while not scope.effort.is_over("exact"):
-                instance = SyncInstance(collective, chunks, steps, rounds)
-                granted = scope.effort.grant(_INSTANCE_WORK_S)
-                row = _solve_row(solve_combining, fabric, instance, granted, scope.progress)
+                row = _solve_row(
+                    solve_combining,
+                    fabric,
+                    SyncInstance(collective, chunks, steps, rounds),
+                    scope.effort.grant(_INSTANCE_WORK_S),
+                    scope.progress,
+                )
                 if row.status == INFEASIBLE:
                     row = replace(row, proof="solver, one partial sum a rank")
                 rows.append(row)
@@ -399,8 +407,9 @@ def decide(
     fabric = fabric_of(router.reversed() if reversing else router)
     target = collective.reversed() if reversing else collective
     solve = solve_combining if collective.name == "allreduce" else solve_copying
-    solved = (SyncInstance(target, *key) for key in instances)
-    rows = [_solve_row(solve, fabric, instance, effort, progress) for instance in solved]
+    rows = [
+        _solve_row(solve, fabric, SyncInstance(target, *key), effort, progress) for key in instances
+    ]
     return _make_front(_reverse(rows) if reversing else rows, target, fabric, limit)
 
 

@@ -102,8 +102,9 @@ class _Programme:
             for link in self.fabric.links_of(key[1]):
                 load[link, key[2]].append(column)
         for (link, s), columns in load.items():
-            terms = [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))]
-            self.y[link, s] = self.at_most.add(terms, 0.0)
+            self.y[link, s] = self.at_most.add(
+                [*((c, 1.0) for c in columns), (s, -float(self.fabric.capacity[link]))], 0.0
+            )
         if self.equal_steps:
             for s in range(1, self.steps):
                 self.equal.add([(0, 1.0), (s, -1.0)], 0.0)

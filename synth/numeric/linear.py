@@ -110,8 +110,12 @@ def minimise(
             effort.record_cut(search)
     if result.status != 0:
         return None
-    duals = result.ineqlin.marginals, result.eqlin.marginals
-    return Optimum(np.maximum(result.x, 0.0), float(result.fun), *duals)
+    return Optimum(
+        np.maximum(result.x, 0.0),
+        float(result.fun),
+        result.ineqlin.marginals,
+        result.eqlin.marginals,
+    )
 
 
 def pack(

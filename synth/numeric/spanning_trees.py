@@ -194,7 +194,7 @@ def _central_nodes(nodes: int, ends: Sequence[Edge]) -> list[int]:
     graph = csr_matrix((np.ones(len(a)), (a, b)), shape=(nodes, nodes))
     hops = shortest_path(graph, directed=False, unweighted=True)
     farthest = np.where(np.isfinite(hops), hops, 0).max(axis=1)
-    return [int(node) for node in np.flatnonzero(farthest == farthest.min())]
+    return list(np.flatnonzero(farthest == farthest.min()).tolist())
 
 
 def _shallow_tree(
