@@ -305,11 +305,11 @@ class ReportExchange:
             return False
         if is_settled(self._rank, reports, self._ranks):
             return True
-        waits_in_vain = chain[-1] not in reports
-        if waits_in_vain:
-            # In a large group it may not be among those dialed at first.
-            relay.dial(self._key, [chain[-1]])
-        return waits_in_vain and not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
+        if chain[-1] in reports:
+            return False
+        # In a large group it may not be among those dialed at first.
+        relay.dial(self._key, [chain[-1]])
+        return not reports[chain[-2]].timed_out and elapsed > _UNHEARD_S
 
     def _hear(self) -> dict[int, Stuck]:
         """Return all reports; complete the own one with the fate of its connections, once known."""

@@ -117,7 +117,13 @@ def launch(module: str, arguments: Sequence[str], ranks: int, imports: Sequence[
         rendezvous = Path(folder) / "rendezvous"
 
         def start(rank: int) -> Child:
-            return _fork_rank(module, arguments, _environment(rank, ranks, rendezvous, logs[rank]))
+            environment = _environment(rank, ranks, rendezvous, logs[rank])
+            output = None if rank else (_Descriptor(1), _Descriptor(2))
+            return ForkedProcess(
+                _SERVER.Process(
+                    target=_be_rank, args=(module, list(arguments), environment, output)
+                )
+            )
 
         failed, code = run_together(start, ranks)
         if failed is None:
@@ -224,15 +230,6 @@ class ForkedProcess:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("rank", timeout or 0)
         return self._process.exitcode
-
-
-def _fork_rank(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> ForkedProcess:
-    output = (_Descriptor(1), _Descriptor(2)) if environment["RANK"] == "0" else None
-    return ForkedProcess(
-        _SERVER.Process(target=_be_rank, args=(module, list(arguments), environment, output))
-    )
 
 
 def _be_rank(

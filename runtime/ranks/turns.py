@@ -15,8 +15,8 @@ from ...synth.ir.schedule import Schedule
 from .timing import time_call_s
 from .transport import Transport
 
-# A race has as many turns as fit into _RACE_S, within these limits. Two would not do, since neither
-# time is the median.
+# A race has as many turns as fit into _RACE_S, within these limits. Of two times, the median is the
+# mean, which a single delay spoils.
 _RACE_S = 0.5
 _MIN_TURNS, _MAX_TURNS = 3, 9
 # A race has more turns if _MAX_TURNS of them take less than 30 ms, since short calls are easily
