@@ -134,13 +134,11 @@ def find_open_mpi() -> OpenMpi:
 
 def why_not_mpi() -> str | None:
     """Return why Open MPI cannot start ranks on emulated machines here, or None if it can."""
-    reason = why_not()
-    if reason is None:
-        try:
-            find_open_mpi()
-        except EmulationError as error:
-            return str(error)
-    return reason
+    try:
+        find_open_mpi()
+    except EmulationError as error:
+        return why_not() or str(error)
+    return why_not()
 
 
 def enter_host(namespace: str, name: str) -> list[str]:

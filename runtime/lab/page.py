@@ -50,11 +50,11 @@ class LabReport:
     def task(self) -> str:
         """The dataset, model and training, as text."""
         data, settings = self.dataset, self.settings
-        widths = "-".join(map(str, settings.widths(data.features, data.classes)))
         return (
             f"{data.name}: {len(data.train_y)} samples to train on, {len(data.test_y)} held out, "
             f"{data.classes} classes; "
-            f"perceptron {widths}, {settings.parameters(data.features, data.classes)} parameters; "
+            f"perceptron {'-'.join(map(str, settings.widths(data.features, data.classes)))}, "
+            f"{settings.parameters(data.features, data.classes)} parameters; "
             f"{settings.epochs} epochs, "
             f"batches of {settings.batch}, SGD with momentum 0.9, rate {settings.learning_rate:g} "
             "falling to 0, "

@@ -69,8 +69,10 @@ class RunFolder:
 
     def read_faults(self, ranks: int) -> list[Fault]:
         """Return the faults of all ranks that wrote one, known errors first."""
-        faults: list[Fault | None] = [self.read(f"fault{rank}") for rank in range(ranks)]
-        return sorted(filter(None, faults), key=lambda fault: not fault["known"])
+        return sorted(
+            filter(None, (self.read(f"fault{rank}") for rank in range(ranks))),
+            key=lambda fault: not fault["known"],
+        )
 
     def read_last_line(self, ranks: int) -> str | None:
         """Return the last line that the first rank with any output printed."""

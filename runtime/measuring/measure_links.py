@@ -121,8 +121,11 @@ class _LinkMeasurement:
         if self.batched or not self.declared:
             return "all", ""
         world = dist.group.WORLD or dist.new_group()
-        cores = gather_objects(world, world.size(), device_of(world), find_own_cores())
-        at_hand = describe_machine(self.topology, count_cores(cores), batched=uses_nccl(world))
+        at_hand = describe_machine(
+            self.topology,
+            count_cores(gather_objects(world, world.size(), device_of(world), find_own_cores())),
+            batched=uses_nccl(world),
+        )
         if at_hand.topology is None:
             return "none", "measured over gloo in one host's memory: the data was not on this link"
         if at_hand.what == "emulated":  # its links are between network namespaces

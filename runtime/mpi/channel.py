@@ -43,8 +43,13 @@ class MpiRank:
 def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
     """Return this process as an MPI rank; raise InputError without MPI."""
     world = load_mpi().COMM_WORLD
-    job = next((os.environ[key] for key in _JOBS if key in os.environ), "")
-    return MpiRank(world.rank, world.size, job, host, cores)
+    return MpiRank(
+        world.rank,
+        world.size,
+        next((os.environ[key] for key in _JOBS if key in os.environ), ""),
+        host,
+        cores,
+    )
 
 
 class MpiChannel:

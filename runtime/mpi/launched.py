@@ -59,8 +59,8 @@ def join_mpi() -> bool:
     if world.size != int(os.environ[launcher.ranks]):
         raise InputError(
             f"{launcher.name} started {os.environ[launcher.ranks]} ranks, but mpi4py, which works "
-            f"with {describe_mpi()}, sees {world.size}: the launcher belongs to another MPI (or srun "
-            "needs --mpi=pmix); take the mpirun of the same MPI"
+            f"with {describe_mpi()}, sees {world.size}: the launcher belongs to another MPI (or "
+            "srun needs --mpi=pmix); take the mpirun of the same MPI"
         )
     on_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.rank)
     defaults = {

@@ -156,8 +156,9 @@ class PlayerAsTheyCome:
         except RuntimeError as error:
             stuck = [node for node in whose if node >= 0]
             self._requests.cancel(stuck)
-            begun = {node for node, count in enumerate(needs) if not count}
-            raise self._requests.explain(stuck, begun, str(error)) from error
+            raise self._requests.explain(
+                stuck, {node for node, count in enumerate(needs) if not count}, str(error)
+            ) from error
         finally:
             self._alarm.stop(deadline)
 

@@ -234,8 +234,9 @@ class MessageEncoder:
             ):
                 self._fed_back.add(use)
                 errors.append(piece)
-        keeps = [piece for piece in message.pieces if self._goes_on_with(piece.key, piece.step)]
-        return self._encode(message, keeps, errors)
+        return self._encode(
+            message, [p for p in message.pieces if self._goes_on_with(p.key, p.step)], errors
+        )
 
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that finally rounds the sums completed here and not sent since.
