@@ -147,7 +147,11 @@ class Rounding:
             begun = [np.repeat(np.arange(len(counts)), counts)[:wanted], *self.best[-1:]]
             starts = (self._exchange(self._fill(channels, wanted)) for channels in begun)
             channels = min(starts, key=self._busiest)
-            if self._loses(channels) and self._may_reach(wanted, known_GBps):
+            # The linear relaxation shows whether these many channels may exceed the known rate.
+            if self._loses(channels) and (
+                not known_GBps
+                or _may_fit(self.loads, self.units, wanted, wanted / known_GBps, self.effort)
+            ):
                 if self.orders.ranks <= _PRICED_RANKS:
                     channels = self._price_exchanges(channels)
                 if self._loses(channels):
@@ -160,16 +164,6 @@ class Rounding:
 
     def _loses(self, channels: Ints) -> bool:
         return len(channels) < self.optimum * float(1 - LOSS) * self._busiest(channels)
-
-    def _may_reach(self, count: int, known_GBps: float) -> bool:
-        """Return whether `count` channels may exceed `known_GBps`.
-
-        Checks the linear relaxation: fractions of known orders, under integer limits on crossings
-        per link.
-        """
-        return not known_GBps or _may_fit(
-            self.loads, self.units, count, count / known_GBps, self.effort
-        )
 
     def _fill(self, channels: Ints, wanted: int) -> Ints:
         """Return `wanted` channels: the given ones, then the best one by one."""

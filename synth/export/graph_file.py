@@ -305,7 +305,9 @@ def _read_dev(element: Element, notes: dict[str, None]) -> int:
         raise element.make_error(f"dev={text[:40]!r}: expected a number such as 0x3 or 3")
     if text.isdigit():
         if int(text) > 9:
-            later = f"{int(text)}, as meant before NCCL 2.21; later ones read {int(text, 16)}"
-            notes[f'dev="{text}" is read as {later}'] = None
+            notes[
+                f'dev="{text}" is read as {int(text)}, as meant before NCCL 2.21; later ones read '
+                f"{int(text, 16)}"
+            ] = None
         return int(text)
     return int(text, 16)

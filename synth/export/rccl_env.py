@@ -98,12 +98,11 @@ def _compute_algbw(
     request: Request, rings: Channels | None, trees: tuple[Parents, ...]
 ) -> tuple[Fraction, Fraction]:
     """Return the algbw of rings and of trees in GB/s, from loads of their verified schedules."""
-    none = Fraction(0)
     return (
-        none
+        Fraction(0)
         if rings is None
         else measure_algbw(request, schedule_channels(request, rings, "rings")),
-        measure_algbw(request, schedule_trees(request, trees, "trees")) if trees else none,
+        measure_algbw(request, schedule_trees(request, trees, "trees")) if trees else Fraction(0),
     )
 
 

@@ -40,7 +40,6 @@ class _Forest:
         self.hang()
 
     def other(self, edge: int, node: int) -> int:
-        """Return the other end of an edge."""
         a, b = self.ends[edge]
         return b if a == node else a
 
@@ -250,7 +249,6 @@ class _CentredTree(_Forest):
 
     @property
     def height(self) -> int:
-        """The greatest depth of any node."""
         return self.depth[self.last]
 
     def is_below(self, node: int, top: int) -> bool:

@@ -189,7 +189,9 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
         else:
             break
         if repr(bracket) in seen:
-            if len(seen) > 1 and len(seen) >= _count_small(routes.ranks):
+            # All bracketings of few ranks were tried; above 7 ranks the number is never reached.
+            every = prod(2 * k - 3 for k in range(3, min(routes.ranks, 7) + 1))
+            if len(seen) >= max(2, every):
                 break
             request.effort.spend(1e-3)
             if request.effort.is_over(NAME):
@@ -211,11 +213,6 @@ def _search(request: Request, given: Sequence[Bracket], routes: OwnRoutes) -> Fi
         raise reason or InfeasibleError(f"{NAME}: no bracketing was found in time")
     best.run(request.effort.grant(4.0), _LAST_TURNS)
     return best
-
-
-def _count_small(n: int) -> int:
-    """Return the number of bracketings of n ranks; above 7 ranks, a number never reached."""
-    return prod(2 * k - 3 for k in range(3, min(n, 7) + 1))
 
 
 def _cut(schedule: Schedule) -> list[Schedule]:
