@@ -187,8 +187,8 @@ def _run_job(
         from ..runtime.measuring.trace import trace_largest
 
         trace = trace_largest(settings, communicator)
-    run = Run(options, settings, transport.name, transport.stock_engine, plan, rows)
-    return run, trace, calibrated
+    backend, engine = transport.name, transport.stock_engine
+    return Run(options, settings, backend, engine, plan, rows), trace, calibrated
 
 
 def _choose_beside_mpi(world: int) -> str:

@@ -273,8 +273,9 @@ def _find_levers(
         if p:
             classes[limit.algbw_GBps * p / paid, capacity[pair]].append(pair)
     levers = []
-    by_gain = sorted(classes.items(), key=lambda item: -item[0][0])
-    for number, ((gain, width), links) in enumerate(by_gain):
+    for number, ((gain, width), links) in enumerate(
+        sorted(classes.items(), key=lambda item: -item[0][0])
+    ):
         wider = together = None
         peers, alone = {frozenset(links[0])}, True
         if number < _TRIED_LINKS and not effort.is_over("wider links"):

@@ -68,8 +68,14 @@ def run(job: SynthRun) -> None:
 
         return draw_front(f"{collective.name} on {topology.name}", front, alone=True)
 
-    drawn = "the front is drawn in FILE", picture
-    deliver(job, plan, body, rows, drawn, first=lambda c: _print_front(c, front))
+    deliver(
+        job,
+        plan,
+        body,
+        rows,
+        ("the front is drawn in FILE", picture),
+        first=lambda console: _print_front(console, front),
+    )
     _check_feasible(job, front)
 
 

@@ -137,7 +137,6 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     machine, given_router = load_for_planning(args.topology)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     topology = degrade(machine, change) if change else machine
-    router = given_router.on(topology) if change else given_router
     # --root is in the numbering of the machine as given, so it is checked on that machine first.
     given = collective_on(args.collective, machine, args.root)
     collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
@@ -148,7 +147,7 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         machine,
         topology,
         given_router,
-        router,
+        given_router.on(topology) if change else given_router,
         given,
         collective,
         started,

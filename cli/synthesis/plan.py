@@ -113,8 +113,14 @@ def report(
 
         return draw_plan_alone(plan)
 
-    picture = "curves written to FILE", curves
-    deliver(job, plan, body, lambda: _list_rows(job, plan), picture, then=(sections,))
+    deliver(
+        job,
+        plan,
+        body,
+        lambda: _list_rows(job, plan),
+        ("curves written to FILE", curves),
+        then=(sections,),
+    )
 
 
 def _healthy_json(job: SynthRun, plan: Plan, healthy: Plan) -> dict[str, Any]:

@@ -110,8 +110,11 @@ def describe_links(bound: Bound, topology: Topology) -> str:
         inside = set(bound.certificate["inside"])
         pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
     else:
-        prices = bound.certificate.get("prices", ())
-        pairs = [(a, b) for a, b, price in prices if parse_fraction(price) > 0]
+        pairs = [
+            (a, b)
+            for a, b, price in bound.certificate.get("prices", ())
+            if parse_fraction(price) > 0
+        ]
     counts: Counter[tuple[str, Fraction]] = Counter()
     sources: dict[tuple[str, Fraction], str] = {}
     link_of = {(x.src, x.dst): x for x in topology.links}

@@ -355,8 +355,7 @@ def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], f
             yield "algbw_gbps", at, row.measured.algbw_GBps
             yield "busbw_gbps", at, row.measured.busbw_GBps
         for bound in ("one_way", "any_way", "in_network") if m.limits else ():
-            value = getattr(m.limits, f"{bound}_GBps")
-            if value is not None:
+            if (value := getattr(m.limits, f"{bound}_GBps")) is not None:
                 yield "bound_gbps", {**labels, "bound": bound.replace("_", "-")}, float(value)
         if m.peak.share is not None:
             yield "share", {**labels, "by": "measurement"}, m.peak.share
@@ -364,14 +363,12 @@ def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], f
     for number, c in enumerate(verdict.communicators):
         for name, rates in c.rates.items():
             labels = {**file, "collective": name, "ranks": str(c.communicator.ranks)}
-            limit = float(c.limits[name].one_way_GBps)
-            yield "bound_gbps", {**labels, "bound": "one-way"}, limit
-            own = {"communicator": str(number)}
+            one_way, own = c.limits[name].one_way_GBps, {"communicator": str(number)}
+            yield "bound_gbps", {**labels, "bound": "one-way"}, float(one_way)
             for rate in rates:
                 at = {**labels, **own, "shape": rate.shape}
                 yield "channels_gbps", at, float(rate.algbw_GBps)
-            share = c.share(name)
-            if share is not None:
+            if (share := c.share(name)) is not None:
                 yield "share", {**labels, "by": "channels", **own}, share
             yield from _list_options(labels, c.options[name])
     for finding in verdict.findings:

@@ -69,9 +69,8 @@ class ChannelVerdict:
 
         The result is None if the collective has no rate.
         """
-        by_algorithm = {"RING": RINGS, "TREE": TREES}
-        taken = by_algorithm.get(self.taken) if collective == "allreduce" else RINGS
-        return self.rate(collective, taken) or max(
+        algorithm = self.taken if collective == "allreduce" else "RING"
+        return self.rate(collective, {"RING": RINGS, "TREE": TREES}.get(algorithm)) or max(
             self.rates.get(collective, ()), key=lambda r: r.algbw_GBps, default=None
         )
 

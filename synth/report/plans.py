@@ -171,10 +171,11 @@ def show_number(value: float, digits: int = 4) -> str:
 
 def _draw_curves(section: Section) -> str:
     limit = None if section.bounds is None else section.bounds.single_path
-    picture = draw_plan_curves(section.collective, section.plan, section.stock, limit)
     caption = "predicted algbw against the size of the buffer; dashed, the single-path bound"
     caption += "" if section.stock is None else f"; stock: {section.stock.what}, predicted"
-    return make_figure(picture, caption, "curve")
+    return make_figure(
+        draw_plan_curves(section.collective, section.plan, section.stock, limit), caption, "curve"
+    )
 
 
 def _draw_schedule(plan: Plan) -> list[str]:

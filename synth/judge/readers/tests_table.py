@@ -160,8 +160,9 @@ class TableReader:
 
     def _is_whole(self, row: list[str]) -> bool:
         if self._columns:
-            names = ("size", "count", "type")
-            return len(row) - 3 >= sum(name not in names for name in self._columns)
+            return len(row) - 3 >= sum(
+                name not in ("size", "count", "type") for name in self._columns
+            )
         return len(row) - 3 - any(word in _OPERATIONS for word in row[3:4]) >= _VALUES
 
     def _end_row(self) -> None:
@@ -333,8 +334,8 @@ def read_bus(text: str) -> str | None:
     text = text.lower()
     if re.fullmatch(r"0x[0-9a-f]{1,2}", text):
         return f"{int(text, 16):02x}" if int(text, 16) else None
-    is_address = re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?", text)
-    return text if is_address else None
+    form = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?"
+    return text if re.fullmatch(form, text) else None
 
 
 def read_version(code: int) -> str:
