@@ -196,9 +196,8 @@ def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
 
 def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> Iterator[Link]:
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
-    is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
     rate, reason = XGMI_DATASHEET_MI250_GBps, "xGMI links of an MI250"
-    if is_mesh:
+    if len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2:
         rate = XGMI_DATASHEET_MI300X_GBps
         reason = "xGMI of an MI300X (eight GPUs, each joined to all others)"
     without: list[str] = []
@@ -232,8 +231,9 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     """
     if output.nodes:
         return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
-    pairs = combinations(output.names, 2)
-    if not any(output.get_cell(TYPE, *pair).upper() == "PCIE" for pair in pairs):
+    if not any(
+        output.get_cell(TYPE, *pair).upper() == "PCIE" for pair in combinations(output.names, 2)
+    ):
         notes.append(
             "NUMA nodes and PCIe are not listed, so no CPUs are here; rocm-smi --showtopo prints "
             "the nodes"
@@ -245,12 +245,14 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     )
     nodes: dict[str, int] = {}
     for name in output.names:
-        near = (
-            b
-            for b in nodes
-            if (output.get_number(HOPS, name, b) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS
+        nodes[name] = next(
+            (
+                node
+                for near, node in nodes.items()
+                if (output.get_number(HOPS, name, near) or _SAME_CPU_HOPS) <= _SAME_CPU_HOPS
+            ),
+            len(set(nodes.values())),
         )
-        nodes[name] = next((nodes[b] for b in near), len(set(nodes.values())))
     return nodes
 
 

@@ -73,8 +73,10 @@ def read_cpus(machine: HwlocMachine) -> Cpus:
         # in version 1 of the format a package may be inside a NUMA node
         below = (inner for inner in element.walk() if inner.get("type") in ("Package", "Socket"))
         package = machine.numa[element] or next(below, None)
-        socket = read_os_index(package) if package is not None else None
-        own = {"cpus": format_cpu_list(cpuset) or None, "socket": socket}
+        own = {
+            "cpus": format_cpu_list(cpuset) or None,
+            "socket": read_os_index(package) if package is not None else None,
+        }
         device = Device(
             f"{machine.prefix}cpu{number}",
             "cpu",

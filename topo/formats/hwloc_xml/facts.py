@@ -72,14 +72,16 @@ def read_facts(
     memory = _find_gpu_memory(machine)
     for i, gpu in enumerate(gpus):
         address = gpu.function.bus_id
-        values: dict[Key[Any], Value | None] = {
-            keys.GPU_BUS_ID: address,
-            keys.GPU_UUID: find_uuid(gpu),
-            keys.GPU_NAME: gpu.infos.get("GPUModel"),
-            keys.GPU_NUMA_NODE: node_of.get(address or ""),
-            keys.GPU_OWN_NUMA_NODE: memory.get(address or ""),
-        }
-        facts += _build_facts(gpu_subject(i), values)
+        facts += _build_facts(
+            gpu_subject(i),
+            {
+                keys.GPU_BUS_ID: address,
+                keys.GPU_UUID: find_uuid(gpu),
+                keys.GPU_NAME: gpu.infos.get("GPUModel"),
+                keys.GPU_NUMA_NODE: node_of.get(address or ""),
+                keys.GPU_OWN_NUMA_NODE: memory.get(address or ""),
+            },
+        )
     functions = {
         f.bus_id: f for f in [*(g.function for g in gpus), *(n.function for n in nics)] if f.bus_id
     }
@@ -117,13 +119,15 @@ def _read_function_facts(
     address: str, function: PciFunction, node_of: Mapping[str, int]
 ) -> Iterator[Fact]:
     chain = tuple(read_bus_id(bridge) for bridge in function.bridges)
-    values: dict[Key[Any], Value | None] = {
-        **{key: function.ids.get(key) for key in _IDS},
-        keys.PCI_NUMA_NODE: node_of.get(address),
-        keys.PCI_BRIDGES: chain,
-        keys.PCI_ROOT: function.root,
-    }
-    yield from _build_facts(pci_subject(address), values)
+    yield from _build_facts(
+        pci_subject(address),
+        {
+            **{key: function.ids.get(key) for key in _IDS},
+            keys.PCI_NUMA_NODE: node_of.get(address),
+            keys.PCI_BRIDGES: chain,
+            keys.PCI_ROOT: function.root,
+        },
+    )
     for name, bridge in zip(chain, function.bridges, strict=True):
         ids = read_pci_ids(bridge)
         yield from _build_facts(pci_subject(name), {key: ids.get(key) for key in _IDS})
@@ -134,12 +138,14 @@ def _read_nic_facts(nic: HwlocNic) -> Iterator[Fact]:
         yield from _build_facts(net_subject(nic.name), {keys.NET_BUS_ID: nic.function.bus_id})
         return
     state, ports = find_port_state(nic.infos)
-    values: dict[Key[Any], Value | None] = {
-        keys.RDMA_BUS_ID: nic.function.bus_id,
-        keys.RDMA_STATE: state,
-        keys.RDMA_PORTS: ports,
-    }
-    yield from _build_facts(rdma_subject(nic.name), values)
+    yield from _build_facts(
+        rdma_subject(nic.name),
+        {
+            keys.RDMA_BUS_ID: nic.function.bus_id,
+            keys.RDMA_STATE: state,
+            keys.RDMA_PORTS: ports,
+        },
+    )
     for interface in nic.interfaces:
         yield from _build_facts(net_subject(interface), {keys.NET_BUS_ID: nic.function.bus_id})
 

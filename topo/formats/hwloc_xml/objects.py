@@ -220,15 +220,27 @@ class HwlocMachine:
             if kind == "Bridge" and element.get("pci_busid") is None:
                 self._read_below(element, near, (), read_root_name(element), package)
             elif kind in ("Bridge", "Misc"):
-                chain = (*bridges, element) if kind == "Bridge" else bridges
-                self._read_below(element, near, chain, root, package)
+                self._read_below(
+                    element,
+                    near,
+                    (*bridges, element) if kind == "Bridge" else bridges,
+                    root,
+                    package,
+                )
             elif kind == "PCIDev":
                 osdevs = [inner for inner in element.walk() if inner.get("type") == "OSDev"]
-                bus_id, ids = read_bus_id(element), read_pci_ids(element)
                 for inner in osdevs:
                     self._index(inner)
                 self.functions.append(
-                    PciFunction(element, bus_id, ids, bridges, root, near, osdevs)
+                    PciFunction(
+                        element,
+                        read_bus_id(element),
+                        read_pci_ids(element),
+                        bridges,
+                        root,
+                        near,
+                        osdevs,
+                    )
                 )
             elif kind == "OSDev":
                 self.loose.append(PciFunction(element, None, {}, (), None, near, [element]))

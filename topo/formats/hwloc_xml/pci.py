@@ -119,8 +119,7 @@ def find_gpus(machine: HwlocMachine) -> list[HwlocGpu]:
 
 def _is_gpu(machine: HwlocMachine, function: PciFunction, listing: set[str]) -> bool:
     """Return whether a PCI function is a GPU that can be a rank; note adapters that are not."""
-    matches = [_COMPUTE.fullmatch(name) for name in function.osdev_names]
-    tools = {match[1] for match in matches if match}
+    tools = {m[1] for name in function.osdev_names if (m := _COMPUTE.fullmatch(name))}
     is_display = function.has_class(*_GPU_CLASSES)
     if tools - {"opencl"} or (tools and is_display):
         return True
@@ -190,9 +189,14 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
             ]
             for kind in ("openfabrics", "network")
         )
-        interfaces = tuple(str(osdev.get("name")) for osdev in nets) if rdma else ()
         nics += [
-            HwlocNic(str(osdev.get("name")), bool(rdma), function, interfaces, read_infos(osdev))
+            HwlocNic(
+                str(osdev.get("name")),
+                bool(rdma),
+                function,
+                tuple(str(net.get("name")) for net in nets) if rdma else (),
+                read_infos(osdev),
+            )
             for osdev in rdma or nets
         ]
     if len(nics) > MAX_DEVICES:
@@ -204,13 +208,15 @@ def find_nics(machine: HwlocMachine) -> list[HwlocNic]:
 
 def find_nvswitches(machine: HwlocMachine) -> list[PciFunction]:
     """Return NVSwitches by address: functions that hwloc names so, and NVIDIA's other bridges."""
-    functions = [
-        f
-        for f in machine.functions
-        if f.element.get("subtype") == "NVSwitch"
-        or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
-    ]
-    return sorted(functions, key=lambda f: f.address_key)
+    return sorted(
+        (
+            f
+            for f in machine.functions
+            if f.element.get("subtype") == "NVSwitch"
+            or (f.has_class(_NVSWITCH_CLASS) and f.ids.get("vendor") == NVIDIA)
+        ),
+        key=lambda f: f.address_key,
+    )
 
 
 # -- the tree
@@ -258,8 +264,9 @@ def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]
             facts += _read_speed(machine, key, function.element, is_gpu=key in gpu_keys)
         for address, bridge in chain.items():
             if first_leaf.setdefault(address, key) == key:  # each bridge once
-                below = least_generation.get(address, 0)
-                facts += _read_speed(machine, address, bridge, below=below)
+                facts += _read_speed(
+                    machine, address, bridge, below=least_generation.get(address, 0)
+                )
     return list(list_slots(Facts(tuple(facts)), leaves))
 
 
@@ -288,8 +295,10 @@ def _read_speed(
     link = find_link(raw_GBps)
     if link is None:
         if raw_GBps:
-            doubt = f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's"
-            machine.notes.add(key, f"{doubt}; left out of account")
+            machine.notes.add(
+                key,
+                f"pci_link_speed {float(raw_GBps):g} GB/s is none of PCIe's; left out of account",
+            )
         return
     if is_gpu and link == PcieLink(1, 1):
         machine.notes.add(
@@ -308,8 +317,12 @@ def _read_speed(
             f"its PCIe link was at {link} when hwloc ran, and GPUs below declare "
             f"{float(PCIE_GTps[below]):g} GT/s; idle GPUs clock down, so it may be faster",
         )
-    speed = f"{float(PCIE_GTps[link.generation]):g} GT/s"
-    yield Fact(pci_subject(key), keys.PCI_MAX_LINK_SPEED, speed, SOURCE)
+    yield Fact(
+        pci_subject(key),
+        keys.PCI_MAX_LINK_SPEED,
+        f"{float(PCIE_GTps[link.generation]):g} GT/s",
+        SOURCE,
+    )
     yield Fact(pci_subject(key), keys.PCI_MAX_LINK_WIDTH, link.width, SOURCE)
 
 

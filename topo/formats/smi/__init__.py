@@ -226,13 +226,15 @@ def _build(
     )
     remote = (REMOTE for listing in listings.values() if listing.remote)
     status = (STATUS for listing in listings.values() if listing.speed)
-    every = Facts((*facts, *build_nvlink_facts(listings)))
     return Topology(
         PurePath(where).stem or where,
         tuple(devices),
         tuple(links),
         ", ".join(dict.fromkeys((*sources, *remote, *status))),
-        {"notes": notes, "facts": facts_to_json(every)},
+        {
+            "notes": notes,
+            "facts": facts_to_json(Facts((*facts, *build_nvlink_facts(listings)))),
+        },
     )
 
 
@@ -302,21 +304,21 @@ def _write_affinities(
     match = _GPU_ID.fullmatch(gpu.id)
     subject = gpu_subject(match.group(1)) if match else ""
     cpu = _find_nearest_cpu(topology, connections, gpu)
-    cpus = (
-        facts.get_text(subject, keys.GPU_CPU_AFFINITY),
-        gpu.extra.get("cpus"),
-        cpu and cpu.extra.get("cpus"),
+    return (
+        _choose_first(
+            facts.get_text(subject, keys.GPU_CPU_AFFINITY),
+            gpu.extra.get("cpus"),
+            cpu and cpu.extra.get("cpus"),
+        ),
+        _choose_first(
+            facts.get_text(subject, keys.GPU_NUMA_NODE), gpu.numa_node, cpu and cpu.numa_node
+        ),
+        "",
+        _choose_first(facts.get_text(subject, keys.GPU_OWN_NUMA_NODE)),
     )
-    nodes = (
-        facts.get_text(subject, keys.GPU_NUMA_NODE),
-        gpu.numa_node,
-        cpu and cpu.numa_node,
-    )
-    own_nodes = (facts.get_text(subject, keys.GPU_OWN_NUMA_NODE),)
-    return _choose_first(cpus), _choose_first(nodes), "", _choose_first(own_nodes)
 
 
-def _choose_first(values: tuple[object, ...]) -> str:
+def _choose_first(*values: object) -> str:
     """Return the first value that is a number or a list of ranges, N/A if there is none."""
     texts = ("".join(str(value).split()) for value in values if value is not None)
     return next((text for text in texts if RANGES.fullmatch(text)), "N/A")
@@ -337,7 +339,6 @@ def _find_nearest_cpu(
     }
     if lengths:
         return topology.by_id[min(lengths, key=lambda ident: lengths[ident])]
-    same_node = (
-        cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node
+    return next(
+        (cpu for cpu in cpus if cpu.numa_node is not None and cpu.numa_node == gpu.numa_node), None
     )
-    return next(same_node, None)

@@ -66,8 +66,9 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
             f"{', '.join(near_several[:6])}: near several NUMA nodes; counted with the first"
         )
     if NUMA not in table.columns:
-        texts = dict.fromkeys(filter(None, cpus.values()))
-        numbers = {text: number for number, text in enumerate(texts)}
+        numbers = {
+            text: number for number, text in enumerate(dict.fromkeys(filter(None, cpus.values())))
+        }
         nodes = {i: numbers[text] if text else None for i, text in cpus.items()}
         if numbers:
             notes.append("no NUMA nodes are listed; distinct CPU affinities are numbered from 0")
@@ -101,8 +102,12 @@ def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
                 and cells.gpus >> i & cells.gpus >> j & 1
                 and (label in PCIE_LABELS or split_label(label)[0] == "NV")
             ):
-                subject = p2p_subject(_get_index(name), _get_index(table.names[j]))
-                yield Fact(subject, keys.P2P_ANCESTOR, label, SOURCE)
+                yield Fact(
+                    p2p_subject(_get_index(name), _get_index(table.names[j])),
+                    keys.P2P_ANCESTOR,
+                    label,
+                    SOURCE,
+                )
 
 
 def build_p2p_facts(
