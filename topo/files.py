@@ -43,8 +43,10 @@ def _refuse_links(path: Path) -> None:
     except OSError:
         return  # `path` does not exist, or writing will report the error
     if not stat.S_ISREG(mode):
-        what = "a symbolic link" if stat.S_ISLNK(mode) else "no regular file"
-        raise InputError(f"{path}: is {what}, so nothing is written there; remove it")
+        raise InputError(
+            f"{path}: is {'a symbolic link' if stat.S_ISLNK(mode) else 'no regular file'}, so "
+            "nothing is written there; remove it"
+        )
 
 
 def _replace(target: Path, text: str) -> None:

@@ -183,12 +183,13 @@ class Topology:
         replayed on the topology it is used with.
         """
         number = {d.id: i for i, d in enumerate(self.devices)}
-        nodes = [[d.kind, str(d.family), str(d.can_reduce), str(d.can_copy)] for d in self.devices]
-        edges = {
-            (number[a], number[b]): f"{capacity},{self.latency_us[a, b]}"
-            for (a, b), capacity in self.capacity_GBps.items()
-        }
-        return _hash_graph(nodes, edges)
+        return _hash_graph(
+            [[d.kind, str(d.family), str(d.can_reduce), str(d.can_copy)] for d in self.devices],
+            {
+                (number[a], number[b]): f"{capacity},{self.latency_us[a, b]}"
+                for (a, b), capacity in self.capacity_GBps.items()
+            },
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as a JSON object, which `from_json` reads back equal."""

@@ -113,8 +113,7 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
 
     `gcn` is the architecture: 906, 910, gfx942.
     """
-    vega_or_mi100 = Fraction(24)
-    return _look_up(gcn, _XGMI_COUNTED_GBps) or vega_or_mi100
+    return _look_up(gcn, _XGMI_COUNTED_GBps) or Fraction(24)  # Vega and MI100
 
 
 def _look_up(gcn: str, rates: tuple[tuple[re.Pattern[str], Fraction], ...]) -> Fraction | None:
@@ -161,8 +160,7 @@ def pcie_generation(speed: str | None) -> int | None:
     match = _SPEED.fullmatch(speed or "")
     if match is None:
         return None
-    rate = Fraction(match.group(1))
-    return next((generation for generation, GTps in PCIE_GTps.items() if GTps == rate), None)
+    return next((g for g, GTps in PCIE_GTps.items() if GTps == Fraction(match[1])), None)
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,8 @@ class ConnectionFinder:
             return "NET"
         cpus = sum(d.kind == "cpu" for d in through)
         if cpus == 1:
-            ends = (self._topology.by_id[ident] for ident in (route[0], route[-1]))
-            roots = {device.extra.get("root") for device in ends} - {None}
-            return "NODE" if len(roots) == 2 else "PHB"
+            roots = {self._topology.by_id[end].extra.get("root") for end in (route[0], route[-1])}
+            return "NODE" if len(roots - {None}) == 2 else "PHB"
         if cpus:
             return "SYS"
         if through and all(d.family == "pcie" for d in through):

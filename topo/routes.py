@@ -97,8 +97,12 @@ class Router:
         links = set(self.topology.capacity_GBps)
         ranks = range(len(self.topology.ranks))
         if len(ranks) <= _ROUTED_RANKS:
-            routes = (route for rank in ranks for route in self.routes_from(rank).values())
-            links = {link for route in routes for link in route_links(route)} or links
+            links = {
+                link
+                for rank in ranks
+                for route in self.routes_from(rank).values()
+                for link in route_links(route)
+            } or links
         widths = {self.topology.capacity_GBps[link] for link in links}
         return fraction_gcd(sorted(widths)) if widths else Fraction(1)
 
@@ -108,8 +112,11 @@ class Router:
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Return the routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""
-        routes = {gpu: self.route(src, dst) for dst, gpu in enumerate(self.topology.ranks)}
-        return {gpu: route for gpu, route in routes.items() if route is not None}
+        return {
+            gpu: route
+            for dst, gpu in enumerate(self.topology.ranks)
+            if (route := self.route(src, dst)) is not None
+        }
 
     def latency_us(self, route: Route) -> Fraction:
         """Return the latency along a route: the sum over its links."""

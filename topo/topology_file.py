@@ -262,21 +262,20 @@ def links_to_json(links: Iterable[Link]) -> list[dict[str, Any]]:
             paired[-1] = (paired[-1][0], True)
         else:
             paired.append((link, False))
-    return [_link_to_json(link, bidirectional) for link, bidirectional in paired]
-
-
-def _link_to_json(link: Link, bidirectional: bool) -> dict[str, Any]:
-    return {
-        "src": link.src,
-        "dst": link.dst,
-        "bandwidth_GBps": fraction_to_json(link.bandwidth_GBps),
-        "latency_us": fraction_to_json(link.latency_us),
-        "kind": link.kind,
-        **({} if link.count == 1 else {"count": link.count}),
-        **({} if link.source is None else {"source": str(link.source)}),
-        "bidirectional": bidirectional,
-        **to_plain(link.extra),
-    }
+    return [
+        {
+            "src": link.src,
+            "dst": link.dst,
+            "bandwidth_GBps": fraction_to_json(link.bandwidth_GBps),
+            "latency_us": fraction_to_json(link.latency_us),
+            "kind": link.kind,
+            **({} if link.count == 1 else {"count": link.count}),
+            **({} if link.source is None else {"source": str(link.source)}),
+            "bidirectional": bidirectional,
+            **to_plain(link.extra),
+        }
+        for link, bidirectional in paired
+    ]
 
 
 def to_text(data: dict[str, Any]) -> str:

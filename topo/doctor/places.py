@@ -23,7 +23,7 @@ from .view import Check, DisjointSets, DoctorView, Finding, join_names
 Places = Mapping[str, frozenset[str]]
 # Number of sockets assumed if no file assigns the NUMA nodes to sockets.
 _MAX_SOCKETS = 2
-# CPUs: an island of switches below more of them is near none of them.
+# CPUs: an island of switches below more of them is near none of them; chosen, to bound the work.
 _MAX_CPUS_ABOVE = 64
 
 

@@ -126,8 +126,12 @@ def _build_graph(entry: Preset, sizes: Sizes, GBps: Fraction) -> Topology:
     else:
         assert entry.pairs is not None
         ends = [(f"gpu{a}", f"gpu{b}") for a, b in entry.pairs(sizes)]
-    links = tuple(link for a, b in ends for link in both_directions(Link(a, b, GBps)))
-    return Topology(name, tuple(devices), links, source="preset")
+    return Topology(
+        name,
+        tuple(devices),
+        tuple(link for a, b in ends for link in both_directions(Link(a, b, GBps))),
+        source="preset",
+    )
 
 
 def _list_grid_pairs(dims: Sizes, *, wrap: bool = False) -> Pairs:
@@ -146,8 +150,12 @@ def _list_grid_pairs(dims: Sizes, *, wrap: bool = False) -> Pairs:
 
 
 def _list_hypercube_pairs(sizes: Sizes) -> Pairs:
-    bits = range(sizes[0])
-    return [(a, a | 1 << bit) for a in range(1 << sizes[0]) for bit in bits if not a >> bit & 1]
+    return [
+        (a, a | 1 << bit)
+        for a in range(1 << sizes[0])
+        for bit in range(sizes[0])
+        if not a >> bit & 1
+    ]
 
 
 def _count_hypercube(sizes: Sizes) -> int:

@@ -59,8 +59,9 @@ def _join(
 def _make_gpus(per_box: int, numa_nodes: tuple[int | None, ...], boxes: int = 1) -> list[Device]:
     """Return GPUs in order, those of each box divided evenly among `numa_nodes`."""
     nodes = [numa_nodes[i * len(numa_nodes) // per_box] for i in range(per_box)] * boxes
-    gpus = [Device(f"gpu{i}", numa_node=node) for i, node in enumerate(nodes)]
-    return _mark_boxes(gpus, boxes, per_box)
+    return _mark_boxes(
+        [Device(f"gpu{i}", numa_node=node) for i, node in enumerate(nodes)], boxes, per_box
+    )
 
 
 def _mark_boxes(devices: list[Device], boxes: int, per_box: int) -> list[Device]:
@@ -109,10 +110,11 @@ def _put_on_nvswitches(
     rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
     per_box = len(gpus) // boxes
     adding = nvswitch_adding(generation)
-    switches = [
-        Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)
-    ]
-    switches = _mark_boxes(switches, boxes, per_box=1)
+    switches = _mark_boxes(
+        [Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)],
+        boxes,
+        per_box=1,
+    )
     links = [
         x
         for i, d in enumerate(gpus)
@@ -180,8 +182,11 @@ def mi250(boxes: int = 1) -> Topology:
     ]
     if boxes == 1:
         return Topology("mi250", tuple(gpus), tuple(links), source)
-    nics = [Device(f"nic{i}", "nic", numa_node=i % 8 // 2) for i in range(8 * boxes)]
-    nics = _mark_boxes(nics, boxes, per_box=8)
+    nics = _mark_boxes(
+        [Device(f"nic{i}", "nic", numa_node=i % 8 // 2) for i in range(8 * boxes)],
+        boxes,
+        per_box=8,
+    )
     links += [
         x
         for i, d in enumerate(gpus)

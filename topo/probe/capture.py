@@ -22,8 +22,8 @@ MAX_MEMBERS = 50_000
 MAX_BYTES = 64 * 2**20
 # Bytes packed:
 MAX_ARCHIVE_BYTES = 16 * 2**20
-# Limits on the entries of the folders that the probe reads: more than any machine has PCI
-# functions, NICs and nodes.
+# Limits on the entries of the folders that the probe reads: chosen, far above those of the
+# recorded machines.
 MAX_ENTRIES: Mapping[str, int] = {
     "sys/bus/pci/devices": 20_000,
     "sys/class/net": 5_000,

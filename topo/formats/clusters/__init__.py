@@ -167,8 +167,9 @@ def _build(cluster: Cluster, box: Box) -> Topology:
     larger than a topology may be.
     """
     devices = len(cluster.hosts) * len(box.devices) + len(cluster.above)
-    links = len(cluster.hosts) * (len(box.links) + 2 * len(box.uplinks))
-    links += 2 * sum(map(len, cluster.above.values()))
+    links = len(cluster.hosts) * (len(box.links) + 2 * len(box.uplinks)) + 2 * sum(
+        map(len, cluster.above.values())
+    )
     if devices > MAX_DEVICES or links > MAX_LINKS:
         raise InputError(
             f"{cluster.where}: {len(cluster.hosts)} hosts, each {box.name}, are {devices} devices "
@@ -209,7 +210,6 @@ def _build(cluster: Cluster, box: Box) -> Topology:
                     source=_SOURCE,
                 )
             )
-    switches = [Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()]
     notes = [*cluster.notes, *box.notes]
     if any(cluster.above.values()):
         notes.append(
@@ -221,7 +221,11 @@ def _build(cluster: Cluster, box: Box) -> Topology:
         )
     return Topology(
         PurePath(cluster.where).name,
-        (*gpus, *others, *switches),
+        (
+            *gpus,
+            *others,
+            *(Device(ident, "switch", "network", source=cluster.what) for ident in ids.values()),
+        ),
         tuple(wires),
         f"{cluster.what}; every host taken to be {box.name}",
         {"hosts": list(cluster.hosts), "notes": notes},

@@ -27,7 +27,8 @@ TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
 _PAIR = re.compile(r"^(\w+) +(\d{1,20})$", re.MULTILINE)
 # KFD's type of an xGMI link (enum in Linux's kfd_crat.h), and the weight of two hops.
 _XGMI, _TWO_HOPS = 11, 30
-# Links between two GPUs; a higher quotient of the bandwidths is a driver error.
+# Links between two GPUs, chosen (two dies of an MI250 have 4): a higher quotient of the bandwidths
+# is taken for a driver error.
 _MAX_LINKS = 64
 
 
