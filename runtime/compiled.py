@@ -265,8 +265,8 @@ class Compiled:
         def bind(x: Instruction) -> Operation:
             match x:
                 case Post():
-                    way = SEND if x.kind == "send" else RECEIVE
-                    return way, [view(x.span)], x.peer, self._tag(x)
+                    code = SEND if x.kind == "send" else RECEIVE
+                    return code, [view(x.span)], x.peer, self._tag(x)
                 case Await():
                     return AWAIT, None, None, x.post
                 case Exchange():

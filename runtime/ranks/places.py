@@ -234,9 +234,9 @@ def _locate(place: Place, number: int, host: Topology) -> RankLocation | None:
     """Return the rank's GPU in its host's topology: by UUID, PCI address, or number on the host."""
     gpus = [host.by_id[gpu] for gpu in host.ranks]
     uuid = None if place.uuid is None else place.uuid.removeprefix("GPU-")
-    found = [
+    matches = [
         *(x for x in gpus if str(x.extra.get("uuid", "")).removeprefix("GPU-") == uuid),
         *(x for x in gpus if x.bus_id is not None and x.bus_id.lower() == place.bus_id),
         *gpus[place.local_rank : place.local_rank + 1],
     ]
-    return (number, found[0].id) if found else None
+    return (number, matches[0].id) if matches else None

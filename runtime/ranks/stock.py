@@ -52,9 +52,9 @@ def make_stock_call(
     """Return a function that calls a group's stock collective on flat `source` and `target`.
 
     For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
-    divides. It waits, or with `asynchronous=True` returns the Work it has started. It calls the group's own
-    methods: the group need not be registered with torch, whose functions also take longer to check
-    and log a small call than the group to start it.
+    divides. It waits, or with `asynchronous=True` returns the Work it has started. It calls the
+    group's own methods: the group need not be registered with torch, whose functions also take
+    longer to check and log a small call than the group to start it.
     """
     name, is_root = collective.name, group.rank() == collective.root
     options = _OPTIONS[name]()

@@ -280,8 +280,8 @@ class _Matching:
             out[shape] = Channels(shape, tuple(orders[i % len(orders)] for i in range(count)))
             if self.find_share(out, shape) < _NEAR_FASTER:
                 finder = self._finders[shape]
-                found = finder.name(finder.round(count))
-                out[shape] = max(out[shape], found, key=self._rate)
+                rounded = finder.name(finder.round(count))
+                out[shape] = max(out[shape], rounded, key=self._rate)
         return out
 
     def _rate(self, channels: Channels) -> Fraction:
