@@ -363,8 +363,8 @@ def _list_samples(verdict: FileVerdict) -> Iterator[tuple[str, dict[str, str], f
     for number, c in enumerate(verdict.communicators):
         for name, rates in c.rates.items():
             labels = {**file, "collective": name, "ranks": str(c.communicator.ranks)}
-            one_way, own = c.limits[name].one_way_GBps, {"communicator": str(number)}
-            yield "bound_gbps", {**labels, "bound": "one-way"}, float(one_way)
+            limit, own = c.limits[name].one_way_GBps, {"communicator": str(number)}
+            yield "bound_gbps", {**labels, "bound": "one-way"}, float(limit)
             for rate in rates:
                 at = {**labels, **own, "shape": rate.shape}
                 yield "channels_gbps", at, float(rate.algbw_GBps)

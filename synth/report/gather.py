@@ -119,8 +119,8 @@ def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> 
         candidates=tuple((entry.schedule, plan.cost_of(entry)) for entry in plan.entries),
     )
     _complete(section, plan.router, Effort(time_limit_s / 2))
-    found, seconds = examine(plan.topology), time.monotonic() - started
-    return Report(plan.topology, plan.topology, found, [section], where, seconds)
+    report, seconds = examine(plan.topology), time.monotonic() - started
+    return Report(plan.topology, plan.topology, report, [section], where, seconds)
 
 
 def _gather_section(name: str, router: Router, seconds: float) -> Section:
