@@ -50,7 +50,9 @@ def run(job: SynthRun) -> None:
             bounds = Bounds(front.bound, single_path)
             plan = plan_of(collective, job.router, bounds, cost_all(job.router, schedules))
         job.cut_short += effort.cut_short
-        job.in_network = bound_in_network(collective, topology, plan.bound if plan else front.bound)
+        job.in_network = bound_in_network(
+            collective, topology, plan.bound if plan else front.bound, by_cut=True
+        )
 
     def rows() -> list[dict[str, Any]]:
         return [{key: getattr(row, key) for key in _KEYS} for row in front.rows]

@@ -68,7 +68,9 @@ def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis
         )
         healthy = before.plan
         job.cut_short += before.cut_short
-    job.in_network = bound_in_network(job.collective, job.topology, result.plan.bound)
+    job.in_network = bound_in_network(
+        job.collective, job.topology, result.plan.bound, by_cut=not args.explain
+    )
     return result, healthy
 
 

@@ -80,19 +80,22 @@ def bound(
     topology: Topology,
     effort: Effort | None = None,
     progress: Callable[[str], None] | None = None,
+    *,
+    by_link: bool = True,
 ) -> Bound:
     """Return the greatest lower bound on time found within the allowed work.
 
-    There must be at least two ranks. Raise InfeasibleError if the topology is not connected.
+    There must be at least two ranks. Without `by_link`, all links of one class have one price for
+    allreduce, which is quick. Raise InfeasibleError if the topology is not connected.
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
     bounds = [cut_bound(collective, topology)]
     bounds += _mended_bounds(collective, topology, effort, progress)
     if computes_in_network(topology):
-        bounds += _joined_prices(collective, topology, effort, progress)
+        bounds += _joined_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "allreduce":
-        bounds += _allreduce_prices(collective, topology, effort, progress)
+        bounds += _allreduce_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "alltoall":
         bounds += _alltoall_prices(collective, topology, effort, progress, bounds[0].s_per_GB)
     elif not _balanced(topology):
@@ -123,6 +126,8 @@ def _joined_prices(
     topology: Topology,
     effort: Effort,
     progress: Callable[[str], None] | None,
+    *,
+    by_link: bool,
 ) -> list[Bound]:
     """Return the bounds that prices prove for the machine with computing switches joined to GPUs.
 
@@ -133,7 +138,7 @@ def _joined_prices(
         for d in topology.devices
         if d.kind != "gpu" and d.can_copy
     }
-    joined = bound(collective, join_devices(topology, gpu_of), effort, progress)
+    joined = bound(collective, join_devices(topology, gpu_of), effort, progress, by_link=by_link)
     if joined.kind == "cut":  # it is a cut of the whole machine too
         inside = set(joined.certificate["inside"])
         inside |= {device for device, gpu in gpu_of.items() if gpu in inside}
@@ -170,6 +175,8 @@ def _allreduce_prices(
     topology: Topology,
     effort: Effort,
     progress: Callable[[str], None] | None,
+    *,
+    by_link: bool,
 ) -> list[Bound]:
     """Return the bounds that the duals of tree packing prove.
 
@@ -183,8 +190,10 @@ def _allreduce_prices(
         # Averaging prices over an orbit loses nothing, and a bound that whole trees reach cannot be
         # improved. `least` is 0 if links without a reverse, which have no price, join all GPUs.
         least = max(b.s_per_GB for b in out)
-        settled = machine.classes_are_orbits or (
-            least and machine.is_reached_by_whole_trees(1 / least, effort)
+        settled = (
+            not by_link
+            or machine.classes_are_orbits
+            or (least and machine.is_reached_by_whole_trees(1 / least, effort))
         )
         if not settled and len(machine.graph.links) <= _SINGLE_PAIRS:
             out += _undirected_bounds(machine, machine.pack_by_link(effort, progress), collective)
