@@ -13,13 +13,15 @@ from fractions import Fraction
 from itertools import product
 from math import ceil
 
+from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
+from .large.level_trees import LevelTrees, choose_count
 from .machine.boxes import SHAPES, rail_trees, turn_to_root
-from .machine.links import Ints
+from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
-from .machine.routes import Metric
+from .machine.routes import Metric, OwnRoutes
 from .machine.symmetry import group
 from .survey import survey
 from .trees import Forest, RootedTree, root_tree, tree_depth
@@ -41,12 +43,16 @@ _LOW_WORK_S = 10.0
 _SINGLE_RANKS, _SINGLE_PAIRS = 128, 1000
 # Maximum number of boxes with slow links that become roots, besides the roots of the shape itself.
 _SLOW_BOXES = 4
+# Range of the number of trees that negotiate for links: each is a chunk with its own messages.
+_MIN_LEVEL_TREES, _MAX_LEVEL_TREES = 16, 112
 # Gap above which forests within the user's limits are too slow, and trees are generated within the
 # limits.
 FAR = Fraction(1, 10)
 # With more than _SINGLE_RANKS GPUs, trees are not generated link by link if a simpler forest is
 # within this gap.
 _NEAR = Fraction(1, 50)
+# With more than _SINGLE_RANKS GPUs, trees negotiate for links if no other forest is this near.
+_LEVEL_NEAR = Fraction(1, 100)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ class ForestBuilder:
         if not self._has_reached(AT_BOUND) and self._may_go_on():
             if self.survey.direct:
                 self.add_images()
+            if not few and not self.has_within(_LEVEL_NEAR):
+                self.add_level_trees()
             # Here every pair of devices is a separate row, so large machines take far longer.
             near = AT_BOUND if few else _NEAR
             if not self._has_reached(near) and len(self.survey.graph.links) <= _SINGLE_PAIRS:
@@ -262,6 +270,32 @@ class ForestBuilder:
             trees = rail_trees(boxes, parents, self.router)
             if trees is not None:
                 self.add_weighed([self._hang(tree, root) for tree, root in trees], f"boxes, {name}")
+
+    def add_level_trees(self, root: int | None = None) -> None:
+        """Add trees of equal share that no link has more of than it has room for.
+
+        They are for allreduce, or out-trees for a broadcast from `root`.
+        """
+        topology, both, bound = self.survey.topology, root is None, float(self.bound)
+        links = LinkArrays(topology)
+        weight = links.capacity
+        if both:
+            prices = self.survey.pack_by_class(self.effort, self.say).best.tolist()
+            price = dict(zip(self.survey.graph.links, prices, strict=True))
+            weight = weight * [max(price.get(at, 0), price.get(at[::-1], 0)) for at in links.links]
+        most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
+        counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
+        count, gap = choose_count(links.capacity, weight, bound, counts)
+        routes = OwnRoutes(self.router) if has_single_paths(topology) else None
+        trees = LevelTrees(topology, [root or 0] * count, both=both, routes=routes)
+        trees.grow(bound, self.effort)
+        trees.even_out(bound, gap, self.effort, self.say)
+        listed: list[RootedTree] = []
+        for tree, share in zip(*trees.list_forest(), strict=True):
+            # An undirected tree is shallowest if it hangs from its centre.
+            hung = self._hang(Tree(tuple(filter(None, tree.down)))) if both else tree
+            listed += [hung] * int(share * count)
+        self.add_weighed(listed, "trees negotiating for links", even=True)
 
     def add_broadcast_trees(self, root: int) -> None:
         """Add out-trees from a root, for machines too large for column generation.

@@ -23,7 +23,7 @@ from .balanced import balanced_trees
 from .generate import TreePacking
 from .large.level_paths import LevelPaths, explain_too_many
 from .machine.boxes import Boxes, find_boxes
-from .machine.links import Ints, find_orbits
+from .machine.links import Floats, Ints, find_orbits
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
@@ -35,6 +35,9 @@ _WHOLE_WORK = 40_000
 _LOWER_WORK_S = 2.0
 # Maximum number of sources for trying paths of fewest hops, and of pairs for column generation.
 _MAX_SOURCES, MAX_PAIRS = 512, 10_000
+# With at least this many classes of links, column generation takes long (22 s for the 1,982 of a
+# mesh of 32x32 with two dead links): it may use this work, in seconds of an idle core.
+_MANY_CLASSES, _MANY_WORK_S = 400, 2.0
 # Paths that take at most this many times the required time are not evened out further.
 _NEAR = 1.001
 
@@ -53,6 +56,11 @@ class Survey:
         self._by_link: TreePacking | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
         self._level: LevelPaths | None = None
+
+    @cached_property
+    def capacity(self) -> Floats:
+        """The bandwidth of every directed link, in GB/s."""
+        return np.array([float(c) for c in self.topology.capacity_GBps.values()])
 
     @cached_property
     def direct(self) -> bool:
@@ -104,11 +112,19 @@ class Survey:
         orbits = find_orbits(len(graph.links), [graph.move_links(image) for image in images])
         return len(set(orbits.tolist())) == classes
 
+    @property
+    def has_many_classes(self) -> bool:
+        """Whether links are too different from each other for column generation by class."""
+        return int(self.graph.classes.max(initial=-1)) >= _MANY_CLASSES
+
     def pack_by_class(self, effort: Effort, say: Say = None) -> TreePacking:
         """Return the packing with one price for all links of a class."""
         if self._by_class is None:
             self._by_class = TreePacking(self.graph, self.graph.classes)
-        return self._by_class.run(effort, say)
+        elif self.has_many_classes:
+            return self._by_class
+        granted = effort.grant(_MANY_WORK_S) if self.has_many_classes else effort
+        return self._by_class.run(granted, say)
 
     def pack_by_link(self, effort: Effort, say: Say = None) -> TreePacking:
         """Return the packing with a separate price for every pair of devices."""

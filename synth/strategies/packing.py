@@ -20,9 +20,9 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
-from ..forest.candidates import FAR, CandidateForest, ForestBuilder, choose
+from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
-from ..forest.large.level_trees import LevelTrees
+from ..forest.large.level_trees import LevelTrees, choose_count
 from ..forest.machine.routes import OwnRoutes
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import PathPacking, level_schedule, path_schedule
@@ -47,8 +47,12 @@ _BUILT_BROADCAST = 48
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
 # With more GPUs, trees of all roots have too many branches to be balanced.
 _MAX_LEVEL_RANKS = 1536
+# Maximum number of trees of all roots together that negotiate for links, and of one root.
+_LEVEL_TREES, _MAX_PARTS = 1024, 16
 # Fraction of the bound from which balanced trees are used without column generation.
 _NEAR = Fraction(998, 1000)
+# Gap to the bound below which a broadcast needs no column generation.
+_CLOSE = Fraction(1, 50)
 # Fraction of the bound from which simple trees are offered besides the optimal ones.
 _WORTH_OFFERING = Fraction(9, 10)
 
@@ -227,13 +231,15 @@ class _Packer:
         if self.collective.name == "broadcast" and len(self.machine.ranks) > _BUILT_BROADCAST:
             builder = ForestBuilder(self.request)
             builder.add_broadcast_trees(self.roots[0])
+            if not builder.has_within(_CLOSE):
+                builder.add_level_trees(self.roots[0])
             out += builder.candidates
-            many = many or builder.has_within(FAR)
+            many = many or builder.has_within(_CLOSE)
         best = max((p.rate_GBps for p in out), default=Fraction(0))
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
     def _plan_level_trees(self, simple: Forest | None) -> CandidateForest:
-        """Return balanced trees for every root.
+        """Return trees of every root that negotiate for links.
 
         They start from `simple` trees, or from the trees that are best if all links of a role are
         identical.
@@ -244,14 +250,21 @@ class _Packer:
             if packing.images is not None:
                 packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
                 seeds = self._list_forests(packing, None)[0][0]
-        trees = LevelTrees(self.topology, seeds, self.effort)
-        # Balancing is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed the
+        n, bound, capacity = self.collective.ranks, float(self.bound_GBps), self.machine.capacity
+        counts = [n * parts for parts in range(1, min(_MAX_PARTS, max(1, _LEVEL_TREES // n)) + 1)]
+        count, gap = choose_count(capacity, capacity, bound, counts)
+        trees = LevelTrees(self.topology, self.roots * (count // n), routes=self.routes)
+        if seeds is not None:
+            trees.take(seeds)
+        else:
+            trees.grow(bound, self.effort)
+        # Negotiating is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed the
         # work that was granted.
-        enough = float(1 / self.bound_GBps) * self.collective.ranks
-        trees.even_out(enough, self.effort.extend(_EVENING_WORK_S))
+        trees.even_out(bound, gap, self.effort.extend(_EVENING_WORK_S), self.say)
         listed, shares = trees.list_forest()
         depth = max(tree_depth(tree, self.machine.ranks) for tree in listed)
-        return self._rate(Forest(tuple(listed), tuple(shares), depth), "branches evened out")
+        forest = Forest(tuple(listed), tuple(shares), depth)
+        return self._rate(forest, "trees negotiating for links")
 
     def _list_forests(
         self, packing: RootedPacking, max_trees: int | None

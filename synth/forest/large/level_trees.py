@@ -1,54 +1,69 @@
-"""A few trees per root, evened out by moving branches off the busiest link.
+"""Trees of equal share, laid out so that no link carries more of them than it has room for.
 
-For allgather (and, reversed, reduce-scatter) on machines with more roots than column generation can
-serve. A branch moves if another route is less busy: some rank in it gets another parent outside,
-and the edges between that rank and the branch's top are reversed.
+For machines with too many links, or too little symmetry, for column generation. Trees are grown one
+after the other at prices that rise with load, and then negotiate for the links that too many of
+them want, as the wires of a chip do (McMurchie, Ebeling 1995): a tree gives up an edge over a full
+link, and the branch below it is joined again on the route that is cheapest at that moment. A link
+that stays full gets dearer with every turn, so in the end only the trees that need it most use it.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from ....topo.graph import Topology
+from ....topo.routes import Route
 from ...numeric.effort import Effort
+from ..machine.links import Floats, Ints, LinkArrays
+from ..machine.routes import OwnRoutes
 from ..trees import Forest, RootedTree
-from .level_paths import EvenedLoads
 
-# How steeply prices rise with load while branches are moved, in the order of trial; and while trees
-# are grown.
-_STEEP, _BUSY = (40.0, 15.0), 2.0
-# Maximum number of trees of all roots together, and of one root, into which forests are divided.
-_TREES, _MAX_PARTS = 1024, 16
-# Number of trees that may fail to move a branch off a link.
-_TRIES = 40
-# Seconds of an idle core: per move of a branch, per link that the search for it visits, and per
-# rank.
-_MOVE_S, _LINK_S, _RANK_S = 1e-3, 4e-7, 1e-6
-Numbers = tuple[int, ...]
+# How steeply prices rise with load while trees are grown.
+_BUSY = 8.0
+# Price of a hop between a device and the root while trees are grown, in prices of an idle link:
+# without it, every GPU is appended to the last one, and trees get as deep as there are GPUs.
+_HOP = 2.0
+# By how much a link gets dearer in each turn that finds it too full, and how much dearer it is per
+# tree above its room.
+_HISTORY, _PRESENT = 0.02, 3.0
+# Share of a link's price that does not depend on its load, so that short routes are preferred.
+_IDLE = 0.2
+# Gaps to the bound, the loosest first; each layout begins with that of the gap before.
+GAPS = (0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.0075, 0.005, 0.0025)
+# Gap that is not worth reducing further by more trees.
+_FEW = 0.0075
+# Share of the room that must be left over for negotiations to end soon.
+_SLACK = 0.004
+# Seconds of an idle core per move, per link in its search, and per rank.
+_MOVE_S, _LINK_S, _RANK_S = 2e-4, 2e-7, 1e-6
+# Moves without a new least excess after which a layout is given up, per link that was too full.
+_PATIENCE = 30
+# Ranks of a branch, from its top on, that may receive in place of the top: all would take longer
+# than the search for a route.
+_NEAR_TOP = 24
+# Numbers of links on a route.
+Links = tuple[int, ...]
 
 
 @dataclass
 class _Tree:
-    """An out-tree with its share of its root's part.
-
-    `parent[r]` is the parent of rank r (-1 for the root), and `down[r]` is the route, as device
-    numbers, on which rank r receives.
-    """
+    """An out-tree: the parent of each rank (-1 for the root), and the links to it from there."""
 
     root: int
-    share: Fraction
     parent: list[int]
-    down: list[Numbers]
+    links: list[Links]
 
     def list_branch(self, top: int) -> list[int]:
-        """Return `top` and all ranks below it, `top` first."""
+        """Return `top` and all ranks below it, each after its parent."""
         children: list[list[int]] = [[] for _ in self.parent]
         for rank, parent in enumerate(self.parent):
             if parent >= 0:
@@ -58,207 +73,341 @@ class _Tree:
             out += children[rank]
         return out
 
+    def copy(self) -> _Tree:
+        return _Tree(self.root, list(self.parent), list(self.links))
 
-class LevelTrees(EvenedLoads):
-    """Trees with every rank as a root; a part is the data of one rank."""
 
-    def __init__(self, topology: Topology, seeds: Forest | None, effort: Effort) -> None:
+class LevelTrees(LinkArrays):
+    """Out-trees of equal share from given roots.
+
+    With `both`, data is also reduced on each tree, so a route counts in both directions. `load[l]`
+    is the number of trees' edges on link l. If `routes` are given, edges keep to them.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        roots: Sequence[int],
+        *,
+        both: bool = False,
+        routes: OwnRoutes | None = None,
+    ) -> None:
         super().__init__(topology)
-        self.link_at = {
+        self.roots, self.both, self.ranks = list(roots), both, len(self.gpus)
+        self.routes = routes
+        self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
+        pairs = zip(self.dst.tolist(), self.src.tolist(), strict=True)
+        at = {
             ends: i for i, ends in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
         }
-        self.rank_at = {int(gpu): r for r, gpu in enumerate(self.gpus)}
+        # The link back of each link, -1 if there is none: a tree of both directions cannot use it.
+        self.back: Ints = np.array([at.get(ends, -1) for ends in pairs])
+        usable = self.back >= 0 if both else np.ones(len(self.links), dtype=np.bool_)
+        self._usable = np.flatnonzero(usable)
         # Each GPU has a second node at which routes end and from which no edge leads on, so no
         # route passes through a GPU.
-        self.receiver = np.arange(self.size)
-        self.receiver[self.gpus] = self.size + np.arange(self.ranks)
-        self.parts = max(1, min(_MAX_PARTS, _TREES // self.ranks))
+        receiver = np.arange(self.size)
+        receiver[self.gpus] = self.size + np.arange(self.ranks)
+        nodes = self.size + self.ranks
+        self._shape = nodes, nodes
+        order = np.arange(1, len(self._usable) + 1)
+        ends = self.src[self._usable], receiver[self.dst[self._usable]]
+        self._matrix = csr_matrix((order.astype(np.float64), ends), shape=self._shape)
+        # Entry i of the matrix is the price of link `_entries[i]`.
+        self._entries = self._usable[self._matrix.data.astype(np.int64) - 1]
+        self._link_between = {
+            (int(self.src[i]), int(receiver[self.dst[i]])): int(i) for i in self._usable
+        }
+        self.load: Ints = np.zeros(len(self.links), dtype=np.int64)
+        # How many edges of each tree cross each link.
+        self._users: list[Counter[int]] = [Counter() for _ in self.links]
         self.trees: list[_Tree] = []
-        if seeds is not None:
-            self._take(seeds)
-        else:
-            self._grow_all(effort)
-        # The numbers of the trees that use each link, updated with each move.
-        self.users: list[set[int]] = [set() for _ in self.links]
-        for number, tree in enumerate(self.trees):
-            for route in tree.down:
-                for link in self._links_on(route):
-                    self.users[link].add(number)
+        self._random = random.Random(1)
 
-    def _links_on(self, route: Sequence[int]) -> list[int]:
-        return [self.link_at[pair] for pair in pairwise(route)]
+    @property
+    def reached(self) -> float:
+        """The rate in GB/s at which the trees together carry data, if each carries the same."""
+        return len(self.trees) / float((self.load / self.capacity).max())
 
-    def _take(self, seeds: Forest) -> None:
-        """Take the trees of a forest with all their images.
-
-        Heavy trees are split into several lighter ones.
-        """
-        images = np.arange(self.size)[None] if seeds.images is None else seeds.images
-        times = max(1, len(images) // self.ranks)
-        for tree, share in zip(seeds.trees, seeds.shares, strict=True):
-            parent = tree.parents({gpu: r for r, gpu in enumerate(self.topology.ranks)}, "down")
-            down = [tuple(self.index[d] for d in route or ()) for route in tree.down]
-            pieces = max(1, round(share / times * self.parts))
-            each = share / times / pieces
-            for image in images.tolist():
-                moved = [self.rank_at[image[gpu]] for gpu in self.gpus.tolist()]
-                # The ranks in the order of their images.
-                order = sorted(range(self.ranks), key=moved.__getitem__)
-                new_parent = [-1 if parent[r] < 0 else moved[parent[r]] for r in order]
-                new_down = [tuple(image[d] for d in down[r]) for r in order]
-                for _ in range(pieces):
-                    self._add(_Tree(moved[tree.root], each, [*new_parent], [*new_down]))
+    def _count(self, number: int, links: Links, sign: int) -> None:
+        """Add a route to the loads of its links, or take it away."""
+        for i in (*links, *(self.back[list(links)].tolist() if self.both else ())):
+            self.load[i] += sign
+            users = self._users[i]
+            users[number] += sign
+            if not users[number]:
+                del users[number]
 
     def _add(self, tree: _Tree) -> None:
         self.trees.append(tree)
-        for route in tree.down:
-            for link in self._links_on(route):
-                self.load[link] += float(tree.share)
+        for links in tree.links:
+            self._count(len(self.trees) - 1, links, 1)
 
-    def _grow_all(self, effort: Effort) -> None:
-        """Grow trees for every root in turn, at prices that rise with the load of earlier ones."""
+    def take(self, seeds: Forest) -> None:
+        """Lay out the trees of a forest, each as often as its share asks for.
+
+        All roots must have trees in the forest.
+        """
+        images = np.arange(self.size)[None] if seeds.images is None else seeds.images
+        ranks = {gpu: r for r, gpu in enumerate(self.topology.ranks)}
+        # Per root, the trees with their shares.
+        listed: dict[int, list[tuple[Fraction, _Tree]]] = defaultdict(list)
+        for tree, share in zip(seeds.trees, seeds.shares, strict=True):
+            parent = tree.parents(ranks, "down")
+            down = [self.find_devices(route or ()) for route in tree.down]
+            for image in images:
+                moved = [self.rank_of[int(image[gpu])] for gpu in self.gpus]
+                new = _Tree(moved[tree.root], [-1] * self.ranks, [()] * self.ranks)
+                for rank, stops in enumerate(down):
+                    new.parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
+                    if len(stops):
+                        links = self.find_links(image[stops[:-1]], image[stops[1:]])
+                        new.links[moved[rank]] = tuple(links.tolist())
+                listed[new.root].append((share, new))
+        for root, times in Counter(self.roots).items():
+            total = sum((share for share, _ in listed[root]), Fraction(0))
+            left = Fraction(0)
+            laid = 0
+            # Shares are rounded so that the first trees of a root together have their part.
+            for share, tree in sorted(listed[root], key=lambda item: -item[0]):
+                left += share * times / total
+                while laid < round(left):
+                    self._add(tree.copy())
+                    laid += 1
+
+    def grow(self, rate_GBps: float, effort: Effort) -> None:
+        """Grow a tree from every root in turn, at prices that rise with the load of earlier ones.
+
+        Prices are for trees that are to carry `rate_GBps` together.
+        """
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
-        for (a, b), i in self.link_at.items():
-            around[a].append((b, i))
-        for root in [*range(self.ranks)] * self.parts:
-            self._add(self._grow(root, around, self.price_rising(_BUSY).tolist()))
-            effort.spend(_LINK_S * 4 * len(self.links))
+        for i in self._usable.tolist():
+            around[int(self.src[i])].append((int(self.dst[i]), i))
+        room = self.capacity * (len(self.roots) / rate_GBps)
+        for root in self.roots:
+            self._add(self._grow_tree(root, around, room))
+            effort.spend(_LINK_S * 20 * len(self.links))
 
-    def _grow(self, root: int, around: list[list[tuple[int, int]]], prices: list[float]) -> _Tree:
+    def _grow_tree(
+        self, root: int, around: Sequence[Sequence[tuple[int, int]]], room: Floats
+    ) -> _Tree:
         """Return a cheap out-tree, grown by repeatedly adding the GPU nearest to the tree."""
+        prices = (np.exp(_BUSY * self.load / room) / room).tolist()
+        steps = np.exp(_BUSY / room).tolist()
+        hop = _HOP / float(room.max())
+        tree = _Tree(root, [-1] * self.ranks, [()] * self.ranks)
         start = int(self.gpus[root])
-        best = {start: 0.0}
-        before: dict[int, int] = {}
-        parent = [-1] * self.ranks
-        down: list[Numbers] = [()] * self.ranks
+        # The price at which each device was reached, its depth, and the link on which it was.
+        best, depth, via = {start: 0.0}, {start: 0}, dict[int, int]()
         inside = {start}
         heap = [(0.0, start)]
+        src = self.src.tolist()
+
+        def price_now(device: int) -> float:
+            """Return the price to a device, which may have risen since it was reached."""
+            total = 0.0
+            while device not in inside:
+                total += prices[via[device]]
+                device = src[via[device]]
+            return total + hop * depth[device]
+
         while heap and len(inside) <= self.ranks:
             cost, device = heappop(heap)
             if cost > best[device]:
                 continue
-            rank = self.rank_at.get(device)
-            if rank is not None and device not in inside:
-                path = [device]
-                while len(path) == 1 or path[-1] not in inside:
-                    path.append(before[path[-1]])
-                down[rank] = tuple(reversed(path))
-                parent[rank] = self.rank_at[path[-1]]
-                inside.add(device)
-                best[device] = cost = 0.0
+            rank = self.rank_of.get(device)
+            if device not in inside:
+                if (now := price_now(device)) > cost * (1 + 1e-9):
+                    best[device] = now
+                    heappush(heap, (now, device))
+                    continue
+                if rank is not None:
+                    links, stop = [], device
+                    while stop not in inside:
+                        links.append(via[stop])
+                        stop = src[via[stop]]
+                    tree.links[rank] = tuple(reversed(links))
+                    tree.parent[rank] = self.rank_of[stop]
+                    inside.add(device)
+                    depth[device] = depth[stop] + 1
+                    best[device] = cost = hop * depth[device]
+                    for i in links:
+                        for link in (i, int(self.back[i])) if self.both else (i,):
+                            prices[link] *= steps[link]
             for neighbour, link in around[device]:
                 offer = cost + prices[link]
                 if neighbour not in inside and offer < best.get(neighbour, np.inf):
                     best[neighbour] = offer
-                    before[neighbour] = device
+                    via[neighbour] = link
                     heappush(heap, (offer, neighbour))
-        return _Tree(root, Fraction(1, self.parts), parent, down)
+        return tree
 
-    def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move branches of trees that use a link to less busy routes; return whether any moved."""
-        level = float(self.load[link] / self.capacity[link])
-        excess = self.load[link] - enough * self.capacity[link]
-        moved = 0.0
-        for steep in _STEEP:
-            failed = 0
-            # The lightest trees first; 7919, a prime, spreads trees of one root over the list.
-            order = sorted(
-                self.users[link], key=lambda i: (self.trees[i].share, i * 7919 % len(self.trees))
-            )
-            for number in order:
-                if self._move(number, link, level, steep):
-                    moved += float(self.trees[number].share)
-                else:
-                    failed += 1
-                effort.spend(_MOVE_S + _LINK_S * len(self.capacity) + _RANK_S * self.ranks)
-                if moved > excess / 4 or failed > _TRIES or effort.left_s <= 0:
-                    break
-            if moved:
+    def even_out(
+        self,
+        bound_GBps: float,
+        least_gap: float,
+        effort: Effort,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """Move branches off full links until the gap to the bound is `least_gap`, if it can be."""
+        best = [tree.copy() for tree in self.trees]
+        for gap in GAPS:
+            if self.reached >= bound_GBps * (1 - gap) or gap < least_gap:
+                continue
+            if not self._negotiate(bound_GBps * (1 - gap), effort):
                 break
-        return moved > 0
+            best = [tree.copy() for tree in self.trees]
+            if say is not None:
+                say(f"packing: {len(best)} trees, within {gap:.2%} of the bound")
+        self.trees.clear()
+        self.load[:] = 0
+        for users in self._users:
+            users.clear()
+        for tree in best:
+            self._add(tree)
 
-    def _move(self, number: int, link: int, level: float, steep: float) -> bool:
-        """Move a branch that a tree sends over a link; return whether it was moved.
+    def _negotiate(self, rate_GBps: float, effort: Effort) -> bool:
+        """Move branches until the trees carry `rate_GBps` together; return whether they do."""
+        wanted = self.capacity * (len(self.trees) / rate_GBps)
+        room = np.floor(wanted * (1 + 1e-9))
+        history = np.ones(len(self.links))
+        least, patience = np.inf, 0.0
+        work_s = _MOVE_S + _LINK_S * len(self.links) + _RANK_S * self.ranks
+        while True:
+            excess = np.maximum(self.load - room, 0)
+            full = np.flatnonzero(excess)
+            if not len(full):
+                return True
+            total = float(excess.sum())
+            patience = patience - 1 if total >= least else _PATIENCE * (len(full) + 10)
+            least = min(least, total)
+            if patience < 0 or effort.is_over("negotiating trees"):
+                return False
+            effort.spend(work_s)
+            history[full] += _HISTORY
+            link = int(self._random.choice(full))
+            self._move(self._random.choice(sorted(self._users[link])), link, history, room, wanted)
 
-        It is moved only if all links that gain load then take less time than `level`.
-        """
-        tree, ends = self.trees[number], (int(self.src[link]), int(self.dst[link]))
-        top = next((r for r, route in enumerate(tree.down) if ends in pairwise(route)), None)
-        if top is None:
-            return False
-        branch = tree.list_branch(top)
-        prices, weight = self.price_above(link, steep, level)
-        shape = self.size + self.ranks, self.size + self.ranks
-        matrix = csr_matrix((weight, (self.src, self.receiver[self.dst])), shape)
-        outside = [int(self.gpus[r]) for r in sorted(set(range(self.ranks)) - set(branch))]
-        distance, before, _ = dijkstra(
-            matrix, indices=outside, min_only=True, return_predecessors=True
-        )
-        # The rank that receives in place of the top forwards to it: the edges between the two are
-        # reversed.
-        turned = {top: 0.0}
-        best, entry = np.inf, -1
-        for rank in branch:
-            if rank != top:
-                up = tree.parent[rank]
-                back = tree.down[rank][::-1]
-                if up not in turned or any(pair not in self.link_at for pair in pairwise(back)):
-                    continue
-                forth = prices[self._links_on(tree.down[rank])].sum()
-                turned[rank] = turned[up] + float(prices[self._links_on(back)].sum() - forth)
-            cost = float(distance[self.size + rank]) + turned[rank]
-            if cost < best:
-                best, entry = cost, rank
-        if entry < 0:
-            return False
-        path = [self.size + entry]
-        while before[path[-1]] >= 0:
-            path.append(int(before[path[-1]]))
-        route = tuple(
-            int(self.gpus[i - self.size]) if i >= self.size else i for i in reversed(path)
-        )
-        new = {entry: route}
-        new_parent = {entry: self.rank_at[route[0]]}
-        rank = entry
-        while rank != top:
-            up = tree.parent[rank]
-            new[up], new_parent[up] = tree.down[rank][::-1], rank
-            rank = up
-        return self._replace(number, new, new_parent, level)
+    def _price(self, history: Floats, room: Floats, wanted: Floats) -> Floats:
+        """Return what one more tree would pay on each link."""
+        above = np.maximum(self.load + 1 - room, 0)
+        prices = history * (1 + _PRESENT * above) * (_IDLE + self.load / wanted) / wanted
+        if self.both:
+            prices = np.where(self.back >= 0, prices + prices[self.back], np.inf)
+        return np.asarray(prices)
 
-    def _replace(
-        self, number: int, new: dict[int, Numbers], new_parent: dict[int, int], level: float
-    ) -> bool:
-        """Give some ranks of a tree other routes and parents; return whether that was done.
-
-        It is done only if all links that gain load then take less time than `level`.
-        """
+    def _move(self, number: int, link: int, history: Floats, room: Floats, wanted: Floats) -> None:
+        """Cut a tree's edge over a link, and join the branch again on the cheapest route."""
         tree = self.trees[number]
-        share = float(tree.share)
-        change: dict[int, float] = defaultdict(float)
-        for rank, route in new.items():
-            for sign, links in ((-share, tree.down[rank]), (share, route)):
-                for i in self._links_on(links):
-                    change[i] += sign
-        most = level * (1 - 1e-12)
-        if any(x > 0 and (self.load[i] + x) / self.capacity[i] >= most for i, x in change.items()):
-            return False
-        for i, more in change.items():
-            self.load[i] += more
-        for rank, route in new.items():
-            tree.down[rank], tree.parent[rank] = route, new_parent[rank]
-        used = {i for route in tree.down for i in self._links_on(route)}
-        for i in change:
-            (self.users[i].add if i in used else self.users[i].discard)(number)
-        return True
+        crossing = {link, int(self.back[link])} if self.both else {link}
+        tops = [r for r, links in enumerate(tree.links) if crossing.intersection(links)]
+        top = self._random.choice(tops)
+        self._count(number, tree.links[top], -1)
+        prices = self._price(history, room, wanted)
+        branch = tree.list_branch(top)
+        turned = self._price_turned(tree, branch, prices)
+        entry, links = self._find_route(branch, turned, prices) or (top, tree.links[top])
+        # The rank that receives in place of the top forwards to it: the edges between are reversed.
+        path = [entry]
+        while path[-1] != top:
+            path.append(tree.parent[path[-1]])
+        for rank in path[:-1]:
+            self._count(number, tree.links[rank], -1)
+        below = [(tree.parent[rank], rank, self._turn(tree.links[rank])) for rank in path[:-1]]
+        tree.parent[entry], tree.links[entry] = self.rank_of[int(self.src[links[0]])], links
+        self._count(number, links, 1)
+        for rank, parent, back in below:
+            tree.parent[rank], tree.links[rank] = parent, back
+            self._count(number, back, 1)
+
+    def _turn(self, links: Links) -> Links:
+        """Return the links of a route in the other direction."""
+        return tuple(int(self.back[i]) for i in reversed(links))
+
+    def _price_turned(self, tree: _Tree, branch: list[int], prices: Floats) -> Floats:
+        """Return what it costs to make each rank the first of a branch, in place of the top."""
+        out = np.full(self.ranks, np.inf)
+        if self.both:  # both directions are used already
+            out[branch] = 0.0
+            return out
+        out[branch[0]] = 0.0
+        for rank in branch[1:_NEAR_TOP]:
+            links = list(tree.links[rank])
+            back = self.back[links]
+            if np.isfinite(out[tree.parent[rank]]) and (back >= 0).all():
+                change = float(prices[back].sum() - prices[links].sum())
+                out[rank] = out[tree.parent[rank]] + change
+        return out
+
+    def _find_route(
+        self, branch: list[int], turned: Floats, prices: Floats
+    ) -> tuple[int, Links] | None:
+        """Return the rank of a branch that is cheapest to reach, and the links to it.
+
+        None if no route leads to the branch.
+        """
+        outside = np.ones(self.ranks, dtype=np.bool_)
+        outside[branch] = False
+        if self.routes is not None:
+            distance = self.routes.distances(prices) + turned
+            distance[~outside] = np.inf
+            first, entry = divmod(int(np.argmin(distance)), self.ranks)
+            if not np.isfinite(distance[first, entry]):
+                return None
+            own = self.find_devices(self.routes.route(first, entry))
+            return entry, tuple(self.find_links(own[:-1], own[1:]).tolist())
+        self._matrix.data = prices[self._entries]
+        distance, before, _ = dijkstra(
+            self._matrix, indices=self.gpus[outside], min_only=True, return_predecessors=True
+        )
+        entry = int(np.argmin(distance[self.size :] + turned))
+        node = self.size + entry
+        if not np.isfinite(distance[node] + turned[entry]):
+            return None
+        links = []
+        while before[node] >= 0:
+            links.append(self._link_between[int(before[node]), node])
+            node = int(before[node])
+        return entry, tuple(reversed(links))
 
     def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
         """Return the trees with their shares of their roots' parts, merging equal trees."""
-        shares: dict[tuple[int, tuple[Numbers, ...]], Fraction] = defaultdict(Fraction)
-        for tree in self.trees:
-            shares[tree.root, tuple(tree.down)] += tree.share
-        trees = [
-            RootedTree(root, (), tuple(tuple(self.names[d] for d in r) or None for r in down))
-            for root, down in shares
-        ]
-        return trees, list(shares.values())
+        times = Counter((tree.root, tuple(tree.links)) for tree in self.trees)
+        total = Counter(self.roots)
+        trees, shares = [], []
+        for (root, links), count in times.items():
+            down = tuple(self._list_stops(route) for route in links)
+            up = tuple(r and r[::-1] for r in down) if self.both else ()
+            trees.append(RootedTree(root, up, down))
+            shares.append(Fraction(count, total[root]))
+        return trees, shares
+
+    def _list_stops(self, links: Links) -> Route | None:
+        stops: Iterable[int] = (*self.src[list(links[:1])], *self.dst[list(links)])
+        return tuple(self.names[i] for i in stops) or None
+
+
+def choose_count(
+    capacity: Floats, weight: Floats, bound_GBps: float, counts: Sequence[int]
+) -> tuple[int, float]:
+    """Return the number of trees with which links can be filled best, and the gap to aim for.
+
+    A link carries a whole number of trees, so some of its bandwidth is left. `weight` is how much
+    that matters for each link.
+    """
+    weight = weight / weight.sum()
+
+    def find_gap(trees: int) -> float:
+        """Return the least gap that leaves the slack that negotiations need."""
+        for gap in reversed(GAPS):
+            wanted = capacity * (trees / (bound_GBps * (1 - gap)))
+            lost = float(weight @ (1 - np.floor(wanted * (1 + 1e-9)) / wanted))
+            if gap - lost >= _SLACK:
+                return gap
+        return 1.0
+
+    # Each tree costs messages, so a gap below _FEW is not worth more trees.
+    _, count, gap = min(
+        (max(gap, _FEW), trees, gap) for trees in counts if (gap := find_gap(trees))
+    )
+    return count, gap if gap < 1 else GAPS[-1]
