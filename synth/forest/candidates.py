@@ -17,7 +17,7 @@ from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
-from .large.level_trees import LevelTrees, choose_count
+from .large.level_trees import LevelTrees, choose_count, choose_depth
 from .machine.boxes import SHAPES, rail_trees, turn_to_root
 from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
@@ -73,7 +73,7 @@ class ForestBuilder:
 
     def __init__(self, request: Request) -> None:
         self.survey, self.router = survey(request.topology), request.router
-        self.bound = request.bound_GBps
+        self.bound, self.proof = request.bound_GBps, request.bound
         self.limits, self.effort, self.say = request.limits, request.effort, request.progress
         self.candidates: list[CandidateForest] = []
 
@@ -140,9 +140,8 @@ class ForestBuilder:
         few = len(self.survey.ranks) <= _SINGLE_RANKS
         if self.survey.direct:
             self.add_combs()
-            # Matroid union takes long on large machines: there it is only used if combs fall
-            # short.
-            if few or not self.has_within(_NEAR):
+            # Matroid union takes long on large machines.
+            if few:
                 self.add_whole_number_trees()
         else:
             self.add_rail_trees()
@@ -276,20 +275,21 @@ class ForestBuilder:
 
         They are for allreduce, or out-trees for a broadcast from `root`.
         """
-        topology, both, bound = self.survey.topology, root is None, float(self.bound)
-        links = LinkArrays(topology)
-        weight = links.capacity
-        if both:
-            prices = self.survey.pack_by_class(self.effort, self.say).best.tolist()
-            price = dict(zip(self.survey.graph.links, prices, strict=True))
-            weight = weight * [max(price.get(at, 0), price.get(at[::-1], 0)) for at in links.links]
+        topology, both = self.survey.topology, root is None
+        assert self.proof is not None
         most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
         counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
-        count, gap = choose_count(links.capacity, weight, bound, counts)
-        routes = OwnRoutes(self.router) if has_single_paths(topology) else None
-        trees = LevelTrees(topology, [root or 0] * count, both=both, routes=routes)
-        trees.grow(bound, self.effort)
-        trees.even_out(bound, gap, self.effort, self.say)
+        count, gap = choose_count(LinkArrays(topology), self.proof, counts, few_roots=True)
+        middle, max_depth = choose_depth(topology, both=both)
+        trees = LevelTrees(
+            topology,
+            [middle if root is None else root] * count,
+            both=both,
+            routes=OwnRoutes(self.router) if has_single_paths(topology) else None,
+            max_depth=self.limits.max_depth or max_depth,
+        )
+        trees.grow(float(self.bound), self.effort)
+        trees.even_out(float(self.bound), gap, self.effort, self.say)
         listed: list[RootedTree] = []
         for tree, share in zip(*trees.list_forest(), strict=True):
             # An undirected tree is shallowest if it hangs from its centre.

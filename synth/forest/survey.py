@@ -23,7 +23,7 @@ from .balanced import balanced_trees
 from .generate import TreePacking
 from .large.level_paths import LevelPaths, explain_too_many
 from .machine.boxes import Boxes, find_boxes
-from .machine.links import Floats, Ints, find_orbits
+from .machine.links import Ints, find_orbits
 from .machine.pairs import PairGraph, Tree
 from .machine.symmetry import mirrors, shifts
 from .paths import PathPacking
@@ -56,11 +56,6 @@ class Survey:
         self._by_link: TreePacking | None = None
         self._whole: dict[tuple[int, int], list[Tree] | None] = {}
         self._level: LevelPaths | None = None
-
-    @cached_property
-    def capacity(self) -> Floats:
-        """The bandwidth of every directed link, in GB/s."""
-        return np.array([float(c) for c in self.topology.capacity_GBps.values()])
 
     @cached_property
     def direct(self) -> bool:

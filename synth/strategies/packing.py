@@ -22,7 +22,8 @@ from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
 from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
-from ..forest.large.level_trees import LevelTrees, choose_count
+from ..forest.large.level_trees import LevelTrees, choose_count, choose_depth
+from ..forest.machine.links import LinkArrays
 from ..forest.machine.routes import OwnRoutes
 from ..forest.machine.symmetry import shifts
 from ..forest.paths import PathPacking, level_schedule, path_schedule
@@ -198,8 +199,8 @@ class _Packer:
             return out
         few = _LEVEL_RANKS < n <= _MAX_LEVEL_RANKS
         if parts > 1 and packing.images is None and few and self.limits.max_depth is None:
-            level = self._plan_level_trees(out[0].forest if out else None)
-            out.append(level)
+            out += self._plan_level_trees()
+            level = max(out, key=lambda candidate: candidate.rate_GBps)
             if level.rate_GBps >= self.bound_GBps * _NEAR or n > _EXACT_RANKS:
                 return out
             seeds = [_send_on(self.routes, tree) for tree in level.forest.trees]
@@ -238,33 +239,39 @@ class _Packer:
         best = max((p.rate_GBps for p in out), default=Fraction(0))
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
-    def _plan_level_trees(self, simple: Forest | None) -> CandidateForest:
-        """Return trees of every root that negotiate for links.
+    def _plan_level_trees(self) -> list[CandidateForest]:
+        """Return forests of trees of every root that negotiate for links.
 
-        They start from `simple` trees, or from the trees that are best if all links of a role are
-        identical.
+        They start from the trees that are best if all links of a role are identical, if there are.
         """
-        seeds, mended = simple, self.machine.mended
+        seeds, mended = None, self.machine.mended
         if mended is not None:
             packing = RootedPacking(mended, self.roots, False, shifts(mended))
             if packing.images is not None:
                 packing.run(self.effort.grant(_MENDED_WORK_S), 0.0, self.say)
                 seeds = self._list_forests(packing, None)[0][0]
-        n, bound, capacity = self.collective.ranks, float(self.bound_GBps), self.machine.capacity
+        assert self.request.bound is not None
+        n, bound, links = self.collective.ranks, float(self.bound_GBps), LinkArrays(self.topology)
         counts = [n * parts for parts in range(1, min(_MAX_PARTS, max(1, _LEVEL_TREES // n)) + 1)]
-        count, gap = choose_count(capacity, capacity, bound, counts)
-        trees = LevelTrees(self.topology, self.roots * (count // n), routes=self.routes)
-        if seeds is not None:
-            trees.take(seeds)
-        else:
-            trees.grow(bound, self.effort)
-        # Negotiating is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed the
-        # work that was granted.
-        trees.even_out(bound, gap, self.effort.extend(_EVENING_WORK_S), self.say)
-        listed, shares = trees.list_forest()
-        depth = max(tree_depth(tree, self.machine.ranks) for tree in listed)
-        forest = Forest(tuple(listed), tuple(shares), depth)
-        return self._rate(forest, "trees negotiating for links")
+        max_depth, out = choose_depth(self.topology, both=False)[1], []
+        # One tree per root has the fewest messages; with more, links can be filled better.
+        best, gap = choose_count(links, self.request.bound, counts, few_roots=False)
+        for count in sorted({n, best}):
+            trees = LevelTrees(
+                self.topology, self.roots * (count // n), routes=self.routes, max_depth=max_depth
+            )
+            if seeds is not None:
+                trees.take(seeds)
+            else:
+                trees.grow(bound, self.effort)
+            # Negotiating is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed
+            # the work that was granted.
+            trees.even_out(bound, gap, self.effort.extend(_EVENING_WORK_S), self.say)
+            listed, shares = trees.list_forest()
+            depth = max(tree_depth(tree, self.machine.ranks) for tree in listed)
+            forest = Forest(tuple(listed), tuple(shares), depth)
+            out.append(self._rate(forest, "trees negotiating for links"))
+        return out
 
     def _list_forests(
         self, packing: RootedPacking, max_trees: int | None

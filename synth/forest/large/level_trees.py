@@ -15,16 +15,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heappop, heappush
+from math import ceil, log2
 
 import numpy as np
 from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import dijkstra
+from scipy.sparse.csgraph import dijkstra, shortest_path
 
+from ....topo.exact import parse_fraction
 from ....topo.graph import Topology
 from ....topo.routes import Route
+from ...bounds.certificate import Bound
 from ...numeric.effort import Effort
 from ..machine.links import Floats, Ints, LinkArrays
-from ..machine.routes import OwnRoutes
+from ..machine.routes import Metric, OwnRoutes
 from ..trees import Forest, RootedTree
 
 # How steeply prices rise with load while trees are grown.
@@ -38,15 +41,16 @@ _HISTORY, _PRESENT = 0.02, 3.0
 # Share of a link's price that does not depend on its load, so that short routes are preferred.
 _IDLE = 0.2
 # Gaps to the bound, the loosest first; each layout begins with that of the gap before.
-GAPS = (0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.0075, 0.005, 0.0025)
+GAPS = (0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.0075, 0.005, 0.0025, 0.001, 0.0004)
 # Gap that is not worth reducing further by more trees.
 _FEW = 0.0075
 # Share of the room that must be left over for negotiations to end soon.
 _SLACK = 0.004
 # Seconds of an idle core per move, per link in its search, and per rank.
 _MOVE_S, _LINK_S, _RANK_S = 2e-4, 2e-7, 1e-6
-# Moves without a new least excess after which a layout is given up, per link that was too full.
-_PATIENCE = 30
+# Moves without a new least excess after which a layout is given up: some, and more per link that is
+# too full if the layout leaves slack.
+_PATIENCE = 300, 30
 # Ranks of a branch, from its top on, that may receive in place of the top: all would take longer
 # than the search for a route.
 _NEAR_TOP = 24
@@ -62,19 +66,24 @@ class _Tree:
     parent: list[int]
     links: list[Links]
 
-    def list_branch(self, top: int) -> list[int]:
-        """Return `top` and all ranks below it, each after its parent."""
+    def list_children(self) -> list[list[int]]:
+        """Return the ranks below each rank."""
         children: list[list[int]] = [[] for _ in self.parent]
         for rank, parent in enumerate(self.parent):
             if parent >= 0:
                 children[parent].append(rank)
-        out = [top]
-        for rank in out:
-            out += children[rank]
-        return out
+        return children
 
     def copy(self) -> _Tree:
         return _Tree(self.root, list(self.parent), list(self.links))
+
+
+def _walk(top: int, children: Sequence[Sequence[int]]) -> list[int]:
+    """Return `top` and all ranks below it, each after its parent."""
+    out = [top]
+    for rank in out:
+        out += children[rank]
+    return out
 
 
 class LevelTrees(LinkArrays):
@@ -91,18 +100,17 @@ class LevelTrees(LinkArrays):
         *,
         both: bool = False,
         routes: OwnRoutes | None = None,
+        max_depth: int | None = None,
     ) -> None:
         super().__init__(topology)
         self.roots, self.both, self.ranks = list(roots), both, len(self.gpus)
         self.routes = routes
         self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
-        pairs = zip(self.dst.tolist(), self.src.tolist(), strict=True)
-        at = {
-            ends: i for i, ends in enumerate(zip(self.src.tolist(), self.dst.tolist(), strict=True))
-        }
         # The link back of each link, -1 if there is none: a tree of both directions cannot use it.
-        self.back: Ints = np.array([at.get(ends, -1) for ends in pairs])
+        self.back: Ints = np.array([self.number.get((b, a), -1) for a, b in self.links])
         usable = self.back >= 0 if both else np.ones(len(self.links), dtype=np.bool_)
+        if routes is not None:  # no route crosses the narrower one of two switches side by side
+            usable &= np.asarray(routes.crossed.sum(axis=0)).ravel() > 0
         self._usable = np.flatnonzero(usable)
         # Each GPU has a second node at which routes end and from which no edge leads on, so no
         # route passes through a GPU.
@@ -118,6 +126,12 @@ class LevelTrees(LinkArrays):
         self._link_between = {
             (int(self.src[i]), int(receiver[self.dst[i]])): int(i) for i in self._usable
         }
+        self._rank_at: Ints = np.full(self.size + self.ranks + 1, -1)
+        self._rank_at[self.gpus] = np.arange(self.ranks)
+        self.max_depth = self.ranks if max_depth is None else max_depth
+        self._rank_at: Ints = np.full(nodes, -1)
+        self._rank_at[self.gpus] = np.arange(self.ranks)
+        self.max_depth = self.ranks if max_depth is None else max_depth
         self.load: Ints = np.zeros(len(self.links), dtype=np.int64)
         # How many edges of each tree cross each link.
         self._users: list[Counter[int]] = [Counter() for _ in self.links]
@@ -197,46 +211,48 @@ class LevelTrees(LinkArrays):
         hop = _HOP / float(room.max())
         tree = _Tree(root, [-1] * self.ranks, [()] * self.ranks)
         start = int(self.gpus[root])
-        # The price at which each device was reached, its depth, and the link on which it was.
-        best, depth, via = {start: 0.0}, {start: 0}, dict[int, int]()
-        inside = {start}
+        # The price at which each device was reached, the link on which it was, and the depth of
+        # the GPUs inside the tree.
+        best, via, depth = {start: 0.0}, dict[int, int](), {start: 0}
         heap = [(0.0, start)]
         src = self.src.tolist()
 
-        def price_now(device: int) -> float:
-            """Return the price to a device, which may have risen since it was reached."""
-            total = 0.0
-            while device not in inside:
-                total += prices[via[device]]
+        def trace(device: int) -> tuple[list[int], int]:
+            """Return the links to a device from the tree, last first, and the GPU they leave."""
+            links = []
+            while device not in depth:
+                links.append(via[device])
                 device = src[via[device]]
-            return total + hop * depth[device]
+            return links, device
 
-        while heap and len(inside) <= self.ranks:
+        limit = self.max_depth
+        while len(depth) < self.ranks:
+            if not heap:  # some GPUs cannot be reached within the limit from this tree
+                limit = self.ranks
+                heap = [(hop * hops, device) for device, hops in depth.items()]
             cost, device = heappop(heap)
             if cost > best[device]:
                 continue
-            rank = self.rank_of.get(device)
-            if device not in inside:
-                if (now := price_now(device)) > cost * (1 + 1e-9):
+            links, origin = trace(device)
+            if links:
+                # A link's price may have risen since the device was reached.
+                now = sum(prices[i] for i in links) + hop * depth[origin]
+                if now > cost * (1 + 1e-9):
                     best[device] = now
                     heappush(heap, (now, device))
                     continue
+                rank = self.rank_of.get(device)
                 if rank is not None:
-                    links, stop = [], device
-                    while stop not in inside:
-                        links.append(via[stop])
-                        stop = src[via[stop]]
-                    tree.links[rank] = tuple(reversed(links))
-                    tree.parent[rank] = self.rank_of[stop]
-                    inside.add(device)
-                    depth[device] = depth[stop] + 1
+                    tree.links[rank], tree.parent[rank] = tuple(links[::-1]), self.rank_of[origin]
+                    depth[device] = depth[origin] + 1
                     best[device] = cost = hop * depth[device]
                     for i in links:
                         for link in (i, int(self.back[i])) if self.both else (i,):
                             prices[link] *= steps[link]
-            for neighbour, link in around[device]:
+                    origin = device
+            for neighbour, link in around[device] if depth[origin] < limit else ():
                 offer = cost + prices[link]
-                if neighbour not in inside and offer < best.get(neighbour, np.inf):
+                if neighbour not in depth and offer < best.get(neighbour, np.inf):
                     best[neighbour] = offer
                     via[neighbour] = link
                     heappush(heap, (offer, neighbour))
@@ -249,12 +265,16 @@ class LevelTrees(LinkArrays):
         effort: Effort,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """Move branches off full links until the gap to the bound is `least_gap`, if it can be."""
+        """Move branches off full links until the gap to the bound is as small as can be found.
+
+        Below `least_gap` links may have no slack, and the search for a layout is short.
+        """
         best = [tree.copy() for tree in self.trees]
         for gap in GAPS:
-            if self.reached >= bound_GBps * (1 - gap) or gap < least_gap:
+            rate = bound_GBps * (1 - gap)
+            if self.reached >= rate:
                 continue
-            if not self._negotiate(bound_GBps * (1 - gap), effort):
+            if not self._negotiate(rate, _PATIENCE[1] if gap >= least_gap else 0, effort):
                 break
             best = [tree.copy() for tree in self.trees]
             if say is not None:
@@ -266,12 +286,12 @@ class LevelTrees(LinkArrays):
         for tree in best:
             self._add(tree)
 
-    def _negotiate(self, rate_GBps: float, effort: Effort) -> bool:
+    def _negotiate(self, rate_GBps: float, tries_per_link: int, effort: Effort) -> bool:
         """Move branches until the trees carry `rate_GBps` together; return whether they do."""
         wanted = self.capacity * (len(self.trees) / rate_GBps)
         room = np.floor(wanted * (1 + 1e-9))
         history = np.ones(len(self.links))
-        least, patience = np.inf, 0.0
+        least, patience = np.inf, 0
         work_s = _MOVE_S + _LINK_S * len(self.links) + _RANK_S * self.ranks
         while True:
             excess = np.maximum(self.load - room, 0)
@@ -279,7 +299,7 @@ class LevelTrees(LinkArrays):
             if not len(full):
                 return True
             total = float(excess.sum())
-            patience = patience - 1 if total >= least else _PATIENCE * (len(full) + 10)
+            patience = patience - 1 if total >= least else _PATIENCE[0] + tries_per_link * len(full)
             least = min(least, total)
             if patience < 0 or effort.is_over("negotiating trees"):
                 return False
@@ -304,9 +324,9 @@ class LevelTrees(LinkArrays):
         top = self._random.choice(tops)
         self._count(number, tree.links[top], -1)
         prices = self._price(history, room, wanted)
-        branch = tree.list_branch(top)
-        turned = self._price_turned(tree, branch, prices)
-        entry, links = self._find_route(branch, turned, prices) or (top, tree.links[top])
+        children = tree.list_children()
+        branch = _walk(top, children)
+        entry, links = self._find_route(tree, branch, children, prices) or (top, tree.links[top])
         # The rank that receives in place of the top forwards to it: the edges between are reversed.
         path = [entry]
         while path[-1] != top:
@@ -340,31 +360,51 @@ class LevelTrees(LinkArrays):
         return out
 
     def _find_route(
-        self, branch: list[int], turned: Floats, prices: Floats
+        self,
+        tree: _Tree,
+        branch: list[int],
+        children: Sequence[Sequence[int]],
+        prices: Floats,
     ) -> tuple[int, Links] | None:
         """Return the rank of a branch that is cheapest to reach, and the links to it.
 
-        None if no route leads to the branch.
+        None if no route leads to the branch, or none that leaves the tree shallow enough.
         """
-        outside = np.ones(self.ranks, dtype=np.bool_)
-        outside[branch] = False
+        turned = self._price_turned(tree, branch, prices)
+        depth = np.zeros(self.ranks, dtype=np.int64)
+        inside = set(branch)
+        for rank in _walk(tree.root, children)[1:]:
+            if rank not in inside:
+                depth[rank] = depth[tree.parent[rank]] + 1
+        height = _find_heights(branch, children, tree.parent)
+        # The greatest depth of a rank that the branch may be joined to, by the rank that receives.
+        top = branch[0]
+        limit = max(self.max_depth, depth[tree.parent[top]] + 1 + height[top])
+        highest = limit - 1 - np.array([height.get(r, 0) for r in range(self.ranks)])
+        first = depth <= highest[branch].max()
+        first[branch] = False
+        if not first.any():
+            return None
         if self.routes is not None:
             distance = self.routes.distances(prices) + turned
-            distance[~outside] = np.inf
-            first, entry = divmod(int(np.argmin(distance)), self.ranks)
-            if not np.isfinite(distance[first, entry]):
+            distance[(depth[:, None] > highest[None, :]) | ~first[:, None]] = np.inf
+            start, entry = divmod(int(np.argmin(distance)), self.ranks)
+            if not np.isfinite(distance[start, entry]):
                 return None
-            own = self.find_devices(self.routes.route(first, entry))
+            own = self.find_devices(self.routes.route(start, entry))
             return entry, tuple(self.find_links(own[:-1], own[1:]).tolist())
         self._matrix.data = prices[self._entries]
-        distance, before, _ = dijkstra(
-            self._matrix, indices=self.gpus[outside], min_only=True, return_predecessors=True
+        distance, before, source = dijkstra(
+            self._matrix, indices=self.gpus[first], min_only=True, return_predecessors=True
         )
-        entry = int(np.argmin(distance[self.size :] + turned))
-        node = self.size + entry
-        if not np.isfinite(distance[node] + turned[entry]):
+        total = distance[self.size :] + turned
+        # SciPy's number for a node that no source reaches is negative, too.
+        rank_at = self._rank_at[np.maximum(source[self.size :], -1)]
+        total[depth[rank_at] > highest] = np.inf
+        entry = int(np.argmin(total))
+        if not np.isfinite(total[entry]):
             return None
-        links = []
+        node, links = self.size + entry, []
         while before[node] >= 0:
             links.append(self._link_between[int(before[node]), node])
             node = int(before[node])
@@ -387,27 +427,73 @@ class LevelTrees(LinkArrays):
         return tuple(self.names[i] for i in stops) or None
 
 
+def _find_heights(
+    branch: Sequence[int], children: Sequence[Sequence[int]], parent: Sequence[int]
+) -> dict[int, int]:
+    """Return how deep a branch is from each of its ranks, if that rank is made its top."""
+    below = dict.fromkeys(branch, 0)
+    for rank in reversed(branch[1:]):
+        below[parent[rank]] = max(below[parent[rank]], below[rank] + 1)
+    above = {branch[0]: 0}
+    for rank in branch:
+        # The deepest child's own depth does not count for what is beside it.
+        steps = sorted((below[child] + 1 for child in children[rank]), reverse=True)[:2]
+        for child in children[rank]:
+            others = steps[1:] if steps[0] == below[child] + 1 else steps[:1]
+            above[child] = 1 + max([above[rank], *others])
+    return {rank: max(below[rank], above[rank]) for rank in branch}
+
+
 def choose_count(
-    capacity: Floats, weight: Floats, bound_GBps: float, counts: Sequence[int]
+    links: LinkArrays, bound: Bound, counts: Iterable[int], *, few_roots: bool
 ) -> tuple[int, float]:
     """Return the number of trees with which links can be filled best, and the gap to aim for.
 
-    A link carries a whole number of trees, so some of its bandwidth is left. `weight` is how much
-    that matters for each link.
+    A link carries a whole number of trees, so some of its bandwidth is left. That matters for the
+    links that the bound's certificate is about.
     """
-    weight = weight / weight.sum()
+    weight = _weigh(links, bound)
+    weight, rate = weight / weight.sum(), float(bound.algbw_GBps)
+    # With a tree for every root, the links that are not full leave enough choice.
+    slack = _SLACK if few_roots else 0.0
 
     def find_gap(trees: int) -> float:
         """Return the least gap that leaves the slack that negotiations need."""
         for gap in reversed(GAPS):
-            wanted = capacity * (trees / (bound_GBps * (1 - gap)))
+            wanted = links.capacity * (trees / (rate * (1 - gap)))
             lost = float(weight @ (1 - np.floor(wanted * (1 + 1e-9)) / wanted))
-            if gap - lost >= _SLACK:
+            if gap - lost >= slack:
                 return gap
         return 1.0
 
     # Each tree costs messages, so a gap below _FEW is not worth more trees.
-    _, count, gap = min(
-        (max(gap, _FEW), trees, gap) for trees in counts if (gap := find_gap(trees))
-    )
-    return count, gap if gap < 1 else GAPS[-1]
+    gap_of = {trees: find_gap(trees) for trees in counts}
+    count = min(gap_of, key=lambda trees: (max(gap_of[trees], _FEW), trees))
+    return count, gap_of[count]
+
+
+def _weigh(links: LinkArrays, bound: Bound) -> Floats:
+    """Return how much the bandwidth of each link counts in a bound, in either direction."""
+    certificate = bound.certificate
+    if "inside" in certificate:
+        inside = set(certificate["inside"])
+        return links.capacity * [(a in inside) != (b in inside) for a, b in links.links]
+    price = {(a, b): float(parse_fraction(text)) for a, b, text in certificate["prices"]}
+    either = (max(price.get((a, b), 0), price.get((b, a), 0)) for a, b in links.links)
+    return links.capacity * list(either)
+
+
+def choose_depth(topology: Topology, *, both: bool) -> tuple[int, int]:
+    """Return the GPU in the middle of a machine, and a depth of trees that does not restrict much.
+
+    Pipelines of deep trees are slow to fill. Trees of half as many hops again as shortest paths, or
+    of the depth of binary trees, reach the bound on all machines that were tried.
+    """
+    metric = Metric(LinkArrays(topology), np.ones(len(topology.capacity_GBps)))
+    joined = np.isfinite(metric.distance)
+    middle, farthest = 0, 1.0
+    if np.count_nonzero(joined) < len(joined) * (len(joined) - 1):
+        hops = shortest_path(csr_matrix(joined), unweighted=True).max(axis=1)
+        middle, farthest = int(np.argmin(hops)), float(hops.min())
+    # Trees of one direction leave less choice: a rank receives once from each.
+    return middle, ceil(max(1.5 * farthest, log2(len(joined)) + 1)) * (1 if both else 2)
