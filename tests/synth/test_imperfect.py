@@ -159,11 +159,13 @@ def test_evened_paths_and_trees_are_right_on_any_machine(topology: Topology, nam
         value, prices = paths.find_prices()
         assert value <= reached * (1 + 1e-9) and len(prices) == len(paths.links)
     else:
-        trees = LevelTrees(topology, None, Effort(5.0))
+        trees = LevelTrees(topology, list(range(collective.ranks)) * 2)
+        limit = float(bound(collective, topology).algbw_GBps)
+        trees.grow(limit, Effort(5.0))
         before = trees.reached
-        trees.even_out(0.0, Effort(5.0).grant(0.1))
+        trees.even_out(limit, 0.0, Effort(5.0).grant(0.1))
         listed, shares = trees.list_forest()
-        assert trees.reached <= before * (1 + 1e-9)
+        assert before * (1 - 1e-9) <= trees.reached <= limit * (1 + 1e-9)
         for root in range(collective.ranks):
             assert sum(s for t, s in zip(listed, shares, strict=True) if t.root == root) == 1
         for tree in listed:

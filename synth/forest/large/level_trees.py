@@ -105,7 +105,6 @@ class LevelTrees(LinkArrays):
         super().__init__(topology)
         self.roots, self.both, self.ranks = list(roots), both, len(self.gpus)
         self.routes = routes
-        self.rank_of = {int(gpu): r for r, gpu in enumerate(self.gpus)}
         # The link back of each link, -1 if there is none: a tree of both directions cannot use it.
         self.back: Ints = np.array([self.number.get((b, a), -1) for a, b in self.links])
         usable = self.back >= 0 if both else np.ones(len(self.links), dtype=np.bool_)
@@ -116,21 +115,15 @@ class LevelTrees(LinkArrays):
         # route passes through a GPU.
         receiver = np.arange(self.size)
         receiver[self.gpus] = self.size + np.arange(self.ranks)
-        nodes = self.size + self.ranks
-        self._shape = nodes, nodes
+        shape = self.size + self.ranks, self.size + self.ranks
         order = np.arange(1, len(self._usable) + 1)
         ends = self.src[self._usable], receiver[self.dst[self._usable]]
-        self._matrix = csr_matrix((order.astype(np.float64), ends), shape=self._shape)
+        self._matrix = csr_matrix((order.astype(np.float64), ends), shape=shape)
         # Entry i of the matrix is the price of link `_entries[i]`.
         self._entries = self._usable[self._matrix.data.astype(np.int64) - 1]
         self._link_between = {
             (int(self.src[i]), int(receiver[self.dst[i]])): int(i) for i in self._usable
         }
-        self._rank_at: Ints = np.full(self.size + self.ranks + 1, -1)
-        self._rank_at[self.gpus] = np.arange(self.ranks)
-        self.max_depth = self.ranks if max_depth is None else max_depth
-        self._rank_at: Ints = np.full(nodes, -1)
-        self._rank_at[self.gpus] = np.arange(self.ranks)
         self.max_depth = self.ranks if max_depth is None else max_depth
         self.load: Ints = np.zeros(len(self.links), dtype=np.int64)
         # How many edges of each tree cross each link.
@@ -170,7 +163,7 @@ class LevelTrees(LinkArrays):
             parent = tree.parents(ranks, "down")
             down = [self.find_devices(route or ()) for route in tree.down]
             for image in images:
-                moved = [self.rank_of[int(image[gpu])] for gpu in self.gpus]
+                moved = self.rank_of[image[self.gpus]].tolist()
                 new = _Tree(moved[tree.root], [-1] * self.ranks, [()] * self.ranks)
                 for rank, stops in enumerate(down):
                     new.parent[moved[rank]] = -1 if parent[rank] < 0 else moved[parent[rank]]
@@ -183,10 +176,10 @@ class LevelTrees(LinkArrays):
             left = Fraction(0)
             laid = 0
             # Shares are rounded so that the first trees of a root together have their part.
-            for share, tree in sorted(listed[root], key=lambda item: -item[0]):
+            for share, seed in sorted(listed[root], key=lambda item: -item[0]):
                 left += share * times / total
                 while laid < round(left):
-                    self._add(tree.copy())
+                    self._add(seed.copy())
                     laid += 1
 
     def grow(self, rate_GBps: float, effort: Effort) -> None:
@@ -241,9 +234,10 @@ class LevelTrees(LinkArrays):
                     best[device] = now
                     heappush(heap, (now, device))
                     continue
-                rank = self.rank_of.get(device)
-                if rank is not None:
-                    tree.links[rank], tree.parent[rank] = tuple(links[::-1]), self.rank_of[origin]
+                rank = int(self.rank_of[device])
+                if rank >= 0:
+                    tree.links[rank] = tuple(links[::-1])
+                    tree.parent[rank] = int(self.rank_of[origin])
                     depth[device] = depth[origin] + 1
                     best[device] = cost = hop * depth[device]
                     for i in links:
@@ -334,7 +328,7 @@ class LevelTrees(LinkArrays):
         for rank in path[:-1]:
             self._count(number, tree.links[rank], -1)
         below = [(tree.parent[rank], rank, self._turn(tree.links[rank])) for rank in path[:-1]]
-        tree.parent[entry], tree.links[entry] = self.rank_of[int(self.src[links[0]])], links
+        tree.parent[entry], tree.links[entry] = int(self.rank_of[self.src[links[0]]]), links
         self._count(number, links, 1)
         for rank, parent, back in below:
             tree.parent[rank], tree.links[rank] = parent, back
@@ -398,9 +392,8 @@ class LevelTrees(LinkArrays):
             self._matrix, indices=self.gpus[first], min_only=True, return_predecessors=True
         )
         total = distance[self.size :] + turned
-        # SciPy's number for a node that no source reaches is negative, too.
-        rank_at = self._rank_at[np.maximum(source[self.size :], -1)]
-        total[depth[rank_at] > highest] = np.inf
+        # SciPy's number for a node that no source reaches is negative; its distance is infinite.
+        total[depth[self.rank_of[np.maximum(source[self.size :], 0)]] > highest] = np.inf
         entry = int(np.argmin(total))
         if not np.isfinite(total[entry]):
             return None
