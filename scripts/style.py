@@ -25,8 +25,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("topo", "synth", "runtime", "cli")
 MAX_STATEMENTS = 36_000
 MIN_COMMENTS_PER_100_LINES = 3.0
-# Bars that `--check` does not hold yet.
-OPEN = {"statements"}
 MAX_COLUMNS = 100
 
 # A comment that steers a tool, or only separates sections, says nothing to a reader.
@@ -108,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(measures.places[args.list]))
         return 0
     missed = _print_table(measures, whole=not args.paths)
-    return 1 if args.check and set(missed) - OPEN else 0
+    return 1 if args.check and missed else 0
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
