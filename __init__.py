@@ -104,7 +104,7 @@ _HOMES = {
     "Transfer": "synth.ir.transfers",
     "Transfers": "synth.ir.transfers",
     "Transport": "runtime.ranks.transport",
-    "TreeLimits": "synth.forest.candidates",
+    "TreeLimits": "synth.request",
     "VerificationError": "topo.errors",
     "backend_options": "runtime.backend.options",
     "build_schedule": "synth.request",
@@ -127,7 +127,7 @@ _OLD = {
         "BackendOptions",
         "topoplan.backend_options(...)",
     ),
-    "Limits": ("synth.forest.candidates", "TreeLimits", "topoplan.TreeLimits"),
+    "Limits": ("synth.request", "TreeLimits", "topoplan.TreeLimits"),
     "describe": ("synth.describe", "describe", "the method describe() of the object"),
     "resolve": ("topo.loader.resolve", "resolve", "topoplan.load"),
 }
