@@ -36,8 +36,9 @@ Key = tuple[int, int, torch.dtype]
 class PersistentCall:
     """A collective on `buffers`, which can run repeatedly as long as their memory stays valid.
 
-    The functions `then` are called in turn once the result is in the target, as needed for tensors
-    that are not contiguous. A cached call owns none of the caller's memory: it borrows the target.
+    After each run the functions in the list `then` are called in turn, such as one that copies the
+    result from the flat target to an output that is not contiguous; callers may append others. The
+    target of a cached call is a view of the caller's tensor that does not keep its memory alive.
     """
 
     def __init__(self, engine: Engine, buffers: Buffers) -> None:
@@ -48,7 +49,11 @@ class PersistentCall:
         self._has_run = False
 
     def run(self, number: int | None = None) -> None:
-        """Run the call; `number` is its number, if drawn before."""
+        """Run the collective once, then the functions in `then`.
+
+        `number` identifies the call within its group, the same on all ranks. A call that waited in
+        a queue has drawn its number before, in the order of the calls; None draws the next one.
+        """
         if self.play is not None and not _profiler._is_profiler_enabled:
             self.play(number)
         elif self.buffers.numel:
@@ -60,7 +65,10 @@ class PersistentCall:
         self.finish()
 
     def finish(self) -> None:
-        """Call the functions `then`, as `run` does at its end."""
+        """Call the functions in `then`; only for a collective that ended without `run`.
+
+        Such is a stock collective that was started asynchronously on `buffers`.
+        """
         for step in self.then:
             step()
 
@@ -78,11 +86,15 @@ class CallCache:
         self._calls: OrderedDict[Key, list[PersistentCall]] = OrderedDict()
 
     def find_play(self, tensor: torch.Tensor, op: object) -> Callable[..., None] | None:
-        """Return a function that runs a cached call on a tensor; None if not cached or not settled.
+        """Return a function that repeats a tensor's cached call at once; None: use `prepare`.
 
-        It takes the number of the call (None: the next one). As few attributes of the tensor are
-        read as possible: each takes some hundredths of a small call. Reductions are compared one by
-        one: hashing one takes as long.
+        None if no call with reduction `op` is cached for the tensor's address, size and dtype, if
+        the call has run less than twice or its schedule is not settled, if running it takes more
+        than playing a program, or while torch's profiler is on. The function takes the number of
+        the call (None: the next one), as `PersistentCall.run` does.
+
+        As few attributes of the tensor are read as possible: each takes some hundredths of a small
+        call. Reductions are compared one by one: hashing one takes as long.
         """
         if _profiler._is_profiler_enabled:
             return None
@@ -104,9 +116,13 @@ class CallCache:
     ) -> PersistentCall:
         """Return a call of the plan's collective from `tensor` to `output`, to be run later.
 
-        Without `tensor` it works in place in `output`. The caller must keep `output` alive until
-        the call has run: a cached call owns no memory. `is_scratch=True` transfers ownership to the
-        call. Raise InputError if the tensors do not fit the collective, or each other.
+        Without `tensor` it works in place in `output`. The default `op` is a sum. `residual` (flat
+        float32, with compression only) is error feedback: it is added to the input and receives the
+        rounding errors.
+
+        The caller must keep `output` alive until the call has run, as a cached call owns no memory.
+        `is_scratch=True` says that the caller drops `output`: the call then keeps it alive itself,
+        and is not cached. Raise InputError if the tensors do not fit the collective or each other.
         """
         engine, in_place = self.engine, tensor is None and residual is None
         is_fixed = (

@@ -36,10 +36,11 @@ def add_csv(parser: Parser, what: str) -> None:
 
 
 def check_outputs(args: argparse.Namespace, *options: str) -> None:
-    """Raise InputError if an output file cannot be written.
+    """Raise InputError if the file that one of some options names cannot be written.
 
-    These are the files that `options` name. A file must not exist (without --force), and two
-    options must not name the same file.
+    `options` are attributes of `args` (such as output for -o); one that is None is skipped. A file
+    must not exist unless --force is given, its folder must, and two options must not name the same
+    file.
     """
     seen: dict[str, str] = {}
     for option in options:
@@ -81,7 +82,11 @@ def write_extra(
     what: str,
     text: Callable[[], str],
 ) -> None:
-    """Write what an option asks for to the option's file, if it is given, and report it."""
+    """Write a text to the file that an option names; do nothing if the option is not given.
+
+    `option` is an attribute of `args`, such as csv. `text` is called only if it is given. `what`
+    is the message for the user, in which FILE becomes the file's name.
+    """
     path = getattr(args, option)
     if path is not None:
         write_whole(path, text(), overwrite=args.force)

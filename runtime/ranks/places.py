@@ -132,11 +132,14 @@ def find_machine(
     timeout: timedelta,
     stop: threading.Event | None = None,
 ) -> Topology | None:
-    """Return the machine of the group of global `ranks`, in their order, on its rank 0, else None.
+    """Return the machine that a group's ranks form on the group's rank 0, and None on the others.
 
-    Collective over these ranks alone, by their store. `device` is this rank's CUDA device, None if
-    data is in host memory. Raise InputError if ranks cannot be told apart, RuntimeError if one does
-    not answer in time, or `stop` is set.
+    Collective over the group alone, by its `store`. `ranks` are its global ranks, whose order is
+    that of the machine's ranks; `rank` is this process's index in it. `device` is this rank's CUDA
+    device, None if data is in host memory.
+
+    Raise InputError if ranks share a GPU, only some have one, or a host cannot be probed, and
+    RuntimeError if a rank does not answer within `timeout`, or `stop` is set.
     """
     emulated_machine = emulated()
     if emulated_machine is not None:
@@ -180,8 +183,11 @@ def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
 def join_places(places: Sequence[Place], texts: Sequence[str | None]) -> tuple[Topology, bool]:
     """Return the machine of ranks at `places`, and whether it has GPUs.
 
-    Without GPUs ranks represent GPUs at undeclared rates. `texts` has the topology of each host as
-    JSON, at the index of one of its ranks; none without GPUs.
+    `texts` has one item per rank: each host's topology as JSON for the first rank on the host, None
+    for all others. If all are None, or list no GPU, there are no GPUs: the machine's ranks are then
+    processes on the CPUs of their hosts, and all rates are assumed.
+
+    Raise InputError if ranks share a GPU, or if only some of them have one.
     """
     names = list(dict.fromkeys(place.host for place in places))
     numbers = [names.index(place.host) for place in places]
@@ -217,7 +223,10 @@ def _take_own_place() -> Place:
 
 
 def place_of(device: int | None) -> Place:
-    """Return this rank's place, with its CUDA device's number, or as a process without a GPU."""
+    """Return the place of this process, which uses CUDA device `device`, or no GPU if None.
+
+    Its number on the host is torchrun's LOCAL_RANK, 0 if that is not set.
+    """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device is None:
         return Place(socket.gethostname(), local, None, None, False)

@@ -35,11 +35,13 @@ def explain_set_up(
     timeout: timedelta,
     known: Addresses | None = None,
 ) -> ExecutionError:
-    """Return the error to raise if setting up `what` among global ranks failed with `error`.
+    """Return the error to raise after a failed set-up, which names the rank at fault if it can.
 
-    It names the ranks that have ended or never came, if that can be seen, within part of `timeout`
-    (see grace_s). `known` are the addresses that the ranks have published (None: look them up in
-    the default group's store).
+    `what` describes the set-up ("finding a plan for allreduce") among the global `ranks`, and
+    `error` is how it failed here. Each rank on which it failed calls this: they exchange reports
+    for up to a quarter of `timeout`, at most 5 s. The error names ranks that ended or never came;
+    if none are seen, it says that the culprit is not known. `known` are the addresses that the
+    ranks have published (None: look them up in the default group's store).
     """
     own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"
     addresses, is_store_gone = (known, False) if known is not None else _look_up_addresses(ranks)

@@ -83,7 +83,10 @@ def _read_name(gpu: Device) -> int | None:
 
 
 class PathTypes:
-    """NCCL's types of the paths between a topology's GPUs, from the topology's routes."""
+    """NCCL's types (NVL, PIX, PHB, ...) of the paths between GPUs, from the topology's routes.
+
+    `graph_file.TYPES` lists the types, nearest first; P2C is used only if `version` knows it.
+    """
 
     def __init__(self, topology: Topology, version: NcclVersion) -> None:
         self._topology, self._version = topology, version

@@ -54,7 +54,10 @@ class NcclVersion:
 
     @property
     def max_channels(self) -> int:
-        """The most channels of a graph: NCCL doubles them without a check of its arrays' size."""
+        """The most channels of a graph in a file, such that twice as many fit NCCL's arrays.
+
+        NCCL doubles the channels, and does not check that they fit.
+        """
         return 32 if self >= NcclVersion(2, 25) else 16
 
     @property
@@ -73,7 +76,7 @@ class NcclVersion:
 
     @property
     def knows_p2c(self) -> bool:
-        """Whether the type P2C is known; older versions read it as LOC."""
+        """Whether the path type P2C, NVLink-C2C to a CPU, is known; older versions read LOC."""
         return self >= NcclVersion(2, 28)
 
 

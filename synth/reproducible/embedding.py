@@ -96,18 +96,20 @@ class Embedding:
 
     @cached_property
     def needs_relays(self) -> bool:
-        """Whether ranks may have to forward data for others.
+        """Whether the cheapest path between two ranks may lead through other ranks.
 
-        True if some pair of ranks has no route, or if all routes are single links.
+        True if some pair of ranks has no route, or if all routes are single links: a detour over
+        other links can then be cheaper than the direct one.
         """
         lengths = np.asarray(self.routes.crossed.sum(axis=1)).reshape(-1)
         return bool((~self.routes.exists).sum() > self.routes.ranks or lengths.max(initial=0) <= 1)
 
     def price(self, distance: Floats) -> Floats:
-        """Compute and return the least cost of the whole sum at each rank.
+        """Return the least cost of having the whole sum at each rank, under given prices.
 
-        `distance` is the price of sending from one rank (row) to another (column). The nodes keep
-        their costs and choices for `find_column`.
+        `distance[u, v]` is the price of sending from rank u to rank v, infinite without a route;
+        costs are sums of such prices. The choices that lead to them are recorded in `nodes`, one
+        per partial sum, so `find_column` returns columns that are cheapest under these prices.
         """
         n = len(distance)
         for node in self.nodes:
@@ -215,16 +217,21 @@ class Embedding:
 
 
 def find_spreads(distance: Floats) -> list[list[int]]:
-    """Return the cheapest out-tree from each rank, as lists of parents.
+    """Return the cheapest trees to spread a sum from one rank to all: one tree for each root.
 
-    Pairs without a route are used only if a tree cannot do without them.
+    Item r has the parent of each rank in the tree whose root is rank r, -1 at the root.
+    `distance[u, v]` is the price of sending from rank u to rank v, infinite without a route; such
+    pairs are used only if a tree cannot do without them.
     """
     dense = np.where(np.isfinite(distance), distance, distance[np.isfinite(distance)].sum() + 1)
     return [cheapest_out_tree(dense, root) for root in range(len(distance))]
 
 
 def count_sends(column: Column, size: int) -> Floats:
-    """Return how often a column sends from rank u (row) to rank v (column)."""
+    """Return how many of a column's moves go from rank u (row) to rank v (column).
+
+    `size` is the number of ranks.
+    """
     out = np.zeros((size, size))
     for _, src, dst, _ in column.moves:
         out[src, dst] += 1

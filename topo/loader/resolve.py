@@ -60,13 +60,13 @@ def probe(root: str | PathLike[str] = "/") -> Topology:
 
 
 def resolve(argument: str, box: str | None = None) -> Topology:
-    """Return the topology that an argument names.
+    """Return the topology that a command's argument names, as `load` does for Python callers.
 
     `local` is the machine this runs on; an existing file is read by its content (an NCCL XML
     skeleton is filled in from this machine); a folder or a tar archive is a copy of another
     machine's `/sys` and `/proc`; any other argument is a preset. `box` names a description of each
     host, for files that only give the hosts' places. Raise InputError if the argument names no
-    topology.
+    topology, or if `box` is missing or not needed (a skeleton ignores it).
     """
     path, is_local = Path(argument), argument == LOCAL
     is_preset = argument.partition("@")[0].partition(":")[0] in PRESETS

@@ -75,7 +75,8 @@ class Shape:
 class Wire:
     """A line, or with `bend` a curve, that represents `cables` cables like `cable`.
 
-    Its ends are hidden behind the shapes.
+    `bend` is the control point of a quadratic curve, which itself comes half as far from the
+    straight line. `start` and `end` are hidden behind the shapes.
     """
 
     cable: Cable
@@ -96,7 +97,10 @@ class Wire:
 
 @dataclass(frozen=True)
 class Frame:
-    """The labelled rectangle around a box or host."""
+    """A labelled rectangle around the devices of one host, or of one box.
+
+    A box is a group of devices that are connected without the network.
+    """
 
     label: str
     left: float
@@ -176,7 +180,8 @@ def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
 def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: float) -> Shape:
     """Return the shape of a GPU, with its rank, or of a NIC if `rank` is None.
 
-    A GPU's id, without the host, is added if it is not GPU<rank>.
+    A GPU is titled with its rank; the subtitle is its id without the host, or GPU if that is
+    GPU<rank>. A NIC is titled with its name. (x, y) is the centre.
     """
     name = split_host(ident)[1]
     if rank is None:
@@ -195,9 +200,11 @@ def make_shape(topology: Topology, ident: str, rank: int | None, x: float, y: fl
 def make_bars(
     names: Mapping[tuple[str, ...], str], look: str, left: float, y: float, width: float, gap: float
 ) -> dict[str, Shape]:
-    """Return bars side by side that share `width`, keyed by the ids of their switches.
+    """Return a bar, a wide flat rectangle, for each group of switches, side by side in `width`.
 
-    `names` maps each group of switches to its name, `gap` is the room between bars.
+    `names` maps the ids of each group to the bar's title. The result maps each switch's id to the
+    bar of its group. `left` is the left end of the row, `y` its middle, `gap` the room between
+    bars.
     """
     bars: dict[str, Shape] = {}
     for i, (ids, name) in enumerate(names.items()):

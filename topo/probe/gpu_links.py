@@ -98,7 +98,10 @@ def join_nvlinks(
 
 
 def list_active_links(facts: Facts, index: str) -> list[str]:
-    """Return the subjects of a GPU's active NVLinks; their numbers need not be contiguous."""
+    """Return the subjects of the facts about a GPU's active NVLinks, such as gpu/0/nvlink/3.
+
+    `index` is the GPU's NVML index. The numbers of active links need not be contiguous.
+    """
     return [
         fact.subject
         for fact in facts.items
