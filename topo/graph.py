@@ -152,8 +152,15 @@ class Topology:
         return list_notes(self.extra)
 
     def reversed(self) -> Topology:
-        """Return the topology with every link reversed."""
-        return replace(self, links=tuple(link.reversed() for link in self.links))
+        """Return the topology with every link reversed.
+
+        A copy is a sum in reverse, so switches that copy but do not add do neither in it.
+        """
+        devices = tuple(
+            replace(d, can_copy=False) if d.can_copy and not d.can_reduce else d
+            for d in self.devices
+        )
+        return replace(self, devices=devices, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
         """Return the topology without facts and measurements, which plans do not need."""

@@ -41,7 +41,7 @@ def run_bound(job: SynthRun) -> None:
             **_bounds_json(bounds),
             **job.switches_json(),
             "verified": False,
-            "synthesis_s": job.seconds,
+            **job.times_json(),
             "search_complete": not job.cut_short,
         }
         print(json.dumps(body))
@@ -91,7 +91,7 @@ def run_export(job: SynthRun) -> None:
             "format": made.format,
             made.key: made.figures,
             **(_bounds_json(made.bounds) if made.bounds is not None else {}),
-            "synthesis_s": job.seconds,
+            **job.times_json(),
             "search_complete": not job.cut_short,
         }
         print(json.dumps(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # Columns of a table in a file or a pipe, unless COLUMNS sets them.
 WIDTH = 200
+# A gap below this is rounding, and shown as 0.
+NO_GAP = 1e-6
 Section = Callable[["Console"], None]
 
 
@@ -54,6 +57,7 @@ class SynthRun:
     given: Collective
     collective: Collective
     started: float
+    cpu_started_s: float
     size: int
     progress: ProgressReporter
     seconds: float = 0.0
@@ -117,6 +121,13 @@ class SynthRun:
         of = "" if root == given else f" of the plan, {given} of the machine as given"
         return [f"root: {self.topology.ranks[root]}, rank {root}{of}"]
 
+    def times_json(self) -> dict[str, float]:
+        """Return the seconds since the arguments were parsed, as wall and as processor time."""
+        return {
+            "synthesis_s": time.monotonic() - self.started,
+            "cpu_s": measure_cpu_s() - self.cpu_started_s,
+        }
+
     def cut_lines(self) -> list[str]:
         """Return a line on the searches that the time limit stopped, if any."""
         listed = ", ".join(dict.fromkeys(self.cut_short))
@@ -133,7 +144,7 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     from ...topo.derived.degrade import Change, degrade, move_root
     from ...topo.loader.resolve import load_for_planning
 
-    started, size = time.monotonic(), parse_size(args.size)
+    started, cpu_started_s, size = time.monotonic(), measure_cpu_s(), parse_size(args.size)
     machine, given_router = load_for_planning(args.topology)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
     topology = degrade(machine, change) if change else machine
@@ -151,9 +162,15 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         given,
         collective,
         started,
+        cpu_started_s,
         size,
         ProgressReporter(PROG, args),
     )
+
+
+def measure_cpu_s() -> float:
+    """Return the processor time of this process and of its children so far, in seconds."""
+    return sum(os.times()[:4])
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
@@ -164,6 +181,10 @@ def bound_json(limit: Bound) -> dict[str, Any]:
         "kind": limit.kind,
         "certificate": dict(limit.certificate),
     }
+
+
+def _reaches_bound(plan: Plan) -> bool:
+    return min(map(plan.gap_of, plan.entries)) <= NO_GAP
 
 
 def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound) -> dict[str, Any]:
@@ -180,8 +201,9 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
         "gap": plan and entry and float(plan.gap_of(entry)),
         "gap_any_way": plan and entry and float(plan.gap_any_way_of(entry)),
         "verified": plan is not None,
-        "synthesis_s": job.seconds,
-        "search_complete": not job.cut_short,
+        **job.times_json(),
+        # Where a gap stands, the bound may be loose, or a better plan may exist.
+        "search_complete": not job.cut_short and (plan is None or _reaches_bound(plan)),
     }
     if job.cut_short:
         out["cut_short"] = job.cut_short

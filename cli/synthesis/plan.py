@@ -11,7 +11,7 @@ from ...synth.plan import Plan
 from ...synth.planner.synthesize import Synthesis, synthesize
 from ...synth.sizes import show_size
 from ...topo.pictures.fit import print_table
-from .job import Section, SynthRun, at_size_json, deliver, plan_json, print_lines
+from .job import NO_GAP, Section, SynthRun, at_size_json, deliver, plan_json, print_lines
 from .options import parse_limits
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ _CHANGED_SHARE = 0.6
 # With more ranks a changed machine is not compared with the original one, since planning for that
 # doubles the time.
 _MAX_COMPARED_RANKS = 512
-# A gap below this is rounding, and shown as 0.
-_NO_GAP = 1e-6
 
 
 def run(job: SynthRun) -> None:
@@ -156,7 +154,7 @@ def _print_forests(console: Console, forests: list[dict[str, Any]]) -> None:
     titles = ("trees", "depth", "GB/s at most", "gap", "found by", "")
     lines: list[tuple[Sequence[str], str | None]] = []
     for row in forests:
-        gap = "" if row["gap"] is None else "0" if row["gap"] <= _NO_GAP else f"{row['gap']:.2%}"
+        gap = "" if row["gap"] is None else "0" if row["gap"] <= NO_GAP else f"{row['gap']:.2%}"
         cells = (
             "" if row["trees"] is None else str(row["trees"]),
             str(row["depth"]),

@@ -105,7 +105,8 @@ class OrderPacking(ColumnGeneration[Priced]):
         priced = [self._price_shape(shape) for shape in self.shapes]
         offers = sorted((x for listed, _ in priced for x in listed), key=lambda offer: offer.price)
         self.exact = all(exact for _, exact in priced)
-        if self.exact and offers:
+        # An order over links without a price proves no bound.
+        if self.exact and offers and offers[0].price > 0:
             bound = float(self.orders.floats @ self.prices) / offers[0].price
             if bound < self.enough:
                 self.enough, self.best = bound, self.prices

@@ -11,6 +11,7 @@ equivalent ranks is priced; neither weakens the bound.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import shortest_path
 
 from ..ir.collective import Collective
@@ -246,10 +247,10 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
         relayed by ranks. The messages are None if a rank cannot be reached.
         """
         turned = distance.T if self.name == "gather" else distance
-        # 0 means no edge to SciPy; every route has a price above 0.
-        graph = np.where(np.isfinite(turned), turned, 0.0)
+        # A sparse matrix: of a dense one, SciPy drops all prices below 1e-8.
+        n, ends = self.routes.ranks, np.nonzero(np.isfinite(turned))
+        graph = csr_matrix((turned[ends], ends), shape=(n, n))
         lengths, befores = shortest_path(graph, indices=list(self.weight), return_predecessors=True)
-        n = self.routes.ranks
         for part, length, before in zip(self.weight, lengths, befores, strict=True):
             if not np.isfinite(length).all():
                 yield part, None

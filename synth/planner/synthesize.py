@@ -30,7 +30,7 @@ from ..plan import Entry, Plan
 from ..reproducible.build import build_reproducible, choose_bracketing
 from ..reproducible.fitting import NAME as BRACKETED
 from ..request import Request, Strategy, TreeLimits
-from ..strategies import LISTED_RANKS, MAIN_WORK_S, STRATEGIES
+from ..strategies import LISTED_RANKS, MAIN_WORK_S
 from ..verify import verify
 from .registry import AUTO, find_strategy, list_strategies
 
@@ -186,11 +186,11 @@ class _Search:
             self.declined[name] = str(error)
             self.is_timed_out |= isinstance(error, TimeLimitError)
         except TopoplanError as error:
-            # A fault of a user's strategy does not prevent auto from planning with the others.
-            if not self.auto or name in STRATEGIES:
+            # A fault of one strategy does not prevent auto from planning with the others.
+            if not self.auto:
                 raise
             self.declined[name] = str(error)
-            log.warning("%s; auto goes on without it", error)
+            log.warning("strategy %s: %s; auto goes on without it", name, error)
         # Only the first strategy decides this: later ones are omitted if it reached the bound.
         if self._at_bound is None:
             self._at_bound = self._reaches_bound()
