@@ -28,7 +28,11 @@ _REFUSED_CHARACTERS = 256 * 2**10
 
 @dataclass(frozen=True)
 class Format:
-    """A format: its `name` in messages, a test of how its texts start, and its reader."""
+    """A format of one machine's file; `clusters.ClusterFormat` is the same for files of clusters.
+
+    `name` is for messages. `starts(text)` is true for a text that begins as the format does, after
+    an XML declaration and comments. `read(text, where)` builds the topology.
+    """
 
     name: str
     starts: Callable[[str], object]
@@ -125,8 +129,10 @@ _REFUSED_ANYWHERE = (
 def read_topology_text(text: str, where: str, box: Box | None = None) -> Topology:
     """Read a topology from `text`, whatever its format; `where` names the file in errors.
 
-    `box` describes each host, for formats that only locate hosts (see `read_box`). Raise InputError
-    for a text in no known format, and for a text that the format's reader refuses.
+    Formats of clusters say only which switch each host is below: `box` is what every host contains
+    (`clusters.read_box` reads it), None for all other formats. Raise InputError for a text in no
+    known format, for one that the format's reader refuses, and for a box that is missing or not
+    wanted.
     """
     from .clusters import CLUSTER_FORMATS, read_cluster  # slow to import; only files need it
 

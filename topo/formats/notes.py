@@ -8,17 +8,23 @@ _MAX_NAMED = 3
 
 
 class Notes:
-    """A reader's doubts about a file; the same doubt about several things becomes one line."""
+    """The doubts that the code which reads a format has about a file, collected as notes.
+
+    The same doubt about several things becomes one line.
+    """
 
     def __init__(self) -> None:
         self._subjects: dict[tuple[str, NoteKind, str], dict[str, None]] = {}
 
     def add(self, about: str, doubt: str, kind: NoteKind = "text", detail: str = "") -> None:
-        """Note a `doubt` about one thing; `kind` and `detail` as in topo/notes.py."""
+        """Note a `doubt`, a text, about the thing that `about` names, such as a device's id.
+
+        `kind` and `detail` are for programs; the table in topo/notes.py has their values.
+        """
         self._subjects.setdefault((doubt, kind, detail), {})[about] = None
 
     def add_shared_ports(self, ports: list[str]) -> None:
-        """Note that several NICs are ports of one adapter; a single one is not noted."""
+        """Note that several NICs (`ports`, their ids) are ports of one adapter; a single one is not noted."""
         if len(ports) > 1:
             self.add(
                 " and ".join(ports),
@@ -26,7 +32,7 @@ class Notes:
             )
 
     def format_lines(self) -> list[Note]:
-        """Return one note for each doubt; its line names the first few things it is about."""
+        """Return one note for each doubt; its text names the first few things, its `about` all."""
         return [
             Note(f"{join_first(about, _MAX_NAMED)}: {doubt}", kind, about, detail)
             for (doubt, kind, detail), about in self._subjects.items()

@@ -14,10 +14,11 @@ from ..graph import Topology
 
 
 def write(topology: Topology) -> str:
-    """Write JSON text from which `Topology.loads` restores an equal topology.
+    """Write JSON text with derived results, from which `Topology.loads` restores an equal topology.
 
-    `gpudirect_missing` gives the reason if GPUDirect cannot be judged: unreadable facts, or a
-    cluster with too many pairs.
+    The results are under `fingerprint`, `gpudirect` and `findings`. If GPUDirect cannot be judged
+    (unreadable facts, or a cluster with too many pairs), `gpudirect_missing` gives the reason
+    instead.
     """
     derived: dict[str, Any] = {"fingerprint": topology.fingerprint}
     try:

@@ -70,7 +70,7 @@ class Element:
     ) -> int | None:
         """Return an attribute as an integer, `default` if it is absent or empty.
 
-        Raise InputError for any other text, and for a number out of range.
+        Raise InputError for any other text, and for a number below `minimum` or above `maximum`.
         """
         text = self.get(key)
         if text is None:
@@ -84,7 +84,7 @@ class Element:
         )
 
     def make_error(self, what: str) -> InputError:
-        """Return an InputError that names the file, line and tag."""
+        """Return, not raise, an InputError: the file, line and tag, then `what` is wrong."""
         return InputError(f"{self.where}, line {self.line}: <{self.tag}> {what}")
 
 

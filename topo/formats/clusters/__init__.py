@@ -37,9 +37,10 @@ _SOURCE = assumed(f"1/{OVERSUBSCRIBED} of what the hosts below send")
 
 @dataclass(frozen=True)
 class ClusterFormat:
-    """A format: its `name` in messages, a test of a text, and its reader.
+    """A format of files that locate a cluster's hosts: `name` in messages, `starts` and `read`.
 
-    The test reads the start of the text, or all of it if `whole`.
+    `starts(text)` is true for a text in the format; it needs the whole text if `whole`, else the
+    start of it. `read(text, where)` builds the cluster, without the devices of its hosts.
     """
 
     name: str
@@ -72,7 +73,7 @@ CLUSTER_FORMATS = (
 
 
 def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
-    """Read the topology of a cluster whose hosts are each a `box`.
+    """Read the topology of a cluster whose hosts all have the devices and links of `box`.
 
     Return None for a text in another format. Raise InputError for a malformed file, for a missing
     box, and for a box given with another format.
@@ -102,7 +103,11 @@ def read_cluster(text: str, where: str, box: Box | None) -> Topology | None:
 
 @dataclass(frozen=True)
 class Box:
-    """A host: its devices, its links, and its links into the network, to a switch named later."""
+    """The contents of one host, of which every host of a cluster is a copy.
+
+    `uplinks` are its links into the network; their destination is a placeholder, for which the
+    reader puts the host's switch. `name` is the preset or file it is from.
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -112,11 +117,12 @@ class Box:
 
 
 def read_box(argument: str, resolve: Callable[[str], Topology]) -> Box:
-    """Read the box that an argument names, a preset (`dgx-h100`) or a file of one host.
+    """Read the contents of one host from a preset (`dgx-h100`) or a file; `argument` names it.
 
-    Presets of several boxes define how each is joined to the network. A box from a file is joined
-    by its NICs of known speed; if there are none, the rate is assumed as when hosts are joined.
-    Raise InputError if the argument names anything but one host with GPUs.
+    `resolve` loads the topology that an argument names, if it is no preset of several hosts. Such a
+    preset defines how each host is joined to the network. A host from a file is joined by its NICs
+    of known speed; if there are none, the rate is assumed as in `join_hosts`. Raise InputError if
+    the argument names anything but one host with GPUs.
     """
     entry = PRESETS.get(argument)
     if entry is not None and entry.size == "boxes":

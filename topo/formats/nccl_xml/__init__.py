@@ -25,10 +25,11 @@ __all__ = ["fill_skeleton", "is_skeleton", "list_vm_notes", "read", "write"]
 
 
 def write(topology: Topology, for_vm: bool = False) -> str:
-    """Write the topology as XML text, for NCCL on a virtual machine if `for_vm`.
+    """Write the topology as XML text, for NCCL_TOPO_FILE on a virtual machine if `for_vm`.
 
-    Unless `for_vm`, `read` restores all of the topology. Raise InputError if there are no GPUs, if
-    the library would not load the text (too large, values too long), and, with `for_vm`, if a GPU
-    has no PCI address.
+    With `for_vm` the text has only the PCI tree of one host; without it, `read` restores the
+    devices, links and ranks. Raise InputError if there are no GPUs, if the library would not load
+    the text (too large, values too long), and, with `for_vm`, if a GPU has no PCI address or there
+    are several hosts.
     """
     return write_for_vm(topology) if for_vm else write_all(topology)

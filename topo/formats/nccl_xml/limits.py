@@ -24,7 +24,11 @@ MAX_ATTRIBUTES = 16
 
 @dataclass(frozen=True)
 class Dialect:
-    """Limits of a library: elements per file, children per element, and elements per tag."""
+    """The limits of NCCL or RCCL (`name`) on a file that it loads.
+
+    `elements` is the most in the file, `children` the most right below one element, `of_a_kind` the
+    most with one tag (gpu, pci, cpu or net).
+    """
 
     name: str
     elements: int
@@ -68,14 +72,16 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def fits(value: str) -> bool:
-    """Return whether a text can be an attribute's value."""
+    """Return whether a text can be an attribute's value: XML allows it, and it is short enough."""
     return not _NOT_XML.search(value) and len(quote(value).encode()) - 2 <= MAX_VALUE_bytes
 
 
 def select_attributes(tag: str, values: Mapping[str, Any], *without: str) -> dict[str, str]:
-    """Return the fields of `values` that can be attributes of a `tag` element.
+    """Return the `values` that can be attributes of a `tag` element, as text.
 
-    Room is left for the attributes that the libraries and topoplan add.
+    Left out are the keys in `without`, `keep` and `busid`, names and values that the libraries
+    cannot read, and what exceeds an element's room; some of it is reserved for attributes that the
+    libraries and topoplan add.
     """
     room = MAX_ATTRIBUTES - len(_FILLED_IN[tag]) - _TOPOPLAN_ATTRIBUTES[tag]
     out: dict[str, str] = {}
@@ -111,10 +117,10 @@ def _is_readable(key: str, text: str) -> bool:
 def check_limits(
     root: Element, name: str, dialect: Dialect, gpu_addresses: Iterable[tuple[str, str]]
 ) -> None:
-    """Raise InputError if the library would not load the file.
+    """Raise InputError if the library of `dialect` would not load the file with the element `root`.
 
-    The check covers its size, its values and the PCI addresses of GPUs: `gpu_addresses` are pairs
-    (GPU, address).
+    The check covers its size, its values and the PCI addresses of GPUs. `name` is the topology's
+    name in errors; `gpu_addresses` are pairs (GPU id, PCI address).
     """
     elements = [node for node in root.walk() if not node.tag.startswith(TOPOPLAN_PREFIX)]
     keep = f"{dialect.name} would not load the file; keep the topology as JSON"

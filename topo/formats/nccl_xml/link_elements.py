@@ -42,9 +42,10 @@ _MAX_NUMBER = 10**18
 
 
 def read_gpu_links(partial: PartialTopology, gpus: list[GpuElement], nvswitch: str) -> list[Link]:
-    """Return the links of GPUs that are not PCI links, in rank order.
+    """Return the NVLink, xGMI and C2C links of `gpus`, in their order.
 
-    Add the NVSwitch to the devices if any GPU is linked to one.
+    If any GPU is linked to NVSwitches, add one device with the id `nvswitch` for all of them to
+    `partial`. Doubts, such as links without a known end, become its notes.
     """
     links: list[Link] = []
     peers = {gpu.id for gpu in gpus}
@@ -200,7 +201,10 @@ def _note_odd_counts(partial: PartialTopology, links: list[Link], gpus: list[Gpu
 
 
 def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
-    """Yield links between PCI bridges outside the tree, one direction per pcilink element."""
+    """Yield a link, in one direction, for each pcilink element: from one PCI bridge to another.
+
+    Elements that lead to no other bridge of the file are noted and left out.
+    """
     for host, bridge, element in partial.pcilinks:
         address = (element.get("target") or "").lower()
         end = partial.bridge_by_bus.get((host, address))
@@ -228,7 +232,11 @@ def read_pci_links(partial: PartialTopology) -> Iterator[Link]:
 def apply_topoplan_elements(
     root: Element, devices: list[Device], links: list[Link]
 ) -> tuple[list[Device], list[Link]]:
-    """Correct devices and links by topoplan's own elements; a rate of 0 removes a link."""
+    """Return devices and links as topoplan's own elements below `root` correct them.
+
+    An element changes or adds a device, or replaces all links from one device to another; a rate of
+    0 only removes them. The given lists stay as they are.
+    """
     by_id = {d.id: d for d in devices}
     for element in root.select(TOPOPLAN_PREFIX + "device"):
         name, kind = element.get("id") or "", element.get("kind")

@@ -39,7 +39,11 @@ _SM_OF_FAST_NVLINKS = 100  # B200
 
 
 def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes to make up for a CPU, given those `listed`; empty if these suffice."""
+    """Return the model attributes to add to a CPU's element; empty if those `listed` suffice.
+
+    `listed` are the attributes that the topology knows; those of the model are kept in the result.
+    The mark `MADE_UP` is among the result.
+    """
     arch, vendor = listed.get("arch"), listed.get("vendor")
     if arch in ("arm64", "ppc64") or (arch and vendor):
         return {}
@@ -58,7 +62,7 @@ def make_up_cpu(topology: Topology, cpu: Device, listed: Mapping[str, str]) -> d
 
 
 def view_machine(topology: Topology) -> MachineView:
-    """Return a topology with its facts, none if they cannot be read, as topo.doctor reports."""
+    """Return a view of a topology and its facts; without any if they cannot be read (no error)."""
     try:
         return MachineView(topology, load_facts(topology.extra, topology.name))
     except InputError:
@@ -66,7 +70,11 @@ def view_machine(topology: Topology) -> MachineView:
 
 
 def make_up_capability(machine: MachineView, gpu: str, links: Iterable[Link]) -> dict[str, str]:
-    """Return a GPU's `sm` from its facts, else one made up from its `links`, with the mark."""
+    """Return the attribute `sm` of a GPU, its compute capability times ten, known or made up.
+
+    It is that of the machine's facts, else one that fits the `links` from the GPU `gpu` (its id),
+    with the mark `MADE_UP`.
+    """
     known = machine.facts.get_number(machine.find_subject(gpu), keys.GPU_SM)
     if known is not None:
         return {"sm": str(known)}

@@ -24,8 +24,9 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 class TreePosition:
     """The position of an element in the tree.
 
-    `host` is the host's number, and the ids of its devices start with `prefix`. `cpu` and `parent`
-    are the ids of the CPU and the device above, None if topoplan made up the CPU.
+    `host` is the host's number from 0 in the file's order, and the ids of its devices start with
+    `prefix` (empty if the file has one host). `cpu` and `parent` are the ids of the CPU and of the
+    device right above, None if topoplan made up the CPU. `numa_node` is the CPU's, None if unknown.
     """
 
     host: int
@@ -37,7 +38,11 @@ class TreePosition:
 
 @dataclass(frozen=True)
 class GpuElement:
-    """A GPU of the file: its device's id, element, PCI address, position, `dev` and `rank`."""
+    """A GPU of the file: its device's id, element, PCI address in lower case, and position.
+
+    `dev` and `rank` are the file's numbers; `rank` is None if absent. `PartialTopology.sort_gpus`
+    decides the ranks of the topology.
+    """
 
     id: str
     element: Element
@@ -53,9 +58,9 @@ class PartialTopology:
 
     `where` names the file in errors. `exact_pairs` are the (source, destination) pairs whose links
     topoplan itself wrote, so no notes question them. `uplinks` maps a device's id to the links
-    between it and its parent, in both directions. The keys of `gpu_by_bus` and `bridge_by_bus` are
-    (host, PCI address). The items of `cpus` are (id, host, element), those of `pcilinks` are (host,
-    id of the switch, element).
+    between it and its parent, in both directions. `gpu_by_bus` and `bridge_by_bus` map (host, PCI
+    address) to a device's id. The items of `cpus` are (id, host, element), those of `pcilinks` are
+    (host, id of the switch, element).
     """
 
     where: str
@@ -70,7 +75,10 @@ class PartialTopology:
     notes: Notes = field(default_factory=Notes)
 
     def add(self, wanted: str, **facts: Any) -> Device:
-        """Add and return a device called `wanted`, or `wanted#2` and so on if that is taken."""
+        """Add and return a device with the id `wanted`, or `wanted#2` and so on if that is taken.
+
+        `facts` are the other fields of `Device`. A changed id is noted.
+        """
         name = pick_unused_name(wanted, self.devices)
         if name != wanted:
             self.notes.add(name, f"the file has more than one {wanted}")
@@ -78,7 +86,11 @@ class PartialTopology:
         return self.devices[name]
 
     def sort_gpus(self) -> list[GpuElement]:
-        """Return the GPUs by rank if all ranks are given and distinct, else by device number."""
+        """Return the GPUs in the order of the topology's ranks.
+
+        It is that of the file's ranks if all are given and distinct, else that of hosts and device
+        numbers, which is noted.
+        """
         ranks = [gpu.rank for gpu in self.gpus]
         if None not in ranks and len(set(ranks)) == len(ranks):
             return sorted(self.gpus, key=lambda gpu: gpu.rank or 0)

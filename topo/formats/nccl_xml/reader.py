@@ -56,9 +56,9 @@ def read(text: str, where: str) -> Topology:
 
 
 def parse_system(text: str, where: str) -> Element:
-    """Return the <system> element of a text.
+    """Parse XML text and return its outermost element, <system>; `where` names the file in errors.
 
-    Raise InputError if there is none.
+    Raise InputError if the text is malformed or has another outermost element.
     """
     root = parse_xml(text, where)
     if root.tag != "system":
@@ -84,9 +84,9 @@ def make_skeleton_error(root: Element) -> InputError:
 
 
 def read_system(root: Element) -> Topology:
-    """Build the topology that a <system> element describes.
+    """Build the topology that a <system> element describes, which must have GPUs.
 
-    Raise InputError as `read` does.
+    Raise InputError if none of them is below a CPU, and for bad values.
     """
     where = root.where
     partial = PartialTopology(

@@ -32,7 +32,7 @@ def is_skeleton(text: str) -> bool:
 
 
 def fill_skeleton(text: str, where: str, live: Topology) -> Topology:
-    """Put the probed machine `live` into the PCI tree of a skeleton.
+    """Return the probed machine `live` in the PCI tree of a skeleton, NCCL's XML without GPUs.
 
     `where` names the file in errors. GPUs and NICs go into the slot with their PCI address. Devices
     without a slot keep their probed position, and slots without a device are dropped; notes list

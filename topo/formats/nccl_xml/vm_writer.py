@@ -54,10 +54,10 @@ _MAX = re.compile(r"Gen([1-6]) x(\d{1,2})")
 
 
 def write_for_vm(topology: Topology) -> str:
-    """Write a machine's PCI tree for NCCL_TOPO_FILE on that machine; comments list replacements.
+    """Write a virtual machine's PCI tree as the text of its NCCL_TOPO_FILE.
 
-    Raise InputError if there are no GPUs, a GPU has no PCI address, or NCCL would not load the
-    file.
+    XML comments list the replaced and omitted values, as `list_vm_notes` does. Raise InputError if
+    there are no GPUs or several hosts, a GPU has no PCI address, or NCCL would not load the file.
     """
     file = _VmFile(topology)
     head = "for NCCL_TOPO_FILE; NCCL finds GPUs, NICs and NVLinks at these addresses by itself"
@@ -67,7 +67,7 @@ def write_for_vm(topology: Topology) -> str:
 
 
 def list_vm_notes(topology: Topology) -> list[str]:
-    """List the values that `write_for_vm` replaces or leaves out.
+    """List, a line each, the values that `write_for_vm` replaces or leaves out, with the reasons.
 
     Raise InputError as `write_for_vm` does.
     """

@@ -57,14 +57,14 @@ def write_all(topology: Topology) -> str:
 
 
 def is_amd(topology: Topology) -> bool:
-    """Return whether the machine's library is RCCL."""
+    """Return whether the machine's library is RCCL: it has xGMI links or `gcn` fields."""
     return any(x.kind == "xgmi" for x in topology.links) or any(
         "gcn" in d.extra for d in topology.devices
     )
 
 
 def choose_gpu_class(topology: Topology) -> str:
-    """Return the PCI class for GPUs whose file does not give one."""
+    """Return the PCI class, such as 0x030200, to write for GPUs for which the topology has none."""
     return "0x038000" if is_amd(topology) else "0x030200"
 
 

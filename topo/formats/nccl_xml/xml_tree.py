@@ -55,9 +55,10 @@ def normalize_address(text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class PcieTree:
-    """The devices below each CPU and PCIe switch, those nearest to a CPU first.
+    """The PCIe links of a topology as trees.
 
-    `orphans` are devices below none.
+    `children` maps the id of a CPU or PCIe switch to the devices right below it, in the topology's
+    order. `orphans` are the switches, GPUs and NICs at the top of trees without a CPU.
     """
 
     children: Mapping[str, list[Device]]
@@ -65,7 +66,7 @@ class PcieTree:
 
 
 def build_tree(topology: Topology) -> PcieTree:
-    """Build the tree of a topology's PCIe links, with the shortest route to each device.
+    """Build the tree of a topology's PCIe links; each device is on its shortest route to a CPU.
 
     Raise InputError if switches are nested more deeply than the XML reader allows.
     """
@@ -107,9 +108,10 @@ def build_tree(topology: Topology) -> PcieTree:
 
 
 def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
-    """Assign a PCI address to each device, all different except for ports of one adapter.
+    """Return a PCI address for each device id, all different except for ports of one adapter.
 
-    Known and distinct addresses stay; the others are made up, in domains from f000.
+    Known and distinct addresses stay; the others are made up, in PCI domains from f000
+    (hexadecimal).
     """
     parent = {d.id: name for name, below in tree.children.items() for d in below}
     normal = {d.id: normalize_address(d.bus_id) for d in topology.devices}
@@ -135,10 +137,10 @@ def assign_addresses(topology: Topology, tree: PcieTree) -> dict[str, str]:
 
 
 def number_nodes(cpus: list[Device]) -> dict[str, int]:
-    """Assign a different `numaid` to each CPU.
+    """Return a different `numaid` for each CPU, by its id.
 
-    It is the CPU's NUMA node, or -1 if that is unknown; if another CPU has that number, the first
-    free one.
+    It is the CPU's NUMA node, or -1 if that is unknown; if an earlier CPU has that number or it is
+    out of range, the first free one.
     """
     owners: dict[int, str] = {}
     for cpu in cpus:
