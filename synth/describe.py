@@ -101,7 +101,7 @@ def _join(lines: Iterable[str]) -> str:
 
 
 def reproducible_text(bracketing: str) -> str:
-    """Return the promise of a reproducible plan."""
+    """Return the line that states in which bracketing a reproducible plan adds every element."""
     return (
         f"reproducible: every element is added up as {bracketing}; bound and gap are of all "
         "schedules, reproducible or not"
@@ -109,14 +109,17 @@ def reproducible_text(bracketing: str) -> str:
 
 
 def limit_text(limit: Bound) -> str:
-    """Return the bound as a number, and as a fraction if that is short."""
+    """Return a bound's algbw in GB/s as text without a unit: "42.67 (exactly 128/3)".
+
+    The fraction is only added if it is short.
+    """
     exact = limit.algbw_GBps
     is_short = 1 < exact.denominator < 10**6
     return f"{float(exact):.4g}" + (f" (exactly {exact})" if is_short else "")
 
 
 def why_text(limit: Bound) -> str:
-    """Return the proof of the bound, in words."""
+    """Return what proves a bound, in words: its cut's devices, or how many links have prices."""
     if limit.kind == "cut":
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
@@ -264,9 +267,10 @@ def count_bytes(size: int | str) -> int:
 
 
 def describe(thing: Any, size: int | str = "1G") -> str:
-    """Format an object as text, as version 0.1 did.
+    """Return `thing.describe()`, the text that describes a topology, plan, schedule or choice.
 
-    Objects now have a `describe` method of their own.
+    For a plan, the text includes the prediction for `size` (bytes, or text such as "64M"). Kept for
+    users of version 0.1.
     """
     from .plan import Plan
 

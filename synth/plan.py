@@ -138,13 +138,17 @@ class Plan:
         return figures
 
     def cost_of(self, entry: Entry) -> Cost:
-        """Return the alpha and beta that the cost model predicts for an entry."""
+        """Return the affine cost of an entry's schedule: fixed time, and time per GB of buffer.
+
+        Hosts' costs that calibration measured are not in it; see `time_s`.
+        """
         return self._figures[entry][0]
 
     def time_s(self, entry: Entry, size_bytes: int) -> float:
-        """Return the predicted time in seconds.
+        """Return the predicted time in seconds of an entry's schedule for a buffer of `size_bytes`.
 
-        It is simulated if there are host costs, else the alpha-beta cost.
+        If the topology is calibrated, the messages are simulated with its host costs; otherwise the
+        time is that of `cost_of`.
         """
         host = host_of(self.topology)
         if host is None:
@@ -308,7 +312,10 @@ class Plan:
 
     @classmethod
     def loads(cls, text: str, where: str = "plan") -> Plan:
-        """Read and verify a plan's text; see `load`."""
+        """Read and verify a plan from the text of its file; `where` names the text in errors.
+
+        Errors are those of `load`.
+        """
         try:
             data = load_json(text)
         except json.JSONDecodeError as error:

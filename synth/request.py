@@ -81,10 +81,10 @@ class TreeLimits:
 class Request:
     """The argument of a strategy: a collective, a topology, and how to plan.
 
-    `effort` limits the searches; `bound` is the lower bound on time, None if unknown; `limits`
-    restrict trees; `quick` asks for short searches. `router` knows the hardware's route between two
-    ranks. `table` collects the forests that were considered: trees, depth, algbw_GBps, gap, how,
-    kept.
+    `effort` limits the searches; `bound` is the multipath bound, None if unknown; `limits` restrict
+    trees; `quick` asks for short searches. `progress` is called with lines of text. `router` knows
+    the hardware's route between two ranks. The strategy appends to `table` a row for each forest
+    that it considered, with the keys trees, depth, algbw_GBps, gap, how and kept.
     """
 
     collective: Collective
@@ -102,7 +102,7 @@ class Request:
 
     @property
     def bound_GBps(self) -> Fraction:
-        """Upper bound on algbw in GB/s; far above any machine's if no bound is known yet."""
+        """Upper bound on algbw in GB/s from `bound`; 1e12, above any machine's, if that is None."""
         return self.bound.algbw_GBps if self.bound is not None else _UNKNOWN
 
     def say(self, message: str) -> None:
@@ -111,14 +111,21 @@ class Request:
             self.progress(message)
 
     def reversed(self) -> Request:
-        """Return the request for the opposite collective on the reversed topology."""
+        """Return the request for the opposite collective on the topology with all links reversed.
+
+        See `Collective.reversed`. The copy keeps all else, `bound` included, and shares `effort`
+        and `table`.
+        """
         back = self.router.reversed()
         return replace(
             self, collective=self.collective.reversed(), topology=back.topology, router=back
         )
 
     def of(self, collective: Collective) -> Request:
-        """Return the request for another collective on the same topology."""
+        """Return a copy of the request for another collective; the rest is kept, `bound` included.
+
+        The copy shares `effort` and `table`.
+        """
         return replace(self, collective=collective)
 
 
@@ -157,9 +164,10 @@ class Strategy:
         return self.build(request)
 
     def may_win(self, collective: Collective, *, have_one: bool, at_bound: bool) -> bool:
-        """Return whether a quick auto should try the strategy.
+        """Return whether auto should try the strategy if it was not asked to be thorough.
 
-        `have_one`: there is a schedule already. `at_bound`: one is at the bound.
+        `have_one`: an earlier strategy gave a schedule. `at_bound`: such a schedule reaches the
+        bound.
         """
         names, ranks = self.auto_collectives or self.collectives, collective.ranks
         return (
@@ -171,7 +179,10 @@ class Strategy:
 
 
 def check_size(name: str, ranks: int, transfers: int) -> None:
-    """Raise InfeasibleError if a strategy's schedule for this many ranks is too large."""
+    """Raise InfeasibleError if a schedule would have more than MAX_TRANSFERS transfers.
+
+    `name` (the strategy) and `ranks` are for the message only.
+    """
     if transfers > MAX_TRANSFERS:
         raise InfeasibleError(
             f"{name}: {ranks} ranks take {transfers} transfers; at most {MAX_TRANSFERS} are planned"
@@ -179,7 +190,11 @@ def check_size(name: str, ranks: int, transfers: int) -> None:
 
 
 def segment_counts(trees: int) -> list[int]:
-    """Return the SEGMENTS that divide all trees together into no more pieces than can be run."""
+    """Return the numbers of segments to try for pipelined trees, ascending.
+
+    They are those of SEGMENTS whose product with `trees`, the number of trees, is small enough to
+    run; 1 and 2 are always among them.
+    """
     return [m for m in SEGMENTS if m <= 2 or m * trees <= _MAX_PIECES]
 
 
@@ -193,8 +208,10 @@ def build_schedule(
 ) -> Schedule:
     """Return a schedule of sends, each on the hardware's route.
 
-    `chunks` are shares of the buffer (`request.collective.even_chunks(1)`); sends refer to them by
-    index. All sends of a step read the values from before the step. The result has one segment;
+    `name` is the strategy that the schedule records. `chunks` are shares of the buffer
+    (`request.collective.even_chunks(1)`). A send is (step, source rank, destination rank, index of
+    its chunk, "copy" or "reduce"); all sends of a step read the values from before the step.
+    `trees` is the number of trees, for schedules of trees. The result has one segment;
     `dataclasses.replace(schedule, segments=16)` turns it into a pipeline.
 
     Raise InfeasibleError if two ranks have no route, InputError if a send names an unknown rank or

@@ -33,7 +33,10 @@ def cut_bound(collective: Collective, topology: Topology) -> Bound:
 
 
 def bound_of_cut(inside: Iterable[str], collective: Collective, topology: Topology) -> Bound:
-    """Return the bound of the cut around some devices."""
+    """Return the bound that a cut proves; `inside` are the ids of the devices on one side.
+
+    Data must cross from these devices to the others.
+    """
     members = set(inside)
     listed = [d.id for d in topology.devices if d.id in members]
     return bound_of("cut", {"inside": listed}, collective, topology)

@@ -84,10 +84,12 @@ def bound(
     *,
     by_link: bool = True,
 ) -> Bound:
-    """Return the greatest lower bound on time found within the allowed work.
+    """Return the multipath bound: the greatest lower bound on time found within `effort`.
 
-    There must be at least two ranks. Without `by_link`, all links of one class have one price for
-    allreduce, which is quick. Raise InfeasibleError if the topology is not connected.
+    There must be at least two ranks. `effort` defaults to the usual limit of a plan; `progress` is
+    called with lines of text. `by_link=False` is a quick form for allreduce: links that play the
+    same role in the machine then have one price. Raise InfeasibleError if the topology is not
+    connected.
     """
     check_connected(collective, topology)
     effort = effort if effort is not None else Effort()
@@ -288,10 +290,12 @@ def directed_bounds(
     wanted_s_per_GB: float = 0.0,
     router: Router | None = None,
 ) -> list[Bound]:
-    """Return the bounds that prices by directed link prove, with growing denominators.
+    """Return the bounds that float prices by directed link prove, once made exact.
 
-    The last bound is the first without a loss by rounding: the bound is `wanted_s_per_GB`, or, if
-    that is 0, no longer changes.
+    Prices are rounded to fractions, with a greater denominator for each next bound. The last bound
+    is the first that loses nothing by rounding: it equals `wanted_s_per_GB`, or, if that is 0, no
+    longer changes. The list is empty if all prices are 0. `kind` and `router` are as for
+    `bound_of`.
     """
     top = max(prices.values(), default=0.0)
     if not top:

@@ -24,7 +24,11 @@ _MAX_WORD = 1 << 62
 
 
 def path_distances(prices: WholePrices, topology: Topology) -> Distances:
-    """Return the price of the cheapest path from each GPU to every other GPU that it reaches."""
+    """Return the price of the cheapest path from each GPU to every other GPU that it reaches.
+
+    `prices` are by directed link, 0 if missing. The result is by ids of source and target, without
+    pairs that have no path. Paths may pass through GPUs.
+    """
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(topology.by_id)
     graph.add_weighted_edges_from((a, b, prices.get((a, b), 0)) for a, b in topology.capacity_GBps)
@@ -39,7 +43,11 @@ def _among_gpus(paid: Mapping[str, Any], start: str, topology: Topology) -> dict
 
 
 def route_distances(prices: WholePrices, router: Router) -> Distances:
-    """Return the price of the hardware's route from each GPU to every other, if there is one."""
+    """Return the price of the hardware's route from each GPU to every other.
+
+    `prices` are by directed link, 0 if missing. The result is by ids of source and target, without
+    pairs that have no route.
+    """
     distance = {}
     for gpu in router.topology.ranks:
         paid: dict[str, int] = {}
@@ -52,7 +60,8 @@ def route_distances(prices: WholePrices, router: Router) -> Distances:
 def relayed_distances(distance: Distances, topology: Topology) -> Distances:
     """Return the least price between GPUs if other GPUs may relay (Floyd-Warshall algorithm).
 
-    `distance` has the prices without relays, as `route_distances` returns them.
+    `distance` has the prices without relays, as `route_distances` returns them; the result is of
+    the same form.
     """
     gpus = topology.ranks
     matrix, far = matrix_of(distance, topology)
@@ -77,10 +86,10 @@ def matrix_of(distance: Distances, topology: Topology) -> tuple[NDArray[Any], in
 
 
 def route_tree_price(distance: Distances, topology: Topology) -> int:
-    """Return the price of a minimum spanning tree of the GPUs.
+    """Return the price of a minimum spanning tree of the GPUs over priced pairs, in `distance`.
 
-    The price of a pair of GPUs is that of its cheaper direction. Raise VerificationError if no
-    tree spans all GPUs.
+    `distance` is as `route_distances` returns it; a pair costs as much as its cheaper direction.
+    Raise VerificationError if no tree spans all GPUs.
     """
     edges = ((price, u, v) for u, row in distance.items() for v, price in row.items())
     return _sum_spanning_tree(edges, topology)
@@ -89,7 +98,8 @@ def route_tree_price(distance: Distances, topology: Topology) -> int:
 def path_tree_price(prices: WholePrices, topology: Topology) -> int:
     """Return the price of a minimum spanning tree of the GPUs whose edges are cheapest paths.
 
-    Paths may use every link in both directions. Raise VerificationError if no tree spans all GPUs.
+    `prices` are by link, the same in both directions. Raise VerificationError if no tree spans all
+    GPUs.
     """
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(topology.by_id)

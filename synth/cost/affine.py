@@ -21,7 +21,10 @@ from .loads import DirectedLink, Loads, step_loads
 
 @dataclass(frozen=True)
 class Cost:
-    """The affine cost T(L) = `alpha_us` + `beta_s_per_GB` L, with both terms exact."""
+    """The affine cost T = `alpha_us` + `beta_s_per_GB` L for a buffer of L GB (1e9 bytes).
+
+    Both terms are exact.
+    """
 
     alpha_us: Fraction
     beta_s_per_GB: Fraction
@@ -32,7 +35,10 @@ class Cost:
 
 
 def tighten(schedule: Schedule, topology: Topology) -> Schedule:
-    """Return the schedule with each step's duration set to the time of its most loaded link."""
+    """Return the schedule with each step's duration set to the time of its most loaded link.
+
+    These durations, `step_s_per_GB`, replace those that it has.
+    """
     steps = int(schedule.transfers.step.max(initial=-1)) + 1
     loads = step_loads(schedule.chunks, schedule.transfers, steps, topology)
     longest = loads.seconds.max(axis=1, initial=0) if steps else []
@@ -40,12 +46,18 @@ def tighten(schedule: Schedule, topology: Topology) -> Schedule:
 
 
 def cost(schedule: Schedule, topology: Topology) -> Cost:
-    """Return the alpha and beta of a schedule; see the module's docstring."""
+    """Return the affine cost of a schedule in its own number of segments.
+
+    It consists of the latencies and loads of links; hosts' costs are not in it.
+    """
     return costs(schedule, topology, [schedule.segments])[0]
 
 
 def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> list[Cost]:
-    """Return the costs of a schedule for each of several numbers of segments."""
+    """Return a schedule's `cost` for each number of segments in `segments`, in their order.
+
+    The schedule's own number of segments does not matter.
+    """
     loads = step_loads(schedule.chunks, schedule.transfers, schedule.steps, topology)
     # Steps that do not overlap take their declared durations, which may exceed the time that the
     # loads need.
@@ -73,9 +85,9 @@ def costs(schedule: Schedule, topology: Topology, segments: Sequence[int]) -> li
 def costs_between_gpus(
     schedule: Schedule, topology: Topology, segments: Sequence[int]
 ) -> list[Cost]:
-    """Return the costs of a schedule between GPUs for each of several numbers of segments.
+    """Return the same as `costs`, plus the hosts' cost of each tick (`host_costs.step_us`).
 
-    They include the hosts' cost of each tick (host_costs.step_us; nothing for abstract graphs).
+    That is 0 for abstract graphs and calibrated topologies.
     """
     each_us = step_us(topology)
     return [
@@ -108,7 +120,7 @@ def total_seconds(schedule: Schedule, topology: Topology) -> dict[DirectedLink, 
 
 
 def bandwidth_s_per_GB(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the seconds per GB with all latencies 0.
+    """Return a schedule's time in seconds per GB of buffer with all latencies 0.
 
     The inverse is the bandwidth-only algbw in GB/s. The result is the sum of the steps' durations,
     or for a pipeline, in the limit of many segments, the whole load of the busiest link.

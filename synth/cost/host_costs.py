@@ -64,7 +64,7 @@ class HostCosts:
 
     @classmethod
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
-        """Read the object that `to_json` returns.
+        """Read the object that `to_json` returns; `where` names it in errors.
 
         Missing fields have defaults, unknown ones are ignored. Raise InputError if it is malformed.
         """
@@ -78,7 +78,7 @@ def host_of(topology: Topology) -> HostCosts | None:
 
 
 def with_host(topology: Topology, host: HostCosts) -> Topology:
-    """Return the topology with host costs."""
+    """Return a copy of the topology with these host costs in place of any that it has."""
     return replace(topology, extra={**topology.extra, FIELD: host.to_json()})
 
 
@@ -126,7 +126,7 @@ def step_us(topology: Topology) -> Fraction:
 
 
 def describe_host(topology: Topology) -> str:
-    """Return the origin of the host costs that predictions for a topology use."""
+    """Return where the host costs in predictions for a topology come from, in words."""
     host, step = host_of(topology), float(step_us(topology))
     if host is not None:
         return host.source

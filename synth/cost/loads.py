@@ -52,7 +52,10 @@ _latest: list[tuple[tuple[Any, ...], Loads]] = []
 def step_loads(
     chunks: tuple[Chunk, ...], transfers: Transfers, steps: int, topology: Topology
 ) -> Loads:
-    """Return the loads of transfers in `steps` steps, for the links that carry data."""
+    """Return link loads and latencies of transfers for each of the steps 0..`steps` - 1.
+
+    Only links that carry data are listed. The latest result is cached by identity of the arguments.
+    """
     asked = (chunks, transfers, topology)
     for same, loads in _latest:
         if all(a is b for a, b in zip(asked, same, strict=True)) and len(loads.latency) == steps:
@@ -120,7 +123,10 @@ def computes_in_network(topology: Topology) -> bool:
 def stream_loads(
     chunks: Sequence[Chunk], step: Transfers, topology: Topology
 ) -> dict[DirectedLink, Fraction]:
-    """Return the share of the buffer that each directed link carries in one step."""
+    """Return the share of the buffer that each used link carries for the transfers of one step.
+
+    Unlike a plain sum over transfers, it counts a stream once where a switch copies or adds.
+    """
     switches = [d for d in topology.devices if d.kind != "gpu"]
     joining = {
         "copy": {d.id for d in switches if d.can_copy},

@@ -61,7 +61,11 @@ class _Group:
 
 @dataclass(frozen=True)
 class MessageShape:
-    """A schedule's groups of transfers, to be played at any size and in any number of segments."""
+    """A schedule's messages, to be simulated at any size and in any number of segments.
+
+    A group is all transfers from one rank to another in one step, which travel as one message.
+    `ranks` is one more than the highest participant.
+    """
 
     ranks: int
     groups: tuple[_Group, ...]
@@ -71,9 +75,10 @@ class MessageShape:
 
 @lru_cache(maxsize=256)
 def shape_of(schedule: Schedule, topology: Topology | None) -> MessageShape | None:
-    """Return the groups of a schedule in one segment; None if there are too many to play.
+    """Return what `predict_us` simulates for a schedule, which must be in one segment.
 
-    Without a topology there are no links: ranks share a host and send through its memory.
+    None if there are too many messages to simulate. Without a topology there are no links: ranks
+    share a host and send through its memory.
     """
     transfers, n = schedule.transfers, schedule.rank_limit
     # All transfers between two ranks in a step are one group: the runtime sends them as one

@@ -66,7 +66,7 @@ def find_bracketing(schedule: Schedule) -> str | None:
 
 
 def shorten_bracketing(bracketing: str) -> str:
-    """Return the first characters of a bracketing, for messages."""
+    """Return a bracketing cut off after some characters, for messages; "..." shows the cut."""
     return bracketing[:_SHOWN_CHARACTERS] + "..." * (len(bracketing) > _SHOWN_CHARACTERS)
 
 
@@ -82,25 +82,31 @@ class Expressions:
         self.operands: list[tuple[int, int]] = []
 
     def number(self, a: int, b: int) -> int:
-        """Return the number of the expression with these operands."""
+        """Return the number of the expression with these operands (see the class), new or known."""
         number = self._numbers.setdefault((a, b), len(self.operands))
         if number == len(self.operands):
             self.operands.append((a, b))
         return number
 
     def rounded(self, value: int) -> int:
-        """Return the number of the rounded value; rounding again changes nothing."""
+        """Return the number of expression `value` rounded; `value` itself if it is a rounded one."""
         return value if self.operands[value][1] == ROUNDED else self.number(value, ROUNDED)
 
     def add(self, terms: Iterable[tuple[int, int]]) -> int:
-        """Return the number of the sum of values, given as (source rank, value), in rank order."""
+        """Return the number of the sum of terms, each (source rank, number of its expression).
+
+        They are added from the lowest source rank to the highest, as the runtime does.
+        """
         total, *values = (value for _, value in sorted(terms))
         for value in values:
             total = self.number(min(total, value), max(total, value))
         return total
 
     def write(self, whole: int) -> str:
-        """Return the text of an expression without roundings; see `find_bracketing`."""
+        """Return expression number `whole` as text, such as "((0+1)+(2+3))"; it has no roundings.
+
+        Of two operands that with the lowest rank comes first.
+        """
         # An expression may be as deep as there are ranks, so recursion could exceed Python's limit.
         # Operands have lower numbers than sums.
         needed, lowest = {whole}, dict[int, int]()
@@ -129,10 +135,11 @@ def play(
     expressions: Expressions,
     roundings: list[tuple[int, int, int]] | None = None,
 ) -> Iterator[dict[int, int]]:
-    """Yield, for each chunk, the expression that each rank ends with.
+    """Yield, for each chunk in order, the number in `expressions` of what each rank ends with.
 
-    With `roundings`, values are rounded when they are sent, and (rank, step, value before) of each
-    rounding of the chunk is appended to it before the chunk is yielded.
+    Keys are ranks; one that never holds the chunk is missing. With the list `roundings`, values are
+    rounded when they are sent, and (rank, step, number before rounding) of each rounding is
+    appended to it before its chunk is yielded. The caller clears the list between chunks.
     """
     of_chunk: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in schedule.transfers:
@@ -210,9 +217,9 @@ class Rounded:
 
 @lru_cache(maxsize=256)
 def rounded(schedule: Schedule) -> Rounded:
-    """Return the effects of rounding on a schedule in one segment (`Schedule.uncut`).
+    """Return the effects of rounding on a schedule, which must be in one segment.
 
-    Segmentation does not change them.
+    Call it with `Schedule.uncut`: segmentation does not change the effects.
     """
     uniform, once, values, t = True, True, Expressions(), schedule.transfers
     echoes: set[tuple[int, int, int]] = set()

@@ -162,7 +162,10 @@ class Collective:
         return Fraction((2 if self.name == "allreduce" else 1) * (self.ranks - 1), self.ranks)
 
     def reversed(self) -> Collective:
-        """Return the collective that results from reversing every transfer, the last step first."""
+        """Return the collective that results from reversing every transfer, the last step first.
+
+        Allgather becomes reduce-scatter, broadcast reduce, gather scatter, and the other way round.
+        """
         return replace(self, name=_REVERSED[self.name])
 
     def even_chunks(self, count: int) -> tuple[Chunk, ...]:

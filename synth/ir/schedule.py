@@ -220,7 +220,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: object, where: str = "schedule") -> Schedule:
-        """Read the object that `to_json` returns.
+        """Read the object that `to_json` returns; `where` names it in errors.
 
         Raise InputError if it is malformed. Only the verifier checks whether the schedule is
         correct.
@@ -229,7 +229,7 @@ class Schedule:
 
     @classmethod
     def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
-        """Return the schedule that a file declares.
+        """Return the schedule that the parsed fields of a file declare; `where` names it in errors.
 
         Raise InputError if a transfer names a route that is not listed.
         """

@@ -76,8 +76,10 @@ def _walk_back(price: Floats, best: Floats, subset: int, last: int) -> list[int]
 def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[float, Circuit]]:
     """Return up to `count` different cheap circuits with their prices, the cheapest of all first.
 
-    The list is empty if there are none. Each is the cheapest of those that visit a certain half of
-    the nodes first. The graph may have at most MAX_NODES nodes.
+    `price[u, v]` is the price of the edge u -> v, infinite if missing. A circuit is the order of
+    the other nodes between leaving node 0 and coming back. The list is empty if there are none.
+    Each is the cheapest of those that visit one set of half the nodes first. The graph may have at
+    most MAX_NODES nodes.
     """
     others = len(price) - 1
     effort.spend(_STATE_S * others**2 * 2**others + 2e-4)
@@ -109,7 +111,9 @@ def cheapest_circuits(price: Floats, count: int, effort: Effort) -> list[tuple[f
 def search_circuit(price: Floats, effort: Effort, search: str) -> tuple[Circuit | None, bool]:
     """Return a cheap circuit, by CP-SAT, and whether it is proved to be the cheapest.
 
-    The circuit is None if none was found with that effort, or, if that is proved, none exists.
+    `price` and circuits are as for `cheapest_circuits`. The circuit is None if none was found with
+    that effort, or, with True, if it is proved that none exists. `search` names the search in
+    `effort.cut_short`.
     """
     edges = np.isfinite(price) & ~np.eye(len(price), dtype=bool)
     if not (edges.any(axis=0).all() and edges.any(axis=1).all()):
@@ -136,8 +140,9 @@ def near_circuits(
 ) -> list[tuple[float, Circuit]]:
     """Return different cheap circuits with their prices, cheapest first.
 
-    They are those `begun`, and insertions from `starts` nodes, each improved until no move helps.
-    None of them has a missing edge, so the list may be empty even if circuits exist.
+    `price` and circuits are as for `cheapest_circuits`. They are those in `begun`, and ones that
+    grow from `starts` different nodes, each improved until no move helps. None of them has a
+    missing edge, so the list may be empty even if circuits exist.
     """
     n = len(price)
     finite = np.isfinite(price)

@@ -19,9 +19,10 @@ _MIN_S = 0.01
 def solve(
     model: cp_model.CpModel, effort: Effort, search: str, *, varied: bool = False
 ) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-    """Solve a model within the allowed work; return the solver and its status.
+    """Solve a model within `effort`; return the solver, which has the values, and its status.
 
-    `varied`: alternate between CP-SAT's strategies, for models that each need a different one.
+    `search` names the search in `effort.cut_short` if the clock stops it. `varied`: alternate
+    between CP-SAT's strategies, for models that each need a different one.
     """
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -47,7 +47,8 @@ class Effort:
     def grant(self, work_s: float, share_of_clock: float = 1.0) -> Effort:
         """Return an allowance of `work_s` out of this one, with a share of the time left.
 
-        `work_s` is in seconds of an idle core, at the usual time limit.
+        Work spent in it counts in this one too, and it ends when this one is used up. `work_s` is
+        in seconds of an idle core, at the usual time limit; a longer limit raises it in proportion.
         """
         # The constructor is not used here: it would start a new time limit.
         part = Effort.__new__(Effort)
@@ -59,8 +60,8 @@ class Effort:
     def extend(self, work_s: float) -> Effort:
         """Return an allowance of `work_s` beyond this one, with the same end.
 
-        `work_s` is in seconds of an idle core, at the usual time limit. Use it for a cheap last
-        step that must run even if this allowance is used up.
+        Work spent in it does not count in this one. `work_s` is in seconds of an idle core, as for
+        `grant`. Use it for a cheap last step that must run even if this allowance is used up.
         """
         part = self.grant(work_s)
         part._parent = None

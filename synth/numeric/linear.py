@@ -124,7 +124,8 @@ def pack(
     """Maximise the sum of the columns' weights without exceeding any row's capacity.
 
     Return the weights and the rows' prices, which are the dual solution; None if HiGHS finds no
-    optimum. A column uses row i `column[i]` times. The work is counted in `effort`.
+    optimum. A column uses row i `column[i]` times per unit of weight. The work is counted in
+    `effort`.
     """
     users: list[list[tuple[int, float]]] = [[] for _ in capacity]
     for number, column in enumerate(columns):
@@ -161,11 +162,17 @@ class ColumnGeneration(Generic[C]):
         self.finished = False
 
     def price_columns(self) -> list[C]:
-        """Return columns that improve the program; store the bound that `prices` prove."""
+        """Return columns that improve the program, if any; store the bound that `prices` prove.
+
+        `generate` calls it in every turn, once `prices` are set. Subclasses implement it.
+        """
         raise NotImplementedError
 
     def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
-        """Add columns and solve the program; return False if it has no optimum."""
+        """Add the columns `fresh`, solve the program and set `dual`; return whether it has an optimum.
+
+        `generate` calls it with what `price_columns` returned. Subclasses implement it.
+        """
         raise NotImplementedError
 
     def is_enough(self) -> bool:
@@ -177,7 +184,10 @@ class ColumnGeneration(Generic[C]):
         raise NotImplementedError
 
     def back_off(self) -> bool:
-        """Move half of the distance to the duals; return False if already at the duals."""
+        """Move the next prices halfway to the duals; return False if they were the duals already.
+
+        `generate` calls it when no column was found.
+        """
         was_smooth = self.smoothing > 0.0
         self.smoothing = self.smoothing / 2 if self.smoothing > _MIN_SMOOTH else 0.0
         return was_smooth
@@ -187,7 +197,8 @@ class ColumnGeneration(Generic[C]):
     ) -> bool:
         """Generate columns until they are optimal or good enough, or the effort is spent.
 
-        Return False if a linear program could not be solved. `search` names the search in messages.
+        Return False if a linear program could not be solved. `search` names the search in
+        `effort.cut_short`; `say` is called with a line of progress after each turn.
         """
         while not self.finished:
             self.prices = self.smoothing * self.best + (1 - self.smoothing) * self.dual

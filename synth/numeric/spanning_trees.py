@@ -84,9 +84,10 @@ class _Forest:
 def spanning_trees(
     nodes: int, ends: Sequence[Edge], copies: Sequence[int], count: int, effort: Effort
 ) -> list[set[int]] | None:
-    """Return `count` spanning trees, as sets of edge numbers.
+    """Return `count` spanning trees, as sets of edge numbers; None if they were not found.
 
-    None if there are not that many, or the allowed work is used up.
+    Edge i joins the two nodes `ends[i]` and may be in `copies[i]` of the trees. None means that
+    there are not that many trees, or that the effort is used up.
     """
     if sum(min(c, count) for c in copies) < count * (nodes - 1):
         return None
@@ -279,7 +280,8 @@ def make_shallower(
 ) -> list[set[int]]:
     """Return as many spanning trees, usually much shallower, none deeper than the deepest given.
 
-    `trees` are sets of edge numbers. No edge is in more of them than it has copies.
+    Depths are counted from a tree's centre. Edge i joins the two nodes `ends[i]` and is in at most
+    `copies[i]` trees, before and after. `trees` are sets of edge numbers and are not changed.
     """
     hung = [_CentredTree(nodes, ends, edges) for edges in trees]
     spare = list(copies)

@@ -71,7 +71,11 @@ class Synthesis:
 
 
 def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective over a topology's ranks; raise InputError for fewer than two."""
+    """Return the collective `name` over all ranks of a topology.
+
+    A collective that needs a root has rank 0 by default. Raise InputError if there are fewer than
+    two ranks.
+    """
     n = len(topology.ranks)
     if n < 2:
         # The topology of a probed machine without GPUs includes the reason why none was found.
@@ -204,10 +208,11 @@ class _Search:
 
 
 def cost_all(router: Router, candidates: Iterable[Schedule]) -> Costed:
-    """Verify all candidates and return them with their costs, on the routes that data takes.
+    """Verify all candidates and return (schedule, cost) pairs, moved to the hardware's routes.
 
-    Schedules that differ only in their segments are verified and costed together, as their steps
-    are the same.
+    If switches add or copy data, the given routes are kept. Schedules that differ only in their
+    segments are verified and costed together, as their steps are the same. Raise VerificationError
+    if a candidate is wrong.
     """
     segments_of: dict[Schedule, list[int]] = {}
     for schedule in candidates:
