@@ -24,7 +24,7 @@ class Notes:
         self._subjects.setdefault((doubt, kind, detail), {})[about] = None
 
     def add_shared_ports(self, ports: list[str]) -> None:
-        """Note that several NICs (`ports`, their ids) are ports of one adapter; a single one is not noted."""
+        """Note that several NICs, by id, are ports of one adapter; do nothing for a single one."""
         if len(ports) > 1:
             self.add(
                 " and ".join(ports),
