@@ -47,8 +47,10 @@ class Device:
     `kind` is gpu, cpu, switch or nic; `family` of a switch is pcie, nvswitch or network.
     `can_reduce` and `can_copy` say whether a switch adds or multicasts data that passes through it
     (in-network computing, such as NVLink SHARP). A switch that can add can also multicast; GPUs
-    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`. `source`
-    is the source of the device; `extra` stores all other fields of its file.
+    always can do both. `in_network` is the hardware's capability, "yes" if `can_reduce`. `bus_id`
+    is the PCI address, `source` says where the data comes from; None means unknown. `extra` has all
+    other fields of the device in its file. Raise InputError for an empty id or an unknown kind or
+    family.
     """
 
     id: str
@@ -89,8 +91,10 @@ class Link:
 
     `bandwidth_GBps` (1e9 bytes per second) is the total over all `count` PCIe lanes or bonded
     links, and `latency_us` the latency in microseconds. `kind` is the medium (nvlink, xgmi, pcie,
-    smp, network, link, ...). `source` becomes a notes.Source, which distinguishes assumed rates
-    from stated ones.
+    smp, network, link, ...). `source` says who states the bandwidth; a string becomes a
+    notes.Source, which distinguishes assumed rates from stated ones. `extra` has all other fields
+    of the link in its file. Raise InputError if the ends are equal, the bandwidth is not above 0,
+    the latency is below 0 or the count is below 1.
     """
 
     src: str
@@ -142,7 +146,10 @@ class Link:
 
     @property
     def counted_by(self) -> str:
-        """The library whose model gives this effective bandwidth, or an empty string."""
+        """NCCL or RCCL if the bandwidth is the rate in that library's model, else an empty string.
+
+        Such a rate is usually below the datasheet's.
+        """
         return self.source.by if isinstance(self.source, Source) else ""
 
     def reversed(self) -> Link:

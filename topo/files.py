@@ -11,7 +11,12 @@ from .errors import InputError
 def write_whole(
     path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True
 ) -> None:
-    """Write `text` to a temporary file and move it to `path`, so that no reader sees half of it."""
+    """Write `text` to a temporary file and move it to `path`, so that no reader sees half of it.
+
+    With `follow_links` the target of a symbolic link is replaced, and a pipe or device is written
+    directly; without, both are refused. Raise InputError if they are, if the file exists and
+    `overwrite` is False, if `path` is a folder or in none, or if writing fails.
+    """
     if not follow_links:
         _refuse_links(Path(path))
     target = Path(os.path.realpath(path)) if follow_links else Path(path)

@@ -69,9 +69,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices and directed links.
+    """A machine as devices and directed links; the GPUs in their order are ranks 0, 1, ...
 
-    Raise InputError if ids repeat or a link names a device that does not exist.
+    `source` says where the description comes from, None if unknown. `extra` has all other fields of
+    its file, such as `notes`. Raise InputError if ids repeat or a link names a device that does not
+    exist.
     """
 
     name: str
@@ -110,9 +112,9 @@ class Topology:
 
     @cached_property
     def capacity_GBps(self) -> Mapping[tuple[str, str], Fraction]:
-        """Bandwidth in GB/s from one device to another, keyed (src, dst).
+        """Bandwidth in GB/s from one device to the next, keyed (src, dst).
 
-        It is the sum over all parallel links.
+        It is the sum over all parallel links. Pairs without a direct link are missing.
         """
         total: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
@@ -124,7 +126,7 @@ class Topology:
     def latency_us(self) -> Mapping[tuple[str, str], Fraction]:
         """Latency in microseconds from one device to the next, keyed (src, dst).
 
-        It is the highest of parallel links.
+        It is the highest of parallel links. Pairs without a direct link are missing.
         """
         worst: dict[tuple[str, str], Fraction] = {}
         for link in self.links:
@@ -154,7 +156,8 @@ class Topology:
     def reversed(self) -> Topology:
         """Return the topology with every link reversed.
 
-        A copy is a sum in reverse, so switches that copy but do not add do neither in it.
+        A multicast in reverse is a sum, so a switch that multicasts but cannot add does neither in
+        the result.
         """
         devices = tuple(
             replace(d, can_copy=False) if d.can_copy and not d.can_reduce else d
@@ -163,7 +166,10 @@ class Topology:
         return replace(self, devices=devices, links=tuple(link.reversed() for link in self.links))
 
     def for_plans(self) -> Topology:
-        """Return the topology without facts and measurements, which plans do not need."""
+        """Return the topology without `facts` and `measured` in `extra`, which plans do not need.
+
+        They are what its bandwidths were derived from; the bandwidths themselves stay.
+        """
         evidence = ("facts", "measured")  # the sources of rates, not the rates
         rest = {key: value for key, value in self.extra.items() if key not in evidence}
         return self if len(rest) == len(self.extra) else replace(self, extra=rest)
@@ -215,7 +221,11 @@ class Topology:
 
     @classmethod
     def from_json(cls, data: object, where: str = "topology") -> Topology:
-        """Read a JSON object, or text via `loads`; `where` names the file in an InputError."""
+        """Return the topology of a parsed JSON object, as `to_json` returns; `loads` takes text.
+
+        `where` is the file's name for errors, and the topology's name if the object has none. Raise
+        InputError if the object does not describe a topology.
+        """
         file = read_topology_file(data, where)
         assert isinstance(data, Mapping)
         try:
@@ -242,7 +252,11 @@ class Topology:
 
     @classmethod
     def loads(cls, text: str, where: str = "topology") -> Topology:
-        """Read JSON text; an InputError names the line of a syntax error."""
+        """Return the topology of JSON text, such as `dumps` returns.
+
+        `where` is as in `from_json`. Raise InputError if the text is not JSON (with the line of the
+        error) or does not describe a topology.
+        """
         try:
             return cls.from_json(load_json(text, _MAX_VALUES), where)
         except json.JSONDecodeError as error:
@@ -254,7 +268,10 @@ class Topology:
 
     @classmethod
     def load(cls, path: str | Path) -> Topology:
-        """Read a JSON file."""
+        """Return the topology of a file in topoplan's JSON; `topoplan.load` reads all formats.
+
+        Raise InputError if the file cannot be read or does not describe a topology.
+        """
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

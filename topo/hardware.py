@@ -124,7 +124,9 @@ def _look_up(gcn: str, rates: tuple[tuple[re.Pattern[str], Fraction], ...]) -> F
 def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
     """Return the datasheet's GB/s of one NVLink or xGMI link in one direction.
 
-    `gpu` is the GPU's fields (sm, gcn); the result is None if they do not determine the model.
+    `kind` is "nvlink" or "xgmi". `gpu` is the `extra` of a GPU's device, of which `sm` (compute
+    capability times ten) or `gcn` (AMD's architecture, such as gfx942) is used. The result is None
+    for another kind, or if these do not determine the model.
     """
     sm = gpu.get("sm")
     if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
@@ -165,9 +167,9 @@ def pcie_generation(speed: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCIe link as NCCL counts it.
+    """A PCIe link of `width` lanes, with the bandwidth that NCCL's model gives it.
 
-    `assumed` describes the values that its source does not give.
+    `assumed` has a sentence for each value that was unknown, so that a default was taken.
     """
 
     generation: int
@@ -186,7 +188,8 @@ class PcieLink:
 def pcie_link(speed: str | None, width: int | None) -> PcieLink:
     """Return the link of a speed and width, with NCCL's defaults (graph/topo.cc) for unknown ones.
 
-    These are the third generation, and 16 PCIe lanes.
+    `speed` is as Linux prints it ("16.0 GT/s PCIe"), `width` the number of lanes. An unknown speed
+    counts as Gen3, a width of None or 0 as 16 lanes; the link's `assumed` says so.
     """
     assumed: list[str] = []
     generation = pcie_generation(speed)

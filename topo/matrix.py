@@ -32,9 +32,10 @@ LABELS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Connection:
-    """A label, and a bandwidth in GB/s.
+    """Kind of the route between two devices, and its bandwidth in GB/s when nothing else uses it.
 
-    The bandwidth is None from a GPU to itself, and if no route exists.
+    `label` is a key of LABELS, with # replaced by the number of links (NV12). The bandwidth is None
+    from a device to itself ("X"), and if no route exists ("DIS").
     """
 
     label: str
@@ -42,7 +43,7 @@ class Connection:
 
 
 class ConnectionFinder:
-    """Finds the connections between devices of one topology."""
+    """Finder of the label and bandwidth of routes between devices of one topology."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology

@@ -58,9 +58,10 @@ _COUNTED = re.compile(r"as (NCCL|RCCL) counts it$")
 
 
 class Note(str):
-    """One line about something unknown or unusual, with its kind.
+    """One line of text about something unknown or unusual in a machine, with a kind for programs.
 
-    The module's docstring has a table of the fields.
+    `about` names devices, mostly by id, and `detail` gives a reason or another text; a table in the
+    module's docstring has the contents of both for each kind.
     """
 
     kind: NoteKind
@@ -81,9 +82,10 @@ class Note(str):
 
 
 class Source(str):
-    """The source of a value, with its kind.
+    """The text that says where a bandwidth comes from, with a kind for programs.
 
-    `by` is the library whose model counts the value, else empty.
+    `kind` is stated (by a file, a driver or a user), assumed (nothing states the value) or counted
+    (the rate in the model of the library `by`, NCCL or RCCL). `by` is empty for other kinds.
     """
 
     kind: SourceKind
@@ -97,18 +99,24 @@ class Source(str):
 
 
 def assumed(reason: str = "") -> Source:
-    """Return the source of a value that no source states."""
+    """Return the source of kind `assumed`, for a value that nothing states."""
     return Source(f"assumed: {reason}" if reason else "assumed", "assumed")
 
 
 def counted(what: str, by: str) -> Source:
-    """Return the source of a rate that is taken from the model of the library `by`."""
+    """Return the source of kind `counted`, for a rate in the model of the library `by`.
+
+    `what` names the link or figure; the text becomes "<what>, as <by> counts it".
+    """
     return Source(f"{what}, as {by} counts it", "counted", by)
 
 
 @lru_cache(maxsize=1024)  # the 300,000 links of a cluster share a few dozen sources
 def read_source(text: str) -> Source:
-    """Return a source from its written form."""
+    """Return the source with a text from a file, and the kind that its wording gives.
+
+    That is `assumed` for "assumed: ...", `counted` for "..., as NCCL counts it", else `stated`.
+    """
     if text.partition(":")[0] == "assumed":
         return Source(text, "assumed")
     match = _COUNTED.search(text)
@@ -116,7 +124,7 @@ def read_source(text: str) -> Source:
 
 
 def list_notes(extra: Mapping[str, Any]) -> tuple[Note, ...]:
-    """Return the notes among a topology's fields.
+    """Return the notes in a topology's `extra`.
 
     Plain strings become notes of kind `text`; other values are ignored.
     """
@@ -146,7 +154,10 @@ class NoteFields(Struct):
 
 
 def note_kinds_to_json(notes: Iterable[Note]) -> dict[str, dict[str, Any]]:
-    """Return the JSON of `note_kinds`: kind and fields by text, without notes of kind `text`."""
+    """Return a file's `note_kinds`: the kind and fields of each note, keyed by the note's text.
+
+    JSON has notes as plain strings, so `restore_notes` needs it. Notes of kind `text` are left out.
+    """
     return {
         str(note): {"kind": note.kind, "about": list(note.about), "detail": note.detail}
         for note in notes
@@ -155,9 +166,10 @@ def note_kinds_to_json(notes: Iterable[Note]) -> dict[str, dict[str, Any]]:
 
 
 def restore_notes(notes: Any, kinds: Mapping[str, NoteFields]) -> Any:
-    """Return a file's `notes` with the kinds of its `note_kinds`.
+    """Return a file's `notes` as Note objects, with the kinds of its `note_kinds`.
 
-    Notes that are not a list of strings, and notes with kinds of later versions, are unchanged.
+    `kinds` is keyed by the note's text. Strings without a known kind stay plain strings; `notes`
+    that are not a list, and items that are not strings, are returned unchanged.
     """
     if not isinstance(notes, list):
         return notes

@@ -32,10 +32,11 @@ def route_links(route: Route) -> tuple[tuple[str, str], ...]:
 
 
 class Router:
-    """Finds the routes of one topology by the hardware's rule.
+    """The routes of one topology by the hardware's rule: least latency, through no other GPU.
 
-    Routes from a source are searched on first use and cached. `steps` is the amount of work done:
-    links searched or crossed, and routes returned.
+    Routes from a source are searched on first use and cached. `steps` counts the work done so far,
+    to limit it: links searched or crossed, and routes returned. It has nothing to do with the steps
+    of a schedule.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -58,16 +59,16 @@ class Router:
         self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
-        """Return the route from rank `src` to rank `dst`.
+        """Return the route from rank `src` to rank `dst`; `find_route` takes device ids.
 
-        Return None if only other GPUs could forward.
+        Return None if every path leads through other GPUs, there is none, or `src` is `dst`.
         """
         return self.find_route(self.topology.ranks[src], self.topology.ranks[dst])
 
     def find_route(self, start: str, end: str) -> Route | None:
         """Return the route from one device to another, of any kind, by their ids.
 
-        Return None if only GPUs could forward.
+        Return None if every path leads through GPUs, there is none, or `start` is `end`.
         """
         previous = self.before_each(start)
         self.steps += 1
@@ -127,10 +128,11 @@ class Router:
         return min(self.topology.capacity_GBps[link] for link in route_links(route))
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Return the predecessor of each device on its route from `start`, nearest first.
+        """Return, by device id, the id of the device before it on its route from `start`.
 
-        The search is Dijkstra's. `start` is its own predecessor. Among equally good routes, the
-        first found is used.
+        Devices are in the order of their distance from `start`, which is its own predecessor; those
+        without a route are missing. The search is Dijkstra's; among equally good routes, the first
+        found is used. Raise NotImplementedError on a router that `reversed` returned.
         """
         if start not in self._previous_of:
             self._previous_of[start] = {
@@ -179,7 +181,7 @@ class _ReversedRouter(Router):
         return None if route is None else route[::-1]
 
     def before_each(self, start: str) -> Mapping[str, str]:
-        """Reversed routes do not form a tree from their source."""
+        """Raise NotImplementedError: reversed routes do not form a tree from their source."""
         raise NotImplementedError("reversed routes do not form a tree from their source")
 
     def reversed(self) -> Router:

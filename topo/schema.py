@@ -50,10 +50,10 @@ _MISSING: Any = object()
 
 
 def read_as(data: object, declared: type[T], where: str) -> T:
-    """Convert plain JSON values to `declared`.
+    """Convert plain JSON values to the type `declared`, such as a msgspec Struct, and check them.
 
-    Raise InputError with `where` and the path in the data: "box.json: devices[3].kind: expected one
-    of ..., got 'tpu'".
+    Raise InputError with `where` (the file's name) and the path in the data: "box.json:
+    devices[3].kind: expected one of ..., got 'tpu'".
     """
     try:
         with CONVERTING:

@@ -184,9 +184,10 @@ def _check_kept_names(row: Mapping[str, Any], where: str) -> None:
 def read_parts(
     file: TopologyFile, data: Mapping[str, Any]
 ) -> tuple[tuple[Device, ...], tuple[Link, ...], dict[str, Any]]:
-    """Return the devices, the directed links and all other fields of a file.
+    """Return the devices, the directed links and the undeclared fields of a file.
 
-    `data` is its parsed JSON, which has the undeclared fields.
+    `file` is what `read_topology_file` returned for `data`, the parsed JSON. A bidirectional link
+    becomes two. Raise InputError, without the file's name, for values that Device or Link refuses.
     """
     devices = tuple(
         Device(

@@ -33,12 +33,13 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Preset:
-    """A named machine, which has `machine`, or a named graph, which has `pairs`.
+    """A machine or graph that `preset` builds by name; `example` is an argument for it.
 
-    `size` names the unit of the size: "GPUs", "dimensions", "dimension", "boxes", "racks", or "" if
-    the preset takes none. `gpus` returns the number of GPUs, `pairs` the linked pairs of them,
-    `machine` the topology of a number of boxes. Links of a `via_switch` graph lead to one switch
-    instead.
+    `size` is the unit of the numbers after the colon: "GPUs", "dimensions", "dimension", "boxes"
+    (servers), "racks", or "" if the preset takes none. `gpus` maps these numbers to the number of
+    GPUs. A machine has `machine`, which builds the topology of a number of boxes or racks. A graph
+    has `pairs`, which maps the numbers to the pairs of ranks that are linked, or `via_switch`: then
+    one switch links all GPUs.
     """
 
     name: str

@@ -72,7 +72,10 @@ def _mark_boxes(devices: list[Device], boxes: int, per_box: int) -> list[Device]
 
 
 def dgx1(boxes: int = 1) -> Topology:
-    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each, parallel ones merged."""
+    """Return an NVIDIA DGX-1 with V100: the NVLinks only, 25 GB/s each, parallel ones merged.
+
+    `boxes` is ignored: the preset is a single server.
+    """
     source, rate = "DGX-1 with V100 system architecture whitepaper", NVLINK_DATASHEET_GBps[2]
     pairs = sorted([(pair, 2) for pair in DGX1_DOUBLE] + [(pair, 1) for pair in DGX1_SINGLE])
     links = [
@@ -84,7 +87,7 @@ def dgx1(boxes: int = 1) -> Topology:
 def dgx2(boxes: int = 1) -> Topology:
     """Return an NVIDIA DGX-2: two boards of 8 V100, 150 GB/s per GPU, 48 NVLinks between boards.
 
-    The six NVSwitches of a board are one switch.
+    The six NVSwitches of a board are one switch. `boxes` is ignored: it is a single server.
     """
     source = "NVSwitch technical overview"
     rate, links_each = NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
@@ -130,7 +133,7 @@ def _put_on_nvswitches(
 
 
 def dgx_a100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX A100 boxes.
+    """Return `boxes` NVIDIA DGX A100 servers with 8 GPUs each, on one network if several.
 
     Rates are 300 GB/s per GPU inside a box and 25 GB/s per GPU between boxes (HDR InfiniBand).
     """
@@ -140,7 +143,7 @@ def dgx_a100(boxes: int = 1) -> Topology:
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
-    """Return NVIDIA DGX H100 boxes.
+    """Return `boxes` NVIDIA DGX H100 servers with 8 GPUs each, on one network if several.
 
     Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand).
     """
@@ -167,7 +170,7 @@ def gb200_nvl72(racks: int = 1) -> Topology:
 
 
 def mi250(boxes: int = 1) -> Topology:
-    """Return boxes of 8 AMD MI250 packages with two dies, each die a GPU.
+    """Return `boxes` servers of 8 AMD MI250 packages with two dies, each die a GPU.
 
     Between boxes, each package has a NIC of 25 GB/s.
     """
@@ -198,7 +201,10 @@ def mi250(boxes: int = 1) -> Topology:
 
 
 def mi300x(boxes: int = 1) -> Topology:
-    """Return an AMD MI300X platform: 8 GPUs with an xGMI link to every other."""
+    """Return an AMD MI300X platform: 8 GPUs with an xGMI link to every other.
+
+    `boxes` is ignored: the preset is a single server.
+    """
     source, rate = "MI300X platform datasheet", XGMI_DATASHEET_MI300X_GBps
     links = [
         x
@@ -212,7 +218,7 @@ def z52(boxes: int = 1) -> Topology:
     """Return a Gigabyte Z52 with 8 AMD MI50 as SCCL models it (arXiv 2008.08708): a uniform ring.
 
     xGMI connects the GPUs of each half, PCIe the halves. All links have the rate of the slower,
-    PCIe Gen4 x16.
+    PCIe Gen4 x16. `boxes` is ignored: the preset is a single server.
     """
     source, rate = "SCCL, arXiv 2008.08708; rate of PCIe Gen4 x16", pcie_GBps(4, 16)
     links = [
@@ -224,7 +230,10 @@ def z52(boxes: int = 1) -> Topology:
 
 
 def pcie_2socket(boxes: int = 1) -> Topology:
-    """Return 8 GPUs behind 4 PCIe Gen4 switches on 2 sockets with QPI between them."""
+    """Return 8 GPUs behind 4 PCIe Gen4 switches on 2 sockets with QPI between them.
+
+    `boxes` is ignored: the preset is a single server.
+    """
     source, rate = "PCIe Gen4 x16 and one QPI link of 9.6 GT/s", pcie_GBps(4, 16)
     switches = [Device(f"plx{i}", "switch", "pcie", numa_node=i // 2) for i in range(4)]
     cpus = [Device(f"cpu{i}", "cpu", numa_node=i) for i in range(2)]
