@@ -62,7 +62,7 @@ class Codec:
         return padded * self.width + (padded // self.block if self.block > 1 else 0)
 
     def room(self, padded: int) -> int:
-        """Return the bytes to reserve for `padded` values so that the next message is aligned."""
+        """Return the bytes to reserve for `padded` values: `nbytes`, rounded up for alignment."""
         return -(-self.nbytes(padded) // _ALIGN_BYTES) * _ALIGN_BYTES
 
     def add_costs(self, host: HostCosts) -> HostCosts:
@@ -75,7 +75,7 @@ class Codec:
         )
 
     def encode(self, values: torch.Tensor, wire: torch.Tensor, spare: torch.Tensor) -> None:
-        """Encode flat float32 `values` (whole blocks) into the bytes `wire`.
+        """Encode flat float32 `values` (whole blocks) into `wire`, a flat uint8 tensor of `nbytes`.
 
         `values` are overwritten; `spare` is scratch memory of the same length.
         """
@@ -95,7 +95,7 @@ class Codec:
         self.pack(values, payload)
 
     def decode(self, wire: torch.Tensor, values: torch.Tensor) -> None:
-        """Decode the bytes `wire` into flat float32 `values`."""
+        """Decode `wire`, a flat uint8 tensor, into flat float32 `values` (whole blocks)."""
         payload = wire[: len(values) * self.width]
         self.unpack(payload, values)
         if self.block > 1:
@@ -200,9 +200,10 @@ def find_codec(name: str) -> Codec:
 
 
 def list_encoding_sizes(program: Program, *, feedback: bool) -> list[tuple[int, torch.dtype]]:
-    """Return the elements and dtype of each encoding buffer of a program.
+    """Return the number of elements and the dtype of each buffer that a program needs for encoding.
 
-    The buffers hold bytes on the wire, values, rounded values, and errors (0 without feedback).
+    They hold the bytes on the wire, the values before encoding, the rounded values, and the
+    rounding errors (no elements without error `feedback`), in this order.
     """
     values = max((x.padded for x in program.instructions if isinstance(x, Encode)), default=0)
     errors = program.work_numel if feedback else 0
@@ -213,7 +214,7 @@ def list_encoding_sizes(program: Program, *, feedback: bool) -> list[tuple[int, 
 
 
 class EncodingBuffers:
-    """The encoding buffers of one program, of `list_encoding_sizes`, cut from scratch memory."""
+    """A program's buffers for encoding, of `list_encoding_sizes`, cut from scratch memory."""
 
     def __init__(
         self, codec: Codec, sizes: Sequence[tuple[int, torch.dtype]], slicer: Slicer
@@ -222,7 +223,10 @@ class EncodingBuffers:
         self.wire, self.values, self.rounded, self.errors = (slicer.take(*size) for size in sizes)
 
     def make_encoder(self, x: Encode, work: torch.Tensor) -> Callable[[], None]:
-        """Return one Encode on a work buffer as a function, with all views sliced."""
+        """Return a function that carries out the instruction `x` on the work buffer `work`.
+
+        All views are made once, here.
+        """
 
         def slice_parts(of: torch.Tensor, rows: Sequence[tuple[Span, int]]) -> list[torch.Tensor]:
             return [of[span.start : span.start + span.length] for span, _ in rows]
@@ -258,7 +262,7 @@ class EncodingBuffers:
         return encode
 
     def make_decoder(self, x: Decode, staging: torch.Tensor) -> Callable[[], None]:
-        """Return one Decode as a function, with its views sliced."""
+        """Return a function that carries out the instruction `x`, which decodes into `staging`."""
         wire = self.wire[x.message.start : x.message.start + x.message.length]
         values = staging[x.into.start : x.into.start + x.into.length]
         return lambda: self.codec.decode(wire, values)

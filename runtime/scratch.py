@@ -61,7 +61,7 @@ def parse_scratch(value: str | int | None) -> int | None:
 
 
 def trim_heap() -> None:
-    """Return the heap's free pages to the system; do nothing if the C library cannot do that.
+    """Return the heap's free pages to the operating system, if the C library can do that.
 
     Programs live long and are allocated between users' tensors. Without this call, the pages of
     freed tensors of slowly growing sizes stay resident: 640 MB after 96 sizes of 4 MiB in a plan,
@@ -73,10 +73,10 @@ def trim_heap() -> None:
 
 
 class ArenaUser(Protocol):
-    """An object that caches views of an arena until the arena moves."""
+    """An object that caches views of an arena's memory until the arena allocates other memory."""
 
     def unbind(self) -> None:
-        """Drop the views."""
+        """Drop the views. The arena calls this before it frees its memory."""
 
 
 class Budget:
@@ -115,7 +115,7 @@ class Budget:
         self._largest_bytes = max(self._largest_bytes, nbytes)
 
     def make_room(self, arena: Arena, nbytes: int) -> bool:
-        """Free idle arenas until `arena` may hold `nbytes`; return whether it may.
+        """Free idle arenas of others until `arena` may hold `nbytes`; return whether it may.
 
         Those that grew longest ago are freed first. The caller must hold `lock`.
         """
@@ -135,8 +135,8 @@ class Budget:
 class Arena:
     """Scratch memory on one device for calls that run one after the other.
 
-    A call sets `busy` while it runs. If `is_over`, the arena exceeds the budget, so `finish_call`
-    frees it.
+    A call sets `busy` while it runs. The arena moves when it needs a larger block of memory. If
+    `is_over`, it exceeds the budget, so `finish_call` frees it.
     """
 
     def __init__(self, device: torch.device, budget: Budget) -> None:
@@ -155,9 +155,10 @@ class Arena:
         return self._block.nbytes
 
     def reserve(self, nbytes: int, user: ArenaUser) -> torch.Tensor:
-        """Return memory of at least `nbytes`, for views that `user` may cache.
+        """Return memory of at least `nbytes`, uint8, for views that `user` may cache.
 
-        The arena calls `user.unbind` before it moves. The caller must hold the budget's lock.
+        All users get the same memory. `user.unbind` is called before the arena moves or is freed.
+        The caller must hold the budget's lock.
         """
         if nbytes > self.nbytes:
             self.free()  # before allocating: the two blocks would add up
@@ -200,14 +201,14 @@ class Slicer:
         self._block, self._at = block, 0
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return the next buffer, of `numel` elements."""
+        """Return the next buffer, of `numel` elements, as a view of the block."""
         nbytes = numel * dtype.itemsize
         lo, self._at = self._at, self._at + count_aligned(nbytes)
         return self._block[lo : lo + nbytes].view(dtype)
 
 
 def count_aligned(nbytes: int) -> int:
-    """Return the bytes that a buffer of `nbytes` takes in an arena."""
+    """Return the bytes that a buffer of `nbytes` takes in an arena, alignment included."""
     return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
@@ -218,7 +219,10 @@ _moves = itertools.count(1)
 
 
 def find_arena(transport: Transport, device: torch.device) -> Arena:
-    """Return the arena that all programs of a transport share on a device."""
+    """Return the arena that all programs of a transport share on a device.
+
+    The first call makes it, without memory.
+    """
     with process_budget.lock:
         arenas = _arenas.setdefault(transport, {})
         if device not in arenas:

@@ -61,9 +61,9 @@ class Failed:
 
 
 class Progress:
-    """The progress of a call, which C++ may hold: it has no reference to the work (see CpuWork).
+    """The state of a call, which C++ may hold: it has no reference to the work (see CpuWork).
 
-    `future` gets the call's tensors, or a Failed in their place.
+    `future` gets the call's tensors, or a Failed in their place. The work's maker sets it.
     """
 
     __slots__ = ("__weakref__", "_ending", "error", "future", "has_ended", "in_progress")
@@ -76,9 +76,9 @@ class Progress:
         self._ending, self.has_ended = threading.Lock(), False
 
     def finish(self, value: object, error: BaseException | None) -> None:
-        """Mark the call as ended, or as failed, and give the future its value.
+        """Mark the call as ended, or as failed with `error`, and give the future `value`.
 
-        A call that ended before stays unchanged.
+        Only the first call counts.
         """
         with self._ending:
             if self.has_ended:
@@ -93,16 +93,19 @@ class Progress:
                 raise
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True once the call has ended. Raises its error, or ExecutionError at `timeout`."""
+        """Return True once the call has ended; None waits without limit.
+
+        Raise the call's error, or ExecutionError at `timeout`.
+        """
         self._wait_for_end(timeout)
         if self.error is not None:
             raise self.error
         return True
 
     def wait_for_future(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the future has its value as well.
+        """Return True once the call has ended and the future has its value; raises like `wait`.
 
-        C++ fills a future that has none when a wait is over.
+        C++ calls this, and fills a future that has no value when a wait is over.
         """
         self._wait_for_end(timeout)
         self.future.wait()
@@ -116,19 +119,19 @@ class Progress:
 
 
 class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
-    """A call in progress, or ended. `wait` raises its error unchanged."""
+    """The Work of a call that topoplan runs; `wait` raises the call's error unchanged."""
 
     _tensors: list[torch.Tensor]
     progress: Progress
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the call as ended, or as failed with an error."""
+        """Mark the call as ended, or as failed with `error`. Only the first call counts."""
         self.progress.finish(
             self._tensors if error is None else Failed(error, self._tensors), error
         )
 
     def carry_out(self, function: Function) -> None:
-        """Run this work's call; `wait` raises its error."""
+        """Run this work's call by `function`, in this thread; `wait` raises its error, not this."""
         try:
             in_inference_mode(function)
             error = None
@@ -156,7 +159,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         return self.is_completed() and self.progress.error is None
 
     def exception(self) -> BaseException | None:
-        """Return the call's error, if it has failed."""
+        """Return the call's error; None if it has not failed, or is in progress."""
         return self.progress.error
 
     def result(self) -> list[torch.Tensor]:
@@ -164,7 +167,7 @@ class PlannedWork(dist.Work if TYPE_CHECKING else object):  # type: ignore[misc]
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the tensors."""
+        """Return a future of the result's tensors, which raises the call's error if it fails."""
         return self.progress.future.then(tensors_or_raise)
 
 
@@ -240,7 +243,7 @@ class GpuWork(PlannedWork, dist.Work):
         self._used = []
 
     def carry_out(self, function: Function) -> None:
-        """Run the call on its stream.
+        """Put the call on its stream by `function`; errors are raised by `wait`.
 
         Its future must be completed there, too, for other streams to wait for it.
         """
@@ -248,7 +251,7 @@ class GpuWork(PlannedWork, dist.Work):
             super().carry_out(function)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Make the current stream wait."""
+        """Make the current stream wait for the call; raises like PlannedWork.wait."""
         self.progress.wait(timeout)
         self.progress.future.wait()
         return True
@@ -302,7 +305,7 @@ class ThreadQueue:
 
     @property
     def holds_stock(self) -> bool:
-        """Whether a call waits or is in progress that stock collectives must not overtake."""
+        """Whether a call that may be a stock one waits or is in progress: new ones must wait."""
         return bool(self._line.pending_stock)
 
     def carry_out(
@@ -315,11 +318,13 @@ class ThreadQueue:
         reads: Sequence[torch.Tensor] = (),
         may_be_stock: bool = False,
     ) -> PlannedWork:
-        """Run a call after those before it; its result will be in `tensors`.
+        """Run a call by `function` after the calls before it, and return its Work.
 
-        The call also `reads` other tensors. If the caller `waits` and no call is before it, it runs
-        at once, in the caller's thread. torch.profiler shows the call by its `name` for as long as
-        the caller is in it.
+        Its result will be in `tensors`; it also `reads` other tensors. If the caller `waits`, the
+        call has ended on return (on GPUs the current stream waits), and its error is raised here;
+        if no call is before it, it then runs in the caller's thread. `may_be_stock` says that it
+        may start a stock collective. torch.profiler shows it by its `name` for as long as the
+        caller is in here.
         """
         if not name or not torch.autograd.profiler._is_profiler_enabled:
             return self._carry_out(function, tensors, reads, waits, may_be_stock)
@@ -361,7 +366,7 @@ class ThreadQueue:
         work.finish()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread after the calls that are in the queue."""
         if self._thread is not None:
             self._line.calls.put(None)
             if self._thread is not threading.current_thread():
@@ -442,12 +447,13 @@ def start(
     first: Function = lambda: None,
     number: int | None = None,
 ) -> PlannedWork:
-    """Start a collective whose result will be in `results`, and which also `reads` others.
+    """Start a collective whose result will be in `results`, and return its Work.
 
-    `first` is called before anything else. On CPUs a stock collective whose use is settled starts
-    at once and runs concurrently with others, unless a call that may be a stock one waits before
-    it. All other calls go to the queue: nothing here waits for other ranks. `number` is the number
-    of the call, if drawn before.
+    The collective also `reads` other tensors; `first` is called right before it. On CPUs a stock
+    collective whose use is settled starts at once and runs concurrently with others, unless
+    `holds_stock`. All other calls go to the queue `calls`, with `waits` and `name` as in
+    `carry_out`. `number` is the call's number in its group if it was drawn before (None: the next
+    one).
     """
     engine = call.engine
     number = number or engine.transport.faults.draw_number()

@@ -138,10 +138,10 @@ def _list_spans(x: Instruction) -> tuple[Iterable[Span], Iterable[Span]]:
 
 @dataclass
 class Wave:
-    """Messages that start together, and the local operations that follow them, by their numbers.
+    """Messages that start together, and the local operations that follow once all have ended.
 
-    The operations are in order. If messages are small, the host's work for each counts, and waiting
-    for all costs little.
+    Both are numbers of the program's instructions; the operations are in order. If messages are
+    small, the host's work for each counts, and waiting for all costs little.
     """
 
     posts: list[int] = field(default_factory=list)

@@ -33,10 +33,7 @@ ERRORS: Final = "errors"
 
 @dataclass(frozen=True)
 class Span:
-    """`length` elements of a buffer from `start` on.
-
-    The buffer is the work or the staging buffer, or the wire buffer, counted in bytes.
-    """
+    """`length` elements of one of a rank's buffers from `start` on; bytes in the buffer "wire"."""
 
     buffer: Literal["work", "staging", "wire", "errors"]
     start: int
@@ -50,9 +47,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Post:
-    """Send `span` to rank `peer`, or receive from it into `span`.
+    """Begin to send `span` to rank `peer`, or to receive from it into `span`.
 
-    `number` counts the messages of that direction.
+    `number` counts the messages with that peer in that direction; `step` and `tick` are the
+    schedule's.
     """
 
     kind: Literal["send", "receive"]
@@ -65,14 +63,14 @@ class Post:
 
 @dataclass(frozen=True)
 class Await:
-    """Wait for the `post`-th Post of the program."""
+    """Wait for the end of the `post`-th Post of the program, counted from 0."""
 
     post: int
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Pack `parts` one after the other at `into`."""
+    """Copy `parts` one after the other to `into`."""
 
     parts: tuple[Span, ...]
     into: Span
@@ -80,11 +78,11 @@ class Pack:
 
 @dataclass(frozen=True)
 class Encode:
-    """Write `parts` of the work buffer, encoded, to `into`.
+    """Encode `parts` of the work buffer to the bytes `into`.
 
-    Each part is placed at its offset among `padded` values; the rest is zero. `keeps` are the parts
-    that receive their rounded values themselves, `errors` those whose rounding errors go to error
-    feedback.
+    Each part comes with its offset among the `padded` values that are encoded; the values between
+    parts are zero. Those of `keeps` are replaced by their rounded values, the rounding errors of
+    `errors` go to error feedback.
     """
 
     parts: tuple[tuple[Span, int], ...]
@@ -96,7 +94,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Decode:
-    """Decode a received message into staging."""
+    """Decode the received bytes `message` into the values `into` in staging."""
 
     message: Span
     into: Span
@@ -104,9 +102,9 @@ class Decode:
 
 @dataclass(frozen=True)
 class Combine:
-    """Reduce each `other` into its `into`, by addition or another reduction.
+    """Reduce the second span of each pair into the first, by the call's reduction.
 
-    None of them overlap, so any order is right.
+    No spans overlap, so any order is right.
     """
 
     pairs: tuple[tuple[Span, Span], ...]
@@ -114,7 +112,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy each `other` to its `into`."""
+    """Copy the second span of each pair to the first."""
 
     pairs: tuple[tuple[Span, Span], ...]
 
@@ -140,8 +138,8 @@ Instruction = Post | Await | Pack | Encode | Decode | Combine | Copy | Divide | 
 class Program:
     """The instructions of one rank.
 
-    `fills` copy input to the work buffer before them, `drains` copy from it to the output after
-    them.
+    `fills` copy the input to the work buffer before them, `drains` copy from it to the output after
+    them; collectives in place have neither. Staging and the wire buffer are scratch memory.
     """
 
     rank: int

@@ -12,9 +12,10 @@ IN_PLACE = ("allreduce", "broadcast", "reduce")
 
 
 def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]:
-    """Return the elements of the input and of the output of `rank` for a buffer of `numel`.
+    """Return the number of elements of the input and of the output that `rank` has.
 
-    0 for an input or output that the rank does not have.
+    The collective's buffer has `numel` elements (see the algbw of the glossary). 0 for an input or
+    output that the rank does not have.
     """
     part, name = numel // collective.ranks, collective.name
     at_root = numel if rank == collective.root else 0
@@ -25,13 +26,13 @@ def ends_numel(collective: Collective, rank: int, numel: int) -> tuple[int, int]
 
 
 def ends_with_result(collective: Collective, rank: int) -> bool:
-    """Return whether `rank` ends with a result; without a root, all ranks do."""
+    """Return whether `rank` ends with a result: only the root, or if there is none, all ranks."""
     return collective.root is None or collective.root == rank
 
 
 @dataclass(frozen=True)
 class Move:
-    """Copy elements [lo, hi) of one buffer to `to` in another."""
+    """A copy of elements [lo, hi) of one buffer to another, from element `to` on."""
 
     lo: int
     hi: int
@@ -39,7 +40,10 @@ class Move:
 
 
 class Layout:
-    """The places of chunks in the work buffer of each rank, in elements."""
+    """The places of a schedule's chunks in each rank's work buffer, in elements.
+
+    `numel` is the number of elements of the collective's buffer. Chunks are given by their numbers.
+    """
 
     def __init__(self, schedule: Schedule, numel: int) -> None:
         self.schedule, self.numel = schedule, numel
@@ -56,7 +60,7 @@ class Layout:
         return self._lay_out(rank)[1] if self.collective.name == "alltoall" else self.numel
 
     def chunk(self, rank: int, c: int) -> Range:
-        """Return the range of chunk `c` in the work buffer of `rank`."""
+        """Return the range [lo, hi) of chunk `c` in the work buffer of `rank`."""
         if self.collective.name == "alltoall":
             start = self._lay_out(rank)[0].get(c, 0)
         else:
@@ -84,13 +88,16 @@ class Layout:
         return self._compact[rank]
 
     def segment(self, rank: int, c: int, part: int) -> Range:
-        """Return the range of segment `part` of chunk `c` in the work buffer of `rank`."""
+        """Return the range [lo, hi) of the chunk's segment `part` in the work buffer of `rank`."""
         lo, hi = self.chunk(rank, c)
         m = self.schedule.segments
         return lo + (hi - lo) * part // m, lo + (hi - lo) * (part + 1) // m
 
     def fills(self, rank: int) -> Iterator[Move]:
-        """Yield the copies from a rank's input to its work buffer."""
+        """Yield the copies from a rank's input to its work buffer.
+
+        There are none for collectives that work in place.
+        """
         name, block, root = self.collective.name, self.block, self.collective.root
         if name in ("allgather", "gather"):
             yield Move(0, block, rank * block)
@@ -105,7 +112,10 @@ class Layout:
                     )
 
     def drains(self, rank: int) -> Iterator[Move]:
-        """Yield the copies from a rank's work buffer to its output."""
+        """Yield the copies from a rank's work buffer to its output.
+
+        There are none for collectives that work in place.
+        """
         name, block, root = self.collective.name, self.block, self.collective.root
         if name == "allgather" or (name == "gather" and rank == root):
             yield Move(0, self.numel, 0)

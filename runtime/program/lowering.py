@@ -57,8 +57,10 @@ def lower(
     """Return the program of `rank` for a buffer of `numel` elements.
 
     See synth/ir/collective.py for which buffer that is. If each rank has its own part, `numel` must
-    be a multiple of the number of ranks. With `averages` (of an allreduce) sums are divided as soon
-    as they are completed, before they are forwarded: so each is divided once, by few ranks.
+    be a multiple of the number of ranks. `batched` programs, for NCCL, exchange all messages of a
+    tick at once. With a `codec` messages are encoded. With `averages` (of an allreduce) sums are
+    divided as soon as they are completed, before they are forwarded: so each is divided once, by
+    few ranks.
     """
     layout = Layout(schedule, numel)
     writer = _Writer(layout, rank, batched, codec, averages)
@@ -367,9 +369,9 @@ class _Writer:
 
 
 def find_completing_steps(schedule: Schedule, rank: int) -> dict[int, int]:
-    """Return the step in which `rank` completes each chunk's sum itself, by additions.
+    """Return, by chunk number, the step in which `rank` completes the chunk's sum itself.
 
-    Chunks that it does not complete are left out.
+    Chunks whose sum it receives complete, or never has, are missing.
     """
     t, ranks = schedule.transfers, schedule.collective.ranks
     all_ranks = (1 << ranks) - 1  # sets of ranks as bits

@@ -16,10 +16,10 @@ from .layout import Layout, Range
 
 
 class Slots:
-    """Room in one staging buffer, taken and given back in program order.
+    """The free and taken places in one buffer, allocated while a program is written.
 
-    The first gap that fits is taken, else room at the end. `size` is the number of elements that
-    the buffer must have.
+    Lengths and places are in elements (in bytes for the wire buffer). The first gap that fits is
+    taken, else room at the end; `size` is the length that the buffer must have.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,16 @@ class Slots:
         return start
 
     def give_back(self, start: int, length: int) -> None:
-        """Free what `take` returned."""
+        """Free the `length` elements from `start` on, which `take` returned."""
         self._free = join_ranges(sorted([*self._free, (start, start + length)]))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment `part` of chunk `chunk` in a message, and its place in this rank's work buffer.
+    """A segment of a chunk in a message; `part` and `chunk` are their numbers.
 
-    `adds` says whether it is added to the rank's own value.
+    It is at elements [`lo`, `hi`) of this rank's work buffer. `step` is its transfer's; `adds` says
+    whether it is added to the receiver's own value.
     """
 
     step: int
@@ -58,16 +59,16 @@ class Piece:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Chunk and segment."""
+        """The numbers of its chunk and, in the chunk, of its segment."""
         return self.chunk, self.part
 
 
 @dataclass
 class Message:
-    """A message to or from `peer`.
+    """A message that this rank sends to `peer` (`sent`) or receives from it in `tick`.
 
-    `slot` is its staging place: the Slots, the start and the length; None while it is not staged,
-    or is in the work buffer.
+    `number` counts the messages with that peer and direction. While it is staged, `slot` is its
+    place: the Slots, the start and the length; None if it is not, or is in the work buffer.
     """
 
     sent: bool
@@ -87,29 +88,30 @@ class Message:
 
     @property
     def start(self) -> int:
-        """The first element of its slot."""
+        """The first element of its slot in the buffer; only while it has one."""
         assert self.slot is not None
         return self.slot[1]
 
     def offset_of(self, piece: Piece | None, padded: Callable[[int], int] | None) -> int:
-        """Return the number of elements before a piece (None: of all pieces).
+        """Return the number of elements in the message before `piece` (None: in all pieces).
 
-        Each piece takes `padded` of its length.
+        `padded` gives the length that a piece of a number of elements takes when encoded; None if
+        nothing is encoded.
         """
         lengths = (p.hi - p.lo for p in takewhile(lambda p: p is not piece, self.pieces))
         return sum(lengths if padded is None else map(padded, lengths))
 
     @property
     def step(self) -> int:
-        """The first step of any piece."""
+        """The smallest step of its pieces."""
         return min(p.step for p in self.pieces)
 
 
 @dataclass
 class Group:
-    """The messages that arrive for a piece in one step, by source.
+    """The messages that bring one piece to this rank in one step, in the order of their sources.
 
-    It also counts how many operations of their sum are done.
+    `done` counts the operations of their sum that the program has so far.
     """
 
     step: int
@@ -124,7 +126,7 @@ Writes = dict[tuple[int, int], list[Group]]
 
 
 def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Message]]:
-    """Return the messages that a rank sends and those that it receives, by tick.
+    """Return the messages that a rank sends, then those that it receives, each in order of ticks.
 
     Both ends compose and number them identically: tick, order of pieces and count come from the
     schedule alone.
@@ -150,7 +152,7 @@ def list_messages(layout: Layout, rank: int) -> tuple[list[Message], list[Messag
 
 
 def join_ranges(ranges: list[Range]) -> list[Range]:
-    """Return the ranges, with consecutive ones joined."""
+    """Return the sorted ranges [lo, hi), those joined of which one begins where the other ends."""
     out: list[Range] = []
     for lo, hi in ranges:
         if out and out[-1][1] == lo:
@@ -161,7 +163,7 @@ def join_ranges(ranges: list[Range]) -> list[Range]:
 
 
 def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
-    """Return the pairs of spans, joined if they are consecutive in both buffers."""
+    """Return the pairs of spans, those joined that follow each other in both buffers."""
     out: list[tuple[Span, Span]] = []
     for into, other in pairs:
         if out:
@@ -181,22 +183,23 @@ def merge_pairs(pairs: list[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]
 
 
 class Blocks(Protocol):
-    """The sizes of a codec, which lowering needs: see codecs.Codec."""
+    """The sizes of a codec's messages, which lowering needs; codecs.Codec implements it."""
 
     def padded(self, numel: int) -> int:
         """Return `numel` rounded up to whole blocks, the number of values that are encoded."""
 
     def nbytes(self, padded: int) -> int:
-        """Return the bytes on the wire for `padded` values."""
+        """Return the bytes on the wire for `padded` values, a number of whole blocks."""
 
     def room(self, padded: int) -> int:
-        """Return the bytes to reserve in a buffer for `padded` values."""
+        """Return the bytes to reserve in a buffer for `padded` values, alignment included."""
 
 
 class MessageEncoder:
-    """Writes the Encode instructions of one rank.
+    """Makes the Encode instructions of one rank, in the order of its program.
 
-    `reads` and `writes` list all uses of pieces; `slots` allocates room in the wire buffer.
+    `reads` and `writes` list the steps in which each piece is sent and arrives; `slots` allocates
+    bytes of the wire buffer.
     """
 
     def __init__(
@@ -209,21 +212,21 @@ class MessageEncoder:
         self._fed_back: set[tuple[int, int, int]] = set()
 
     def padded(self, message: Message) -> int:
-        """Return the number of values that are encoded for a message."""
+        """Return the number of values that are encoded for a message, those of padding included."""
         return message.offset_of(None, self.codec.padded)
 
     def take_room(self, message: Message) -> Span:
-        """Reserve room for a message's bytes, and return its place."""
+        """Reserve room in the wire buffer as the message's `slot`, and return the bytes it uses."""
         room = self.codec.room(self.padded(message))
         message.slot = self.slots, self.slots.take(room), room
         return self.span_of(message)
 
     def span_of(self, message: Message) -> Span:
-        """Return the place of a message's bytes in the wire buffer."""
+        """Return the bytes of the wire buffer that a message uses in its slot."""
         return Span("wire", message.start, self.codec.nbytes(self.padded(message)))
 
     def encode(self, message: Message) -> Encode:
-        """Return the instruction that encodes a message's pieces."""
+        """Return the instruction that encodes a message's pieces, and reserve room for them."""
         errors = []
         for piece in message.pieces:
             use = *piece.key, piece.step
@@ -241,7 +244,8 @@ class MessageEncoder:
     def encode_unsent_sums(self) -> tuple[Message, Encode] | None:
         """Return the instruction that finally rounds the sums completed here and not sent since.
 
-        That is the second rule of synth/ir/addition_order.py. None if there are no such sums.
+        With it comes a message of them that goes to no other rank, whose slot holds the bytes. That
+        is the second rule of synth/ir/addition_order.py. None if there are no such sums.
         """
         schedule, unsent = self.layout.schedule, []
         for c in sorted(self._rounded.copied):

@@ -58,13 +58,13 @@ _own_nonces: list[str] = []
 
 
 def is_own_nonce(line: bytes) -> bool:
-    """Return whether this process has published a nonce."""
+    """Return whether `line`, read from a connection, is a nonce that this process has published."""
     return any(secrets.compare_digest(line, nonce.encode()) for nonce in _own_nonces)
 
 
 @cache
 def open_listener() -> socket.socket | None:
-    """Return the process's listening socket, None if no address can be bound."""
+    """Return the process's listening socket, opened by the first call; None if that fails."""
     for host in _list_own_hosts():
         with suppress(OSError):  # not an address of this machine: the next one may be
             listener = socket.create_server(
@@ -91,9 +91,10 @@ def _make_address() -> Address | None:
 
 
 def publish_address() -> dict[int, Address | None]:
-    """Publish this process's listening address, once per store of the default group.
+    """Publish this process's address in the default group's store, once per store, without waiting.
 
-    Does not wait. Return the addresses that this process knows, by global rank.
+    Return the addresses that this process has published or read there so far, by global rank; the
+    value None marks a rank that could bind no address.
     """
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     if store not in _published:
@@ -103,9 +104,10 @@ def publish_address() -> dict[int, Address | None]:
 
 
 def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
-    """Return the addresses of a group's ranks, waiting until all have published theirs.
+    """Return the addresses of a group's ranks, by rank in the group, waiting for all of them.
 
-    Raise RuntimeError if that takes longer than `timeout`.
+    They are read from the default group's store. Raise RuntimeError if that takes longer than
+    `timeout`.
     """
     ranks = dist.get_process_group_ranks(group)
     known, place = publish_address(), _find_place()
@@ -118,20 +120,26 @@ def find_addresses(group: dist.ProcessGroup, timeout: timedelta) -> Addresses:
 
 
 def publish_in(store: Store, rank: int) -> None:
-    """Publish this process's listening address, as the group's `rank`, in the group's store.
+    """Publish this process's address, as `rank` of a group, in the group's own store.
 
-    Does not wait.
+    That is for groups without a default group; `read_published` reads it. Does not wait.
     """
     store.set(f"address/{rank}", _encode(_make_address()))
 
 
 def read_published(store: Store, ranks: int) -> Addresses:
-    """Return the addresses that a group's ranks have published in its store."""
+    """Return what all `ranks` ranks of a group published with `publish_in`, by rank in the group.
+
+    Waits for each, and raises the store's error if one does not come.
+    """
     return {rank: _read(store.get(f"address/{rank}")) for rank in range(ranks)}
 
 
 def find_ended(addresses: Addresses) -> list[int]:
-    """Return the ranks whose processes have ended: connections to their addresses are refused."""
+    """Return the ranks whose processes have ended: connections to their addresses are refused.
+
+    Ranks that cannot be reached at all are not among them.
+    """
     ended = []
     for rank, address in addresses.items():
         if address is not None:
@@ -145,7 +153,10 @@ def find_ended(addresses: Addresses) -> list[int]:
 
 
 def find_known_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses published so far among some global ranks, by global rank."""
+    """Return the addresses that some global ranks have published so far, by global rank.
+
+    Reads the default group's store without waiting; ranks that have not published are missing.
+    """
     known, place = publish_address(), _find_place()
     for rank in ranks:
         if rank not in known and place.check([str(rank)]):
@@ -154,9 +165,9 @@ def find_known_addresses(ranks: Sequence[int]) -> Addresses:
 
 
 def list_cached_addresses(ranks: Sequence[int]) -> Addresses:
-    """Return the addresses this process has already read, by global rank.
+    """Return the addresses that this process has already read, by global rank, without the store.
 
-    They are needed if the store is gone.
+    Other ranks are missing. This serves when the store is gone.
     """
     known = _published.get(dist.distributed_c10d._get_default_store(), {})
     return {rank: known[rank] for rank in ranks if rank in known}

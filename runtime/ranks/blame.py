@@ -28,13 +28,15 @@ FindRoute = Callable[[int, int], Route | None]
 
 @dataclass(frozen=True)
 class Stuck:
-    """A rank's report of its activity when it could not go on.
+    """A rank's report of where it was when it could not go on. Ranks are numbers in the group.
 
-    It was at the `number`-th message to (`kind` "send") or from ("receive") `peer`, in a step.
-    `timed_out` says whether its own deadline had passed, `call` names its call, `calls` is that
-    call's number, and `posted` counts the messages it had posted in it, by kind and peer ("send
-    3"). In a stock collective (kind "stock") the peer is NOBODY, since the backend does not report
-    which one it waits for.
+    `kind` is "send", "receive" or "stock": it was at the call's `number`-th message to or from
+    `peer`, or in a stock collective, whose peer is NOBODY, since the backend does not report which
+    one it waits for. `step` is the schedule's.
+
+    `timed_out` says whether its own deadline had passed, `reason` is the error's first line. `call`
+    describes its call, `calls` is the call's number in the group, and `posted` counts the messages
+    it had posted in the call, by kind and peer ("send 3").
 
     `ended` are ranks whose processes have ended without a report, `unreached` those that this rank
     tried for some time to connect to (None: not known yet).
@@ -58,8 +60,9 @@ def find_culprit(
 ) -> tuple[list[int], tuple[int, int] | None, bool]:
     """Follow the reports from `rank` on, each to the peer that it waits for.
 
-    Return the ranks visited (the last is to blame, unless a link is), that link as (source,
-    destination), and whether further reports could not change the answer.
+    `reports` are by rank; ranks without a report are missing. Return the ranks visited (the last is
+    to blame, unless a link is), the link to blame as (source, destination) or None, and whether
+    further reports could not change the answer.
     """
     chain = [rank]
     while chain[-1] in reports:
@@ -88,7 +91,10 @@ def find_culprit(
 
 
 def is_settled(rank: int, reports: Mapping[int, Stuck], ranks: int) -> bool:
-    """Return whether the culprit is known and further reports could not change the verdict."""
+    """Return whether `reports` (by rank) show why `rank` is stuck, whatever reports may follow.
+
+    `ranks` is the number of ranks of the group.
+    """
     complete = len(reports) == ranks
     if complete and all(report.unreached is not None for report in reports.values()):
         return True
@@ -109,7 +115,10 @@ def list_ended(reports: Mapping[int, Stuck]) -> list[int]:
 def explain_blame(
     rank: int, reports: Mapping[int, Stuck], ranks: int, find_route: FindRoute
 ) -> str:
-    """Explain why `rank` is stuck: who is to blame, and by whose reports."""
+    """Return a text that says who is to blame that `rank` is stuck, and by whose reports.
+
+    `reports` are by rank; `ranks` is the number of ranks of the group. `find_route` names links.
+    """
     if len(reports) == ranks:
         sources = "all ranks reported"
     elif len(reports) == 1:
@@ -188,7 +197,10 @@ def _explain_other_calls(calls: Mapping[str, list[int]]) -> str:
 
 
 def explain_silence(silent: Sequence[int], reports: Mapping[int, Stuck]) -> str:
-    """Say which ranks do not answer, and the reason as far as it is known."""
+    """Return a text that says that the `silent` ranks do not answer, and why as far as it is known.
+
+    `reports` are those of the ranks that did report, by rank.
+    """
     fails = [
         rank in report.unreached
         for report in reports.values()
@@ -257,12 +269,15 @@ def _list_links(route: Route | None) -> set[tuple[str, ...]]:
 
 
 def describe_link(link: Sequence[str]) -> str:
-    """Describe a link that fails in an unknown direction."""
+    """Return "link A - B" for two device ids, for a link that fails in an unknown direction."""
     return f"link {' - '.join(link)}"
 
 
 def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
-    """Describe the route between two ranks, with the topology's device names if there are any."""
+    """Return "link A -> ... -> B" for the route between two ranks, with the topology's device ids.
+
+    If `find_route` returns None, the text names the ranks instead.
+    """
     route = find_route(src, dst)
     return (
         f"the link from rank {src} to rank {dst}" if route is None else f"link {' -> '.join(route)}"
@@ -270,7 +285,7 @@ def describe_route(find_route: FindRoute, src: int, dst: int) -> str:
 
 
 def list_ranks(ranks: Sequence[int]) -> str:
-    """Format a list of ranks."""
+    """Format ranks as "rank 1, 2, 3", of many only the first ones and the number of the others."""
     shown = [str(rank) for rank in ranks[:_MAX_NAMED]]
     more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
     return f"rank {', '.join(shown)}{more}"

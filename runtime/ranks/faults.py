@@ -74,10 +74,11 @@ def first_line(error: Exception) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A call in progress: its description, its number over its group, and its deadline.
+    """A call in progress, as errors name it.
 
-    The number is the same on all ranks; the deadline is a time.monotonic. `topology` has the names
-    of links, for errors.
+    `what` describes it ("allreduce (SUM) of 8 elements of float32"), `number` counts the group's
+    calls and is the same on all ranks, `deadline` is on time.monotonic's clock. `topology` has the
+    names of links, for errors.
     """
 
     what: str
@@ -88,7 +89,10 @@ class Call:
     _forwarding: Forwarding | None = None
 
     def find_route(self, src: int, dst: int) -> Route | None:
-        """Return the devices between two ranks, None without a topology."""
+        """Return the ids of the devices between two ranks, theirs included.
+
+        Ranks are numbers in the group. None if there is no topology or it lacks one of the ranks.
+        """
         topology = self.topology
         if topology is None or max(src, dst) >= len(topology.ranks):
             return None
@@ -102,11 +106,12 @@ class Call:
 
 
 class Faults:
-    """The deadlines of calls over one group, and the search for a culprit.
+    """The deadlines and numbers of calls over `group`, and the search for the rank at fault.
 
-    `store` is shared by the group's ranks; `is_open` is whether the group still works. `addresses`
-    are the addresses at which the ranks receive reports (None: the published ones, for which the
-    ranks wait).
+    `store` is shared by the group's ranks; `is_open` returns whether the group still works.
+    `addresses` are those at which the ranks receive reports (None: the published ones, for which
+    the ranks wait). After the first failure its error is `broken`, and all later calls raise
+    ExecutionError.
     """
 
     def __init__(
@@ -133,17 +138,18 @@ class Faults:
         self._numbers = itertools.count(1)
 
     def draw_number(self) -> int:
-        """Return the number of a new call.
+        """Return the number of a new call, to be passed to `begin` or `admit` later.
 
-        All ranks make calls in one order; some calls are carried out later, concurrently with
-        others.
+        All ranks draw numbers in one order, so that a call has the same number on each; it may run
+        later, concurrently with others.
         """
         return next(self._numbers)
 
     def begin(self, what: str, topology: Topology | None = None, number: int | None = None) -> Call:
-        """Begin a call with a drawn `number` or the next one.
+        """Begin a call: give it a deadline, and its `number` from `draw_number` (None: the next).
 
-        Raise ExecutionError after an earlier failure.
+        `what` describes it in errors; `topology` replaces the group's there. Raise ExecutionError
+        if an earlier call failed, or the group is closed.
         """
         number, deadline = self.admit(number)
         return Call(what, number, deadline, topology or self.topology)
@@ -166,7 +172,11 @@ class Faults:
 
     @contextmanager
     def stock(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Guard stock collectives: a failure becomes an ExecutionError on every rank."""
+        """Guard stock collectives in the `with` block, as the call that `what` describes.
+
+        A RuntimeError in the block becomes an ExecutionError that names the rank at fault (see
+        `stuck`). `number` is as in `begin`.
+        """
         call = self.begin(what, number=number)
         try:
             yield
@@ -176,7 +186,10 @@ class Faults:
             raise self.stuck_in_stock(call, error) from error
 
     def stuck_in_stock(self, call: Call, error: Exception) -> ExecutionError:
-        """Return the error to raise if a call's stock collective failed; see `stuck`."""
+        """Return the error to raise after a call's stock collective failed; see `stuck`.
+
+        `error` is what the backend raised.
+        """
         return self.stuck(call, "stock", NOBODY, 0, 0, error, {})
 
     def stuck(
@@ -191,7 +204,11 @@ class Faults:
     ) -> ExecutionError:
         """Report that this rank cannot go on, hear the others, and return the error to raise.
 
-        If several concurrent calls fail, the first is reported, and its error is that of all.
+        This rank failed with `error` at the `number`-th message of `kind` "send" or "receive" with
+        `peer` (a rank of the group), in the schedule's `step`; `posted` counts the call's messages
+        so far, by kind and peer ("send 3"). Closes this rank's connections, and waits for reports
+        for at most `grace_s`. If several concurrent calls fail, the first is reported, and its
+        error is that of all.
         """
         with self._blaming:
             if self.broken is None:
@@ -239,7 +256,7 @@ class Faults:
         return exchange.wait_for_verdict()
 
     def break_off(self, error: ExecutionError) -> None:
-        """Make all calls, current and future, fail with a known error."""
+        """Make all calls, current and future, fail with `error`, whose cause is known already."""
         self.broken = error
         self.hang_up()
 
@@ -262,9 +279,10 @@ class Faults:
 
 
 class ReportExchange:
-    """One rank's part in the exchange among the ranks with the same `key`: it reports `own`.
+    """One rank's part in exchanging reports of a failure; it begins at once and reports `own`.
 
-    The exchange takes at most `seconds`.
+    The ranks with the same `key` take part; `rank` is this one's number among these `ranks`. The
+    exchange takes at most `seconds`.
     """
 
     def __init__(
@@ -287,7 +305,10 @@ class ReportExchange:
         ).start()
 
     def wait_for_verdict(self) -> dict[int, Stuck]:
-        """Return the ranks' reports, once they show the culprit or time is over."""
+        """Return the reports by rank, once they show the culprit or time is over.
+
+        Ranks that did not report, or whose report cannot be read, are missing.
+        """
         while True:
             reports = self._hear()
             elapsed = time.monotonic() - self._begun

@@ -53,7 +53,10 @@ def uses_nccl(group: dist.ProcessGroup | None) -> bool:
 
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of a group's tensors: the current GPU over NCCL, else the CPU."""
+    """Return the device where a group's tensors must be: the current GPU over NCCL, else the CPU.
+
+    `group` None is the group of all ranks.
+    """
     return (
         torch.device("cuda", torch.cuda.current_device())
         if uses_nccl(group)
@@ -84,7 +87,7 @@ def make_private_group(
 
 
 def find_members(group: dist.ProcessGroup | GroupMaker | None) -> list[int]:
-    """Return the global ranks of a group, of a maker's group, or all."""
+    """Return the global ranks of a group (None: of all), or of the group that a maker makes."""
     if isinstance(group, partial):
         return list(group.args[1])  # one of make_group_maker
     return dist.get_process_group_ranks(group if isinstance(group, dist.ProcessGroup) else None)
@@ -146,7 +149,7 @@ def _enter(
 
 
 def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name: str) -> Any:
-    """Return torch's arguments for a backend of ranks with a store but no default group.
+    """Return torch's arguments for a backend of `size` ranks with a store but no default group.
 
     torchft's groups are made like this: `TopoGroup(describe_place(store, rank, size, timeout,
     name), None)`. The ranks of such a group are numbered from 0, whatever their numbers in a
@@ -159,7 +162,10 @@ def describe_place(store: Store, rank: int, size: int, timeout: timedelta, name:
 
 
 def list_members(place: Any) -> tuple[list[int], bool]:
-    """Return the global ranks of a described group, and whether they are all of the launch."""
+    """Return the global ranks of the group that `place` describes, and whether it has all ranks.
+
+    `place` is torch's DistributedBackendOptions.
+    """
     ranks = list(place.global_ranks_in_group)
     if not ranks:  # the default group, or one without any
         return list(range(place.group_size)), True
@@ -264,7 +270,7 @@ def _ask_torch_for_nccl(place: Any, store: Store, engine: str, device: torch.dev
 
 
 def find_engine(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the engine of a group's stock collectives on a device type.
+    """Return torch's name for what runs a group's stock collectives on the type of `device`.
 
     It is gloo, nccl, nccl2 or nccl-lazy. "nccl" is the engine of torch before 2.15, which later
     versions call nccl-legacy.

@@ -62,7 +62,7 @@ def has_own_log() -> bool:
 
 
 def meet_before_leaving(ranks: int) -> None:
-    """Wait a few seconds for all ranks to get here before one leaves over refused input.
+    """Wait a few seconds until all `ranks` ranks have refused their input and called this.
 
     Bad input is bad on all ranks: if each left as soon as it noticed, those still connecting or
     communicating would report a lost connection instead.
@@ -154,10 +154,10 @@ def end_on_signals() -> Iterator[None]:
 
 
 def run_together(start: Callable[[int], Child], ranks: int) -> tuple[int | None, int]:
-    """Start all ranks and wait; return (None, 0), or the culprit and its return code.
+    """Start all ranks with `start(rank)` and wait for their end.
 
-    A rank that refused the request is to blame before any that failed otherwise; among those, the
-    first that was seen to fail. If one fails, or on any exception, all are ended.
+    Return (None, 0), or the rank at fault and its return code. That is a rank that refused the
+    request, else the first that was seen to fail. If one fails, or on any exception, all are ended.
     """
     children: list[Child] = []
     try:
@@ -209,7 +209,7 @@ class _Descriptor:
 
 
 class ForkedProcess:
-    """A forked process with the methods of subprocess.Popen that are used here."""
+    """A forked process with those methods of subprocess.Popen that `run_together` uses."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -222,7 +222,7 @@ class ForkedProcess:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait at most `timeout` seconds and return the exit code.
+        """Wait at most `timeout` seconds (None: without limit) and return the exit code.
 
         Raise subprocess.TimeoutExpired if it still runs.
         """

@@ -15,10 +15,11 @@ from .launch import EMULATED
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine of a group's ranks.
+    """The machine of a group's ranks, for predictions.
 
-    `topology` is None if they share a host and talk through its memory; `batched` is set if
-    messages go in batches (over NCCL); `what` names the machine in messages.
+    `topology` is None if they share a host and communicate through its memory; `host` has the
+    measured costs of sending, `batched` is set if messages go in batches (over NCCL), `what` names
+    the machine in messages.
     """
 
     topology: Topology | None
@@ -28,7 +29,7 @@ class Machine:
 
 
 def emulated() -> Topology | None:
-    """Return the emulated machine that this process is in, or None."""
+    """Return the emulated machine that this process runs in, or None outside of one."""
     path = os.environ.get(EMULATED)
     if path is None:
         return None
@@ -47,9 +48,10 @@ def describe_machine(
     batched: bool,
     mpi: str | None = None,
 ) -> Machine:
-    """Return the machine of a group with ranks on these hosts, for a plan's topology.
+    """Return the machine of a group's ranks from the plan's `topology`, or None for unknown links.
 
-    `mpi` names the MPI that carries messages, if one does.
+    `cores_of_hosts` has the number of usable cores by host name. `mpi` names the MPI that carries
+    messages, None if none does.
     """
     cores, over = sum(cores_of_hosts.values()), f", over {mpi}" if mpi else ""
     known = (host_of(topology) if topology is not None else None) or (OVER_MPI if mpi else None)
@@ -65,7 +67,7 @@ def describe_machine(
 
 
 def find_own_cores() -> tuple[str, frozenset[int]]:
-    """Return this rank's host and the cores it may use there.
+    """Return the name of this rank's host, and the numbers of the cores it may use there.
 
     The hosts of an emulated machine share this host's cores, so they count as one.
     """
@@ -76,9 +78,9 @@ def find_own_cores() -> tuple[str, frozenset[int]]:
 
 
 def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
-    """Return the hosts of ranks with the cores that the ranks may use.
+    """Return, by host name, the number of cores that the ranks on the host may use together.
 
-    Launchers bind ranks to different cores.
+    `ranks` has an answer of `find_own_cores` per rank: launchers bind ranks to different cores.
     """
     of_hosts: dict[str, set[int]] = {}
     for host, cores in ranks:
@@ -87,6 +89,6 @@ def count_cores(ranks: Iterable[tuple[str, frozenset[int]]]) -> dict[str, int]:
 
 
 def are_crowded(ranks: Sequence[tuple[str, frozenset[int]]]) -> bool:
-    """Return whether a host has more ranks than cores for them."""
+    """Return whether a host has more ranks than cores; `ranks` as in `count_cores`."""
     cores = count_cores(ranks)
     return any(number > cores[host] for host, number in Counter(host for host, _ in ranks).items())

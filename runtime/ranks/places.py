@@ -29,7 +29,7 @@ from .store import put, take
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's host, its number there, and the UUID and PCI address of its CUDA device, if any."""
+    """A rank's host, its number there (LOCAL_RANK), and its GPU's UUID and PCI address, if any."""
 
     host: str
     local_rank: int
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass
 class Meeting:
-    """All ranks in one default group (gloo); `doing` names their activity in messages."""
+    """All ranks of the launch in a default group over gloo; `doing` says in errors what they do."""
 
     rank: int
     ranks: int
@@ -55,7 +55,7 @@ class Meeting:
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks on rank 0, nothing elsewhere. Collective."""
+        """Return all ranks' values, by rank, on rank 0; an empty list elsewhere. Collective."""
         values: list[Any] | None = [None] * self.ranks if self.rank == 0 else None
         dist.gather_object(value, values, 0)
         return values or []
@@ -134,8 +134,8 @@ def find_machine(
 ) -> Topology | None:
     """Return the machine that a group's ranks form on the group's rank 0, and None on the others.
 
-    Collective over the group alone, by its `store`. `ranks` are its global ranks, whose order is
-    that of the machine's ranks; `rank` is this process's index in it. `device` is this rank's CUDA
+    Collective over the group alone, through its `store`. `ranks` are its global ranks, in the order
+    of the machine's GPUs; `rank` is this process's index in it. `device` is this rank's CUDA
     device, None if data is in host memory.
 
     Raise InputError if ranks share a GPU, only some have one, or a host cannot be probed, and
@@ -166,7 +166,7 @@ def find_machine(
 
 
 def restrict(topology: Topology, ranks: Sequence[int]) -> Topology:
-    """Return the machine with only some of its ranks, renumbered in that order.
+    """Return the machine with only some of its ranks: `ranks[i]` becomes rank i.
 
     Raise InputError if there is no such rank.
     """

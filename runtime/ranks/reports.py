@@ -68,7 +68,11 @@ class _Connection:
 
 
 class Relay:
-    """The reports of all groups of this process, and the thread that passes them on."""
+    """The reports of all groups of this process, and the thread that passes them on.
+
+    A group's `key` is the same on all of its ranks, and other for other groups; `rank` is a rank's
+    number in the group. The process has one Relay, `relay`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -79,7 +83,10 @@ class Relay:
         self._thread: threading.Thread | None = None
 
     def join(self, key: str, rank: int, addresses: Addresses, seconds: float) -> None:
-        """Pass on the reports of a group, in which this process is `rank`, for some seconds."""
+        """Begin to pass on a group's reports, for some `seconds`; this process is its rank `rank`.
+
+        Connects to some of its ranks at once, without waiting for them.
+        """
         with self._lock:
             self._groups.setdefault(key, _TroubledGroup()).addresses = addresses
             self.dial(key, choose_contacts(rank, addresses))
@@ -91,7 +98,10 @@ class Relay:
                 self._thread.start()
 
     def add(self, key: str, rank: int, edition: int, report: Report) -> None:
-        """Add a rank's report, unless it is known, so that it is passed on."""
+        """Store a rank's report and pass it on, unless this `edition` or a later one is known.
+
+        The editions of a rank's report count from 0; a later one replaces an earlier one.
+        """
         with self._lock:
             group = self._groups.setdefault(key, _TroubledGroup())
             if rank not in group.heard or group.heard[rank][0] < edition:
@@ -100,7 +110,10 @@ class Relay:
                 group.lines.append(json.dumps(line).encode() + b"\n")
 
     def dial(self, key: str, ranks: Iterable[int]) -> None:
-        """Connect to ranks not tried yet, to see whether their processes are alive."""
+        """Begin to connect to the ranks not tried yet, to see whether their processes are alive.
+
+        Does not wait; `list_reach` returns the outcome.
+        """
         with self._lock:
             group = self._groups[key]
             for rank in ranks:
@@ -109,17 +122,17 @@ class Relay:
                     self._to_dial.append((key, rank))
 
     def hear(self, key: str) -> dict[int, Report]:
-        """Return the reports of a group so far, by rank."""
+        """Return the latest report of each rank of a group; ranks not heard of are missing."""
         with self._lock:
             return {rank: report for rank, (_, report) in self._groups[key].heard.items()}
 
     def list_reach(self, key: str) -> dict[int, Reach]:
-        """Return the fate of the connections to dialed ranks."""
+        """Return "trying", "reached" or "ended" (its process is gone) by rank, for those dialed."""
         with self._lock:
             return dict(self._groups[key].reach)
 
     def is_behind(self, key: str) -> bool:
-        """Return whether a report is not yet on its way to a reachable rank."""
+        """Return whether a report of the group has still to be sent to a rank in reach."""
         with self._lock:
             count = len(self._groups[key].lines)
             return any(
@@ -293,7 +306,10 @@ def _accept(
 
 
 def choose_contacts(rank: int, addresses: Addresses) -> list[int]:
-    """Return the ranks that a rank connects to, so that reports spread to all."""
+    """Return the ranks that `rank` connects to, so that reports spread to all ranks of `addresses`.
+
+    In small groups these are all others.
+    """
     ranks = sorted(addresses)
     if len(ranks) <= _MAX_DIALED:
         return [other for other in ranks if other != rank]

@@ -40,7 +40,7 @@ def explain_set_up(
     `what` describes the set-up ("finding a plan for allreduce") among the global `ranks`, and
     `error` is how it failed here. Each rank on which it failed calls this: they exchange reports
     for up to a quarter of `timeout`, at most 5 s. The error names ranks that ended or never came;
-    if none are seen, it says that the culprit is not known. `known` are the addresses that the
+    if none are found, it says that the culprit is not known. `known` are the addresses that the
     ranks have published (None: look them up in the default group's store).
     """
     own, symptom = dist.get_rank(), f"here {what} failed ({first_line(error)})"

@@ -49,12 +49,13 @@ def make_stock_call(
     target: torch.Tensor,
     op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
 ) -> Callable[..., dist.Work | None]:
-    """Return a function that calls a group's stock collective on flat `source` and `target`.
+    """Return a function that runs a group's stock collective on flat `source` and `target`.
 
-    For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
-    divides. It waits, or with `asynchronous=True` returns the Work it has started. It calls the
-    group's own methods: the group need not be registered with torch, whose functions also take
-    longer to check and log a small call than the group to start it.
+    For allreduce, reduce and broadcast both must be the same tensor. For AVG the result is the sum,
+    and the caller divides. The function waits for the end and returns None, or with
+    `asynchronous=True` returns the Work it has started. It calls the group's own methods: the group
+    need not be registered with torch, whose functions also take longer to check and log a small
+    call than the group to start it.
     """
     name, is_root = collective.name, group.rank() == collective.root
     options = _OPTIONS[name]()
@@ -123,7 +124,10 @@ def _await_callbacks() -> None:
 
 
 class StartedStock:
-    """A started stock collective: `work`, its `call` in `faults`, and `finish` for its end."""
+    """A stock collective in progress, of which either `call_when_done` or `wait` handles the end.
+
+    If `work` ends well, `finish` is called; if not, `faults` finds the rank at fault for `call`.
+    """
 
     def __init__(
         self, faults: Faults, call: Call, work: dist.Work, finish: Callable[[], None]
@@ -131,10 +135,10 @@ class StartedStock:
         self._faults, self._call, self._work, self._finish = faults, call, work, finish
 
     def call_when_done(self, done: Callable[[BaseException | None], None]) -> bool:
-        """Call `done` at the end with None, or with an ExecutionError.
+        """Have `done` called at the end with None, or with the error. Does not wait.
 
-        Return False if the backend has no futures (gloo's reduce-scatter): then someone must
-        `wait`.
+        Return False, and do nothing, if the backend has no futures (gloo's reduce-scatter): then
+        the caller must call `wait`.
         """
         try:
             future = self._work.get_future()
@@ -159,7 +163,7 @@ class StartedStock:
         return True
 
     def wait(self) -> None:
-        """Wait until it is complete; raise ExecutionError if it fails."""
+        """Wait until it is complete, then call `finish`; raise ExecutionError if it fails."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -168,8 +172,8 @@ class StartedStock:
 
 
 def has_stock(dtype: torch.dtype) -> bool:
-    """Return whether gloo and NCCL have collectives for a dtype that plans support.
+    """Return whether gloo and NCCL have collectives for `dtype`, one of those that plans support.
 
-    Static, so that ranks need not ask each other.
+    The answer depends on the dtype alone, so that ranks need not ask each other.
     """
     return dtype not in _REFUSED

@@ -31,7 +31,7 @@ _PAUSE_S = 0.02  # between polls of the store
 
 
 def put(store: Store, key: str, value: Any) -> None:
-    """Put a JSON value into the store, for the other ranks."""
+    """Write a JSON value of any length to the store, for other ranks to `take`."""
     data = zlib.compress(json.dumps(value).encode(), 1)
     parts = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
     for number, part in enumerate(parts):
@@ -46,10 +46,10 @@ def take(
     stop: threading.Event | None = None,
     look: Callable[[], object] = lambda: None,
 ) -> Any:
-    """Return a value that another rank puts, waiting for it.
+    """Return the value that another rank `put` under `key`, waiting for it; it stays in the store.
 
-    Raise RuntimeError if that takes longer than `timeout` or `stop` is set, or what `look`, called
-    every second, raises.
+    Raise RuntimeError if that takes longer than `timeout` or `stop` is set. `look` is called every
+    second meanwhile, to end the wait by an exception of its own.
     """
     stop = stop or threading.Event()
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _FIRST_PAUSE_S
@@ -69,9 +69,9 @@ def take(
 
 
 class StoreClient:
-    """This process's own connection to a store, shared by its groups.
+    """This process's own connection to a store, for requests that do not wait.
 
-    For requests that do not wait.
+    All its groups with that store share it.
     """
 
     def __init__(self, original: Store) -> None:
@@ -83,9 +83,9 @@ _clients: WeakValueDictionary[int, StoreClient] = WeakValueDictionary()
 
 
 def find_client(store: Store) -> StoreClient:
-    """Return the connection to the store under `store`, without its prefixes.
+    """Return this process's own connection to a group's store, without the group's key prefixes.
 
-    It lasts as long as a reference to it.
+    It is opened for the first caller, and closed when no reference to it is left.
     """
     original: Store = getattr(store, "_underlying_non_prefix_store", store)
     client = _clients.get(id(original))

@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import AllreduceOptions
 def time_call_s(
     call: Callable[[], object], meet: Callable[[], object], device: torch.device
 ) -> float:
-    """Return the seconds of `call` on this rank, including device work.
+    """Return the seconds that `call` takes on this rank, including device work, after `meet`.
 
-    All ranks call `meet` first. Collective; exceptions of `call` and `meet` are passed on.
+    `meet` is a barrier of all ranks. Collective; exceptions of `call` and `meet` are passed on.
     """
     meet()
     if device.type == "cuda":
@@ -27,7 +27,10 @@ def time_call_s(
 
 
 def find_slowest_s(seconds: list[float], group: Any, device: torch.device) -> list[float]:
-    """Return the maximum of each time over the ranks of `group` (None: all). Collective."""
+    """Return, for each item of `seconds`, the maximum over the ranks of `group` (None: all).
+
+    Collective; all ranks pass equally many and get the same.
+    """
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

@@ -31,7 +31,7 @@ TRANSPORTS = ("auto", "mpi")
 
 
 def check_transport(name: str | None) -> str:
-    """Return the transport: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
+    """Return the transport's name: `name`, else TOPOPLAN_TRANSPORT; raise InputError if unknown."""
     chosen = name or os.environ.get(TRANSPORT) or "auto"
     if chosen not in TRANSPORTS:
         raise InputError(
@@ -119,7 +119,7 @@ class Transport:
 
     @property
     def cores_of_hosts(self) -> dict[str, int]:
-        """The ranks' hosts, with the cores that a rank may use. Collective the first time."""
+        """The number of cores that the ranks may use, by host name. Collective the first time."""
         return count_cores(self._find_places())
 
     def _find_places(self) -> list[tuple[str, frozenset[int]]]:
@@ -147,17 +147,20 @@ class Transport:
         return "mpi" if self.mpi is not None else find_engine(self.group, self.device)
 
     def find_slowest_s(self, seconds: list[float]) -> list[float]:
-        """Return the maximum of each time over all ranks. Collective; raises like `meet`."""
+        """Return, for each item of `seconds`, the maximum over all ranks.
+
+        Collective; raises like `meet`.
+        """
         if self.mpi is not None:
             return self.mpi.find_largest(seconds, time.monotonic() + self.timeout_s)
         return find_slowest_s(seconds, self.group, self.device)
 
     def find_span_s(self, began: float, ended: float) -> float:
-        """Return the seconds from the last rank's begin of a call to the last one's end.
+        """Return the seconds from the last rank's start of a call to the last rank's end.
 
-        The result is the same on all ranks. `began` and `ended` are this rank's (time.monotonic).
-        If ranks have different clocks it is the shortest time of any rank, since the last one to
-        come does not wait.
+        Collective; the result is the same on all ranks. `began` and `ended` are this rank's
+        (time.monotonic). If the ranks are on several hosts, whose clocks differ, it is the shortest
+        time of any rank, since the last one to start does not wait.
         """
         last_began, last_ended, shortest = self.find_slowest_s([began, ended, began - ended])
         # Ranks on one host share one time.monotonic.
@@ -209,7 +212,7 @@ class SharedTransport(Transport):
         self._begin(plain, torch.device("cpu"), timeout, faults)
 
     def open(self, over: str) -> None:
-        """Join MPI if it is to carry messages and has not been joined.
+        """Join MPI if `over` is "mpi" (the transport's name) and this has not been done.
 
         Collective the first time.
         """
@@ -217,7 +220,7 @@ class SharedTransport(Transport):
             self.mpi = self._open_channel(self._name)
 
     def close(self) -> None:
-        """End the transport; the connections stay the plain group's."""
+        """End the transport; the plain group's connections stay open."""
         super().close()
         self.is_open = False
 

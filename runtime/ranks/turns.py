@@ -63,7 +63,7 @@ class Turns:
     what: str
 
     def measure_turn_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
-        """Return the slowest rank's seconds of each call, made once. Collective."""
+        """Return, for each call, the slowest rank's seconds of running it once. Collective."""
         transport, seconds = self.transport, []
         for call in calls:
             with transport.faults.stock(self.what):
@@ -74,8 +74,9 @@ class Turns:
     def measure_medians_s(self, calls: Sequence[Callable[[], None]]) -> list[float]:
         """Return each call's median seconds over several turns, equal on all ranks. Collective.
 
-        A call that is hopeless at its very first run and in the first turns gets no more turns. If
-        only one call is left, the times are the shortest ones of the first turns.
+        Each call first runs once to be compiled. Calls that are much slower than the fastest, then
+        and in the first few turns, get no more turns. If only one call is left, the times are the
+        shortest ones of the first turns.
         """
         unprepared = self.measure_turn_s(calls)  # compiles the calls, and touches their buffers
         first = [self.measure_turn_s(calls)]
@@ -112,10 +113,10 @@ class Turns:
 
 
 def is_open(times_s: Sequence[Sequence[float]]) -> bool:
-    """Return whether the spread of times leaves the fastest call uncertain.
+    """Return whether the spread of times leaves it uncertain which call is the fastest.
 
-    It does if a median is not _SIGMAS standard errors above the smallest, and these errors are not
-    small themselves. Each call needs at least two times.
+    `times_s` has at least two times for each call. It is uncertain if a median is not _SIGMAS
+    standard errors above the smallest, and these errors are not small themselves.
     """
     medians = [statistics.median(times) for times in times_s]
     quartiles = [statistics.quantiles(times, n=4, method="inclusive") for times in times_s]
@@ -132,9 +133,10 @@ def is_open(times_s: Sequence[Sequence[float]]) -> bool:
 
 
 class Trial:
-    """The candidates for one size and their times.
+    """The candidates for one size that a trial times, None being the stock collective.
 
-    `others` are tried only if `expected`, which won in an earlier launch, does not win.
+    `entrants` take turns, the slow ones drop out. `others` are not timed here: they get a trial of
+    their own if `expected`, which won in an earlier launch, does not win this one.
     """
 
     def __init__(
@@ -149,30 +151,33 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether all candidates have been tried often enough."""
+        """Whether all rounds are over, or a single candidate is left."""
         return self._round > ROUNDS
 
     @property
     def entrant(self) -> Entrant:
-        """The candidate for the next call."""
+        """The candidate for the next call, None for the stock collective."""
         return self._left[self._next]
 
     @property
     def first_schedule(self) -> Schedule:
-        """One of the schedules, for calls that the stock collective cannot carry out."""
+        """The first candidate but stock, for calls that the stock collective cannot carry out."""
         return next(entrant for entrant in self._times_s if entrant is not None)
 
     def record(self, seconds: float) -> None:
-        """Record the time of the current candidate's call over all ranks."""
+        """Record the seconds of `entrant`'s call over all ranks, and go on to the next candidate.
+
+        `seconds` must be the same on all ranks.
+        """
         self._times_s[self.entrant].append(seconds)
         self._next += 1
         if self._next == len(self._left):
             self._end_round()
 
     def best_s(self) -> dict[Entrant, float]:
-        """Return each candidate's best time in seconds.
+        """Return the shortest time in seconds of each candidate that has been timed.
 
-        Disturbances only add time, and few calls are timed.
+        Disturbances only add time, and few calls are timed, so this is better than a median.
         """
         return {entrant: min(times) for entrant, times in self._times_s.items() if times}
 
