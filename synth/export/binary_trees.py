@@ -47,7 +47,7 @@ def find_depth(trees: Iterable[Parents]) -> int:
 def check_tree(parents: Sequence[int], where: str) -> None:
     """Raise InputError unless parents form one tree through all ranks, with at most two children.
 
-    The parent of the root is -1.
+    `parents` has the parent of each rank, -1 for the root; `where` begins the message.
     """
     depth, _ = levels(parents)
     roots = [rank for rank, parent in enumerate(parents) if parent < 0]
@@ -63,9 +63,9 @@ def check_tree(parents: Sequence[int], where: str) -> None:
 
 
 def schedule_trees(request: Request, trees: Sequence[Parents], name: str) -> Schedule:
-    """Return the allreduce of trees with equal shares, each edge on the hardware's route.
+    """Return the allreduce over trees with equal shares as a schedule called `name`.
 
-    Raise InfeasibleError if an edge has none.
+    Each edge takes the hardware's route. Raise InfeasibleError if it has none.
     """
     topology, route, rooted = request.topology, request.router.route, []
     for parents in trees:
@@ -84,9 +84,10 @@ def schedule_trees(request: Request, trees: Sequence[Parents], name: str) -> Sch
 
 
 def find_binary_trees(request: Request, most: int) -> tuple[Parents, ...]:
-    """Return the best equal trees of a search, at most `most`; a tree may occur several times.
+    """Return trees that together give the best allreduce found, with equal shares.
 
-    Raise InfeasibleError if the GPUs are not connected.
+    There are at most `most`, and a tree may occur several times. Raise InfeasibleError if the GPUs
+    are not connected.
     """
     search = _TreeSearch(request)
     search.generate()

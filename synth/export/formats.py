@@ -28,7 +28,7 @@ _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 class Export:
     """A text in one of the formats, with `figures` for programs and `lines` for people.
 
-    `bounds` are those of its rates, None if the format has no rates.
+    `bounds` are the collective's, to compare its rates with; None if the format has no rates.
     """
 
     format: str
@@ -39,7 +39,7 @@ class Export:
 
     @property
     def key(self) -> str:
-        """The name of the figures in JSON."""
+        """The key under which topo-synth's JSON has the figures."""
         return self.format.replace("-", "_")
 
 
@@ -53,9 +53,11 @@ def export(
     version: NcclVersion = NEWEST,
     measured: Sequence[str] = (),
 ) -> Export:
-    """Return a collective on a topology in one of FORMATS.
+    """Return the file, in one of FORMATS, that tunes NCCL or RCCL to a topology for a collective.
 
-    Raise InfeasibleError or InputError if the format cannot express it.
+    `version` is NCCL's, for graph files. `measured` are the measurements for the tuner, each
+    ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or InputError if the format cannot
+    express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)

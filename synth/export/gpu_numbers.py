@@ -22,7 +22,7 @@ _TYPE_OF_LABEL = {"LNK": "NVL", "SW": "NVL", "NODE": "PHB"}
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """The `dev` of each rank's GPU, and the source of the numbers in words."""
+    """The driver's index (`dev`) of each rank's GPU, and the source of these numbers in words."""
 
     devs: tuple[int, ...]
     source: str
@@ -85,7 +85,8 @@ def _read_name(gpu: Device) -> int | None:
 class PathTypes:
     """NCCL's types (NVL, PIX, PHB, ...) of the paths between GPUs, from the topology's routes.
 
-    `graph_file.TYPES` lists the types, nearest first; P2C is used only if `version` knows it.
+    `graph_file.TYPES` lists the types, nearest first. P2C (NVLink-C2C through a CPU) is used only
+    if NCCL's `version` knows it.
     """
 
     def __init__(self, topology: Topology, version: NcclVersion) -> None:
@@ -116,7 +117,7 @@ class PathTypes:
         return _TYPE_OF_LABEL.get(label, label)
 
     def find_worst(self, pairs: Iterable[tuple[int, int]]) -> str:
-        """Return the type of the most distant of some pairs of ranks."""
+        """Return the type of the most distant of some pairs of ranks; "LOC" without pairs."""
         return max((self.find_type(*pair) for pair in set(pairs)), key=TYPES.index, default="LOC")
 
     def _is_all_c2c(self, src: str, dst: str) -> bool:

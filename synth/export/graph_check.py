@@ -167,5 +167,8 @@ def list_hops(channels: Channels) -> set[tuple[int, int]]:
 
 
 def make_plain(line: str) -> str:
-    """Return a line that is valid in comments of every format: ASCII, without double dashes."""
+    """Return a line as comments of every format may have it: ASCII, short, without double dashes.
+
+    Other characters become question marks; the end of a long line is cut off.
+    """
     return re.sub(r"-(?=-)", "", re.sub(r"[^ -~]", "?", line))[:_MAX_COMMENT].rstrip("-")

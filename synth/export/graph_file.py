@@ -76,7 +76,7 @@ class NcclVersion:
 
     @property
     def knows_p2c(self) -> bool:
-        """Whether the path type P2C, NVLink-C2C to a CPU, is known; older versions read LOC."""
+        """Whether NCCL knows the path type P2C (NVLink-C2C to a CPU); else it reads it as LOC."""
         return self >= NcclVersion(2, 28)
 
 
@@ -144,7 +144,7 @@ class GraphFile:
     notes: tuple[str, ...] = ()
 
     def find(self, number: int) -> NcclGraph | None:
-        """Return the graph with an id; None if the file has none."""
+        """Return the graph whose id is `number` (RING_ID, TREE_ID); None if the file has none."""
         return next((graph for graph in self.graphs if graph.id == number), None)
 
 

@@ -54,8 +54,8 @@ Sized = dict[str, Channels]
 class NcclGraphs:
     """Rings and chains for a machine, in equal numbers, with their algbw in GB/s at large sizes.
 
-    `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None
-    if no such channel exists.
+    `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None,
+    with algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
     """
 
     router: Router
@@ -82,8 +82,8 @@ class NcclGraphs:
 def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
     """Return the best rings and chains for a collective on one host.
 
-    The collective is one of COLLECTIVES. Raise InfeasibleError if the GPUs are on several hosts or
-    too many for a file, or no ring or chain exists.
+    The collective is one of COLLECTIVES, and `bound` its single-path bound. Raise InfeasibleError
+    if the GPUs are on several hosts or too many for a file, or no ring or chain exists.
     """
     collective, topology, n = request.collective, request.topology, request.collective.ranks
     numbers, reducing = number_gpus(topology), request.of(Collective("allreduce", n))
@@ -113,7 +113,10 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
 
 
 def measure_algbw(request: Request, schedule: Schedule) -> Fraction:
-    """Return the algbw in GB/s of a schedule at large sizes, after verifying it."""
+    """Return the exact algbw in GB/s of a schedule at large sizes, computed from its link loads.
+
+    Raise VerificationError if the schedule is wrong.
+    """
     verify(schedule, request.topology)
     return algbw_GBps(schedule, request.topology)
 
@@ -123,10 +126,11 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
 
 
 def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
-    """Return the text of the file, checked with its rates after reading it back.
+    """Return the text of the graph file.
 
     GPUs are named in hexadecimal with 0x, which every version reads in the same way; they have no
-    rank, and there is no XML declaration.
+    rank, and there is no XML declaration. Raise VerificationError if the text, read back, does not
+    have the rates of `graphs`.
     """
     topology, lines = (
         graphs.router.topology,
@@ -218,9 +222,10 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> str:
 
 
 def match_counts(request: Request, finders: Sequence[Rounding], most: int) -> Sized:
-    """Return the same number of channels of each shape, at most `most`.
+    """Return channels by their shape (ring, chain), the same number of each, at most `most`.
 
-    It is the smallest number at which all shapes are near their best rates.
+    It is the smallest number at which all shapes are near their best rates. `finders` finds the
+    channels of one shape each.
     """
     given = {finder.shape: finder.name(finder.choose(most)) for finder in finders}
     matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)

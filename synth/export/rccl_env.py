@@ -107,7 +107,10 @@ def _compute_algbw(
 
 
 def write_rccl_env(env: RcclEnv, request: Request) -> str:
-    """Return lines for a shell, after reading them back and replaying them at the claimed rates."""
+    """Return shell lines that set RCCL's variables, with comments on the rates.
+
+    Raise VerificationError if the lines, read back, do not reach the rates of `env`.
+    """
     reached = [
         f"{name} {float(rate):.4g}"
         for name, rate in (("rings", env.ring_GBps), ("trees", env.tree_GBps))
@@ -189,7 +192,10 @@ def _read_ring(text: str, where: str, ranks: int) -> tuple[int, ...]:
 
 
 def read_tree(text: str, where: str, ranks: int) -> Parents:
-    """Return a tree of RCCL_TREES. Raise InputError if it is malformed or misses a rank."""
+    """Return a tree of RCCL_TREES, for `ranks` ranks; `where` begins messages.
+
+    Raise InputError if it is malformed or misses a rank.
+    """
     where = f"{where}: tree {text[:60]!r}"
     if len(text) > _MAX_TREE_CHARACTERS:
         raise InputError(

@@ -28,7 +28,10 @@ _Arcs = dict[tuple[int, int], cp_model.IntVar]
 
 
 def list_all(search: Search) -> None:
-    """Offer all orders of few ranks; for symmetric jobs, those with rank 0 on the first GPU."""
+    """Offer the search every order of its ranks, which must be few.
+
+    For symmetric jobs, offer those with rank 0 on the first GPU only.
+    """
     n = search.job.ranks
     first = [0] if search.is_symmetric and n > 1 else []
     rows = np.array([[*first, *order] for order in permutations(range(len(first), n))])
@@ -37,7 +40,10 @@ def list_all(search: Search) -> None:
 
 
 class ProofModel:
-    """A CP-SAT model whose solutions are orders better than the best known one."""
+    """A CP-SAT model whose solutions are the orders with a lower value than the search's best one.
+
+    If it has no solution, the best order is proved optimal.
+    """
 
     def __init__(self, search: Search) -> None:
         self.search, self.model = search, cp_model.CpModel()
@@ -136,7 +142,7 @@ class ProofModel:
         model.minimize(total)
 
     def read_order(self, solver: cp_model.CpSolver) -> Ints:
-        """Return the order of the solution."""
+        """Return the GPU of each rank in the solution that the solver found."""
         n = self.ranks
         if not self.is_ring:
             where = {r: g for (r, g), var in self.on.items() if solver.boolean_value(var)}
@@ -153,7 +159,8 @@ class ProofModel:
 def prove_best(search: Search, effort: Effort) -> int:
     """Search by CP-SAT for an order better than the best known one, and offer it if found.
 
-    Return a proven lower bound on the values of all orders, in the unit of values.
+    Return a proven lower bound on the values of all orders, in units of `search.loads.seconds_each`
+    seconds; 0 if nothing is proved.
     """
     if (
         search.best[0]

@@ -35,9 +35,10 @@ Move = tuple[int, int, int, int]
 
 
 class Improver:
-    """A local search that improves orders.
+    """A local search that improves orders by moves, such as a swap of two ranks.
 
-    `tiers` hold GPUs by their number among those that take part.
+    It offers its results to `search`. `tiers` are divisions of the GPUs into parts, such as hosts;
+    GPUs are numbered among those that take part. `chance` draws the moves.
     """
 
     def __init__(self, search: Search, tiers: Sequence[Tier], chance: np.random.Generator) -> None:
@@ -48,7 +49,7 @@ class Improver:
         self.tiers = [parts for parts in stack_equal(tiers) if parts.shape[1] > 1]
 
     def improve(self, order: Ints) -> None:
-        """Make moves until none helps or the work is used up, and offer the result.
+        """Make moves from an order until none helps or the work is used up, and offer the result.
 
         Moves are tried in random order, a batch at a time; the best of a batch is made if it helps.
         """
@@ -146,11 +147,11 @@ class Improver:
 
 
 def keep_hosts_together(search: Search, order: Ints) -> Ints:
-    """Return the order, for one group with each host's ranks renumbered consecutively.
+    """Return an order in which each host's ranks are consecutive, if one is as good as the best.
 
     Many launchers number ranks this way. A ring may begin anywhere, and often can pass all GPUs of
-    a host at once. The order is returned unchanged if there are several groups, or if no such order
-    is as good.
+    a host at once. `order` is returned unchanged if the job has several groups, or if no such order
+    is found.
     """
     hosts = search.host_of[order]
     begins = np.flatnonzero(hosts != np.roll(hosts, 1))
@@ -176,10 +177,11 @@ def keep_hosts_together(search: Search, order: Ints) -> Ints:
 def arrange_inside(
     search: Search, tiers: Sequence[Tier], order: Ints, chance: np.random.Generator
 ) -> list[Ints]:
-    """Return an order for each tier of equal parts, with ranks rearranged inside the parts.
+    """Return orders in which ranks are rearranged inside the parts of a tier, one order per tier.
 
-    A separate search rearranges the ranks of the first part among its GPUs; all other parts follow
-    the same arrangement.
+    A tier divides the GPUs into parts; only those with equal parts are used. A separate search
+    rearranges the ranks of the first part among its GPUs; all other parts follow the same
+    arrangement. Tiers with large parts, or without messages inside the first one, are left out.
     """
     orders = []
     for parts in stack_equal(tiers):

@@ -54,11 +54,12 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Pattern:
-    """The messages of one group: `bytes_each` bytes from rank i to j for each (i, j) of `sends`.
+    """The messages of one group: `bytes_each` bytes from member i to j for each (i, j) of `sends`.
 
-    Ranks i and j count inside the group. `shape` is "around" (a ring), "pairs" (every rank to every
-    other), "line" (neighbours, in both directions) or "spread" (a plan; `sends` then only names the
-    members).
+    i and j are positions in the group. `shape` is "around" (a ring), "pairs" (every rank to every
+    other), "line" (neighbours, in both directions) or "spread": a plan, of which `sends` only names
+    the members, and which sends (p - 1) / p of `bytes_each` out of each of the p parts of the
+    machine that hold its group.
     """
 
     shape: str
@@ -68,7 +69,10 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collective of every group of a dimension in each step, on `size_bytes` bytes."""
+    """The collective that each group of a dimension runs once per training step.
+
+    `size_bytes` is the size of its buffer, as algbw counts it.
+    """
 
     dimension: str
     collective: str
@@ -77,9 +81,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Phase:
-    """One traffic of a job as messages from rank `src[i]` to rank `dst[i]`.
+    """One traffic of a job, as messages of all groups from rank `src[i]` to rank `dst[i]`.
 
-    `pattern` holds the messages of one group.
+    These are ranks of the job. `pattern` holds the messages of one group, by positions in it.
     """
 
     traffic: Traffic
@@ -90,9 +94,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Job:
-    """A mesh of ranks and its traffics.
+    """A mesh of ranks, and the traffic in a training step.
 
-    The mesh has names and sizes of its dimensions, the last one fastest.
+    `dimensions` are names and sizes. Ranks count through the mesh, the last dimension fastest.
     """
 
     dimensions: tuple[tuple[str, int], ...]
@@ -109,13 +113,19 @@ class Job:
         return sum(size > 1 for _, size in self.dimensions) == 1
 
     def list_groups(self, dimension: str) -> Ints:
-        """Return the groups of a dimension, one row per group with its ranks in order."""
+        """Return the ranks of each group of a dimension, in order: one row per group.
+
+        The ranks of a group differ in this dimension only.
+        """
         names, sizes = zip(*self.dimensions, strict=True)
         axis, ranks = names.index(dimension), np.arange(self.ranks, dtype=np.int64)
         return np.moveaxis(ranks.reshape(sizes), axis, -1).reshape(-1, sizes[axis])
 
     def list_phases(self, target: str) -> list[Phase]:
-        """Return the messages of each traffic that sends any, by the algorithms of `target`."""
+        """Return the messages of each traffic, by the algorithms of `target`.
+
+        `target` is "ring", "stock" (gloo's) or "plan". Traffics without messages are left out.
+        """
         phases = []
         for traffic in self.traffics:
             groups = self.list_groups(traffic.dimension)
@@ -127,7 +137,10 @@ class Job:
 
 
 def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pattern:
-    """Return the messages in a group of one of COLLECTIVES, by the algorithms of `target`."""
+    """Return the messages in one group of `ranks` ranks for a collective on `size_bytes` bytes.
+
+    `target` is "ring", "stock" (gloo's algorithms) or "plan"; collectives include "sendrecv".
+    """
     n, size = ranks, Fraction(size_bytes)
     if n == 1:
         return Pattern(AROUND, (), size)
@@ -153,8 +166,9 @@ def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pat
 def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
     """Return the job for texts such as `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`.
 
-    Without `job` all `ranks` ranks are one group; without `traffic` that group does an allreduce of
-    1 GiB. Raise InputError if the texts are malformed or do not fit.
+    `ranks` is the number of ranks that the mesh must have. Without `job` they are one group.
+    Without `traffic` the only dimension larger than 1 does an allreduce of 1 GiB. Raise InputError
+    if the texts are malformed, do not fit, or leave the traffic of several dimensions open.
     """
     dimensions = _read_dimensions(job) if job is not None else ((WHOLE, ranks),)
     sizes = [size for _, size in dimensions]

@@ -34,11 +34,12 @@ Key = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class RouteLoads:
-    """The links that messages cross, and the parts of tiers whose borders plans cross.
+    """The columns of load tables: links and, for plans, the borders of parts of the machine.
 
-    Columns have `names` and bandwidths. `crossed[u, v]` are the columns from GPU u to GPU v, padded
-    with the number of columns. `part_of[t]` has, for tier t, the column of each GPU's part; a
-    plan's traffic out of the part loads this column.
+    Each column has a name and a bandwidth. `crossed[u, v]` lists the columns on the route from GPU
+    u to GPU v, padded with the number of columns. `part_of[t, u]` is the column of GPU u's part in
+    division t of the GPUs; a plan's traffic out of the part loads it. GPUs are numbered among those
+    that have a rank.
     """
 
     names: Sequence[str]
@@ -48,10 +49,12 @@ class RouteLoads:
 
 
 class OrderLoads:
-    """The loads of a job's phases on a machine.
+    """Evaluator of rank orders: the exact loads and times of a job's phases on a machine.
 
-    Values of orders are integers in units of `seconds_each` seconds; `entries` is the number of
-    numbers that the evaluation of one order touches.
+    An order has the GPU of each rank, numbered among the GPUs that have one; `orders` are arrays
+    with one order per row. An order's value is its time by the objective, as an integer in units of
+    `seconds_each` seconds. `entries` is the number of array entries that evaluating one order
+    touches.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:
@@ -84,7 +87,11 @@ class OrderLoads:
         self.entries = sum(len(p.src) for p in phases) * self.crossed.shape[2] + len(self.links)
 
     def count(self, phase: Phase, orders: Ints) -> Ints:
-        """Return how many messages of a phase cross each link (a column) in each order (a row)."""
+        """Return how many messages of a phase cross each link (a column) in each order (a row).
+
+        The last column is padding, always 0. For a plan, return its traffic out of each part
+        instead, in units of 1 / lcm(1, 2, ..., group size) of a message.
+        """
         width = len(self.links) + 1
         # One bincount serves all orders, since each has a separate range of bins.
         row = np.arange(len(orders))[:, None, None] * width
@@ -115,7 +122,7 @@ class OrderLoads:
         return counts.reshape(len(orders), width)
 
     def values(self, orders: Ints) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the exact values of orders, and their unevenness.
+        """Return the exact value of each order (less is better), and its unevenness.
 
         Unevenness measures how unevenly an order loads links; it is the tie-breaker between equal
         values.
@@ -150,7 +157,7 @@ class OrderLoads:
         ]
 
     def phase_seconds(self, order: Sequence[int]) -> list[Fraction]:
-        """Return how long each phase takes."""
+        """Return the seconds of each phase in an order: those of its busiest link."""
         return [max(busy, default=0) * self.seconds_each for busy in self._list_busy(order)]
 
     def find_busiest(self, order: Sequence[int]) -> str:
@@ -171,7 +178,9 @@ def _find_unit(phase: Phase) -> int:
 class Search:
     """A search over orders, with the best `order` so far and its key `best`.
 
-    `together` are groups (rows of ranks) that must share a host; `host_of` is the host of each GPU.
+    A key has the number of members that are on another host than their group, the order's value and
+    its unevenness; the least key is best. `order` is empty until one is offered. `together` are
+    groups (rows of ranks) that must share a host; `host_of` is the number of each GPU's host.
     `forwarded[u, v]` is True if other GPUs forward messages from GPU u to v (None if none do);
     forwarding is avoided if that costs no time.
     """
@@ -193,8 +202,9 @@ class Search:
     def evaluate(self, orders: Ints) -> tuple[Ints, NDArray[Any], NDArray[np.float64]]:
         """Return the parts of the keys of orders: misplaced members, values, and unevenness.
 
-        Misplaced members are apart from their groups' hosts. Messages that GPUs forward dominate
-        the unevenness.
+        A member is misplaced if its group must share a host and it is on another host than the
+        group's first member. Forwarded messages dominate the unevenness. The work is charged to
+        `effort`.
         """
         self.effort.spend(_CALL_S + _ENTRY_S * self.loads.entries * len(orders))
         values, uneven = self.loads.values(orders)
@@ -205,7 +215,7 @@ class Search:
         return apart, values, uneven + _FORWARDED * self.count_forwarded(orders)
 
     def find_best(self, orders: Ints) -> tuple[int, Key]:
-        """Return the row of the best order, and its key."""
+        """Return the row of the order with the least key, and this key; keep neither."""
         apart, values, uneven = self.evaluate(orders)
         row = int(np.lexsort((uneven, values, apart))[0])
         return row, (int(apart[row]), int(values[row]), float(uneven[row]))
@@ -219,7 +229,7 @@ class Search:
         return count
 
     def offer(self, orders: Ints) -> None:
-        """Evaluate orders, and keep the best of them if it is better than all before."""
+        """Evaluate orders, and keep the best as `order` and `best` if its key is below `best`."""
         if len(orders):
             row, key = self.find_best(orders)
             if not len(self.order) or key < self.best:

@@ -33,7 +33,7 @@ _ORDER = "CUDA_DEVICE_ORDER=PCI_BUS_ID"
 class RankLocation:
     """A rank's host, its number among the host's ranks, and its GPU.
 
-    The GPU has a number on the host and an id.
+    `gpu` is the GPU's number on the host, `gpu_id` its id in the topology.
     """
 
     rank: int
@@ -56,16 +56,17 @@ class RankLocations:
 
     @cached_property
     def by_host(self) -> dict[str, list[RankLocation]]:
-        """The locations on each host, hosts in the order of their first ranks."""
+        """The locations by the name of their host, hosts in the order of their first ranks."""
         hosts: dict[str, list[RankLocation]] = {}
         for location in self.locations:
             hosts.setdefault(location.host, []).append(location)
         return hosts
 
     def list_hosts(self, form: str) -> list[tuple[str, list[RankLocation]]]:
-        """Return the hosts with their locations.
+        """Return `by_host` as pairs, after checking the names of hosts.
 
-        Raise InfeasibleError if a host's name is not a plain word to files and shells.
+        Raise InfeasibleError, which names the format `form`, if a host's name is not a plain word
+        to files and shells.
         """
         for host in self.by_host:
             if not _PLAIN_HOST.fullmatch(host):
@@ -77,7 +78,10 @@ class RankLocations:
         return list(self.by_host.items())
 
     def refuse_interleaved(self, form: str, why: str, instead: str) -> None:
-        """Raise InfeasibleError if the ranks of a host are not consecutive."""
+        """Raise InfeasibleError if the ranks of a host are not consecutive.
+
+        The message says that `form` cannot express this, `why`, and to write `instead`.
+        """
         for locations in self.by_host.values():
             for before, after in pairwise(locations):
                 if after.rank != before.rank + 1:
@@ -89,7 +93,7 @@ class RankLocations:
 
 
 def locate_ranks(topology: Topology, placement: Placement) -> RankLocations:
-    """Return the location of each rank.
+    """Return the host and the GPU of each rank of a placement.
 
     `topology` is the one that ranks were placed on. Hosts that it does not name are called box0,
     box1 ...; a single one is localhost.
@@ -119,7 +123,7 @@ def show_ranks(ranks: Iterable[int]) -> str:
 def write_hostfile(ranks: RankLocations, file: str) -> str:
     """Return Open MPI's hostfile: hosts in order with their slots.
 
-    Raise InfeasibleError if hosts' ranks are interleaved.
+    `file` is its future name, for a comment. Raise InfeasibleError if hosts' ranks are interleaved.
     """
     ranks.refuse_interleaved(
         "hostfile", "Open MPI fills one host after the other", "rankfile or slurm"
@@ -132,7 +136,10 @@ def write_hostfile(ranks: RankLocations, file: str) -> str:
 
 
 def write_rankfile(ranks: RankLocations, file: str) -> str:
-    """Return Open MPI's rankfile: each rank's host, and a core of its own there."""
+    """Return Open MPI's rankfile: each rank's host, and a core of its own there.
+
+    `file` is its future name, for a comment.
+    """
     quoted, count = shlex.quote(file), len(ranks.locations)
     slots = ",".join(f"{host}:{len(own)}" for host, own in ranks.list_hosts("rankfile"))
     return _join(
@@ -146,14 +153,14 @@ def write_rankfile(ranks: RankLocations, file: str) -> str:
 def write_slurm(ranks: RankLocations, file: str) -> str:
     """Return the file for SLURM_HOSTFILE: the host of each task in turn.
 
-    It has no comments because older versions of srun refuse them.
+    It has no comments because older versions of srun refuse them; `file` is not used.
     """
     ranks.list_hosts("slurm")
     return _join(*(location.host for location in ranks.locations))
 
 
 def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
-    """Return the srun command for the file, with further hints for the user."""
+    """Return hints for the user, and last the srun command that uses the host file `file`."""
     orders = {_list_gpus(own) for own in ranks.by_host.values()}
     gpus, command = min(orders), "COMMAND"
     hints = [line.removeprefix("# ") for line in _comment_made_up(ranks)]
@@ -174,7 +181,7 @@ def list_slurm_hints(ranks: RankLocations, file: str) -> list[str]:
 
 
 def write_torchrun(ranks: RankLocations, file: str) -> str:
-    """Return a torchrun command for each host.
+    """Return the text with a torchrun command for each host; `file` is not used.
 
     Raise InfeasibleError if hosts' ranks are interleaved.
     """
@@ -210,9 +217,9 @@ def write_torchrun(ranks: RankLocations, file: str) -> str:
 
 
 def write_visible_devices(ranks: RankLocations, file: str) -> str:
-    """Return a shell script that lists a host's GPUs in the order of its ranks.
+    """Return a shell script that sets CUDA_VISIBLE_DEVICES to a host's GPUs in its ranks' order.
 
-    It is to be sourced on each host.
+    It is to be sourced on each host; `file` is its future name, for a comment.
     """
     hosts = ranks.list_hosts("cuda-visible-devices")
     head = [f"# . {shlex.quote(file)}", *_comment_made_up(ranks), f"export {_ORDER}"]
@@ -262,12 +269,13 @@ def _join(*lines: str) -> str:
 
 
 def make_mesh(placement: Placement) -> list[Any]:
-    """Return the mesh as a nested list: the rank, by the given order, whose GPU each position gets.
+    """Return the ranks of a DeviceMesh as a nested list, for a job started in the given order.
 
-    torch sorts the ranks of a DeviceMesh's groups, while DTensor takes positions in the mesh for
-    positions in groups. So ranks must ascend along every dimension. Its positions are renumbered if
-    that changes no time: rings may begin anywhere, alltoall and topoplan's plans have no order.
-    Raise InfeasibleError if ranks still do not ascend.
+    Each position of the job's mesh gets the rank that has its GPU in the given order. torch sorts
+    the ranks of a DeviceMesh's groups, while DTensor takes positions in the mesh for positions in
+    groups. So ranks must ascend along every dimension. Its positions are renumbered if that changes
+    no time: rings may begin anywhere, alltoall and topoplan's plans have no order. Raise
+    InfeasibleError if ranks still do not ascend.
     """
     rank_of = {gpu: rank for rank, gpu in enumerate(placement.given)}
     dimensions = placement.job.dimensions
@@ -296,7 +304,7 @@ def make_mesh(placement: Placement) -> list[Any]:
 def write_device_mesh(ranks: RankLocations, file: str) -> str:
     """Return Python code that makes the mesh, for scripts that place ranks themselves.
 
-    Such scripts start their ranks in the given order.
+    Such scripts start their ranks in the given order. Raise InfeasibleError as make_mesh does.
     """
     return (
         "# ranks count as the job is started now, in the given order\n"
@@ -337,5 +345,8 @@ def write_order(form: str, topology: Topology, placement: Placement, file: str =
 def list_hints(
     form: str, topology: Topology, placement: Placement, file: str = "FILE"
 ) -> list[str]:
-    """Return usage lines for a file that cannot contain them: the srun command for Slurm's."""
+    """Return usage lines for a file that cannot contain them: the srun command for Slurm's.
+
+    For all other formats the list is empty.
+    """
     return list_slurm_hints(locate_ranks(topology, placement), file) if form == "slurm" else []

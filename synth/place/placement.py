@@ -20,7 +20,7 @@ _PROOFS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One traffic of the job, with its seconds in the best order and in the given one."""
+    """The seconds of one traffic of the job, in the best order and in the given one."""
 
     traffic: Traffic
     seconds: Fraction
@@ -31,9 +31,10 @@ class Step:
 class Placement:
     """The GPU of each rank: its number `order[r]` in the topology's list, and its id `gpus[r]`.
 
-    topo-emulate takes orders as such numbers. `seconds` is the objective in this order,
-    `given_seconds` in the `given` one. No order takes less than `bound.seconds`. `search_complete`
-    is False if a time limit stopped a search early.
+    topo-emulate takes orders as such numbers. `given` is the order before placing, in these numbers
+    too. `seconds` is the objective in this order, `given_seconds` in the `given` one. No order
+    takes less than `bound.seconds`. `busiest` names the link that is busy longest; it is empty if
+    nothing is sent. `search_complete` is False if a time limit stopped a search early.
     """
 
     name: str

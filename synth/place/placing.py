@@ -58,15 +58,16 @@ def place(
     """Return the GPU of each rank that minimizes a job's communication time, with a bound.
 
     `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
-    fastest; by default one group), `traffic` the collective of each dimension's groups in a step:
-    "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M". `target` is "ring" (rings in the order of
-    ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on the order
-    inside a group). `objective` is "time", or "bottleneck" for the time of the link that is busy
-    longest. `order` is the present order, a GPU's number for each rank. GPUs of `without_ranks`
-    have failed, those of `reserve` stay free; each group of the dimensions `together` shares a
-    host.
+    fastest; by default one group), `traffic` the collective of each dimension's groups in a
+    training step: "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M". `target` is "ring" (rings in
+    the order of ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on
+    the order inside a group). `objective` is "time", or "bottleneck" for the time of the link that
+    is busy longest. GPUs are named by their numbers in the topology: `order` is the present order,
+    the GPU of each rank (default: all that take part, ascending); those of `without_ranks` have
+    failed, those of `reserve` stay free. Each group of the dimensions `together` shares a host.
 
-    Raise InputError for arguments that do not fit, InfeasibleError if GPUs are not connected.
+    Raise InputError for arguments that do not fit, InfeasibleError if GPUs are not connected, or no
+    order was found in which these groups share hosts.
     """
     if target not in TARGETS:
         raise InputError(f"{target!r} is no target; expected one of {', '.join(TARGETS)}")

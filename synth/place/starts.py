@@ -28,7 +28,7 @@ _FIRST_CIRCUITS = 4
 def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
     """Evaluate the orders that divide the job's dimensions over tiers, and offer the best one.
 
-    Return the best few, the best one first.
+    A tier divides the GPUs into parts, such as hosts. Return the best few, the best one first.
     """
     gpus = nest_gpus(tiers, search.job.ranks)
     orders = [gpus[positions] for positions in list_splits(search.job, tiers)]
@@ -44,7 +44,10 @@ def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
 
 
 def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
-    """Return the GPUs in an order that keeps each part together, in all tiers if they nest."""
+    """Return GPUs 0 to `gpus` - 1 in an order that keeps each part of a tier together.
+
+    This holds for all tiers if they nest.
+    """
     keys = [np.arange(gpus)]
     # Tiers are listed from the finest to the coarsest; lexsort sorts by the last key first.
     for tier in tiers:
@@ -56,10 +59,10 @@ def nest_gpus(tiers: Sequence[Tier], gpus: int) -> Ints:
 
 
 def list_splits(job: Job, tiers: Sequence[Tier]) -> Iterator[Ints]:
-    """Yield rank positions for each division of the job's dimensions over the levels of tiers.
+    """Yield the position of each rank, for each division of the job's dimensions over the tiers.
 
-    A position is that of a GPU in the list of nest_gpus. A level is the number of parts of a tier
-    in a part of the next coarser one, for tiers of equal parts.
+    A position is an index into the result of nest_gpus. Dimensions are factored over levels: for
+    tiers of equal parts, the number of parts of a tier in a part of the next coarser one.
     """
     sizes, levels, before = [size for _, size in job.dimensions], [], 1
     for size in (*(parts.shape[1] for parts in stack_equal(tiers)), job.ranks):
@@ -122,7 +125,8 @@ def _list_nestings(job: Job) -> Iterator[Ints]:
 def find_rings(search: Search) -> list[Ints]:
     """Return orders that are cheap rings through all GPUs, for jobs of one group.
 
-    The prices of busy links rise from round to round.
+    The prices of busy links rise from round to round. For other jobs, and for too few or too many
+    ranks, the result is empty.
     """
     loads, n = search.loads, search.job.ranks
     if not search.job.is_one_group or not 3 <= n <= _MAX_RING:

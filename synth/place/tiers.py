@@ -31,10 +31,10 @@ _LOG_ERROR = Fraction(1, 10**13)
 
 @dataclass(frozen=True)
 class TierPart:
-    """Devices of a machine, and the `gpus` with a rank among them, by number.
+    """One part of a tier: its devices (ids `inside`), and those of its GPUs that have a rank.
 
-    Messages that leave (or enter) the part cross links of `capacity_GBps` in all, in GB/s; no route
-    across is wider than `widest_GBps`.
+    `gpus` are numbers of the topology's ranks. Messages that leave (or enter) the part cross links
+    of `capacity_GBps` in all, in GB/s; no route across is wider than `widest_GBps`.
     """
 
     inside: frozenset[str]
@@ -45,7 +45,7 @@ class TierPart:
 
 @dataclass(frozen=True)
 class TierParts:
-    """Disjoint parts of a machine in one direction.
+    """The disjoint parts of a tier, with capacities in one direction: "out" of them, or "in".
 
     `covers` is True if each GPU with a rank is in one of them.
     """
@@ -94,11 +94,12 @@ def log_at_least(value: int) -> Fraction:
 def measure_part(
     table: RouteTable, gpus: Sequence[int], insides: Sequence[frozenset[str]], direction: str
 ) -> TierPart:
-    """Return a part with the capacity of the links across its border, in one direction.
+    """Return a part of a tier, with the capacity of the links across its border in one direction.
 
-    These are the links over which routes from its GPUs to the others leave it or, for direction
-    "in", over which routes enter it. If several sets of devices have the same GPUs, the one with
-    the least capacity counts.
+    `gpus` are all GPUs that have a rank. `insides` are sets of device ids that hold the same GPUs;
+    the one with the least capacity is used. The links are those over which routes from its GPUs to
+    the others leave it or, for direction "in", over which routes enter it. Raise VerificationError
+    for an unknown device or direction.
     """
     topology = table.topology
     unknown = frozenset().union(*insides) - topology.by_id.keys()
@@ -133,12 +134,12 @@ def measure_part(
 def find_tiers(
     topology: Topology, gpus: Sequence[int], hosts: Sequence[Sequence[int]]
 ) -> list[Tier]:
-    """Return divisions of GPUs into parts that are near each other, finest first.
+    """Return divisions of GPUs (tiers) into parts that are near each other, finest first.
 
-    GPUs are numbers of the topology's ranks. Parts are the sets of GPUs that stay connected without
-    the slower links, without the switches that are far from GPUs, or without both (boxes whose
-    uplinks are slower than a leaf's); hosts as named by the topology; and single GPUs. All GPUs as
-    one part are left out.
+    `gpus` are numbers of the topology's ranks; `hosts` are the GPUs of each host. Parts are the
+    sets of GPUs that stay connected without the slower links, without the switches that are far
+    from GPUs, or without both (hosts whose uplinks are slower than a leaf's); hosts as named by the
+    topology; and single GPUs. All GPUs as one part are left out.
     """
     remains = _Remains(topology)
     near, fast = list(remains.list_near()), list(remains.list_fast())
@@ -151,7 +152,10 @@ def find_tiers(
 
 
 def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
-    """Return the tiers whose parts have equal sizes, one row per part."""
+    """Return each tier whose parts have equal sizes as an array of GPUs, one row per part.
+
+    Other tiers are left out.
+    """
     return [np.array(tier) for tier in tiers if len({len(part) for part in tier}) == 1]
 
 

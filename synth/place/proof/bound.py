@@ -35,9 +35,10 @@ def find_bound(
     unit: Fraction,
     together: Sequence[str] = (),
 ) -> PlaceBound:
-    """Return the best bound that tiers of GPUs (numbers of the topology's ranks) prove.
+    """Return the best lower bound on the time of all orders that tiers of GPUs prove.
 
-    `unit` is the seconds of some order.
+    A tier divides `gpus` (numbers of the topology's ranks) into parts. `unit` is the time of a
+    known order in seconds: programs are scaled by it, and no higher bound is sought.
     """
     proof = Proof(table, gpus, job, phases, objective, together)
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]

@@ -91,8 +91,8 @@ def check_place_bound(
 ) -> None:
     """Raise VerificationError unless the certificate proves exactly the seconds of the bound.
 
-    `gpus` (by number in the topology) have a rank each; each group of the dimensions `together`
-    shares a host.
+    `gpus` (by number in the topology) have a rank each, and `phases` are the job's messages; each
+    group of the dimensions `together` shares a host.
     """
     if bound.kind != TIERS:
         raise VerificationError(f"bound: one of kind {bound.kind!r} has no certificate to check")
@@ -112,12 +112,12 @@ def check_place_bound(
 
 
 def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
-    """Return the least number of messages of a group that leave a part, per member in the part.
+    """Return the least number of messages that leave a part, per member of a group in the part.
 
-    The part has `inside` of the group's `size` members. With `covers` the parts cover the whole
-    machine, and the result bounds the mean over all ranks. Around a ring one message leaves each
-    part; on a line 2 (p - 1) leave p parts together, and (p - 1) times the bytes of a plan; of
-    pairs, all divided ones leave.
+    The part has `inside` of the group's `size` members, and `shape` is that of their pattern. With
+    `covers` the parts cover the whole machine, and the result bounds the mean over all ranks.
+    Around a ring one message leaves each part; on a line 2 (p - 1) leave p parts together, and (p -
+    1) times the bytes of a plan; of pairs, all divided ones leave.
     """
     if inside == size:
         return Fraction(0)
@@ -133,9 +133,11 @@ def pay(shape: str, size: int, inside: int, covers: bool) -> Fraction:
 
 
 class Proof:
-    """The setting of a proof: a job with a rank on each of `gpus`.
+    """Checker of certificates: lower bounds on the time of a job with a rank on each of `gpus`.
 
-    Each group of the dimensions `together` is on one host.
+    `tiers` are the divisions of the GPUs that the certificate lists; methods name a tier by its
+    `number` in this list, and a dimension of the job by its `name`. `cases` says which groups are
+    assumed to be whole or divided so far. Each group of the dimensions `together` is on one host.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class Proof:
         self.tiers: list[TierParts] = []
 
     def prove(self, certificate: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a certificate proves.
+        """Return the lower bound in seconds that a certificate proves; its tiers replace `tiers`.
 
         Raise VerificationError if it is invalid.
         """
@@ -170,7 +172,7 @@ class Proof:
         return self.prove_cases(certificate["proof"])
 
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
-        """Return the seconds that a proof over the present tiers proves."""
+        """Return the lower bound in seconds that a certificate's proof, `node`, proves for `tiers`."""
         return max(Fraction(0), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
@@ -228,16 +230,16 @@ class Proof:
         return list(range(1, min(size, max(len(p.gpus) for p in self.tiers[number].parts)) + 1))
 
     def floor_of_gpus(self, phase: Phase) -> Fraction:
-        """Return the least seconds of a phase's message from the GPU with the narrowest routes.
+        """Return a lower bound on a phase's seconds, by the GPU with the narrowest routes.
 
-        The result is 0 if messages may be split.
+        It sends a message. The result is 0 for a plan, whose messages may be split.
         """
         if phase.pattern.shape == SPREAD:
             return Fraction(0)
         return phase.pattern.bytes_each / (self._narrowest_GBps * 10**9)
 
     def floor_of_divided(self, phase: Phase, cases: Cases) -> Fraction:
-        """Return the least seconds of a phase's message from one part to another.
+        """Return a lower bound on a phase's seconds, by a message that must go from part to part.
 
         The result is 0 if no message must cross.
         """
@@ -249,9 +251,10 @@ class Proof:
         return phase.pattern.bytes_each / (min(divided) * 10**9) if divided else Fraction(0)
 
     def weigh_shapes(self, rows: Sequence[Sequence[Any]], cases: Cases) -> Fraction:
-        """Return the seconds that a case takes at least, by the shapes of parts.
+        """Return a lower bound on the seconds of a case, by the shapes of parts.
 
-        Each row is a tier, its dimension across, and its dimension along or None.
+        Each row names a tier by its number, its dimension across, and its dimension along or None.
+        Raise VerificationError if a row proves nothing.
         """
         floors = tuple(
             max(self.floor_of_gpus(p), self.floor_of_divided(p, cases)) for p in self.phases
@@ -274,9 +277,10 @@ class Proof:
     def list_times(
         self, number: int, across: str | None, along: str | None, cases: Cases
     ) -> set[Costs]:
-        """Return the seconds of each phase for the possible shapes of a tier's parts.
+        """Return the least seconds of each phase, for each possible shape of a tier's parts.
 
-        The result is empty if shapes prove nothing, or none is possible.
+        `across` and `along` are the dimensions that may be divided. The result is empty if shapes
+        prove nothing, or none is possible.
         """
         tier, axes = self.tiers[number], (across, along)
         others = [name for name in self.sizes if name not in axes]
@@ -313,7 +317,10 @@ class Proof:
         return keep_least(times)
 
     def weigh(self, weights: Mapping[str, Any], cases: Cases) -> Fraction:
-        """Return the seconds that a case takes at least, by a proof's weights."""
+        """Return a lower bound on the seconds of a case, by the weights of a certificate.
+
+        Raise VerificationError if weights are negative, or sum to more than 1.
+        """
         used = [Fraction(0)] * len(self.phases)
         together = total = Fraction(0)
         for name, floor_of in (

@@ -37,7 +37,7 @@ def list_shapes(
     patterns_across: tuple[str, ...],
     patterns_along: tuple[str, ...],
 ) -> tuple[tuple[Costs, Costs], ...]:
-    """Return lower bounds on the messages out of a part with `units` members.
+    """Return lower bounds on the messages out of a part with `units` members, one per shape.
 
     `across` and `along` are the sizes of the dimensions. Each entry has a number for each pattern
     of each dimension. The part that holds the rank in the middle sends at least one of the entries,
@@ -62,9 +62,10 @@ def keep_least(all_costs: set[Costs]) -> set[Costs]:
 
 
 def count_out(shape: str, size: int, inside: int) -> Fraction:
-    """Return the least number of messages that a group sends out of a part.
+    """Return the least number of messages that one group sends out of a part.
 
-    The part has `inside` of the group's `size` members.
+    The part has `inside` of the group's `size` members; `shape` is that of its pattern. A plan
+    counts as 1/2: it sends at least half of its bytes.
     """
     if inside in (0, size):
         return Fraction(0)
