@@ -172,7 +172,7 @@ class Proof:
         return self.prove_cases(certificate["proof"])
 
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
-        """Return the lower bound in seconds that a certificate's proof, `node`, proves for `tiers`."""
+        """Return the lower bound in seconds that a certificate's proof, `node`, gives."""
         return max(Fraction(0), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
