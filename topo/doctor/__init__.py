@@ -67,7 +67,7 @@ class Examination:
 
 
 def list_findings(topology: Topology) -> tuple[Finding, ...]:
-    """Return the findings about a machine: errors first, then warnings, then notes.
+    """Return the findings of `examine` alone: errors first, then warnings, then notes.
 
     It never raises.
     """

@@ -238,8 +238,9 @@ def check_addresses(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs of one machine with the same PCI address: an error.
 
     NCCL refuses two ranks that seem to share one GPU. Devices are of one machine if they agree in
-    `box` and in the part of the id before a slash, and are connected without networks, NVLink and
-    xGMI. Parts of one GPU that NCCL distinguishes (`mlopart`) are a note.
+    `extra["box"]` (their chassis) and in the part of the id before a slash, and are connected
+    without networks, NVLink and xGMI. Parts of one GPU that NCCL distinguishes (`extra["mlopart"]`)
+    are a note.
     """
     by_id = view.topology.by_id
     machines = DisjointSets()

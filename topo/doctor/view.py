@@ -52,9 +52,10 @@ _SYSFS_KEYS = {
 class Finding:
     """A problem of a machine.
 
-    `what` is its kind (a fixed word such as `missing-bridge`) and `about` the ids of the devices.
-    `message` describes the problem in one sentence, `evidence` contains "fact = value (source)"
-    lines, and `advice` the remedy.
+    `severity` is error (communication breaks, or the topology contradicts itself), warning
+    (bandwidth is lost) or note. `what` is its kind (a fixed word such as `missing-bridge`) and
+    `about` the ids of the devices. `message` describes the problem in one sentence, `evidence`
+    contains "fact = value (source)" lines, and `advice` the remedy.
     """
 
     severity: Severity
@@ -78,7 +79,7 @@ Case = tuple[Any, Collection[str], Collection[str]]
 
 
 def shorten(value: object) -> str:
-    """Return a value as one line, cut after 57 characters."""
+    """Return a value as one line of at most 60 characters; a longer one ends in `...`."""
     text = (
         " ".join(str(value).split())
         if isinstance(value, (str, int, float, list, tuple))
@@ -88,7 +89,7 @@ def shorten(value: object) -> str:
 
 
 def format_GBps(rate: object) -> str:
-    """Return a bandwidth with its unit, rounded to three decimals."""
+    """Return a number of GB/s as text with the unit, rounded to three decimals."""
     try:
         return f"{round(float(rate), 3):g} GB/s"  # type: ignore[arg-type]
     except OverflowError:
@@ -96,7 +97,7 @@ def format_GBps(rate: object) -> str:
 
 
 def join_names(ids: Sequence[str]) -> str:
-    """Join the first eight ids (the GPUs of one box), and append the number of the others."""
+    """Return the first eight ids as one text, with the number of the others."""
     return join_first(ids, 8)
 
 
@@ -107,7 +108,8 @@ def join_names(ids: Sequence[str]) -> str:
 class PcieState:
     """The maximum and the current generation and number of PCIe lanes of a device's link.
 
-    Unknown values are None.
+    `generation` and `width` are the maximum, `now_generation` and `now_width` the current values;
+    unknown ones are None. `evidence` has a "fact = value (source)" line for each known value.
     """
 
     device: Device
@@ -136,13 +138,19 @@ class PcieState:
 
     @property
     def is_below_port(self) -> bool:
-        """Whether the port of a NIC is faster than the PCIe lanes in use."""
+        """Whether the device is a NIC whose port is faster than the PCIe lanes in use.
+
+        It is False if a rate is unknown.
+        """
         rate, raw = find_nic_GBps(self.device), self.raw_GBps
         return rate is not None and raw is not None and rate > raw
 
     @property
     def serves_port(self) -> bool:
-        """Whether the device is a NIC whose port is no faster than the PCIe lanes in use."""
+        """Whether the device is a NIC whose port is no faster than the PCIe lanes in use.
+
+        It is False if a rate is unknown.
+        """
         rate, raw = find_nic_GBps(self.device), self.raw_GBps
         return self.device.kind == "nic" and rate is not None and raw is not None and rate <= raw
 
@@ -177,7 +185,7 @@ class DoctorView(MachineView):
 
     @cached_property
     def links_from(self) -> Mapping[str, tuple[Link, ...]]:
-        """The links from each device that has any."""
+        """The outgoing links of each device, by its id; devices without any have no key."""
         links_from: dict[str, list[Link]] = defaultdict(list)
         for link in self.topology.links:
             links_from[link.src].append(link)
@@ -185,7 +193,10 @@ class DoctorView(MachineView):
 
     @cached_property
     def links_between(self) -> Mapping[tuple[str, str], int]:
-        """The number of NVLink and xGMI links from one device to another, keyed (src, dst)."""
+        """The number of NVLink and xGMI links from one device to another, keyed by ids (src, dst).
+
+        Pairs without any have no key.
+        """
         counts = Counter[tuple[str, str]]()
         for link in self.topology.links:
             if link.kind in WIRES:
@@ -194,9 +205,10 @@ class DoctorView(MachineView):
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, int]]:
-        """The number of NVLink and xGMI links of each GPU, by the device at the other end.
+        """The number of NVLink and xGMI links of each GPU, by its id, then the other end's id.
 
-        If the two ends disagree, the larger number counts.
+        If the two directions differ, the larger number counts. A GPU without links has an empty
+        mapping.
         """
         out: dict[str, dict[str, int]] = {gpu.id: {} for gpu in self.gpus}
         for (src, dst), count in self.links_between.items():
@@ -207,9 +219,10 @@ class DoctorView(MachineView):
 
     @cached_property
     def islands(self) -> Mapping[str, frozenset[str]]:
-        """The islands of connected PCIe switches that each device is in or linked to.
+        """The groups of connected PCIe switches that a device is in or linked to, by device id.
 
-        An island is named by one of its switches.
+        Each group (island) is represented by the id of one of its switches. Devices near no PCIe
+        switch have no key.
         """
         switches = {
             d.id for d in self.topology.devices if d.kind == "switch" and d.family in ("pcie", None)
@@ -231,16 +244,20 @@ class DoctorView(MachineView):
         return {ident: frozenset(names) for ident, names in near.items()}
 
     def share_switch(self, a: str, b: str) -> bool:
-        """Return whether two devices are on the same island of connected PCIe switches."""
+        """Return whether two devices (ids) are in or linked to one group of connected switches.
+
+        These are the groups of PCIe switches in `islands`.
+        """
         return bool(self.islands.get(a, frozenset()) & self.islands.get(b, frozenset()))
 
     # -- PCI Express
 
     @cached_property
     def pcie_states(self) -> Mapping[str, PcieState]:
-        """The state of the PCIe link of each GPU, NIC and PCIe switch of which anything is known.
+        """The state of the PCIe link of each GPU, NIC and PCIe switch, by device id.
 
-        NVML takes precedence, then sysfs, then the device's file.
+        Devices of whose link nothing is known have no key. NVML takes precedence, then sysfs, then
+        the device's file.
         """
         states: dict[str, PcieState] = {}
         for device in self.topology.devices:
@@ -294,11 +311,15 @@ class DoctorView(MachineView):
         return [note for note in self.topology.notes if note.kind in kinds]
 
     def knows_of_gpus(self, key: Key[Any]) -> bool:
-        """Return whether the facts have this key for any GPU."""
+        """Return whether the facts have a value of `key` for at least one GPU."""
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
 
     def list_nvlinks(self, gpu: str, state: str | None = None) -> list[str]:
-        """Return the subjects of a GPU's NVLinks in the facts: all, or those in one state."""
+        """Return the subjects (`gpu/N/nvlink/L`) of a GPU's NVLinks in the facts.
+
+        `gpu` is a device id; `state` ("active" or "inactive") selects links, None all. The result
+        is empty if the facts do not mention the GPU.
+        """
         return [
             subject
             for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
@@ -306,10 +327,10 @@ class DoctorView(MachineView):
         ]
 
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
-        """Merge cases with equal keys.
+        """Merge cases (key, device ids, evidence lines) with equal keys.
 
-        Return, for each key, the key, its devices in the topology's order, and its evidence, each
-        device and line once.
+        Each key becomes one finding. Return, for each key, the key, its devices in the topology's
+        order, and its evidence, each device and line once.
         """
         groups: dict[Any, tuple[dict[str, None], dict[str, None]]] = {}
         for key, about, evidence in cases:
@@ -355,7 +376,8 @@ class DoctorView(MachineView):
 class Check:
     """A named check of the doctor: `check` yields findings.
 
-    It is made if `can_ask` returns a true value; otherwise `lack` names the missing data.
+    It is made only if `can_ask(view)` is true; otherwise it is skipped, with `lack` (the missing
+    data) as the reason.
     """
 
     name: str
@@ -370,7 +392,7 @@ def has_two_gpus(view: DoctorView) -> bool:
 
 
 class DisjointSets:
-    """Disjoint sets of names, merged step by step."""
+    """Disjoint sets of names, merged step by step; a name not seen before is a set of its own."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
@@ -390,7 +412,7 @@ class DisjointSets:
 
 
 def parse_whole(value: object) -> int | None:
-    """Return an integer that is given as a number or as text, or None for any other value."""
+    """Return a whole number given as int, float or text, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     text = str(value).strip().lower()

@@ -25,9 +25,10 @@ Value = int | str | tuple[str, ...]
 class Fact:
     """The answer to one question about one subject: a `value`, or why it is `missing`.
 
-    Subjects are paths such as `gpu/0`, `gpu/0/nvlink/3`, `pci/0000:07:00.0`, `numa/1`, `net/eth0`,
-    `rdma/mlx5_0`. `source` is the NVML function or the file that was queried. Facts read from JSON
-    may have keys not declared here.
+    A subject is the thing that a fact is about, as a path: `gpu/0`, `gpu/0/nvlink/3`,
+    `pci/0000:07:00.0`, `numa/1`, `net/eth0`, `rdma/mlx5_0`. `value` is None if it is missing.
+    `source` is the NVML function or the file that was queried. Facts read from JSON may have keys
+    not declared in `keys.py`.
     """
 
     subject: str
@@ -63,9 +64,9 @@ class Facts:
         return {top: tuple(names) for top, names in tops.items()}
 
     def list_names(self, top: str) -> tuple[str, ...]:
-        """Return the names of the subjects under `top`, in the order of the facts.
+        """Return the second parts of subjects that begin with `top`, in the order of the facts.
 
-        For example, `gpu` gives `0`, `1`, ....
+        For example, `gpu` gives `0`, `1`, .... The result is empty if there are none.
         """
         return self._by_top.get(top, ())
 
@@ -113,7 +114,7 @@ class Facts:
 
     @cached_property
     def missing(self) -> tuple[Fact, ...]:
-        """The facts that were queried and that no source knows."""
+        """The facts without a value that no other source supplies, each with its reason."""
         return tuple(
             f for f in self.items if f.missing is not None and (f.subject, f.key) not in self._known
         )
@@ -144,7 +145,7 @@ def facts_to_json(facts: Facts) -> list[dict[str, Any]]:
 
 
 class FactFields(Struct):
-    """A fact: a value, or why it is missing."""
+    """The JSON object of one fact, as `facts_from_json` accepts it; fields as in `Fact`."""
 
     subject: str
     key: str
@@ -154,9 +155,10 @@ class FactFields(Struct):
 
 
 def facts_from_json(data: object, where: str) -> Facts:
-    """Return the facts that `facts_to_json` wrote.
+    """Return the facts in a list that `facts_to_json` wrote.
 
-    Raise InputError, naming `where`, if `data` has another form.
+    Raise InputError if `data` has another form; its message begins with `where`, the name of the
+    data's file or topology.
     """
     return Facts(
         tuple(
@@ -167,8 +169,8 @@ def facts_from_json(data: object, where: str) -> Facts:
 
 
 def load_facts(extra: Mapping[str, Any], where: str) -> Facts:
-    """Return the facts in a topology's `extra`, empty if it has none.
+    """Return the facts in `extra["facts"]` of a topology's `extra`, empty if it has none.
 
-    Raise InputError, naming `where`, if they are malformed.
+    Raise InputError if they are malformed; its message begins with `where`, the topology's name.
     """
     return facts_from_json(extra["facts"], where) if "facts" in extra else Facts()

@@ -61,22 +61,22 @@ def split_host(name: str) -> tuple[str, str]:
 
 
 def gpu_subject(index: object) -> str:
-    """Return the subject of a GPU by its index in NVML or another tool's output."""
+    """Return the subject `gpu/N` of a GPU's facts; N is its index in NVML or another tool."""
     return f"{GPU}/{index}"
 
 
 def nvlink_subject(index: object, link: object) -> str:
-    """Return the subject of a GPU's NVLink by the link's number."""
+    """Return the subject `gpu/N/nvlink/L` of a GPU's NVLink, by GPU index and link number."""
     return f"{GPU}/{index}/{NVLINK}/{link}"
 
 
 def xgmi_subject(index: object, peer: object) -> str:
-    """Return the subject of the xGMI links from one GPU to another, by their indices."""
+    """Return the subject `gpu/N/xgmi/M` of the xGMI links from GPU N to GPU M, by their indices."""
     return f"{GPU}/{index}/{XGMI}/{peer}"
 
 
 def p2p_subject(index: object, peer: object) -> str:
-    """Return the subject of peer-to-peer access from one GPU to another, by their indices."""
+    """Return the subject `gpu/N/p2p/M` of peer-to-peer access from GPU N to GPU M, by indices."""
     return f"{GPU}/{index}/{P2P}/{peer}"
 
 
@@ -101,9 +101,10 @@ def net_subject(name: object) -> str:
 
 
 def parse_pair(subject: str, kind: str) -> tuple[str, str] | None:
-    """Return the two numbers of a subject of GPUs: of `gpu/N/p2p/M`, N and M if `kind` is p2p.
+    """Return N and X, as text, of a subject `gpu/N/KIND/X`, such as `gpu/0/p2p/1` if `kind` is p2p.
 
-    Return None for any other subject.
+    X is the other GPU's index, or the link's number if `kind` is nvlink. Return None for any other
+    subject.
     """
     parts = subject.split("/")
     return (parts[1], parts[3]) if len(parts) == 4 and (parts[0], parts[2]) == (GPU, kind) else None

@@ -30,8 +30,9 @@ class Slot:
     """A device or switch, its parent in the PCI tree, and the link between them.
 
     `bus_id` is its PCI address and `parent` that of the switch above it, None if it is directly
-    below a CPU. `top` is the address of the bridge at the root of its branch. `notes` describe
-    anything unusual about the link, and `source` names the source of the link speed.
+    below a CPU. `link` leads up to that parent or CPU. `top` is the address of the bridge at the
+    root of its branch. `notes` describe anything unusual about the link, and `source` names the
+    source of the link speed.
     """
 
     bus_id: str
@@ -44,9 +45,10 @@ class Slot:
 
 
 def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
-    """Yield the devices at `bus_ids` and the switches above them.
+    """Yield the devices at these PCI addresses and the switches above them, from facts `pci/BUS`.
 
-    Parents come before their children, siblings in order of PCI address.
+    Parents come before their children, siblings in order of PCI address. A bridge with a single
+    child is part of that child's link and has no slot of its own.
     """
     leaves = dict.fromkeys(bus_ids)
     roots: dict[str, _Port] = {}

@@ -49,16 +49,17 @@ class MachineView:
 
     @cached_property
     def order(self) -> Mapping[str, int]:
-        """The position of each device in the topology."""
+        """The position of each device in the topology, by device id."""
         return {device.id: i for i, device in enumerate(self.topology.devices)}
 
     # -- GPUs and the facts about them
 
     @cached_property
     def gpu_of(self) -> Mapping[str, str]:
-        """The device id of each GPU index in the facts.
+        """The device id of each GPU in the facts, keyed by its index N in subjects `gpu/N`.
 
-        It is the GPU at the PCI address of the facts, or else the one called gpuN.
+        It is the GPU of the topology at the PCI address of the facts, or else gpuN, which the
+        topology may lack.
         """
         ids: dict[str | None, str] = {
             gpu.bus_id: gpu.id for gpu in reversed(self.gpus) if gpu.bus_id
@@ -70,7 +71,10 @@ class MachineView:
 
     @cached_property
     def index_of(self) -> Mapping[str, str]:
-        """The index in the facts of each GPU that `gpu_of` names and that is in the topology."""
+        """The index N of each GPU in the facts, by device id: the inverse of `gpu_of`.
+
+        GPUs that the topology lacks are left out, and so are those that the facts do not mention.
+        """
         return {gpu: index for index, gpu in self.gpu_of.items() if gpu in self.topology.by_id}
 
     @cached_property
@@ -83,7 +87,7 @@ class MachineView:
 
     @cached_property
     def nvlink_subjects(self) -> Mapping[str, tuple[str, ...]]:
-        """The subjects of the NVLinks in the facts, by GPU index."""
+        """The subjects of the NVLinks in the facts (`gpu/N/nvlink/L`), by GPU index N."""
         subjects: dict[str, dict[str, None]] = defaultdict(dict)
         for fact in self.facts.items:
             parts = parse_pair(fact.subject, NVLINK)
@@ -93,7 +97,7 @@ class MachineView:
 
     @cached_property
     def without_nvlink(self) -> tuple[str, ...]:
-        """The GPUs with no active NVLink in the facts, although their boards come with NVLink.
+        """The ids of GPUs with no active NVLink in the facts, although their boards have NVLink.
 
         Such boards are SXM modules and the like. The result is empty if any GPU on such a board has
         an active NVLink, or if there is only one GPU to list: it may be alone on purpose.
@@ -122,18 +126,19 @@ class MachineView:
         return tuple(dead) if len(dead) > 1 else ()
 
     def find_gpu_index(self, gpu: str) -> str:
-        """Return a GPU's index in the facts, by its PCI address.
+        """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`.
 
-        If no fact has the address, it is the number in the GPU's id.
+        The facts' PCI addresses decide; if none matches, it is the number in the id. Unlike
+        `index_of`, this also answers for GPUs that the facts do not mention.
         """
         return self._index_at.get(self.topology.by_id[gpu].bus_id, gpu.removeprefix("gpu"))
 
     def find_subject(self, gpu: str) -> str:
-        """Return the subject of the facts about a GPU."""
+        """Return the subject `gpu/N` of the facts about the GPU with device id `gpu`."""
         return gpu_subject(self.find_gpu_index(gpu))
 
 
 def read_pci_details(device: Device) -> Mapping[str, Any]:
-    """Return the PCI attributes that a device's file gives, empty if there are none."""
+    """Return a device's `extra["pci"]`: PCI attributes from the topology's file, empty if none."""
     details = device.extra.get("pci")
     return details if isinstance(details, Mapping) else {}

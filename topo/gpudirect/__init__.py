@@ -40,9 +40,9 @@ _T = TypeVar("_T")
 def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     """Return a verdict for each pair of devices that GPUDirect could connect.
 
-    The order is: each two GPUs of one host, host by host; each GPU and NIC of one host, host by
-    host; each two GPUs of different hosts in one NVLink fabric. Raise InputError if the topology's
-    facts are malformed, or for more than MAX_PAIRS pairs.
+    Each pair appears once. The order is: each two GPUs of one host, host by host; each GPU and NIC
+    of one host, host by host; each two GPUs of different hosts in one NVLink fabric. Raise
+    InputError if the topology's facts are malformed, or for more than MAX_PAIRS pairs.
     """
     views = {host: PairView(part) for host, part in split_hosts(topology).items()}
     across = list_fabric_pairs(topology) if len(views) > 1 else []
@@ -66,7 +66,10 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
 
 @dataclass(frozen=True)
 class LineGroup:
-    """Verdicts that differ in their devices only; `pairs` are (a, b) in the order given."""
+    """Verdicts that differ in their devices only; `pairs` are their (a, b) in the order given.
+
+    The other fields are those of `Verdict`.
+    """
 
     kind: str
     answer: str

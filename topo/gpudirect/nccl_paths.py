@@ -25,7 +25,7 @@ _IN_A_HOST = ("pcie", "c2c", "smp", *WIRES)
 
 
 def is_within(kind: str, level: str) -> bool:
-    """Return whether a path of kind `kind` is at least as good as `level`."""
+    """Return whether a path of kind `kind` is at least as good as `level`, both from KINDS."""
     return KINDS.index(kind) <= KINDS.index(level)
 
 
@@ -42,7 +42,7 @@ class Paths:
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
-        """The host of each device, named by one of its devices.
+        """The host of each device, by device id; hosts are named by the id of one of their devices.
 
         Devices that are connected without networks are on the same host.
         """
@@ -65,9 +65,10 @@ class Paths:
         return top
 
     def share_host(self, a: str, b: str) -> bool:
-        """Return whether two devices are in one host.
+        """Return whether two devices (ids) are in one host.
 
-        They are if they are connected without networks and do not name different hosts or boxes.
+        They are if they are connected without networks and do not name different hosts in
+        `extra["host"]` or different chassis in `extra["box"]`.
         """
         extra, other = (self.topology.by_id[ident].extra for ident in (a, b))
         return self.host_of[a] == self.host_of[b] and not any(
@@ -75,7 +76,7 @@ class Paths:
         )
 
     def list_in_host(self, ident: str, kind: str) -> tuple[str, ...]:
-        """Return the ids of the devices of a kind in the host of `ident`."""
+        """Return the ids of the devices of a kind, such as `gpu`, in the host of device `ident`."""
         return self._by_kind.get((self.host_of[ident], kind), ())
 
     @cached_property
@@ -86,7 +87,10 @@ class Paths:
         return {key: tuple(idents) for key, idents in ids.items()}
 
     def find_label(self, a: str, b: str) -> str:
-        """Return the label of the path as in `matrix`, that of the worse direction."""
+        """Return the label that topo-probe's matrix gives the path, such as NV4, PIX or NODE.
+
+        If the directions differ, it is the label of the worse one. `find_kind` has NCCL's names.
+        """
         return self.connections.find(
             *max(((a, b), (b, a)), key=lambda pair: KINDS.index(self._find_directed(*pair)))
         ).label
@@ -101,7 +105,7 @@ class Paths:
         return self._kind_of[a, b]
 
     def list_relays(self, a: str, b: str) -> tuple[str, ...]:
-        """Return the GPUs that have NVLinks to both of two GPUs."""
+        """Return the ids of the GPUs that have NVLink or xGMI with both GPU `a` and GPU `b`."""
         return tuple(c for c in self.wired.get(a, ()) if c in self.wired.get(b, ()))
 
     def _judge(self, a: str, b: str) -> str:
@@ -135,9 +139,10 @@ class Paths:
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:
-        """The GPUs that each GPU has NVLink or xGMI with in both directions.
+        """The GPUs that each GPU has NVLink or xGMI with in both directions, by GPU id.
 
-        They are in the order of the topology's links.
+        The inner mapping is an ordered set: its keys are GPU ids in the order of the topology's
+        links. GPUs without such links have no key.
         """
         gpus = set(self.topology.ranks)
         directed = {

@@ -65,7 +65,7 @@ FabricPair = tuple[str, str, str]
 
 
 def judge_p2p(view: PairView, a: str, b: str) -> Answer:
-    """Return the answer for two GPUs of one host, by their ids."""
+    """Return whether two GPUs (ids) of one host reach each other's memory directly."""
     path = view.paths.find_kind(a, b)
     maker = AMD if AMD in (view.find_maker(a), view.find_maker(b)) else NVIDIA
     label = view.paths.find_label(a, b)
@@ -238,7 +238,10 @@ def _judge_rccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
 
 
 def list_fabric_pairs(topology: Topology) -> list[FabricPair]:
-    """Return each two GPUs of different hosts that have links to and from one NVSwitch."""
+    """Return each two GPUs of different hosts that have links to and from one NVSwitch.
+
+    A pair is (GPU, GPU, NVSwitch), by ids.
+    """
     pairs: dict[tuple[str, str], str] = {}
     for switch in (d for d in topology.devices if d.family == "nvswitch"):
         near = [
@@ -253,7 +256,10 @@ def list_fabric_pairs(topology: Topology) -> list[FabricPair]:
 
 
 def judge_fabrics(topology: Topology, pairs: Iterable[FabricPair]) -> Iterator[Verdict]:
-    """Yield the verdict on each of these pairs."""
+    """Yield a verdict on each pair of `list_fabric_pairs`: yes, if IMEX runs on both hosts.
+
+    Whether it does is not known here; the advice says how to check.
+    """
     for a, b, switch in pairs:
         fields = topology.by_id[switch].extra
         evidence = (

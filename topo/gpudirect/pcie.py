@@ -20,9 +20,10 @@ HERE = "run topo-probe on the machine itself, as root"
 
 
 def judge_pcie(view: PairView, a: str, b: str, path: str, from_file: bool) -> Iterator[Answer]:
-    """Yield the answers of ACS, hypervisor and IOMMU for two devices.
+    """Yield the answers of ACS, hypervisor and IOMMU for two devices (ids).
 
-    With `from_file`, facts that were never queried are ignored instead of giving an unknown.
+    `path` is their kind of path (one of KINDS); ACS is judged for PIX and PXB only. With
+    `from_file`, facts that were never queried are ignored instead of giving an unknown.
     """
     if path in ("PIX", "PXB"):
         yield from _judge_acs(view, a, b, from_file)

@@ -43,7 +43,7 @@ _DUMP = "run NCCL with NCCL_TOPO_DUMP_FILE and read gdr there, or " + HERE
 
 
 def judge_rdma(view: PairView, gpu: str, nic: str) -> Answer:
-    """Return the answer for a GPU and a NIC of one host, by their ids."""
+    """Return whether a NIC reaches the memory of a GPU of its host directly; both are ids."""
     path, maker = view.paths.find_kind(gpu, nic), view.find_maker(gpu)
     label = view.paths.find_label(gpu, nic)
     yes = Answer(

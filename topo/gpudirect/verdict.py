@@ -7,7 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one rule: `yes`, `no` or `unknown`."""
+    """The answer of one rule: `yes`, `no` or `unknown`.
+
+    `rule` is its reason in words (often empty for a yes), `evidence` the facts behind it, `advice`
+    the remedy, None if there is none.
+    """
 
     answer: str
     rule: str
@@ -20,7 +24,7 @@ class Verdict:
     """Whether devices `a` and `b` (ids) can use GPUDirect of a `kind`, p2p or rdma.
 
     `answer` is yes, no or unknown; `rule` is the rule that decided, `evidence` the known facts
-    about the pair, `advice` the remedy for a no or an unknown.
+    about the pair, `advice` what to do, None if nothing.
     """
 
     kind: str
@@ -38,9 +42,9 @@ class Verdict:
 
 
 def decide(known: tuple[str, ...], answers: Iterable[Answer], yes: Answer) -> Answer:
-    """Return the first no, else the first unknown, else `yes` with the evidence of all rules.
+    """Combine the answers of several rules: the first no, else the first unknown, else `yes`.
 
-    `known` is evidence that comes first in every answer.
+    `yes` gets the evidence of all rules. `known` is evidence that comes first in every result.
     """
     given = list(answers)
     for answer in ("no", "unknown"):

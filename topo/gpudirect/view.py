@@ -17,7 +17,7 @@ _VENDORS = {"0x1002": AMD, "0x10de": NVIDIA}
 
 
 class PairView(MachineView):
-    """A machine and the paths between its GPUs and NICs.
+    """A machine and the paths between its GPUs and NICs, for the rules on GPUDirect.
 
     Values of the wrong type in a file count as unknown.
     """
@@ -32,7 +32,7 @@ class PairView(MachineView):
 
     @cached_property
     def pairs(self) -> tuple[tuple[str, str, str], ...]:
-        """The pairs to judge, as (p2p or rdma, id, id).
+        """The pairs to judge: ("p2p", GPU id, GPU id) and ("rdma", GPU id, NIC id), each once.
 
         First each two GPUs of one host, then each GPU and NIC of one host; both host by host.
         """
@@ -55,16 +55,16 @@ class PairView(MachineView):
     # -- one device
 
     def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
-        """Return a number about a GPU from its file, else from the facts.
+        """Return an integer about a GPU: attribute `key` of its device, else the fact `key`.
 
-        Return None if neither has one.
+        The attribute (in `extra`) comes from the topology's file. Return None if neither is known.
         """
         if _is_number(self.topology.by_id[gpu].extra.get(key)):
             return self.get_attribute(gpu, key)
         return self.facts.get_number(self.find_subject(gpu), key)
 
     def get_attribute(self, ident: str, name: str) -> int | None:
-        """Return an integer that a device's file gives, or None if it gives none."""
+        """Return the attribute `name` in a device's `extra` as an integer, None if it is none."""
         value = self.topology.by_id[ident].extra.get(name)
         try:
             return int(value) if _is_number(value) else None
@@ -72,7 +72,7 @@ class PairView(MachineView):
             return None
 
     def get_gpu_name(self, gpu: str) -> str | None:
-        """Return a GPU's model from its file, else from the facts, or None if neither has one."""
+        """Return a GPU's model: `extra["name"]` of its device, else the fact, else None."""
         name = self.topology.by_id[gpu].extra.get("name")
         return (
             name
@@ -81,9 +81,9 @@ class PairView(MachineView):
         )
 
     def get_pci_text(self, ident: str, key: Key[str]) -> str | None:
-        """Return a fact about a device's PCI function, else the attribute in its file.
+        """Return the fact `key` about a device's PCI function, else the attribute in its file.
 
-        Return None if neither is known.
+        The attribute is in `extra["pci"]`. Return None if neither is known.
         """
         device = self.topology.by_id[ident]
         text = self.facts.get_text(pci_subject(device.bus_id), key) if device.bus_id else None
@@ -91,9 +91,10 @@ class PairView(MachineView):
         return attribute if text is None and isinstance(attribute, str) else text
 
     def find_maker(self, gpu: str) -> str:
-        """Return NVIDIA or AMD, by the PCI vendor if it is known.
+        """Return NVIDIA or AMD, by the GPU's PCI vendor if it is known.
 
-        Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD.
+        Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD; else it is
+        NVIDIA.
         """
         seems_amd = "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi
         return _VENDORS.get(
@@ -109,9 +110,10 @@ class PairView(MachineView):
     # -- bridges
 
     def list_ports_between(self, a: str, b: str) -> tuple[str, ...] | None:
-        """Return the bridges below the lowest one that two devices share.
+        """Return the PCI addresses of the bridges above one of two devices but not above both.
 
-        Return an empty tuple if they share none, and None if the bridges are unknown.
+        `a` and `b` are device ids. Return an empty tuple if no bridge is above both, and None if
+        the bridges are unknown.
         """
         subjects = [pci_subject(self.topology.by_id[ident].bus_id) for ident in (a, b)]
         if any(self.facts.get_source(s, keys.PCI_BRIDGES) is None for s in subjects):
@@ -121,12 +123,15 @@ class PairView(MachineView):
         return tuple(x for x in (*above_a, *above_b) if x not in shared) if shared else ()
 
     def get_acs(self, port: str) -> str:
-        """Return the ACS controls that are on at a bridge, empty if unknown."""
+        """Return the ACS controls that are on at the bridge with PCI address `port`.
+
+        They are one text, joined by commas: "off" if none is on, empty if unknown.
+        """
         return self.facts.get_text(pci_subject(port), keys.PCI_ACS) or ""
 
     @cached_property
     def redirecting(self) -> tuple[str, ...]:
-        """The bridges that redirect traffic of a pair up to the root complex, by address."""
+        """The PCI addresses of bridges whose ACS redirects a pair's traffic to the root complex."""
         ports = {port for _, a, b in self.pairs for port in self.list_ports_between(a, b) or ()}
         return tuple(sorted(port for port in ports if "redirect" in self.get_acs(port)))
 

@@ -41,7 +41,9 @@ _LABELS: Mapping[str | None, str] = {
 class AncestorTree:
     """The tree above the GPUs as NVML's answers imply it; empty if /sys lists the bridges.
 
-    `parent` maps a GPU or switch to the switch or CPU above it, `root` a GPU to its root complex.
+    `parent` maps the id of a GPU or switch to that of the switch or CPU above it, `root` a GPU's id
+    to its root complex. `cpus` are inferred too; methods replace them by the machine's own CPUs
+    that the caller gives.
     """
 
     cpus: tuple[Device, ...] = ()
@@ -52,21 +54,26 @@ class AncestorTree:
     def find_parent(self, child: str, cpus: Sequence[Device]) -> str | None:
         """Return the id of the switch or CPU right above a GPU or switch, None if unknown.
 
-        A CPU is one of `cpus`.
+        An inferred CPU is replaced by its match in `cpus`: the one of its NUMA node, else of its
+        name, else the first.
         """
         parent = self.parent.get(child)
         cpu = next((cpu for cpu in self.cpus if cpu.id == parent), None)
         return parent if cpu is None else _match_cpu(cpu, cpus).id
 
     def find_cpu(self, gpu: str, cpus: Sequence[Device]) -> Device | None:
-        """Return the CPU in `cpus` that is above a GPU, None if unknown."""
+        """Return the CPU in `cpus` that is above a GPU, None if unknown.
+
+        It is matched as in `find_parent`, but may be further up.
+        """
         above = self._list_above(gpu)
         return next((_match_cpu(cpu, cpus) for cpu in self.cpus if cpu.id in above[-1:]), None)
 
     def link_switches(self, links: Sequence[Link], cpus: Sequence[Device]) -> Iterator[Link]:
-        """Yield the links from each switch up to its parent, in both directions.
+        """Yield new links from each switch up to its parent, in both directions.
 
-        Each is as fast as the fastest of `links` from the GPUs below the switch.
+        `links` are those of the GPUs; each new link is as fast as the fastest of them below its
+        switch. A switch without such links, or without a known parent, gets none.
         """
         for switch in self.switches:
             rates = [

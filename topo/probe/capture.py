@@ -53,10 +53,10 @@ _BROKEN = (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZM
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[Path]:
-    """Yield the folder that contains the captured machine's `sys`.
+    """Yield the folder that contains the captured machine's `sys` or `proc`.
 
-    An archive is unpacked into a temporary folder. Raise InputError if there is no `sys`, or the
-    archive is broken or too large.
+    It is `path` or a folder in it. An archive is unpacked into a temporary folder, which is removed
+    at the end. Raise InputError if there is neither, or the archive is broken or too large.
     """
     if path.is_dir():
         yield _find_root(path, path)

@@ -36,6 +36,7 @@ def join_nvlinks(
 ) -> tuple[tuple[Device, ...], list[Link], list[Note]]:
     """Return the NVSwitch, if any, the links that NVML's facts describe, and notes on oddities.
 
+    The links are NVLinks and NVLink-C2C, in both directions; all NVSwitches count as one device.
     `gpus` maps an NVML index to the GPU's device id, `cpu_of` a GPU's device id to that of its CPU.
     """
     counts: dict[str, Counter[str]] = {}
@@ -112,10 +113,10 @@ def list_active_links(facts: Facts, index: str) -> list[str]:
 
 
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
-    """Return the datasheet rate of one of a GPU's NVLinks, in GB/s in one direction.
+    """Return the datasheet rate of a single NVLink of a GPU, in GB/s in one direction.
 
-    The compute capability decides, else the version of the links; if both are unknown, the third
-    generation is assumed.
+    `index` is the GPU's NVML index. The compute capability decides, else the version of the links;
+    if both are unknown, the third generation is assumed.
     """
     if facts.get_number(gpu_subject(index), keys.GPU_SM) == 86:
         return _SM86_GBps
@@ -201,7 +202,7 @@ def _note_uneven(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
 def join_xgmi(facts: Facts, gpus: Mapping[str, str]) -> tuple[Link, ...]:
     """Return a link for each direction that AMD's driver reports.
 
-    `gpus` maps the index of a GPU to its device id.
+    `gpus` maps the index of a GPU in the facts to its device id.
     """
     links: list[Link] = []
     for (index, device), (other, peer) in permutations(gpus.items(), 2):

@@ -34,10 +34,10 @@ _NOTED_KEYS = (
 def select_visible(
     facts: Facts, indices: tuple[str, ...], environment: Mapping[str, str]
 ) -> tuple[tuple[str, ...], list[Note]]:
-    """Return the GPUs that CUDA shows under `environment`, in the order of ranks.
+    """Return the NVML indices of the GPUs that CUDA shows under `environment`, in rank order.
 
-    `indices` are the NVML indices of all GPUs, in PCI order. The notes say how the GPUs were
-    selected.
+    `indices` are the NVML indices of all GPUs, in PCI order. All are shown without
+    CUDA_VISIBLE_DEVICES. The notes say how the GPUs were selected.
     """
     listed = environment.get(VARIABLE)
     if listed is None:
@@ -113,7 +113,7 @@ def note_missing(facts: Facts) -> Iterator[Note]:
 
 
 def note_lost(facts: Facts) -> Iterator[Note]:
-    """Yield a note for each GPU that does not answer."""
+    """Yield a note for each GPU that does not answer (fact `lost`); it cannot be a rank."""
     for index in facts.list_names(GPU):
         reason = facts.get_text(gpu_subject(index), keys.GPU_LOST)
         if reason is not None:

@@ -214,7 +214,10 @@ def _ask_driver(root: Path, kernel: str) -> Fact:
 
 
 def read_acs(root: Path) -> Iterator[Fact]:
-    """Yield the fact `pci/BUS acs` of every GPU and NIC and of every bridge above one."""
+    """Yield the fact `pci/BUS acs` of every GPU and NIC and of every bridge above one.
+
+    `root` is the folder that is `/` on the machine.
+    """
     functions: dict[str, Path] = {}
     for path in list_gpus_and_nics(root):
         functions |= {function.name: function for function in (*list_bridges(path), path)}
@@ -223,7 +226,7 @@ def read_acs(root: Path) -> Iterator[Fact]:
 
 
 def find_acs_control(config: bytes) -> int | None:
-    """Return the ACS control register of a configuration space, None without that capability.
+    """Return the ACS control register of a PCI configuration space, None without that capability.
 
     Raise ValueError if the space is incomplete or its list of capabilities is broken.
     """

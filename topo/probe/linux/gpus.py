@@ -33,9 +33,10 @@ _MAX_LINKS = 64
 
 
 def read_unlisted(root: Path, facts: Facts) -> Facts:
-    """Return facts `gpu/N` about the GPUs in the files of the machine whose `/` is at `root`.
+    """Return facts `gpu/N` about GPUs in the kernel's files, for machines whose driver lists none.
 
-    `facts` are those about the machine's PCI functions.
+    `root` is the folder that is `/` on the machine; `facts` are those about its PCI functions. N
+    counts the GPUs by PCI address.
     """
     served = {
         path.name: path
@@ -54,7 +55,7 @@ def read_unlisted(root: Path, facts: Facts) -> Facts:
 
 
 def find_gpu_vendor(facts: Facts, bus_id: str) -> str | None:
-    """Return the vendor of the GPU at a PCI address, None without a GPU of a known vendor."""
+    """Return NVIDIA or AMD for the GPU at a PCI address, None if no GPU of either is there."""
     if not str(facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)).startswith(GPU_CLASSES):
         return None
     return GPU_VENDORS.get(str(facts.get_text(pci_subject(bus_id), keys.PCI_VENDOR)))

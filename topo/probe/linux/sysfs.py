@@ -83,7 +83,7 @@ def read_fact(root: Path, path: Path, subject: str, key: Key[Any]) -> Fact:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, stripped.
+    """Return a file's text, stripped; `read_fact` returns it as a fact instead.
 
     Raise OSError if it cannot be read.
     """
@@ -103,7 +103,10 @@ def read_start(path: Path, most: int) -> bytes:
 
 
 def show_path(root: Path, path: Path) -> str:
-    """Return `path` as seen on the machine whose `/` is at `root`."""
+    """Return `path` as seen on the machine whose `/` is at `root`: without `root`.
+
+    A path outside `root` is unchanged.
+    """
     return f"/{path.relative_to(root)}" if path.is_relative_to(root) else str(path)
 
 
@@ -118,7 +121,8 @@ def list_folder(folder: Path) -> tuple[Path, ...]:
 def read_sysfs(root: Path) -> Facts:
     """Return facts about CPUs, NUMA nodes, and every GPU and NIC on PCI.
 
-    The bridges above the GPUs and NICs are included.
+    The bridges above the GPUs and NICs are included. `root` is the folder that is `/` on the
+    machine.
     """
     return Facts(
         (
@@ -246,7 +250,8 @@ def _read_device(root: Path, path: Path) -> Iterator[Fact]:
 def list_bridges(path: Path) -> tuple[Path, ...]:
     """Return the folders of the bridges above a device, the topmost first.
 
-    Bridges are the parent folders whose names are PCI addresses.
+    `path` is the device's folder in /sys. Bridges are the parent folders whose names are PCI
+    addresses.
     """
     try:
         parents = path.resolve().parents
@@ -256,10 +261,10 @@ def list_bridges(path: Path) -> tuple[Path, ...]:
 
 
 def find_bus_id(device: Path) -> str | None:
-    """Return the address of the PCI function behind a `device` link, None if there is none.
+    """Return the PCI address of the function behind a `device` link, None if there is none.
 
-    Network interfaces have such a link, for example. For a virtio device, the function is one level
-    up.
+    `device` is the path of that link, which network interfaces have, for example. For a virtio
+    device, the function is one level up.
     """
     try:
         real = device.resolve(strict=True)
@@ -269,7 +274,10 @@ def find_bus_id(device: Path) -> str | None:
 
 
 def read_network(root: Path) -> Facts:
-    """Return facts `net/NAME` of interfaces backed by hardware, and `rdma/NAME` of RDMA devices."""
+    """Return facts `net/NAME` of interfaces backed by hardware, and `rdma/NAME` of RDMA devices.
+
+    Virtual functions are left out. `root` is the folder that is `/` on the machine.
+    """
     return Facts((*_read_interfaces(root), *_read_rdma(root)))
 
 
@@ -325,9 +333,10 @@ def _read_rate(root: Path, port: Path, subject: str) -> Fact:
 
 
 def read_locality(root: Path, facts: Facts) -> Facts:
-    """Return facts `pci/BUS numa_node` for the functions in `facts` that have none.
+    """Infer facts `pci/BUS numa_node` for the functions in `facts` that have none.
 
-    `root` is the folder that is `/` on the machine.
+    The CPUs that Linux calls local to a function decide, if they are of a single NUMA node. `root`
+    is the folder that is `/` on the machine.
     """
     cpus_of = {
         int(name): parse_cpu_list(facts.get_text(numa_subject(name), keys.NUMA_CPUS) or "")
@@ -362,7 +371,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_cpu_mask(text: str) -> frozenset[int]:
-    """Return the CPU numbers of a mask such as `0000,0000ffff`.
+    """Return the CPU numbers of a mask such as `0000,0000ffff`; empty for anything else.
 
     Its groups have 32 bits each, the highest first.
     """

@@ -48,9 +48,10 @@ class Nvml:
         read: Callable[[Any], Value] = int,
         let_through: tuple[type[Exception], ...] = (),
     ) -> Fact:
-        """Call `function`, convert its answer by `read`, and return it as a fact.
+        """Call pynvml's `function`, convert its answer by `read`, and return it as the fact `key`.
 
-        If the call fails, the fact is missing, with the reason. Errors in `let_through` are raised.
+        If the call fails, the fact is missing, with the reason, and a lost GPU is recorded in
+        `lost`. Errors in `let_through` are raised instead.
         """
         try:
             return Fact(subject, key, read(getattr(self.module, function)(*arguments)), function)
@@ -69,9 +70,10 @@ class Nvml:
         )
 
     def read_fields(self, gpu: Gpu, ids: Sequence[tuple[int, int]]) -> list[int | str]:
-        """Return the values of all (field, scope) in `ids`, read at once.
+        """Return the values of all (field id, scope id) in `ids`, in order, by a single query.
 
-        Each is an integer, or the reason why there is none.
+        For NVLinks the scope is the link's number. Each value is an integer, or a text with the
+        reason why there is none.
         """
         try:
             values = getattr(self.module, FIELD_VALUES)(gpu.handle, list(ids))
@@ -95,7 +97,7 @@ class Nvml:
 
 @contextmanager
 def open_nvml(module: Any) -> Iterator[Nvml]:
-    """Open the library (nvmlInit) and shut it down at the end.
+    """Initialize pynvml's `module` (nvmlInit), yield the library, and shut it down at the end.
 
     Raise the errors of nvmlInit.
     """
@@ -109,7 +111,7 @@ def open_nvml(module: Any) -> Iterator[Nvml]:
 
 
 def list_errors(module: Any) -> tuple[type[Exception], ...]:
-    """Return the errors that a query may raise.
+    """Return the classes of all errors that a query may raise.
 
     They are the library's own, and those for a missing function and for a bad argument.
     """

@@ -66,7 +66,7 @@ _ANCESTORS = {
 
 
 def read_nvlinks(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the number of links that the GPU reports and the state of each link.
+    """Yield facts about a GPU's NVLinks: their number as reported, and the state of each link.
 
     For active links, also yield their remote ends and speeds.
     """
@@ -157,7 +157,10 @@ def _read_speeds(nvml: Nvml, gpu: Gpu, active: list[int]) -> Iterator[Fact]:
 
 
 def read_c2c(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    """Yield the number of active NVLink-C2C links, and their total rate in MB/s."""
+    """Yield facts about a GPU's NVLink-C2C: the number of active links, and their total MB/s.
+
+    The rate is left out if no link is active.
+    """
     count = _make_fact(
         gpu.subject,
         keys.GPU_C2C_COUNT,
@@ -192,7 +195,10 @@ def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fa
 
 
 def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
-    """Yield facts `gpu/N/p2p/M` of every ordered pair of `gpus`."""
+    """Yield the facts `gpu/N/p2p/M` of every ordered pair of `gpus`.
+
+    They are the status of each kind of access, and the common PCIe ancestor.
+    """
     for a, b in combinations(gpus, 2):
         forth, back = p2p_subject(a.index, b.index), p2p_subject(b.index, a.index)
         ancestor = nvml.ask(
