@@ -42,7 +42,7 @@ _Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class BottleneckPart:
-    """Devices on one side of the bottleneck."""
+    """Ids of the devices on one side of the bottleneck: its GPUs, and all other devices."""
 
     gpus: tuple[str, ...]
     others: tuple[str, ...]
@@ -55,13 +55,14 @@ class BottleneckPart:
 
 @dataclass(frozen=True)
 class Lever:
-    """A link that the bound depends on.
+    """A link from device `a` to device `b` that the bound depends on.
 
-    `gain_GBps` limits the rise of the bound per GB/s added to the link in both directions (the
-    dual's price, until other links become the bottleneck). `wider_GBps` is the bound in GB/s with
-    this link a tenth wider, None if it was not computed. `alike` is the number of links with the
-    same price and bandwidth. If the link alone does not raise the bound, `together_GBps` is the
-    bound with all `peers` links of its role in the machine a tenth wider.
+    `gain_GBps` is the most that the bound can rise per GB/s added to the link in both directions
+    (the link's price in the dual, valid until other links become the bottleneck). `wider_GBps` is
+    the bound in GB/s with this link a tenth wider, None if it was not computed. `alike` is the
+    number of links with the same price and bandwidth. If the link alone does not raise the bound
+    (`helps_alone` is False), `together_GBps` is the bound with all `peers` links of its role in the
+    machine a tenth wider.
     """
 
     a: str
@@ -148,9 +149,10 @@ def explain(
     candidates: Sequence[tuple[Schedule, Cost]],
     effort: Effort,
 ) -> Explanation:
-    """Explain the bound `limit` by its certificate, and compare `candidates`.
+    """Explain what limits the bound `limit`, from its certificate, and compare `candidates`.
 
-    The remaining `effort` is spent on the bounds with wider links.
+    `candidates` are schedules with their costs, of any strategies. The remaining `effort` is spent
+    on the bounds with wider links.
     """
     topology = router.topology
     parts: tuple[BottleneckPart, ...]

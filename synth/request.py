@@ -81,10 +81,11 @@ class TreeLimits:
 class Request:
     """The argument of a strategy: a collective, a topology, and how to plan.
 
-    `effort` limits the searches; `bound` is the multipath bound, None if unknown; `limits` restrict
-    trees; `quick` asks for short searches. `progress` is called with lines of text. `router` knows
-    the hardware's route between two ranks. The strategy appends to `table` a row for each forest
-    that it considered, with the keys trees, depth, algbw_GBps, gap, how and kept.
+    `effort` limits the searches; `bound` is the bound to reach (in `synthesize`, the single-path
+    bound), None if unknown; `limits` restrict trees; `quick` asks for short searches. `progress` is
+    called with lines of text. `router` knows the hardware's route between two ranks. The packing
+    strategy appends to `table` a row for each forest that it considered, with the keys trees,
+    depth, algbw_GBps, gap, how and kept.
     """
 
     collective: Collective

@@ -50,7 +50,10 @@ class Channels:
 
 
 def check_order(order: Sequence[int], ranks: int, where: str) -> None:
-    """Raise InputError unless an order lists each of 0..ranks-1 exactly once."""
+    """Raise InputError unless an order lists each of 0..ranks-1 exactly once.
+
+    `where` names the order in the message.
+    """
     faults = {
         "misses rank {}": set(range(ranks)) - set(order),
         "has rank {} more than once": {rank for rank in order if order.count(rank) > 1},
@@ -66,8 +69,8 @@ def check_order(order: Sequence[int], ranks: int, where: str) -> None:
 def schedule_channels(request: Request, channels: Channels, name: str) -> Schedule:
     """Return the schedule of equal channels, each hop on the hardware's route.
 
-    Raise InfeasibleError if two neighbours have no route, or if chains are requested for a
-    collective other than allreduce.
+    `name` is the strategy that the schedule records. Raise InfeasibleError if two neighbours have
+    no route, or if chains are requested for a collective other than allreduce.
     """
     if channels.shape == CHAIN:
         return _schedule_chains(request, channels, name)
@@ -79,10 +82,11 @@ def schedule_channels(request: Request, channels: Channels, name: str) -> Schedu
 def schedule_rings(
     request: Request, rings: Sequence[tuple[Order, Fraction]], name: str
 ) -> Schedule:
-    """Return the schedule of rings, each with its own share of the buffer.
+    """Return the schedule of rings, given as (order, share of the buffer).
 
-    Every rank's part is split over all rings by their shares and travels around each of them. Raise
-    InfeasibleError if two neighbours have no route.
+    Every rank's part is split over all rings by their shares and travels around each of them.
+    `name` is the strategy that the schedule records. Raise InfeasibleError if two neighbours have
+    no route.
     """
     if request.collective.name != "allreduce":
         return _schedule_half(request, rings, name, request.collective.name)
@@ -93,7 +97,7 @@ def schedule_rings(
 
 
 def algbw_GBps(schedule: Schedule, topology: Topology) -> Fraction:
-    """Return the algbw in GB/s that channels approach at large sizes.
+    """Return the algbw in GB/s that the schedule of channels approaches at large sizes.
 
     It is computed exactly from the loads of the links; 0 if the schedule uses no links.
     """

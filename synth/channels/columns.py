@@ -51,10 +51,11 @@ Column = tuple[str, Order]
 def pack_orders(
     request: Request, shapes: Sequence[str], orders: Orders | None = None
 ) -> OrderPacking:
-    """Return the best columns of the given shapes found within the request's effort.
+    """Return the best rings or chains found within the request's effort, with their rates.
 
-    Raise InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if
-    there are more ranks than the search supports.
+    `shapes` are RING, CHAIN or both; `orders` may be passed if it exists already. Raise
+    InfeasibleError if no ring (or chain) exists, if none was found within that effort, or if there
+    are more ranks than the search supports.
     """
     if request.collective.ranks > _MAX_RANKS:
         raise InfeasibleError(
@@ -154,9 +155,9 @@ class OrderPacking(ColumnGeneration[Priced]):
         return sum(float(dual[row]) * times for row, times in uses) < 1 - _TOLERANCE
 
     def solve(self, fresh: Sequence[Priced], effort: Effort) -> bool:
-        """Add columns and solve the program; return False if it has no optimum.
+        """Add the orders `fresh` and solve the program; return False if it has no optimum.
 
-        The opposite of each new ring, which is nearly always as cheap, is added too.
+        The reverse of each new ring, which is nearly always as cheap, is added too.
         """
         exists = self.orders.routes.exists
         for offer in fresh[:_FRESH]:
@@ -178,8 +179,9 @@ class OrderPacking(ColumnGeneration[Priced]):
 def find_exact_rates(packing: OrderPacking, effort: Effort) -> dict[Column, Fraction]:
     """Return the columns in use with exact rates in GB/s of algbw that overload no link.
 
-    Integer multiples of a coarse unit are tried first (few columns, even shares), by CP-SAT.
-    Otherwise the shares are rounded, and scaled to what the busiest link carries.
+    Keys are (shape, order). Integer multiples of a coarse unit are tried first (few columns, even
+    shares), by CP-SAT. Otherwise the shares are rounded, and scaled to what the busiest link
+    carries.
     """
     uses, capacity = list(packing.columns.values()), packing.orders.capacity
     rates = _find_whole_rates(packing.algbw_GBps, uses, capacity, effort)

@@ -29,9 +29,10 @@ class Priced:
 
 
 def hops(shape: str, order: Order) -> list[tuple[int, int]]:
-    """Return the pairs of ranks between which each part travels.
+    """Return the hops of an order as (source, destination) ranks.
 
-    A ring is traversed once around, a chain up and down.
+    A ring goes around once, also from its last rank to its first; a chain has each hop in both
+    directions.
     """
     if shape == RING:
         return list(pairwise((*order, order[0])))
@@ -52,8 +53,9 @@ def name_order(shape: str, order: Order) -> Order:
 class Orders:
     """The rings and chains of one machine for one collective, with their loads and prices.
 
-    Loads are integers: 1 GB of the collective's buffer loads a link with `uses` / `ranks` GB. A row
-    is a link on any route; `used` lists the links of the rows.
+    A row is a link on any route; `used` has the numbers of the rows' links. 1 GB of the
+    collective's buffer loads a link with `uses` / `ranks` GB. `capacity` is that of the rows in the
+    unit of `uses`: GB/s times `ranks`.
     """
 
     def __init__(self, routes: OwnRoutes, collective: Collective) -> None:
@@ -66,11 +68,11 @@ class Orders:
 
     @cached_property
     def floats(self) -> Floats:
-        """Return the capacities of the rows as floats."""
+        """`capacity` as floats: of each row, in GB/s times the number of ranks."""
         return np.array([float(c) for c in self.capacity])
 
     def uses(self, shape: str, order: Order) -> Counter[int]:
-        """Return the integer use of each row by an order."""
+        """Return how much an order loads each row, by row number; see the class for the unit."""
         crossed = Counter(row for hop in hops(shape, order) for row in self.rows(*hop))
         return Counter({row: times * self.times[shape] for row, times in crossed.items()})
 
@@ -81,10 +83,11 @@ class Orders:
         return [self._row[link] for link in links.tolist()]
 
     def distances(self, shape: str, prices: Floats) -> Floats:
-        """Return the matrix of prices between the nodes of circuits.
+        """Return the matrix of prices from which `cheapest_circuits` and others find orders.
 
-        The nodes are the ranks. For chains, node 0 is an extra node at which chains begin and end,
-        and the ranks follow.
+        `prices` are per unit of load of each row. For rings, nodes are ranks, and entry (u, v) is
+        the price of the hop from u to v. For chains, node 0 is an extra node, free to reach, at
+        which chains begin and end; node r + 1 is rank r, and a hop counts in both directions.
         """
         per_link = np.zeros(len(self.routes.links))
         per_link[self.used] = prices
@@ -98,26 +101,28 @@ class Orders:
     def cheapest(self, shape: str, prices: Floats, count: int, effort: Effort) -> list[Priced]:
         """Return up to `count` cheap orders of one shape, the cheapest of all first.
 
-        The result is empty if no order exists. The search is exact and only suitable for few ranks.
+        `prices` are per unit of load of each row. The result is empty if no order exists. The
+        search is exact and only for few ranks: see `is_small`.
         """
         return self._name(shape, cheapest_circuits(self.distances(shape, prices), count, effort))
 
     def near_cheapest(
         self, shape: str, prices: Floats, begun: Iterable[Order], effort: Effort
     ) -> list[Priced]:
-        """Return cheap orders of one shape, found by heuristics without proof.
+        """Return cheap orders of one shape, found by heuristics without proof, cheapest first.
 
-        Some of them are improved from the orders in `begun`.
+        `prices` are per unit of load of each row. Some of the orders are improved from those in
+        `begun`.
         """
         circuits = [x[1:] if shape == RING else tuple(rank + 1 for rank in x) for x in begun]
         distance = self.distances(shape, prices)
         return self._name(shape, near_circuits(distance, circuits, _STARTS, effort))
 
     def prove(self, shape: str, prices: Floats, effort: Effort) -> tuple[list[Priced], bool]:
-        """Search for the cheapest order of one shape by CP-SAT.
+        """Search for the cheapest order of one shape by CP-SAT; return it and whether it is proved.
 
-        Return a list of at most one order, and whether it is proved to be the cheapest, or, if the
-        list is empty, whether it is proved that no order exists.
+        It is returned as a list, empty if no order was found; "proved" then means that none exists.
+        `prices` are per unit of load of each row.
         """
         distance = self.distances(shape, prices)
         circuit, proved = search_circuit(distance, effort, f"{shape}s")
@@ -127,7 +132,7 @@ class Orders:
         return self._name(shape, [(float(distance[tour[:-1], tour[1:]].sum()), circuit)]), proved
 
     def is_small(self, shape: str) -> bool:
-        """Return whether dynamic programming can find the cheapest order of a shape."""
+        """Return whether there are few enough ranks for `cheapest` with this shape."""
         return self.ranks + (shape == CHAIN) <= MAX_NODES
 
     def _name(self, shape: str, circuits: Iterable[tuple[float, Circuit]]) -> list[Priced]:

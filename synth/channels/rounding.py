@@ -115,18 +115,27 @@ class Rounding:
         return np.array([uses[row] for row in range(len(self.orders.floats))]) / self.orders.floats
 
     def name(self, numbers: Ints) -> Channels:
-        """Return channels by the numbers of their orders, in a sequence with balanced prefixes."""
+        """Return the channels whose orders have these numbers in `listed`.
+
+        They are listed in a sequence of which every prefix loads links evenly.
+        """
         sequence = numbers[interleave(self.loads[numbers])]
         return Channels(self.shape, tuple(self.listed[number][1] for number in sequence))
 
     def rate_GBps(self, channels: Ints) -> Fraction:
-        """Return the exact algbw of equal channels in GB/s, from the load of the busiest link."""
+        """Return the exact algbw in GB/s of equal channels, given as numbers of orders in `listed`.
+
+        It follows from the load of the busiest link.
+        """
         times = Counter(channels.tolist())
         uses = [self.orders.uses(*self.listed[number]) for number in times]
         return len(channels) / find_max_load(uses, list(times.values()), self.orders.capacity)
 
     def choose(self, limit: int) -> Ints:
-        """Return the fewest channels, at most `limit`, with a rate within LOSS of the best."""
+        """Return the fewest channels, at most `limit`, with a rate within LOSS of the best.
+
+        LOSS is a share of the rate. Channels are numbers of orders in `listed`.
+        """
         rates: list[Fraction] = []
         for count in range(1, limit + 1):
             known = max(rates, default=Fraction(0)) * (1 + LOSS)
@@ -137,7 +146,7 @@ class Rounding:
         return self.best[next(i for i, rate in enumerate(rates) if rate >= enough)]
 
     def round(self, count: int, known_GBps: float = 0.0) -> Ints:
-        """Return the best `count` channels found.
+        """Return the best `count` channels found, as numbers of orders in `listed`.
 
         The costlier searches run only if a rate above `known_GBps` may be reached.
         """
@@ -252,7 +261,10 @@ class Rounding:
 
 
 def prepare(request: Request, shape: str) -> Rounding:
-    """Return a search for equal channels of one shape, in any number, by one column generation."""
+    """Return a search for equal channels of one shape, in any number.
+
+    It solves the linear program of rates once (`pack_orders`, with its errors).
+    """
     orders = Orders(OwnRoutes(request.router), request.collective)
     packed = pack_orders(request, [shape], orders)
     return Rounding(orders, packed, request.effort.extend(_ROUNDING_WORK_S))
@@ -269,7 +281,7 @@ def _judge(load: Floats) -> Floats:
 
 
 def interleave(loads: Floats) -> list[int]:
-    """Return a sequence of channels in which every prefix is balanced.
+    """Return the indices of channels in a sequence of which every prefix loads links evenly.
 
     A row of `loads` is the load of each link by one channel. The next channel is always the one
     that keeps the busiest links of the prefix, in descending order, least loaded.

@@ -48,9 +48,9 @@ _CARRIES = 1e-9
 class TreePacking(ColumnGeneration[Tree]):
     """Column generation of trees under the bandwidths of pairs of devices.
 
-    Pair i of the graph counts in row `rows[i]`, and prices are those of pairs. `rates` are those of
-    `columns`, in GB/s. The prices `best` prove the lowest `value`, an upper bound in GB/s on the
-    rate of any packing; it is reached if the packing is `finished`.
+    Columns are undirected trees. Pair i of the graph counts in row `rows[i]`, and prices are those
+    of pairs. `rates` are those of `columns`, in GB/s. The prices `best` prove the lowest `value`,
+    an upper bound in GB/s on the rate of any packing; it is reached if the packing is `finished`.
     """
 
     def __init__(self, graph: PairGraph, rows: Ints, start: TreePacking | None = None) -> None:
@@ -71,9 +71,10 @@ class TreePacking(ColumnGeneration[Tree]):
         return [tree for tree, x in zip(self.columns, self.rates, strict=False) if x > _CARRIES]
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> TreePacking:
-        """Generate trees until they are optimal or the effort is spent; return the packing.
+        """Generate trees until they are optimal or the effort is spent; return the packing itself.
 
-        A later call continues from the end of an earlier one.
+        A later call continues from the end of an earlier one. Raise InfeasibleError if the linear
+        program has no optimum.
         """
         solved = True
         if self.start is not None and not self.columns:
@@ -103,12 +104,15 @@ class TreePacking(ColumnGeneration[Tree]):
         return float(self.rates.sum()) >= min(self.value, self.enough) * (1 - _TOLERANCE)
 
     def solve(self, fresh: Sequence[Tree], effort: Effort) -> bool:
-        """Add a tree, and similar ones, which saves solving the program for each of them."""
+        """Add the trees `fresh`, and similar ones, and solve; return False if there is no optimum.
+
+        Adding several saves solving the program for each of them.
+        """
         effort.spend(self.pricing_s * _SIMILAR)
         return self.add([*fresh, *self._find_similar(fresh[0])], effort)
 
     def add(self, trees: Sequence[Tree], effort: Effort) -> bool:
-        """Add columns and solve the program; return False if it has no optimum."""
+        """Add exactly these trees and solve the program; return False if it has no optimum."""
         self.columns.update((tree, self._count_rows(tree)) for tree in trees)
         solved = pack(list(self.columns.values()), self.capacity, effort)
         if solved is not None:
@@ -142,9 +146,10 @@ class TreePacking(ColumnGeneration[Tree]):
 def exact_prices(
     graph: PairGraph, prices: Floats, denominator: int
 ) -> dict[tuple[str, str], Fraction]:
-    """Return the prices as fractions, scaled so that the cheapest non-zero price is 1.
+    """Return float prices of pairs as fractions, scaled so that the cheapest non-zero price is 1.
 
-    Denominators are at most `denominator`. Links without a price are left out.
+    Keys are (device, device), lower number first. Denominators are at most `denominator`. Pairs
+    whose price is 0 are left out.
     """
     least = float(prices[prices > 1e-9 * prices.max()].min())
     exact = {
@@ -157,7 +162,7 @@ def exact_prices(
 def grow_low_tree(
     metric: Metric, root: int, hop_price: float = 0.0, max_depth: int | None = None
 ) -> Tree | None:
-    """Return a shallow tree (see Metric.grow_tree) with its routes.
+    """Return a shallow tree grown from rank `root`, as undirected routes; see `Metric.grow_tree`.
 
     None if there is no tree within `max_depth`.
     """
@@ -185,7 +190,7 @@ class LowTreePacking(TreePacking):
         self.pricing_s = 2 * len(self.roots) * (_LOW_TREE_S + _LOW_TREE_RANK_S * n)
 
     def price_columns(self) -> list[Tree]:
-        """Return the cheapest of the shallow trees that cost less than 1."""
+        """Return the cheapest of the shallow trees that cost less than 1; store no bound."""
         metric = Metric(self.graph, self.dual, both=True)
         fresh = []
         for root in self.roots:

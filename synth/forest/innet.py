@@ -31,7 +31,7 @@ _TREE_S, _TREE_PAIR_S = 1e-3, 4e-6
 
 
 def in_network_forests(request: Request) -> list[CandidateForest]:
-    """Return forests of trees through switches.
+    """Return candidate forests whose trees may have switches that add as inner nodes.
 
     They are single trees, and all trees tried with the best shares. If these do not reach the
     bound, trees among GPUs alone are added.

@@ -60,11 +60,11 @@ class PathPacking(SharePacking[Path]):
         self.pricing_s = len(self.sources) * (_PATH_S * len(gpus) + _DEVICE_S * self.size)
 
     def group_of(self, column: Path) -> Hashable:
-        """Return the pair of GPUs that a path connects."""
+        """Return the pair (first GPU, last GPU) of a path, by id."""
         return column[0], column[-1]
 
     def count_uses(self, column: Path) -> Counter[int]:
-        """Return how often a path and all its images together use each row."""
+        """Return how often a path and all its images together use each row, by row number."""
         return self.count_rows([column], self.times)
 
     def run(self, effort: Effort, say: Callable[[str], None] | None = None) -> None:
@@ -78,10 +78,10 @@ class PathPacking(SharePacking[Path]):
             raise TimeLimitError("the linear program of paths was not solved")
 
     def price_columns(self) -> list[Path]:
-        """Return new paths that cost less than their pair's dual.
+        """Return new paths that cost less than the dual of their pair of ranks.
 
-        Also store the prices if they raise the bound. Raise InfeasibleError if some pair has no
-        path.
+        Also store the prices if they prove a better bound. Raise InfeasibleError if some pair has
+        no path.
         """
         # Among paths of equal price, the one with fewest links is taken: a small charge per link
         # breaks ties.
@@ -134,9 +134,10 @@ class PathPacking(SharePacking[Path]):
 
 
 def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall or scatter along packed paths.
+    """Return the schedule of alltoall or scatter along the paths that a packing generated.
 
-    Every piece moves one hop along its path in each step.
+    Each path carries a piece of the data of its pair of ranks, one hop per step. `strategy` is the
+    name that the schedule records.
     """
     # All images of a path are laid out at once: one path may represent thousands of pairs.
     images = np.arange(packing.size)[None] if packing.images is None else packing.images
@@ -148,9 +149,10 @@ def path_schedule(packing: PathPacking, collective: Collective, strategy: str) -
 
 
 def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> Schedule:
-    """Return the schedule of alltoall along one path per pair.
+    """Return the schedule of alltoall along one path per pair, from the result of `level_paths`.
 
-    Every pair's part moves one hop along the pair's path in each step.
+    Every pair's part moves one hop along the pair's path in each step. `strategy` is the name that
+    the schedule records.
     """
     layout = _Layout(paths.topology, collective)
     lengths = (paths.stops >= 0).sum(axis=1)

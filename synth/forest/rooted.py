@@ -69,11 +69,11 @@ class RootedPacking(SharePacking[RootedTree]):
         self.dual = self.dual / len(self.row_capacity)
 
     def group_of(self, column: RootedTree) -> Hashable:
-        """Return the root; for allreduce all trees form one group."""
+        """Return the root's rank; for allreduce always 0, as all trees form one group."""
         return 0 if self.both else column.root
 
     def count_uses(self, column: RootedTree) -> Counter[int]:
-        """Return how often a tree and all its images together use each row."""
+        """Return how often a tree and all its images together use each row, by row number."""
         return self.count_rows((*column.up, *column.down), self.times)
 
     def run(
@@ -83,7 +83,7 @@ class RootedPacking(SharePacking[RootedTree]):
         say: Callable[[str], None] | None = None,
         start: Sequence[RootedTree] = (),
     ) -> None:
-        """Generate trees with their shares.
+        """Generate trees with their shares, which are then in `columns` and `shares`.
 
         Generation ends at the optimum, once the time of a part is down to `enough` (in units of one
         part over 1 GB/s), or once the effort is spent. `start` are trees to begin with, some from

@@ -43,9 +43,9 @@ class RoutedPairs(PairGraph):
     def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
         """Return the price and a minimum spanning tree of the GPUs over their routes (Kruskal).
 
-        Ties go to fewer hops, then to the order of the GPUs. Weights are floats: scipy's and
-        networkx's trees are no more exact, and take 1.1 to 4.5 times as long on 8 to 32 GPUs
-        (measured).
+        `prices` are per pair, as in PairGraph; `ends` is not used. Ties go to fewer hops, then to
+        the order of the GPUs. Weights are floats: scipy's and networkx's trees are no more exact,
+        and take 1.1 to 4.5 times as long on 8 to 32 GPUs (measured).
         """
         hop = HOP_SHARE * max(float(prices.mean()), 1e-300)
         priced = [float(prices[links].sum()) + hop * len(links) for _, _, _, links in self.routes]
@@ -70,10 +70,10 @@ def keeps_to_routes(transfers: Transfers, router: Router) -> bool:
 
 
 def routed_forest(request: Request) -> list[CandidateForest]:
-    """Return the best forest of trees over the hardware's routes.
+    """Return the best forest of trees over the hardware's routes, in a list of at most one.
 
-    The result is empty if the machine is too large to search, if its routes do not connect all
-    GPUs, or if the forest exceeds the limits.
+    The list is empty if the machine is too large to search, if its routes do not connect all GPUs,
+    or if the forest exceeds the limits.
     """
     n = request.collective.ranks
     if n > _MAX_RANKS:

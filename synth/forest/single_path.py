@@ -118,9 +118,10 @@ class SinglePathPacking(ColumnGeneration[tuple[int, Column]]):
         return self.reached <= self.value * (1 + _TOLERANCE)
 
     def solve(self, fresh: Sequence[tuple[int, Column]], effort: Effort) -> bool:
-        """Add columns, and similar ones to a single one, and divide each part among its columns.
+        """Add the columns `fresh`, and divide each part of the collective among its columns.
 
-        Return False if the program has no optimum.
+        If there is one part, similar columns are added too. Return False if the program has no
+        optimum.
         """
         if len(self.weight) == 1 or self.one_part:
             fresh = [*fresh, *self._find_similar(dict.fromkeys(column for _, column in fresh))]

@@ -71,7 +71,7 @@ class Survey:
 
     @cached_property
     def boxes(self) -> Boxes | None:
-        """The equal boxes that the machine is made of, or None.
+        """The equal groups of GPUs joined by slower links (such as hosts), None if there are none.
 
         Links that are slower than others of their role do not count as a difference.
         """
@@ -84,7 +84,7 @@ class Survey:
 
     @cached_property
     def slow_boxes(self) -> list[int]:
-        """The numbers of the boxes with a GPU on a link that is slower than others of its role."""
+        """The boxes, by index, with a GPU on a link that is slower than others of its role."""
         if self.mended is None or self.boxes is None:
             return []
         usual, gpus = self.mended.capacity_GBps, self.topology.ranks
@@ -95,9 +95,10 @@ class Survey:
 
     @cached_property
     def classes_are_orbits(self) -> bool:
-        """Whether known symmetries move every pair of a class to every other.
+        """Whether known symmetries move every pair of devices of a class to every other.
 
-        If so, prices by class lose nothing.
+        A class (`PairGraph.classes`) has pairs of the same role. If so, prices by class lose
+        nothing.
         """
         graph = self.graph
         classes = int(graph.classes.max(initial=-1)) + 1
@@ -113,7 +114,11 @@ class Survey:
         return int(self.graph.classes.max(initial=-1)) >= _MANY_CLASSES
 
     def pack_by_class(self, effort: Effort, say: Say = None) -> TreePacking:
-        """Return the packing with one price for all links of a class."""
+        """Return the packing of undirected trees with one price for all links of a class.
+
+        A class (`PairGraph.classes`) has pairs of the same role. Generation continues from the last
+        call.
+        """
         if self._by_class is None:
             self._by_class = TreePacking(self.graph, self.graph.classes)
         elif self.has_many_classes:
@@ -122,7 +127,10 @@ class Survey:
         return self._by_class.run(granted, say)
 
     def pack_by_link(self, effort: Effort, say: Say = None) -> TreePacking:
-        """Return the packing with a separate price for every pair of devices."""
+        """Return the packing of undirected trees with a separate price for every pair of devices.
+
+        It starts from `pack_by_class`; generation continues from the last call.
+        """
         if self._by_link is None:
             start, rows = self.pack_by_class(effort, say), np.arange(len(self.graph.links))
             self._by_link = TreePacking(self.graph, rows, start)
@@ -131,8 +139,8 @@ class Survey:
     def find_whole_trees(self, count: int, copies: int, effort: Effort) -> list[Tree] | None:
         """Return `count` trees of equal share on direct links, packed by matroid union.
 
-        No link is in more trees than `copies` times its bandwidth in units. None if there are no
-        such trees, or if the effort was too small to decide.
+        No link is in more trees than `copies` times its bandwidth in multiples of `unit`. None if
+        there are no such trees, or if the effort was too small to decide.
         """
         key = count, copies
         if key not in self._whole:
@@ -165,9 +173,10 @@ class Survey:
         return self.find_whole_trees(parts.numerator, parts.denominator, effort) is not None
 
     def paths(self, collective: Collective, effort: Effort, say: Say = None) -> PathPacking:
-        """Return packed paths for alltoall (cached for later calls), or for scatter from its root.
+        """Return paths for alltoall or scatter, which column generation divides data among.
 
-        Raise InfeasibleError if there are too many pairs for column generation.
+        Those for alltoall are cached: a later call continues. Raise InfeasibleError if there are
+        too many pairs of ranks for column generation; then use `level_paths`.
         """
         if collective.name != "alltoall":
             packing = PathPacking(self.topology, [collective.root or 0])
@@ -184,11 +193,11 @@ class Survey:
         return PathPacking(self.topology, list(range(len(self.ranks))), self.turns)
 
     def level_paths(self, enough_s_per_GB: Fraction, effort: Effort) -> LevelPaths | None:
-        """Return one path per pair, evened out, if better for alltoall than column generation.
+        """Return one path per pair for alltoall, with loads evened out; None: use `paths` instead.
 
-        It does if paths of fewest hops on direct links take no longer than `enough_s_per_GB`, or if
-        there are more pairs than column generation can serve; otherwise return None. Raise
-        InfeasibleError if there are too many pairs for either method.
+        There is a result if paths of fewest hops on direct links take no longer than
+        `enough_s_per_GB`, or if there are more pairs than column generation can serve, unless
+        symmetries reduce them. Raise InfeasibleError if there are too many pairs for either method.
         """
         packing, ranks = self._alltoall_packing, len(self.ranks)
         if packing.images is not None:

@@ -49,9 +49,9 @@ class RootedTree:
 class Forest:
     """Trees, with their shares of the buffer (or of each root's part of it).
 
-    `images` are permutations of the devices, one per row, the identity first. If given, every tree
-    represents all its images, and its share is divided evenly among them. `depth` is the greatest
-    number of hops from a root.
+    `images` are symmetries of the machine: row i gives the number of each device's image, the first
+    row the device itself. If given, every tree represents all its images, and its share is divided
+    evenly among them. `depth` is the greatest number of hops from a root.
     """
 
     trees: tuple[RootedTree, ...]
@@ -66,7 +66,7 @@ class Forest:
 
 
 def root_tree(tree: Tree, ranks: dict[str, int], root: int | None = None) -> RootedTree:
-    """Return an undirected tree with the rank `root`, or its centre, as root.
+    """Return an undirected tree as a RootedTree with rank `root` as root; None: the tree's centre.
 
     `ranks` maps the ids of GPUs to ranks. The down routes are the up routes reversed.
     """
@@ -128,7 +128,10 @@ def levels(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
-    """Return the greatest number of hops between the root and any rank, in either direction."""
+    """Return the greatest number of hops between the root and any rank, in either direction.
+
+    `ranks` maps the ids of GPUs to ranks.
+    """
     return max(
         max(levels(tree.parents(ranks, direction))[0])
         for direction in ("up", "down")
@@ -139,9 +142,10 @@ def tree_depth(tree: RootedTree, ranks: dict[str, int]) -> int:
 def list_moves(tree: RootedTree, ranks: dict[str, int], together: bool) -> list[list[Any]]:
     """Return the transfers that reduce up a tree and broadcast down it, as a list of columns.
 
-    The columns are the step, source rank, destination rank, operation, and the devices on the route
-    between the two. Each rank sends up when all ranks below it have sent. With `together`, all
-    children of a parent send in the same step, as in-network reduction in switches requires.
+    The columns are the step (from 0), source rank, destination rank, operation (COPY or REDUCE),
+    and the devices on the route between the two. `ranks` maps the ids of GPUs to ranks. Each rank
+    sends up when all ranks below it have sent. With `together`, all children of a parent send in
+    the same step, as in-network reduction in switches requires.
     """
     moves: list[tuple[Any, ...]] = []
     start = 0

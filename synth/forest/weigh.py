@@ -50,8 +50,9 @@ def count_uses(
 ) -> tuple[list[Counter[int]], list[Fraction]]:
     """Return how often each tree uses each row of links, and the rows' capacities in GB/s.
 
-    With `images` of a group of symmetries, links of an orbit form one row, and a tree's uses are
-    spread evenly over it.
+    A row is one link, and its number is the index of its capacity. With `images` (as in Forest),
+    the links that symmetries map to each other form one row, and a tree's uses are spread evenly
+    over it. Where switches add or copy, streams are counted instead of routes.
     """
     rows = LinkRows(topology, images)
     if not computes_in_network(topology):
@@ -75,7 +76,10 @@ def count_uses(
 def find_max_load(
     uses: Sequence[Mapping[int, int]], counts: Sequence[int], capacity: Sequence[Fraction]
 ) -> Fraction:
-    """Return the exact greatest load over capacity of any row if column j carries counts[j]."""
+    """Return the greatest load over capacity of any row, exactly.
+
+    Tree (or path) j uses row i `uses[j][i]` times and is counted `counts[j]` times.
+    """
     load: dict[int, int] = defaultdict(int)
     for column, count in zip(uses, counts, strict=True):
         if count:
@@ -95,7 +99,10 @@ def find_max_load(
 def find_share_load(
     uses: Sequence[Mapping[int, int]], shares: Sequence[Fraction], capacity: Sequence[Fraction]
 ) -> Fraction:
-    """Return the exact greatest load over capacity of any row if columns carry these shares."""
+    """Return the greatest load over capacity of any row, exactly, if tree j carries `shares[j]`.
+
+    Tree (or path) j uses row i `uses[j][i]` times.
+    """
     # Integers over a common denominator are exact, and faster than fractions.
     whole = lcm(*(share.denominator for share in shares))
     return find_max_load(uses, [int(share * whole) for share in shares], capacity) / whole
@@ -125,7 +132,8 @@ def divide(
 ) -> Division | None:
     """Return the shares of each group's columns that minimise the time of the busiest row.
 
-    Among equally good shares, those of least depth are chosen. The program is: min t, such that
+    Column j uses row i `uses[j][i]` times, belongs to `group[j]`, and has the depth `depths[j]`;
+    among equally good shares, those of least depth are chosen. The program is: min t, such that
     shares sum up to 1 in each group and no row carries more than t times its capacity. None if
     HiGHS finds no optimum. The work is counted in `effort`.
     """
@@ -188,11 +196,17 @@ class SharePacking(LinkRows, ColumnGeneration[C]):
         self.duals: Mapping[Hashable, float] = {}
 
     def group_of(self, column: C) -> Hashable:
-        """Return the group whose part a column carries."""
+        """Return the group whose part a column carries, a key of `duals`.
+
+        Subclasses implement it.
+        """
         raise NotImplementedError
 
     def count_uses(self, column: C) -> Counter[int]:
-        """Return how often a column and all its images together use each row."""
+        """Return how often a column and all its images together use each row, by row number.
+
+        Subclasses implement it.
+        """
         raise NotImplementedError
 
     def cost_of(self, column: C) -> float:
@@ -201,7 +215,7 @@ class SharePacking(LinkRows, ColumnGeneration[C]):
         return sum(float(self.prices[row]) * times for row, times in uses)
 
     def raise_bound(self, value: float) -> None:
-        """Store a lower bound on the time, with the prices that prove it, if it is the best."""
+        """Store `value`, a lower bound on time that `prices` prove, if it is the best so far."""
         if value > self.value:
             self.value, self.best = value, self.prices
 
@@ -237,7 +251,10 @@ def find_best_shares(
     group: Sequence[int],
     depths: Sequence[int] = (),
 ) -> Floats:
-    """Return the shares of `divide`, or even shares if HiGHS finds no optimum."""
+    """Return the shares of `divide`, or even shares in each group if HiGHS finds no optimum.
+
+    Arguments are those of `divide`, with exact capacities.
+    """
     solution = divide(uses, np.array([float(c) for c in capacity]), group, depths)
     size = Counter(group)
     return np.array([1.0 / size[g] for g in group]) if solution is None else solution.shares
@@ -250,10 +267,11 @@ def round_shares(
     group: Sequence[Hashable],
     good: Fraction = GOOD,
 ) -> list[Fraction]:
-    """Return fractions near `shares` with a common denominator, exactly 1 in each group's sum.
+    """Return fractions near the floats `shares`, with a sum of exactly 1 in each group.
 
-    The denominator is the first of those tried at which the busiest row's load exceeds that of the
-    floats by at most the fraction `good`, or else the best one tried.
+    The other arguments are those of `divide`. The fractions have a common denominator, the first of
+    those tried at which the busiest row's load exceeds that of the floats by at most the fraction
+    `good`, or else the best one tried.
     """
     busiest: dict[int, float] = defaultdict(float)
     for column, x in zip(uses, shares.tolist(), strict=True):

@@ -89,7 +89,10 @@ class Expressions:
         return number
 
     def rounded(self, value: int) -> int:
-        """Return the number of expression `value` rounded; `value` itself if it is a rounded one."""
+        """Return the number of expression `value` after rounding.
+
+        That is `value` itself if it is rounded already.
+        """
         return value if self.operands[value][1] == ROUNDED else self.number(value, ROUNDED)
 
     def add(self, terms: Iterable[tuple[int, int]]) -> int:

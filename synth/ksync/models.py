@@ -46,10 +46,11 @@ EdgeSend = tuple[int, int, int, Op]
 
 @dataclass(frozen=True)
 class SyncFabric:
-    """Edges between ranks, with the links that they cross.
+    """The edges between ranks that exact synthesis sends over, with the links that they cross.
 
-    `edges[i]` = (u, v) takes `routes[i]`, a link carries `capacity[link]` chunks per round, and
-    `unit_GBps` is the bandwidth of one chunk per round.
+    An edge is a pair of ranks whose route passes through no other GPU. `edges[i]` = (u, v) takes
+    `routes[i]`, a link carries `capacity[link]` chunks per round, and `unit_GBps` is the bandwidth
+    of one chunk per round.
     """
 
     topology: Topology
@@ -64,13 +65,14 @@ class SyncFabric:
         return len(self.topology.ranks)
 
     def links_of(self, edge: int) -> tuple[DirectedLink, ...]:
-        """Return the physical links that an edge crosses."""
+        """Return the physical links that edge number `edge` crosses."""
         return route_links(self.routes[edge])
 
     def hops_from(self, sources: tuple[int, ...], *, backwards: bool = False) -> dict[int, int]:
-        """Return the number of edges from the nearest of `sources` to each rank within reach.
+        """Return the number of edges from the nearest of `sources` to each rank, by rank.
 
-        With `backwards`, count edges from each rank to the nearest of `sources`.
+        Ranks that cannot be reached are missing. With `backwards`, count edges from each rank to
+        the nearest of `sources`.
         """
         neighbours: dict[int, list[int]] = defaultdict(list)
         for u, v in self.edges:
@@ -103,7 +105,11 @@ def fabric_of(router: Router) -> SyncFabric:
 
 @dataclass(frozen=True)
 class SyncInstance:
-    """Whether a schedule of `chunks` (in SCCL's units), `steps` and `rounds` exists."""
+    """A question: does a schedule of exactly these chunks, steps and rounds exist?
+
+    `chunks` are in SCCL's units (see `Collective.even_chunks`). `solve_copying` and
+    `solve_combining` answer it.
+    """
 
     collective: Collective
     chunks: int
@@ -130,8 +136,8 @@ def _run_solver(
 def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) -> Schedule | None:
     """Return a schedule with exactly the chunks, steps and rounds of `instance`.
 
-    None if it is proved that there is none. Raise TimeLimitError if the effort was too small to
-    decide.
+    For collectives that only copy. None if it is proved that there is none. Raise TimeLimitError if
+    the effort was too small to decide.
     """
     chunks = instance.collective.even_chunks(instance.chunks)
     sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
@@ -175,7 +181,7 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
 def list_possible_sends(
     fabric: SyncFabric, collective: Collective, chunks: tuple[Chunk, ...], steps: int
 ) -> list[Key]:
-    """Return the (chunk, edge, step) triples that can be part of a schedule.
+    """Return the (chunk, edge number, step) triples that can be part of a schedule.
 
     By hop distances, the source must be able to have the chunk by then, and the destination must be
     able to pass it on in time. The only receiver of a chunk never sends it on.

@@ -50,9 +50,10 @@ class Row:
     """One (chunks, steps, rounds) in SCCL's units, with its status and, if found, its schedule.
 
     `status` is FEASIBLE, INFEASIBLE or UNKNOWN, and `proof` names the reason for it. `synthesis_s`
-    is the time spent on it in seconds. `form` is "direct" or "composed" (allreduce only).
-    `dominated`: another feasible row has no more steps and no greater R/C. `latency_optimal`: it is
-    proved that no schedule has fewer steps. `bandwidth_optimal`: R/C meets the topology's bound.
+    is the time spent on it in seconds. `form` is "direct" or, for an allreduce made of two
+    collectives, "composed". `dominated`: another feasible row has no more steps and no greater R/C.
+    `latency_optimal`: it is proved that no schedule has fewer steps. `bandwidth_optimal`: R/C meets
+    the topology's bound.
     """
 
     chunks: int
@@ -69,7 +70,7 @@ class Row:
 
     @property
     def ratio(self) -> Fraction:
-        """The ratio R/C."""
+        """The ratio R/C of rounds to chunks: the bandwidth cost, of which less is better."""
         return Fraction(self.rounds, self.chunks)
 
 
@@ -100,12 +101,12 @@ def pareto(
     slack: int | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """Return the Pareto front of a collective on a topology.
+    """Return the Pareto front of a collective on a topology, over steps and R/C.
 
     `effort` defaults to a limit of 300 s. `max_steps` ends the search if R/C cannot meet the bound
     (default: three more than the least number of steps, or with `slack` the number of ranks).
-    `slack` is SCCL's k: only k-synchronous schedules, with R <= S + k, are examined. `progress` is
-    called with lines of text. Raise InfeasibleError if the topology is not connected.
+    `slack` is SCCL's k: only k-synchronous schedules, with R <= S + k, are examined (S: steps).
+    `progress` is called with lines of text. Raise InfeasibleError if the topology is not connected.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)
@@ -397,9 +398,10 @@ def decide(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Front:
-    """Return a front of the given (chunks, steps, rounds) only.
+    """Return the rows of the given (chunks, steps, rounds) only, as a Front.
 
-    Allreduce is solved directly, not composed. `effort` defaults to a limit of 300 s.
+    Each is decided as in `pareto`, but allreduce always directly, not composed of two collectives.
+    `effort` defaults to a limit of 300 s.
     """
     effort = effort if effort is not None else Effort(_PATIENCE_S, _PATIENCE_S)
     limit = bound(collective, router.topology, effort.grant(_BOUND_WORK_S, 0.5), progress)

@@ -48,9 +48,10 @@ Forward = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The non-zero multipliers of the program in the module's docstring.
+    """The non-zero multipliers (duals) that prove a lower bound on R/C; see the module's docstring.
 
-    Commodities are numbered as in `collective.even_chunks(1)`.
+    Keys of `pi` are (commodity, rank), of `w` (commodity, rank, next rank or -1 for all, step), and
+    of `y` (link, step). Commodities are numbered as in `collective.even_chunks(1)`.
     """
 
     pi: dict[tuple[int, int], Fraction]
@@ -190,9 +191,10 @@ def prove_least_ratio(
     effort: Effort | None = None,
     equal_steps: bool = False,
 ) -> RatioProof | None:
-    """Return the best proved lower bound on R/C in `steps` steps.
+    """Return a proof of the greatest lower bound found on R/C in `steps` steps.
 
-    None if no schedule has so few steps.
+    None if no schedule has so few steps. With `equal_steps` the bound is for schedules whose steps
+    all last equally long.
     """
     program = _Programme(fabric, collective, steps, equal_steps)
     return program.solve(effort if effort is not None else Effort()) if program.build() else None
@@ -210,9 +212,10 @@ def evaluate_proof(
     equal_steps: bool,
     multipliers: Multipliers,
 ) -> Fraction:
-    """Return the exact lower bound on R/C that multipliers prove by the module docstring's formula.
+    """Return the lower bound on R/C that multipliers prove, in exact arithmetic.
 
-    It is 0 if they prove nothing, for example because of a wrong sign.
+    It is independent of the search (`prove_least_ratio`), and follows from the formula at the head
+    of the module. It is 0 if they prove nothing, for example because of a wrong sign.
     """
     commodities = collective.even_chunks(1)
     pi, w, y = multipliers.pi, multipliers.w, multipliers.y

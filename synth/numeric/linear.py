@@ -169,9 +169,10 @@ class ColumnGeneration(Generic[C]):
         raise NotImplementedError
 
     def solve(self, fresh: Sequence[C], effort: Effort) -> bool:
-        """Add the columns `fresh`, solve the program and set `dual`; return whether it has an optimum.
+        """Add the columns `fresh` and solve the program; return False if it has no optimum.
 
-        `generate` calls it with what `price_columns` returned. Subclasses implement it.
+        `generate` calls it with what `price_columns` returned. Subclasses implement it, and set
+        `dual`.
         """
         raise NotImplementedError
 

@@ -19,7 +19,10 @@ _COMPARED_SEGMENTS = 16
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule in several numbers of segments, placed for a large message."""
+    """Return one schedule per number of segments, the ranks placed in the trees for large messages.
+
+    Raise InfeasibleError if there are fewer than two ranks.
+    """
     n = request.collective.ranks
     if n < 2:
         raise InfeasibleError("double-tree needs at least two ranks")
@@ -38,9 +41,10 @@ def build(request: Request) -> list[Schedule]:
 
 
 def tree_sends(parents: Parents, chunk: int) -> list[Send]:
-    """Return the sends that reduce `chunk` up a tree, then broadcast it down.
+    """Return the sends that reduce chunk number `chunk` up a tree, then broadcast it down.
 
-    Each node sends upwards once all its children are done.
+    `parents[v]` is the parent of node v, -1 at the root. Ends of sends are nodes, which the caller
+    replaces by ranks; steps begin at 0. Each node sends upwards once all its children are done.
     """
     depth, height = levels(parents)
     top = max(height)

@@ -19,7 +19,7 @@ ListSends = Callable[[Sequence[int]], list[Send]]
 
 
 def build_recursive_doubling(request: Request) -> list[Schedule]:
-    """Return one schedule of recursive doubling, with the ranks placed for a small message."""
+    """Return one schedule of recursive doubling, with the ranks ordered for a small message."""
     collective, n = request.collective, request.collective.ranks
     if collective.name == "reduce-scatter":
         return [reverse(build_recursive_doubling(request.reversed())[0])]
@@ -30,7 +30,7 @@ def build_recursive_doubling(request: Request) -> list[Schedule]:
 
 
 def build_halving_doubling(request: Request) -> list[Schedule]:
-    """Return one schedule of halving, then doubling, with the ranks placed for a large message."""
+    """Return one schedule of halving, then doubling, with the ranks ordered for a large message."""
     n = request.collective.ranks
     check_size("halving-doubling", n, 2 * n * n)
     chunks = request.collective.even_chunks(1 << (n.bit_length() - 1))

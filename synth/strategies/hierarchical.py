@@ -15,9 +15,10 @@ from ..request import Request, segment_counts
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return a schedule for each shape of trees that no other dominates.
+    """Return a schedule for each shape of trees across boxes that no other dominates.
 
-    Raise InfeasibleError if the machine is one box.
+    Boxes are equal groups of GPUs joined by slower links, such as hosts. Raise InfeasibleError if
+    the machine is one box.
     """
     builder = ForestBuilder(request)
     if builder.survey.boxes is None:

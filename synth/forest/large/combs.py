@@ -20,7 +20,10 @@ _MAX_DIGITS = 4
 
 
 def comb_trees(topology: Topology) -> list[Tree]:
-    """Return the combs of a direct network that is a grid; none if it is not a grid."""
+    """Return the combs of a direct network that is a grid; an empty list if it is not a grid.
+
+    A comb is a tree of all lines of one direction and one line across them.
+    """
     ranks = {gpu: r for r, gpu in enumerate(topology.ranks)}
     both = [
         (ranks[a], ranks[b]) for a, b in topology.capacity_GBps if (b, a) in topology.capacity_GBps

@@ -24,7 +24,7 @@ _MAX_CUTS = 8
 
 
 def find_narrow_groups(topology: Topology) -> list[list[str]]:
-    """Return one side, as device ids, of each of the cuts that limit alltoall most.
+    """Return the cuts that limit alltoall most, each as the device ids on one side of it.
 
     The narrowest cut, relative to the pairs of ranks across it, comes first.
     """

@@ -39,8 +39,8 @@ _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
 class EvenedLoads(LinkArrays):
     """Loads of links, to be evened out.
 
-    `load[l]` / `capacity[l]` is the time of link l, in units of one part over 1 GB/s. A subclass
-    moves data between links.
+    `load[l]` / `capacity[l]` is the time of link l. Times are in units of one part (such as the
+    data of a pair of ranks) over 1 GB/s. A subclass moves data between links, in `relieve`.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -59,7 +59,10 @@ class EvenedLoads(LinkArrays):
         return float(self.busy.max())
 
     def price_rising(self, steepness: float) -> Floats:
-        """Return prices of links that rise with their load relative to the busiest link."""
+        """Return a price of each link that rises exponentially with its time.
+
+        `steepness` is the exponent of the busiest link.
+        """
         return np.exp(steepness * self.busy / max(self.reached, 1e-300)) / self.capacity
 
     def price_above(self, link: int, steepness: float, level: float) -> tuple[Floats, Floats]:
@@ -74,7 +77,7 @@ class EvenedLoads(LinkArrays):
         return prices, prices + 1e-6 * float(prices.mean())
 
     def even_out(self, enough: float, effort: Effort) -> None:
-        """Move data off the busiest link until no link takes longer than `enough`.
+        """Move data off the busiest link until no link's time exceeds `enough`.
 
         Stop early if no move helps or the effort is spent.
         """
@@ -85,16 +88,19 @@ class EvenedLoads(LinkArrays):
                 return
 
     def relieve(self, link: int, enough: float, effort: Effort) -> bool:
-        """Move some data off a link to less busy routes; return whether anything was moved."""
+        """Move some data off a link to less busy routes; return whether anything was moved.
+
+        `even_out` calls it with the number of the busiest link. Subclasses implement it.
+        """
         raise NotImplementedError
 
 
 class LevelPaths(EvenedLoads):
-    """The paths of all pairs of ranks.
+    """One path for each pair of ranks, for alltoall.
 
-    Row s * ranks + t of `stops` has the devices from t back to s, then -1; the same row of `used`
-    has the numbers of the links. `load[l]` is the number of pairs whose path takes link l of
-    `links`.
+    For the path from rank s to rank t, row s * ranks + t of `stops` has the device numbers from t
+    back to s, then -1; the same row of `used` has the numbers of the links. `load[l]` is the number
+    of pairs whose path takes link l of `links`.
     """
 
     def __init__(self, topology: Topology, trees: list[RootedTree] | None = None) -> None:
@@ -193,9 +199,9 @@ class LevelPaths(EvenedLoads):
         return True
 
     def find_prices(self) -> tuple[float, Floats]:
-        """Return the best lower bound found on the time, and the prices that prove it.
+        """Return the best lower bound found on the time, and the link prices that prove it.
 
-        The prices tried rise with the load of the links.
+        The time is that of `reached`. The prices tried rise with the load of the links.
         """
         best = 0.0, 1 / self.capacity
         for steep in _BOUND_STEEP:

@@ -87,10 +87,11 @@ def _walk(top: int, children: Sequence[Sequence[int]]) -> list[int]:
 
 
 class LevelTrees(LinkArrays):
-    """Out-trees of equal share from given roots.
+    """Out-trees of equal share, one for each item of the roots, in which a rank may recur.
 
     With `both`, data is also reduced on each tree, so a route counts in both directions. `load[l]`
-    is the number of trees' edges on link l. If `routes` are given, edges keep to them.
+    is the number of trees' edges on link l. If `routes` are given, edges keep to them. There are no
+    trees before `take` or `grow`.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class LevelTrees(LinkArrays):
             self._count(len(self.trees) - 1, links, 1)
 
     def take(self, seeds: Forest) -> None:
-        """Lay out the trees of a forest, each as often as its share asks for.
+        """Add the trees of a forest, each as often as its share asks for; an alternative to `grow`.
 
         All roots must have trees in the forest.
         """
@@ -183,9 +184,9 @@ class LevelTrees(LinkArrays):
                     laid += 1
 
     def grow(self, rate_GBps: float, effort: Effort) -> None:
-        """Grow a tree from every root in turn, at prices that rise with the load of earlier ones.
+        """Add a tree from every root in turn, at prices that rise with the load of earlier ones.
 
-        Prices are for trees that are to carry `rate_GBps` together.
+        Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
         """
         around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
@@ -261,7 +262,8 @@ class LevelTrees(LinkArrays):
     ) -> None:
         """Move branches off full links until the gap to the bound is as small as can be found.
 
-        Below `least_gap` links may have no slack, and the search for a layout is short.
+        Call it after `take` or `grow`. Gaps are fractions of `bound_GBps`. Below `least_gap` links
+        may have no slack, and the search for a layout is short.
         """
         best = [tree.copy() for tree in self.trees]
         for gap in GAPS:
@@ -404,7 +406,10 @@ class LevelTrees(LinkArrays):
         return entry, tuple(reversed(links))
 
     def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
-        """Return the trees with their shares of their roots' parts, merging equal trees."""
+        """Return the trees, and the share of its root's part that each carries.
+
+        Equal trees are merged.
+        """
         times = Counter((tree.root, tuple(tree.links)) for tree in self.trees)
         total = Counter(self.roots)
         trees, shares = [], []
@@ -440,10 +445,11 @@ def _find_heights(
 def choose_count(
     links: LinkArrays, bound: Bound, counts: Iterable[int], *, few_roots: bool
 ) -> tuple[int, float]:
-    """Return the number of trees with which links can be filled best, and the gap to aim for.
+    """Return the best of the numbers of trees in `counts`, and the gap to the bound to aim for.
 
-    A link carries a whole number of trees, so some of its bandwidth is left. That matters for the
-    links that the bound's certificate is about.
+    The gap is a fraction, 1 if none is within reach. A link carries a whole number of trees, so
+    some of its bandwidth is left. That matters for the links that the bound's certificate is about.
+    With `few_roots`, some bandwidth is left free for moving trees.
     """
     weight = _weigh(links, bound)
     weight, rate = weight / weight.sum(), float(bound.algbw_GBps)
@@ -477,10 +483,11 @@ def _weigh(links: LinkArrays, bound: Bound) -> Floats:
 
 
 def choose_depth(topology: Topology, *, both: bool) -> tuple[int, int]:
-    """Return the GPU in the middle of a machine, and a depth of trees that does not restrict much.
+    """Return the rank in the middle of a machine, and a depth limit in hops that costs little rate.
 
-    Pipelines of deep trees are slow to fill. Trees of half as many hops again as shortest paths, or
-    of the depth of binary trees, reach the bound on all machines that were tried.
+    With `both`, depths are for trees that reduce and broadcast. Pipelines of deep trees are slow to
+    fill. Trees of half as many hops again as shortest paths, or of the depth of binary trees, reach
+    the bound on all machines that were tried.
     """
     metric = Metric(LinkArrays(topology), np.ones(len(topology.capacity_GBps)))
     joined = np.isfinite(metric.distance)

@@ -30,9 +30,10 @@ _BORDERS = 8
 
 @dataclass(frozen=True)
 class Boxes:
-    """Equal groups of GPUs, except for some that may have lost GPUs.
+    """Groups of GPUs joined by slower links, such as hosts, of equal size unless GPUs are missing.
 
-    `ranks[b][i]` is the GPU of rail i in box b.
+    `ranks[b][i]` is the rank of the i-th GPU of box b; rail i consists of the i-th GPUs of all
+    boxes.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -48,9 +49,10 @@ class Boxes:
         return max(map(len, self.ranks))
 
     def rank_at(self, box: int, rail: int, turn: int) -> int:
-        """Return the GPU of a rail in a box.
+        """Return the rank of the GPU of a rail in a box.
 
-        In a box with fewer GPUs, these take turns at the missing rails, by `turn`.
+        If the box has too few GPUs for the rail, its GPUs take turns: `turn`, any integer, selects
+        one.
         """
         members = self.ranks[box]
         return members[rail] if rail < len(members) else members[(rail + turn) % len(members)]
@@ -107,10 +109,10 @@ def _find_equal_groups(members: list[list[int]], colour: Ints) -> list[list[int]
 def rail_trees(
     boxes: Boxes, trees_of_boxes: Sequence[Parents], router: Router
 ) -> list[tuple[Tree, int]] | None:
-    """Return the tree of GPUs, with its root, for every rail and tree of boxes.
+    """Return (tree of GPUs, rank of its root) for every rail and every tree of boxes.
 
-    Inside a box, GPUs reach the rail's GPU on a tree of fewest hops. None if a route does not
-    exist.
+    A tree of boxes is given as each box's parent, -1 at the root. Inside a box, GPUs reach the
+    rail's GPU on a tree of fewest hops. None if a route does not exist.
     """
     insides: dict[tuple[int, int], list[Route] | None] = {}
     out = []
@@ -155,7 +157,10 @@ def _tree_inside(members: Sequence[int], hub: int, router: Router) -> list[Route
 
 
 def chain(order: Sequence[int]) -> Parents:
-    """Return a chain over boxes in this order, rooted at the middle one."""
+    """Return the parent of each box in a chain over boxes in this order, rooted at the middle one.
+
+    The parent of the root is -1.
+    """
     parents = [-1] * len(order)
     for i, (a, b) in enumerate(pairwise(order)):
         child, parent = (a, b) if i < len(order) // 2 else (b, a)
@@ -164,7 +169,10 @@ def chain(order: Sequence[int]) -> Parents:
 
 
 def binary_pair(count: int) -> list[Parents]:
-    """Return two binary trees; the leaves of one have children in the other."""
+    """Return two binary trees over 0..count-1 as lists of parents, -1 at the root.
+
+    No node is a leaf in both, except node 0 if `count` is odd.
+    """
     tree = binary(count)
     if count % 2 == 0:
         return [tree, [-1 if p < 0 else count - 1 - p for p in reversed(tree)]]
@@ -172,9 +180,9 @@ def binary_pair(count: int) -> list[Parents]:
 
 
 def binary(count: int) -> Parents:
-    """Return the parents in a binary tree over 0..count-1, numbered in-order.
+    """Return each node's parent in a binary tree over 0..count-1, numbered in-order.
 
-    Even positions are leaves.
+    The parent of the root is -1. Even positions are leaves.
     """
     parents = [-1] * count
 
@@ -191,7 +199,10 @@ def binary(count: int) -> Parents:
 
 
 def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Parents]:
-    """Return the trees with all positions rotated so that the root of `tree` moves to `box`."""
+    """Return `trees` with all positions rotated so that the root of `tree` moves to position `box`.
+
+    Trees are given as each position's parent, -1 at the root.
+    """
     count = len(tree)
     shift = (box - tree.index(-1)) % count
     return [

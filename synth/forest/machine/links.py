@@ -57,11 +57,11 @@ class LinkArrays:
         return out
 
     def find_devices(self, names: Iterable[str]) -> Ints:
-        """Return the numbers of devices."""
+        """Return the numbers of devices, given by id."""
         return np.array([self.index[name] for name in names], dtype=np.int64)
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
-        """Return one number per pair of devices, different for different links."""
+        """Return one number per pair of device numbers (a[i], b[i]), unique to the pair."""
         return np.asarray(a * np.int64(self.size) + b)
 
     @cached_property
@@ -71,12 +71,18 @@ class LinkArrays:
         return key[order], order
 
     def find_links(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
-        """Return the numbers of the links from devices `a` to devices `b`, all of which exist."""
+        """Return the numbers of the links from devices `a[i]` to `b[i]`, all of which must exist.
+
+        `a` and `b` are device numbers.
+        """
         keys, order = self._sorted_keys
         return order[np.searchsorted(keys, self.make_key(a, b))]
 
     def make_matrix(self, prices: Floats) -> csr_matrix:
-        """Return the matrix of links between devices with their prices."""
+        """Return the sparse matrix of link prices, by the device numbers of source and target.
+
+        `prices[i]` is the price of link i.
+        """
         return csr_matrix((prices, (self.src, self.dst)), shape=(self.size, self.size))
 
     def move_links(self, image: Ints) -> Ints:
@@ -88,10 +94,10 @@ class LinkArrays:
 
 
 class LinkRows(LinkArrays):
-    """Links in rows, one per orbit under a group of symmetries.
+    """Links in rows, one per set of links that symmetries map to each other.
 
     Link i counts in `row[i]`, and `row_capacity` is the total bandwidth in GB/s of all links of a
-    row.
+    row. Without `images` every link has a row of its own.
     """
 
     def __init__(self, topology: Topology, images: Ints | None = None) -> None:
@@ -102,14 +108,20 @@ class LinkRows(LinkArrays):
         self.row_capacity: Floats = np.bincount(self.row, weights=self.capacity).astype(np.float64)
 
     def exact_capacity(self) -> list[Fraction]:
-        """Return the total bandwidth of each row in GB/s."""
+        """Return the total bandwidth of each row in GB/s, as fractions.
+
+        For floats see `row_capacity`.
+        """
         out = [Fraction(0)] * len(self.row_capacity)
         for row, capacity in zip(self.row.tolist(), self.exact, strict=True):
             out[row] += capacity
         return out
 
     def count_rows(self, routes: Iterable[Route | None], times: int = 1) -> Counter[int]:
-        """Return how often routes cross each row's links, counting each route `times` times."""
+        """Return how often routes cross links of each row, by row number.
+
+        A route is a sequence of device ids and counts `times` times; None counts nothing.
+        """
         out: Counter[int] = Counter()
         for route in routes:
             for link in pairwise(route or ()):
@@ -131,13 +143,16 @@ def number_values(values: Sequence[Any]) -> Ints:
 def find_parts(size: int, a: Ints, b: Ints) -> Ints:
     """Return the number of each node's connected component.
 
-    There are `size` nodes, with edges between nodes `a` and `b`.
+    There are `size` nodes, with an undirected edge between nodes `a[i]` and `b[i]` for each i.
     """
     graph = csr_matrix((np.ones(len(a)), (a, b)), shape=(size, size))
     return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
 
 
 def find_orbits(count: int, images: Sequence[Ints]) -> Ints:
-    """Return the number of each item's orbit under permutations of `count` items."""
+    """Return the number of each item's orbit: items that permutations map to each other share one.
+
+    There are `count` items; a permutation in `images` holds the index of each item's image.
+    """
     moves = np.concatenate([*images, np.arange(0)]).astype(np.int64)
     return find_parts(count, np.tile(np.arange(count), len(images)), moves)

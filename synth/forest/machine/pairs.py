@@ -51,7 +51,7 @@ class PairGraph(LinkArrays):
         self.number |= {(b, a): i for (a, b), i in self.number.items()}
 
     def make_key(self, a: NDArray[Any], b: NDArray[Any]) -> Ints:
-        """Return one number per pair of devices, the same in either order."""
+        """Return one number per pair of device numbers (a[i], b[i]), the same in either order."""
         return super().make_key(np.minimum(a, b), np.maximum(a, b))
 
     def joins_all(self) -> bool:
@@ -72,8 +72,9 @@ class PairGraph(LinkArrays):
     def cheapest_tree(self, prices: Floats, ends: Ints | None = None) -> tuple[float, Tree]:
         """Return the price and a minimum spanning tree of the GPUs over cheapest routes.
 
-        The algorithm is Mehlhorn's (1988). Among routes of equal price those of fewest hops are
-        taken. `ends` are the devices to connect, by default the GPUs.
+        `prices[i]` is the price of pair i. The algorithm is Mehlhorn's (1988). Among routes of
+        equal price those of fewest hops are taken. `ends` are the numbers of the devices to
+        connect, by default the GPUs.
         """
         # Find the nearest GPU of every device by one search from all GPUs at once.
         size, low, high = self.size, self.src, self.dst
@@ -114,9 +115,9 @@ class PairGraph(LinkArrays):
         return self.price(cheapest, prices), cheapest
 
     def price(self, tree: Tree, prices: Floats) -> float:
-        """Return the price of all links of a tree."""
+        """Return the price of all links of a tree, given the price of each pair."""
         return float(sum(prices[i] * times for i, times in self.uses(tree).items()))
 
     def uses(self, tree: Tree) -> Counter[int]:
-        """Count how often a tree uses each pair."""
+        """Return how often a tree uses each pair of devices, by the pair's number."""
         return Counter(self.number[link] for route in tree.edges for link in pairwise(route))

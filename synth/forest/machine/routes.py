@@ -18,7 +18,7 @@ from .symmetry import mirrors, shifts
 
 
 def price_hops(prices: Floats) -> Floats:
-    """Return the prices with a little more on each link, so that ties go to fewest hops."""
+    """Return prices of links with a little more on each, so that ties go to fewest hops."""
     return prices + HOP_SHARE * max(float(prices.mean()), 1e-300)
 
 
@@ -120,9 +120,9 @@ class OwnRoutes(LinkArrays):
         return route
 
     def distances(self, prices: Floats) -> Floats:
-        """Return the price of the route from rank u (row) to rank v (column).
+        """Return the price of the route from rank u (row) to rank v (column), under link prices.
 
-        It is infinite if there is no route.
+        An entry is infinite if there is no route.
         """
         distance: Floats = (self.crossed @ prices).reshape(self.ranks, self.ranks)
         distance[~self.exists] = np.inf

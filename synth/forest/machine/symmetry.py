@@ -114,7 +114,11 @@ class _Permutations(LinkArrays):
 
 
 def mirrors(topology: Topology) -> list[Ints]:
-    """Return the symmetries that reverse a digit of the rank numbers or swap adjacent digits."""
+    """Return symmetries of the machine that reverse a digit of the rank numbers or swap digits.
+
+    Rank numbers are read in mixed radix, and adjacent digits of one base are swapped. Each symmetry
+    is an array with the number of each device's image.
+    """
     links = _Permutations(topology)
     ranks = np.arange(links.ranks)
     out = []
@@ -133,8 +137,8 @@ def shifts(topology: Topology) -> list[Ints]:
 
     Rank numbers are read in mixed radix; a shift adds one to a digit, modulo its base. Shifts that
     preserve all links are generators, and among the sets of disjoint digits the one with the most
-    symmetries is taken (translations of a torus; boxes, and places in boxes). Each item of the
-    result holds one digit's turns: a row of image devices per power.
+    symmetries is taken (translations of a torus; boxes, and places in boxes). There is one item per
+    digit, called its turns: row k holds the number of each device's image after k shifts.
     """
     links = _Permutations(topology)
     ranks = np.arange(links.ranks)
@@ -173,8 +177,8 @@ def shifts(topology: Topology) -> list[Ints]:
 def group(turns: list[Ints], count: int) -> Ints | None:
     """Return at most `count` products of the turns (see `shifts`), the identity first.
 
-    If there are more, subgroups of the turns are used, reducing the last digits first. None if only
-    the identity is left.
+    A row holds the number of each device's image. If there are more, subgroups of the turns are
+    used, reducing the last digits first. None if only the identity is left.
     """
     sizes = [len(t) for t in turns]
     while int(np.prod(sizes)) > count:
@@ -191,8 +195,8 @@ def find_transitive_group(
 ) -> Ints | None:
     """Return the products of the turns if they map the first GPU to every GPU, else None.
 
-    One root or source can then represent all. With `once`, exactly one product must map to each
-    GPU.
+    They are as `group` returns them; `gpus[r]` is the device number of rank r. One root or source
+    can then represent all. With `once`, exactly one product must map to each GPU.
     """
     images = group(turns, MAX_IMAGES) if turns else None
     if images is None or (once and len(images) != len(gpus)):
