@@ -11,10 +11,11 @@ from ..graph import Topology
 
 @dataclass(frozen=True)
 class Change:
-    """Lost links, links with a factor for their bandwidth, and ranks that are gone.
+    """Links and ranks for `degrade` to remove, and links whose bandwidth it multiplies by a factor.
 
-    Links are given by their ends. A change applies to both directions, and to all parallel links
-    between two devices.
+    `without_links` has texts "A:B", and `scale_links` "A:B=FACTOR" with a factor of the bandwidth,
+    where A and B are device ids or ranks before the change. A change applies to both directions,
+    and to all parallel links between two devices. An empty Change is false.
     """
 
     without_links: tuple[str, ...] = ()
@@ -26,11 +27,10 @@ class Change:
 
 
 def degrade(topology: Topology, change: Change) -> Topology:
-    """Return the degraded machine, with the ranks above removed ones moved up.
+    """Return a topology with a change made to it; the GPUs left are ranks 0, 1, ... in their order.
 
-    Links are written A:B with device ids or rank numbers, scaled ones A:B=FACTOR. Raise InputError
-    if a link or rank does not exist, a factor is not above 0, a link is changed twice, or no GPU is
-    left.
+    Raise InputError if a link or rank does not exist, a factor is not above 0, a link is changed
+    twice, or no GPU is left.
     """
     factors: dict[frozenset[str], Fraction | None] = {}
     changes = []
@@ -84,10 +84,10 @@ def degrade(topology: Topology, change: Change) -> Topology:
 
 
 def move_root(root: int | None, machine: Topology, left: Topology) -> int | None:
-    """Return the rank on the degraded machine `left` that is `root` on the original one.
+    """Return the rank on `left` of the GPU that is rank `root` of `machine`.
 
-    Raise InputError if that GPU is gone. A number that is no rank is returned for Collective to
-    refuse.
+    `left` is what `degrade` made of `machine`. Raise InputError if that GPU is gone. None, and a
+    number that is no rank of `machine`, are returned unchanged; Collective refuses the latter.
     """
     if root is None or not 0 <= root < len(machine.ranks):
         return root

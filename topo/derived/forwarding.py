@@ -16,9 +16,9 @@ _WIDTH_SHARE = 1e-6
 
 
 class Forwarding:
-    """Finds routes over any device of one topology: those with the fewest hops.
+    """The routes of one topology if GPUs may forward data, unlike those of Router.
 
-    Among routes with equally many hops, the widest is chosen.
+    They have the fewest hops; among routes with equally many hops, the widest is chosen.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -29,9 +29,9 @@ class Forwarding:
             self._graph.add_edge(a, b, weight=1 + float(widest / capacity) * _WIDTH_SHARE)
 
     def routes_from(self, start: str) -> dict[str, Route]:
-        """Return the route from `start` to every device that it reaches.
+        """Return the route from device `start` to every device that it reaches, keyed by id.
 
-        Together the routes form a tree.
+        Together the routes form a tree. The route to `start` is itself alone.
         """
         return {
             end: tuple(path)

@@ -48,10 +48,11 @@ def join_hosts(
 ) -> Topology:
     """Join hosts into one topology; the hosts' names are those of their topologies.
 
-    `locations[r]` is the location of rank r. The default is all GPUs, host by host; a topology of
-    several hosts counts as that many hosts. GPUs and hosts without a rank are left out. Device
-    `gpu3` of the first host becomes `host0/gpu3` and gets a field `host`, and a fact about `gpu/3`
-    becomes one about `host0/gpu/3`. If all ranks are on one host, ids are unchanged.
+    `locations[r]` is where rank r of the result is: the index of its host in `topologies`, and the
+    id of its GPU there. The default is all GPUs, host by host; a topology of several hosts then
+    counts as that many hosts. GPUs and hosts without a rank are left out. Device `gpu3` of the
+    first host becomes `host0/gpu3` and gets a field `host`, and a fact about `gpu/3` becomes one
+    about `host0/gpu/3`. If all ranks are on one host, ids are unchanged.
 
     NICs are linked to one network switch at their `net_speed_GBps`, except those that are down or
     slower than a tenth of their host's fastest, which carry no training data. A host without a
@@ -135,9 +136,9 @@ def _join_facts(hosts: Sequence[_Host], notes: list[str]) -> dict[str, Any]:
 def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
     """Return hosts without GPUs: rank r is a process on the host named `names[host_of[r]]`.
 
-    A rank's device has kind gpu and states that it represents a CPU. It is linked to its host, a
-    device of kind cpu; hosts are linked to a network switch. All rates are assumed until they are
-    measured.
+    A rank's device has kind gpu, and `extra["stands_for"]` is "cpu". It is linked to its host, a
+    device of kind cpu; several hosts are linked to a network switch. All rates are assumed until
+    they are measured. Raise InputError if there is no rank.
     """
     if not host_of:
         raise InputError("no ranks are given; start at least one")
@@ -187,7 +188,11 @@ def join_cpu_hosts(names: Sequence[str], host_of: Sequence[int]) -> Topology:
 
 
 def group_by_host(gpus: Sequence[Device]) -> list[list[int]]:
-    """Return the numbers of the GPUs of each host; one list if the topology names no hosts."""
+    """Return, for each host, the indices in `gpus` of its GPUs.
+
+    A GPU's host is its `extra["host"]`, else `extra["box"]`, else the part of its id before the
+    slash. GPUs with none of these form one list.
+    """
     blocks: dict[object, list[int]] = {}
     for number, gpu in enumerate(gpus):
         host = gpu.extra.get(
@@ -256,13 +261,17 @@ class _Host:
         self.fabrics = find_fabrics(topology, self.facts)
 
     def rename_device(self, ident: str) -> Device:
+        """Return a device as it is in the joined topology: `host0/gpu3`, with `extra["host"]`."""
         device = self.topology.by_id[ident]
         return replace(
             device, id=qualify(self.id, ident), extra={**device.extra, "host": self.name}
         )
 
     def list_others(self) -> list[Device]:
-        """Return all devices but GPUs, without NVSwitches that a shared one replaces."""
+        """Return all devices but GPUs, without NVSwitches that a shared one replaces.
+
+        Call it after `list_links`, which finds the replaced ones.
+        """
         return [
             self.rename_device(d.id)
             for d in self.topology.devices
@@ -272,7 +281,10 @@ class _Host:
     def list_links(
         self, switch_of: Mapping[Fabric, str], replaced: Mapping[Fabric, list[Device]]
     ) -> list[Link]:
-        """Return links inside the host and to shared NVSwitches; fill `replaced` with old ones."""
+        """Return the links inside the host and to shared NVSwitches, whose ids `switch_of` has.
+
+        Append the host's own NVSwitches that they replace to the lists in `replaced`.
+        """
         links, freed = move_links(self.topology, self.fabrics, switch_of)
         self.freed = {switch.id for switch in freed}
         for fabric in dict.fromkeys(self.fabrics.values()):

@@ -130,9 +130,10 @@ class Fabric:
 
 
 def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
-    """Return the fabric of each GPU that is in one, for the GPUs of one host.
+    """Return the fabrics of one host's GPUs by GPU id; GPUs in no fabric are missing.
 
-    The host's facts take precedence over the fields of the GPUs.
+    `facts` is what was read from the host's driver; it takes precedence over the fields of the
+    GPUs' devices in `topology`.
     """
     view = MachineView(topology, facts)
     fabrics: dict[str, Fabric] = {}
@@ -151,7 +152,11 @@ def find_fabrics(topology: Topology, facts: Facts) -> Mapping[str, Fabric]:
 
 
 def name_shared_switches(fabrics_of_hosts: Iterable[Iterable[Fabric]]) -> Mapping[Fabric, str]:
-    """Return the id of the one NVSwitch device of each fabric that spans hosts."""
+    """Return an id (nvswitch0, ...) for the shared NVSwitch of each fabric on several hosts.
+
+    `fabrics_of_hosts` has, for each host, the fabrics of its GPUs. Fabrics on one host are missing
+    in the result.
+    """
     hosts_in = Counter(f for fabrics in fabrics_of_hosts for f in dict.fromkeys(fabrics))
     shared = (fabric for fabric, hosts in hosts_in.items() if hosts > 1)
     return {fabric: f"nvswitch{number}" for number, fabric in enumerate(shared)}
@@ -174,10 +179,12 @@ def make_shared_switch(fabric: Fabric, ident: str, replaced: Iterable[Device]) -
 def move_links(
     topology: Topology, fabrics: Mapping[str, Fabric], switch_of: Mapping[Fabric, str]
 ) -> tuple[list[Link], list[Device]]:
-    """Move a host's links from GPUs of shared fabrics to the shared NVSwitches.
+    """Move the ends of a host's links from its own NVSwitches to those that it shares with others.
 
-    Return the host's links after the move, and those of its NVSwitches that have no links left. Ids
-    of shared switches begin with a slash, which no id of a host does.
+    `fabrics` is from `find_fabrics`, `switch_of` from `name_shared_switches`. Only links of GPUs in
+    shared fabrics move. Return all of the host's links after the move, and its NVSwitches that have
+    no links left. In these links the id of a shared switch begins with a slash, which no id of a
+    host does.
     """
     moved: list[Link] = []
     freed: dict[str, None] = {}

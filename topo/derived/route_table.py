@@ -22,9 +22,10 @@ Links = NDArray[np.int32]
 class RouteTable:
     """The routes between all pairs of GPUs of one topology.
 
-    `number` maps each GPU's id to its number, and `links` lists the directed links. `crossed[u, v]`
-    holds the indices in `links` of the route from GPU u to GPU v, padded with `len(links)`.
-    `forwarded[u, v]` is true if other GPUs forward the data from u to v.
+    `number` maps each GPU's id to its rank in the topology, and `links` lists the directed links as
+    (src, dst). `crossed[u, v]` holds the indices in `links` of the route from rank u to rank v, the
+    last link first, padded with `len(links)`. `forwarded[u, v]` is true if other GPUs forward the
+    data from u to v.
 
     Raise InfeasibleError if a GPU cannot reach another.
     """
@@ -130,7 +131,10 @@ class _SwitchSearch(Router):
         }
 
     def fill(self, start: str, before: Ints) -> None:
-        """Set `before` to the predecessor of each device that `start` reaches, by number."""
+        """Set `before[d]`, for each device d that `start` reaches, to the device before it.
+
+        Devices in `before` are numbers, its other items stay; `start` is its own predecessor.
+        """
         rows = []
         for order, (device, (latency, hops, narrow, previous)) in enumerate(
             self._settle(start, self._between).items()

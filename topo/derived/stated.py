@@ -33,7 +33,7 @@ def parse_rate(text: str, parameter: str = NETWORK) -> Fraction:
 
 
 def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
-    """Parse rates such as `pcie=48` and return them in GB/s by kind.
+    """Return the rates of texts such as `pcie=48`, in GB/s in one direction, by kind (see RATES).
 
     Raise InputError if a text has another form, names an unknown kind, or repeats a kind.
     """

@@ -57,12 +57,15 @@ _MAX_NOTES = 8  # of one kind: a slow fabric would otherwise bury the other note
 
 
 def believe(topology: Topology, measurements: Measurements, declared: bool = True) -> Topology:
-    """Return the topology with believed rates.
+    """Return the topology with each link at its declared or its measured rate.
 
-    Every link's `extra` gets `declared` ({GBps, us, source}), `measured` ({GBps, source, how,
-    limit}, and us if a pair's route is this link alone; `limit` is whether it is the link's rate or
-    just a lower bound), `believed` (declared or measured) and the `reason`. Suspicious values are
-    among the topology's notes, values by pair in `extra["measured"]`.
+    The module's docstring has the rules. `declared` is False if the topology's rates are mere
+    placeholders. Every link's `extra` gets `believed` (which rate was taken: "declared" or
+    "measured"), the `reason`, `declared` ({GBps, us, source}; not for placeholders) and, if a
+    measured pair crosses the link, `measured` ({GBps, source, how, limit}, and us if a pair's route
+    is this link alone). `limit` is True if GBps is proved to be the link's rate, False if it is
+    only a lower bound. Suspicious values are among the topology's notes, values by pair in
+    `extra["measured"]`.
     """
     evidence = (
         find_evidence(topology, measurements)

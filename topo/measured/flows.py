@@ -29,7 +29,7 @@ Hop = tuple[str, str]
 class Experiment:
     """Simultaneous flows, with the GB/s of each, keyed (sending rank, receiving rank).
 
-    `how` is `alone`, `both` (two ranks, both directions) or `together`.
+    `how` is `alone` (one flow), `both` (two ranks, both directions) or `together` (many flows).
     """
 
     how: str
@@ -38,11 +38,13 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Experiments, and half the round trip of a small message (`latency_us`) by pair.
+    """Everything that one run measured between the GPUs of a topology, for `believe`.
 
+    `latency_us` is half the round trip of a small message, keyed (sending rank, receiving rank).
     `medium` names the transport. `trusted` states which links the data really crossed: `all`,
-    `network` (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs`
-    is copied into the topology's JSON unchanged, `notes` is added to its notes.
+    `network` (only links of that kind) or `none`; `otherwise` is the reason if not `all`. `pairs`,
+    with the same keys, has JSON values to store in the topology unchanged; `notes` is added to its
+    notes.
     """
 
     experiments: tuple[Experiment, ...]
@@ -56,11 +58,13 @@ class Measurements:
 
 @dataclass
 class HopEvidence:
-    """The highest load of one hop in GB/s, and the kind of experiment in which it occurred.
+    """What experiments show of one hop: all links from one device to the next, in one direction.
 
-    `proofs` are its loads in experiments in which only this hop can have limited `proved_by`: they
-    equal its rate, up to measurement noise. `blamed` explains, for a hop believed slow without
-    proof, which flow it limited and which other hops might have.
+    `max_GBps` is the highest load, the sum of flows that crossed it at once, and `how` the kind of
+    experiment with it, or with the first proof. `proofs` are its loads in GB/s in experiments in
+    which only this hop can have limited a flow: they equal its rate, up to measurement noise.
+    `proved_by` describes the first such flow, None if there is none. `blamed` explains, for a hop
+    believed slow without proof, which flow it limited and which other hops might have; else None.
     """
 
     max_GBps: Fraction
@@ -80,14 +84,17 @@ class HopEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence by hop (src, dst), and texts on flows slower than all links of their route."""
+    """Evidence keyed by hop (src, dst), and texts on flows that no link of their route explains.
+
+    Hops that no flow crossed are missing.
+    """
 
     hops: Mapping[Hop, HopEvidence]
     unexplained: tuple[str, ...]
 
 
 def get_declared_GBps(link: Link) -> Fraction:
-    """Return the declared rate of a link in GB/s, even if its measured rate is believed."""
+    """Return the declared rate of a link in GB/s, even if a measured one has replaced it."""
     declared = link.extra.get("declared")
     return (
         parse_fraction(declared["GBps"])
@@ -97,7 +104,10 @@ def get_declared_GBps(link: Link) -> Fraction:
 
 
 def find_evidence(topology: Topology, measurements: Measurements) -> Evidence:
-    """Compare the experiments with the declared rates: rules 1, 2 and 5 of believe.py."""
+    """Return the load of each hop, and which hop limited which flow.
+
+    A flow's data takes the declared route of its pair. These are rules 1, 2 and 5 of believe.py.
+    """
     return _EvidenceSearch(topology, measurements).collect()
 
 

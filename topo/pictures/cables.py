@@ -58,7 +58,11 @@ class Cable:
 
 
 def find_cables(topology: Topology) -> tuple[Cable, ...]:
-    """Return the cables of a topology, in the order of its links."""
+    """Return the cables of a topology, in the order of its links.
+
+    Both directions between two devices are one cable if they have the same bandwidth and count,
+    otherwise a directed cable each.
+    """
     links_of: dict[tuple[str, str, str], list[Link]] = defaultdict(list)
     for link in topology.links:
         links_of[link.src, link.dst, link.kind].append(link)
@@ -76,7 +80,10 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
 
 
 def group_alike(cables: Iterable[Cable]) -> list[tuple[Cable, list[Cable]]]:
-    """Group cables that look alike, each group after a cable without ends, by kind and rate."""
+    """Return groups of cables that look alike, by kind and falling rate.
+
+    Each item is what its cables have in common, a cable without ends, and the list of them.
+    """
     groups: dict[Cable, list[Cable]] = defaultdict(list)
     for cable in cables:
         groups[cable.without_ends()].append(cable)
@@ -122,7 +129,7 @@ def format_rate(GBps: Fraction) -> str:
 
 
 def group_switches(switches: Iterable[str], cables: Iterable[Cable]) -> list[tuple[str, ...]]:
-    """Group switches with the same neighbours, which are drawn as one bar."""
+    """Return the ids of `switches` in groups with the same neighbours; each is drawn as one bar."""
     neighbours: dict[str, set[str]] = {ident: set() for ident in switches}
     for c in cables:
         for one, other in ((c.a, c.b), (c.b, c.a)):
@@ -138,7 +145,10 @@ def group_switches(switches: Iterable[str], cables: Iterable[Cable]) -> list[tup
 def find_components(
     topology: Topology, machine_cables: Iterable[Cable], without: set[str]
 ) -> list[list[Device]]:
-    """Return the connected components without the devices in `without`, in device order."""
+    """Return the groups of devices that cables connect if the ids in `without` are removed.
+
+    `machine_cables` are the topology's cables. Groups and their devices are in device order.
+    """
     neighbours: dict[str, list[str]] = defaultdict(list)
     for cable in machine_cables:
         if not {cable.a, cable.b} & without:

@@ -37,6 +37,8 @@ class ShownPart:
 def show_hosts_once(topology: Topology) -> ShownPart:
     """Return the machine with one host of each kind, if it has more than four and some are equal.
 
+    Tables, text trees and SVG use it; `collapse` reduces a machine that is too large to draw.
+
     Hosts are equal if they have the same devices in the same order, and the same links among these
     and to shared devices. Shared devices (networks, NVSwitches of a rack) stay if a shown host is
     linked to them.
@@ -87,7 +89,10 @@ def _keep(topology: Topology, kept: set[str]) -> Topology:
 
 
 def number_ranks(topology: Topology) -> dict[str, int]:
-    """Return each GPU's rank on the whole machine, even if only some of its hosts are shown."""
+    """Return the rank of each GPU by its id: that on the whole machine.
+
+    `topology` may be the part that `show_hosts_once` returned.
+    """
     return {
         ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)
     }
@@ -119,9 +124,12 @@ def _describe_end(
 def collapse(
     topology: Topology, max_cables: int = MAX_CABLES, max_boxes: int = _MAX_BOXES
 ) -> ShownPart:
-    """Return the whole machine if it is small enough, else a part that represents the rest.
+    """Return the whole machine if it is small enough to draw, else a part that represents the rest.
 
-    `max_boxes` counts boxes of several GPUs.
+    A box is a group of devices connected without the network, such as a server. The part has one
+    box of each kind, or, if that is not possible, the GPUs nearest to the first. Unlike
+    `show_hosts_once` it looks at links, not at names of hosts. `max_boxes` counts boxes of several
+    GPUs.
     """
     boxes = list_boxes(topology)
     if (
@@ -145,12 +153,12 @@ def collapse(
 
 
 def list_hubs(topology: Topology) -> list[Device]:
-    """Return the switches that connect boxes."""
+    """Return the switches that connect boxes: those of a network or of no family."""
     return [d for d in topology.devices if d.kind == "switch" and d.family in (None, "network")]
 
 
 def list_boxes(topology: Topology) -> list[list[Device]]:
-    """Return the devices of each box, that is, devices connected without network switches."""
+    """Return the devices of each box: a group connected without the switches of `list_hubs`."""
     return find_components(topology, find_cables(topology), {d.id for d in list_hubs(topology)})
 
 

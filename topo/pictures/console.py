@@ -9,10 +9,16 @@ from ..printable import printable, printable_lines
 
 
 class SafeConsole(Console):
-    """A Console that escapes the strings it prints; make a Text with `safe_text`."""
+    """A rich Console that escapes the strings it prints.
+
+    It does not escape a rich Text; make that with `safe_text`.
+    """
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape a string and render it; escaping first, since escapes change the width."""
+        """Escape a string and render it; rich calls this for each string that it prints.
+
+        Escaping comes first, since escapes change the width.
+        """
         return super().render_str(printable_lines(text), **options)
 
     def print_line(self, line: str) -> None:

@@ -18,8 +18,9 @@ _COLOURS = {
 
 
 def write(topology: Topology) -> str:
-    """Write a topology as dot: a cluster for each box or NUMA node, an edge for each cable.
+    """Return a topology as a Graphviz dot document: nodes are devices, edges are cables.
 
+    A frame (dot's cluster) surrounds the devices of each server (`extra["box"]`) or NUMA node.
     Edges are labelled with GB/s in one direction.
     """
     rank = {ident: i for i, ident in enumerate(topology.ranks)}

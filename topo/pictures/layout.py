@@ -54,7 +54,11 @@ def lay_out(topology: Topology) -> Picture:
 def lay_out_direct(
     topology: Topology, gpus: Iterable[str], machine_cables: Iterable[Cable]
 ) -> Picture:
-    """Arrange GPUs by the structure of their direct links."""
+    """Return the picture of GPUs that are linked directly, arranged by how they are linked.
+
+    `gpus` are ids in rank order; of `machine_cables` those between two of them are drawn. The
+    picture is not moved to the origin.
+    """
     rank = number_ranks(topology)
     index = {ident: i for i, ident in enumerate(gpus)}
     inside = {
@@ -80,7 +84,11 @@ def lay_out_direct(
 
 
 def lay_out_boxes(topology: Topology) -> Picture:
-    """Lay out the boxes of a machine, and the bars of the network between them."""
+    """Return the picture of a machine's boxes, with the network's switches as bars between them.
+
+    A box is a group of devices connected without the network. The picture is not moved to the
+    origin.
+    """
     machine_cables = find_cables(topology)
     hubs = list_hubs(topology)
     components = find_components(topology, machine_cables, {d.id for d in hubs})

@@ -119,12 +119,12 @@ class Picture:
 
     @property
     def width(self) -> float:
-        """Width of the picture."""
+        """Width of the picture, if its upper left corner is at (0, 0)."""
         return max((x for x, _ in self._list_corners()), default=0.0)
 
     @property
     def height(self) -> float:
-        """Height of the picture."""
+        """Height of the picture, if its upper left corner is at (0, 0)."""
         return max((y for _, y in self._list_corners()), default=0.0)
 
     def _list_corners(self) -> list[tuple[float, float]]:
@@ -158,7 +158,10 @@ class Picture:
 
 
 def get_gpu_size(topology: Topology) -> tuple[float, float]:
-    """Return the width and height of a GPU: small if there are many, else to fit the ids."""
+    """Return the width and height in pixels of each GPU's shape in the picture of a topology.
+
+    They are small if there are more than MANY_GPUS, else wide enough for the longest id.
+    """
     if len(topology.ranks) > MANY_GPUS:
         return SMALL_GPU_WIDTH, SMALL_GPU_HEIGHT
     names = (split_host(gpu)[1] for gpu in topology.ranks)
@@ -166,13 +169,16 @@ def get_gpu_size(topology: Topology) -> tuple[float, float]:
 
 
 def get_nic_width(topology: Topology) -> float:
-    """Return the width of a NIC: enough for the longest name."""
+    """Return the width in pixels of each NIC's shape: enough for the longest name."""
     names = (split_host(d.id)[1] for d in topology.devices if d.kind == "nic")
     return fit_width(names, _TEXT, NIC_WIDTH)
 
 
 def fit_width(texts: Iterable[str], size: int, minimum: float) -> float:
-    """Return a width that fits each text at a font size, up to a limit for absurdly long ones."""
+    """Return a shape's width in pixels that fits each text at font size `size`.
+
+    It is at least `minimum`, and limited for absurdly long texts.
+    """
     needed = math.ceil(max(map(len, texts), default=0) * size * LETTER) + _BESIDE_TEXT
     return min(max(minimum, needed), max(minimum, _WIDEST))
 
@@ -217,7 +223,11 @@ def make_bars(
 
 
 def make_wire(cable: Cable, a: Shape, b: Shape, bend: tuple[float, float] | None = None) -> Wire:
-    """Return the wire of a cable between two shapes; it meets a wide shape vertically."""
+    """Return the wire of a cable from shape `a` to shape `b`; it meets a wide shape vertically.
+
+    `bend` is the control point of a curve. If None, the wire is straight, but a directed cable's is
+    a slight curve, to leave room for one in the other direction.
+    """
     start, end = _find_meeting_point(a, b), _find_meeting_point(b, a)
     if cable.directed and bend is None:  # leave room for a cable in the other direction
         dx, dy = (end[0] - start[0]) / 8, (end[1] - start[1]) / 8
@@ -239,7 +249,10 @@ def _find_meeting_point(shape: Shape, other: Shape) -> tuple[float, float]:
 
 
 def bundle_wires(shapes: Mapping[str, Shape], cables: Iterable[Cable]) -> tuple[Wire, ...]:
-    """Return one wire for all identical cables between the same shapes."""
+    """Return one wire for all identical cables between the same shapes.
+
+    `shapes` maps each device id to its shape, which can represent several devices.
+    """
     bundles: dict[object, list[Cable]] = defaultdict(list)
     for c in cables:
         bundles[shapes[c.a].ids, shapes[c.b].ids, c.without_ends()].append(c)

@@ -33,10 +33,11 @@ _FRAME_PAD, _FRAME_HEAD, _FRAME_ROOM, _TEXT = 16, 28, 44, 13
 
 
 class SocketTree:
-    """Build the tree of a box, then place it from left to right.
+    """The layout of one box with sockets or PCIe switches; `build_picture` returns the result.
 
-    From top to bottom there are sockets, then PCIe switches, GPUs and NICs, and NVSwitches. Direct
-    links between GPUs are arcs below these.
+    `devices` are the box's, a group connected without the network; `inside` are the cables among
+    them. From top to bottom there are sockets, then PCIe switches, GPUs and NICs, and NVSwitches.
+    Direct links between GPUs are arcs between the row of GPUs and the NVSwitches.
     """
 
     def __init__(
@@ -104,7 +105,10 @@ class SocketTree:
                     queue.append(lower)
 
     def build_picture(self) -> Picture:
-        """Return the picture: shapes from left to right, then bars and wires."""
+        """Place the shapes from left to right, then bars and wires, and return the picture.
+
+        Call it once. The picture is not moved to the origin.
+        """
         x = 0.0
         framed: list[tuple[str, float, float]] = []
         for host, roots in self._list_roots_by_host():

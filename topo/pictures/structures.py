@@ -29,7 +29,10 @@ _BIT_VECTORS: tuple[Point, ...] = (
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A point for each GPU, and a control point for each pair whose link is a curve."""
+    """A point for each GPU, and a control point for each pair whose link is a curve.
+
+    The unit is the distance between neighbours; y grows downwards.
+    """
 
     points: tuple[Point, ...]
     bends: Mapping[Pair, Point] = field(default_factory=dict)

@@ -42,7 +42,11 @@ _WIDEST = 400  # columns if lines are not wrapped
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Format the tables, with terminal colours if `colour`; two lines if there are no GPUs."""
+    """Return a topology as tables of devices, connections between GPUs and links, and its notes.
+
+    `colour` adds a terminal's colours and wraps lines at its width. Without GPUs the result is one
+    line on the devices, and one on the reason if it is known.
+    """
     if not topology.ranks:
         return _explain_missing_gpus(topology)
     buffer = io.StringIO()
@@ -130,7 +134,10 @@ def _list_devices(topology: Topology) -> Table:
 
 
 def list_adding(topology: Topology) -> list[str]:
-    """Return a line, with its source, for each answer to whether switches can add data."""
+    """Return lines that say which switches can add data that passes through, each with its source.
+
+    Switches with the same answer share a line; those whose ability is unknown are left out.
+    """
     by_answer: dict[InNetwork, list[str]] = defaultdict(list)
     for device in topology.devices:
         if device.in_network is not None:

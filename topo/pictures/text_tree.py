@@ -23,10 +23,11 @@ _MAX_DEPTH = 100  # devices; rich draws a tree recursively
 
 
 def write(topology: Topology, colour: bool = False) -> str:
-    """Format the tree, with terminal colours if `colour`; rates are GB/s in each direction.
+    """Return a topology as a text tree, with terminal colours if `colour`.
 
-    GPUs and NICs are leaves. Identical hosts are shown once, as the last line states. Raise
-    InputError if switches are chained more than 100 deep.
+    Sockets and switches are above the GPUs and NICs connected to them. Rates are GB/s in each
+    direction. Identical hosts are shown once, as the last line states. Raise InputError if switches
+    are chained more than 100 deep.
     """
     shown = show_hosts_once(topology)
     topology = shown.topology
