@@ -28,7 +28,10 @@ def name_command(command: str, *arguments: str, **options: str) -> str:
 
 
 def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFinding]:
-    """Return findings on a verdict's shares of the bound, each with what to do about it."""
+    """Return findings on a verdict's shares of the bound, each with what to do about it.
+
+    `spell` formats commands that the advice names.
+    """
     adviser = _Adviser(verdict, spell)
     findings: list[FileFinding] = []
     for channels in verdict.communicators:

@@ -30,7 +30,8 @@ _RING_PATTERN, _TREE_PATTERNS = 4, (1, 2, 3)
 class Judge:
     """A judge of files, which computes bounds and options once per collective and machine.
 
-    `spell` turns a command into text for advice; `say` reports progress.
+    It judges measurements of `collective` only, if given. `machines` finds the machine of each
+    file, `spell` turns a command into text for advice, and `say` reports progress.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Judge:
         self._router = cache(Router)
 
     def judge(self, reading: Reading) -> FileVerdict:
-        """Return the verdict on a file.
+        """Return the verdict on the contents of one file.
 
-        Raise InputError if a graph file was written for another machine than the named one.
+        Parts that cannot be judged have a reason in it. Raise InputError if a graph file was
+        written for another machine than the named one, or a topology cannot be read.
         """
         verdict = FileVerdict(
             reading,

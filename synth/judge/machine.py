@@ -40,7 +40,10 @@ class JudgedMachine:
 
 @dataclass(frozen=True)
 class RankMap:
-    """The topology of the GPUs in use, each rank's number among them, and how that was found."""
+    """The GPU of each rank of a file, and how it was found in words.
+
+    `topology` has only the GPUs in use; `gpu_of[rank]` is a GPU's number among them.
+    """
 
     topology: Topology
     gpu_of: tuple[int, ...]
@@ -48,10 +51,11 @@ class RankMap:
 
 
 class Machines:
-    """Finder and cache of the machines of files.
+    """Finder and cache of the machines that files are from.
 
-    A file's machine is the one `named` by the user, else the first of those `given` among the
-    files, else the topology next to the file, else the local machine.
+    A file's machine is the one `named` by the user, else the first of the topology files `given`
+    among the files, else the topology next to the file, else the local machine. `how_named` is the
+    `source` of a named one.
     """
 
     def __init__(self, named: str | None, given: list[str], how_named: str = "as named") -> None:
@@ -59,7 +63,10 @@ class Machines:
         self._cache: dict[str, JudgedMachine] = {}
 
     def find(self, reading: Reading) -> JudgedMachine:
-        """Return the machine of a file. Raise InputError if its topology cannot be read."""
+        """Return the machine that a file is from; without a topology if none is found.
+
+        Raise InputError if its topology cannot be read.
+        """
         if self.named is not None:
             return self._load(self.named, self.how_named)
         if self.given:
@@ -83,7 +90,10 @@ class Machines:
 
 
 def is_topology_file(name: str) -> bool:
-    """Return whether a file is a dump of a topology (NCCL_TOPO_DUMP_FILE)."""
+    """Return whether a file is a dump of a topology (NCCL_TOPO_DUMP_FILE).
+
+    A file that cannot be read is none.
+    """
     try:
         with Path(name).open("rb") as file:
             start = file.read(_SNIFF_BYTES)
@@ -127,10 +137,11 @@ def _find_beside(reading: Reading) -> str | None:
 def map_ranks(
     topology: Topology, ranks: int, locations: Mapping[int, Location], where: str
 ) -> RankMap:
-    """Return the GPU of each rank.
+    """Return the GPU of each rank on a machine, from the locations that a file states.
 
     Match by PCI address, else by GPU number; if the file has neither, take GPUs in the order of
-    ranks. Raise InputError if the topology cannot be the machine of these ranks.
+    ranks. `where` names the file in errors. Raise InputError if the topology cannot be the machine
+    of these ranks.
     """
     gpus = [topology.by_id[ident] for ident in topology.ranks]
     if ranks > len(gpus):

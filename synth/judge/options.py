@@ -48,9 +48,11 @@ GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
 class Limits:
     """The bounds of a collective on a machine, as algbw in GB/s.
 
-    They are the single-path and the multipath bound and, if switches could add, the bound with all
-    of them adding (else None). `assumption` states what the first two assume, `rates` lists the
-    links that they depend on, `possible` the switches that could add.
+    `one_way_GBps` is the single-path bound, `any_way_GBps` the multipath bound, and
+    `in_network_GBps` the bound with all switches adding that could (None if none could).
+    `assumption` states in words what the first two assume, `rates` the links that the single-path
+    bound depends on, and `possible` the switches that could add. `kind` is that of the single-path
+    bound's certificate.
     """
 
     one_way_GBps: Fraction
@@ -64,7 +66,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Option:
-    """An alternative: its name, its algbw in GB/s at large sizes, and a description."""
+    """An alternative to what a file shows: its name, algbw in GB/s at large sizes, and description.
+
+    Names are "graph-file", "rank-order" and "plan".
+    """
 
     name: str
     algbw_GBps: Fraction

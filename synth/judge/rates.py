@@ -23,8 +23,9 @@ RINGS, TREES = "rings", "trees"
 class Rate:
     """The algbw in GB/s of channels with equal shares at large sizes, and the link that limits it.
 
-    `crossings` counts how often each channel crosses the link, `load` is the number of bytes on the
-    link per byte of the buffer, and `alike` counts the links that are as busy.
+    `shape` is "rings" or "trees". `crossings` has, for each channel, how often it crosses the link,
+    `load` is the number of bytes on the link per byte of the buffer, and `alike` is the number of
+    links that are as busy, this one included.
     """
 
     shape: str
@@ -45,7 +46,8 @@ class Rate:
 def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate:
     """Return the rate of rings for allreduce, allgather or reduce-scatter.
 
-    Raise InfeasibleError if two neighbours have no route.
+    `orders` have numbers of the GPUs of the router's topology. Raise InfeasibleError if two
+    neighbours have no route.
     """
     n = len(orders[0])
     # A ring's reduce-scatter and its allgather each send (n - 1) / n of the buffer over every hop.
@@ -54,7 +56,11 @@ def rate_rings(collective: str, orders: Sequence[Order], router: Router) -> Rate
 
 
 def rate_trees(trees: Sequence[Parents], router: Router) -> Rate:
-    """Return the rate of an allreduce that reduces along trees and broadcasts the sums back."""
+    """Return the rate of an allreduce that reduces along trees and broadcasts the sums back.
+
+    Trees have numbers of the GPUs of the router's topology. Raise InfeasibleError if two neighbours
+    have no route.
+    """
     hops = [
         tuple(
             hop

@@ -44,7 +44,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Pick:
-    """The tuner's choice for a call: algorithm and protocol in capitals ("RING", "SIMPLE")."""
+    """The tuner's choice for a call: algorithm and protocol in capitals ("RING", "SIMPLE").
+
+    The collective is None if the log does not name it.
+    """
 
     collective: str | None
     size_bytes: int
@@ -54,10 +57,10 @@ class Pick:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of NCCL's search for one pattern.
+    """The result of NCCL's search for one pattern of channels: rings, or a kind of trees.
 
-    It has the number of channels, the rate of each channel inside nodes and between them in GB/s,
-    and the types of the worst hops.
+    `number` is NCCL's number of the pattern (4: rings). Rates are those of one channel in GB/s,
+    inside nodes and between them; types are those of the worst hops, such as NVL or PIX.
     """
 
     number: int
@@ -70,7 +73,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class FileFinding:
-    """A remark on a file: its name for programs, a sentence, and the remedy, if known."""
+    """A remark on a file: its name for programs, a sentence, and the remedy, empty if unknown."""
 
     name: str
     message: str
@@ -82,9 +85,10 @@ class FileFinding:
 class ObservedCommunicator:
     """A communicator as a file describes it: its ranks, their locations and its channels.
 
-    `rings` and `trees` hold complete channels only; `promised` is how many the file announces.
-    `transports` counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many
-    communicators of the file have the same ranks and channels.
+    `locations` are by rank. `rings` and `trees` hold complete channels only; `promised` is the
+    number of channels that the file announces. `patterns` are NCCL's search results. `transports`
+    counts connections by transport (P2P, SHM, NET/IB ...). `alike` is how many communicators of the
+    file have the same ranks and channels.
     """
 
     ranks: int

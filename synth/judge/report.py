@@ -175,7 +175,11 @@ def _list_shares(verdicts: Sequence[FileVerdict]) -> list[float]:
 
 
 def list_rows(verdicts: Sequence[FileVerdict]) -> list[dict[str, Any]]:
-    """Return a row for each measurement, and for the rings and trees of each communicator."""
+    """Return a row for each measurement, and for the rings and trees of each communicator.
+
+    A row has file, collective, ranks, size_bytes, how, algbw_GBps, busbw_GBps and share; those of
+    rings and trees have None for a size and busbw, and their shape as `how`.
+    """
     rows = []
     for file in map(_verdict_json, verdicts):
         for communicator in file["communicators"]:

@@ -14,7 +14,10 @@ ABOVE = 1.005
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A measurement, its share of the single-path bound, and a plan's predicted algbw in GB/s."""
+    """A measurement, its share of the single-path bound, and a plan's predicted algbw in GB/s.
+
+    The share is None if it could not be judged, the prediction if there is no plan.
+    """
 
     measured: Measurement
     share: float | None
@@ -40,13 +43,13 @@ class MeasuredVerdict:
 
     @property
     def is_above(self) -> bool:
-        """Whether the peak exceeds the bound."""
+        """Whether the peak exceeds the bound by more than the rounding of tables."""
         return self.peak.share is not None and self.peak.share > ABOVE
 
 
 @dataclass
 class ChannelVerdict:
-    """The rates, bounds and options of a communicator's channels, each by collective.
+    """The rates, bounds and options of a communicator's channels, each by name of collective.
 
     `taken` is the algorithm that NCCL uses for large allreduces: RING, TREE, NVLS, or empty if
     unknown. `why_not` is the reason if the channels could not be judged.
@@ -61,7 +64,7 @@ class ChannelVerdict:
     why_not: str = ""
 
     def rate(self, collective: str, shape: str | None) -> Rate | None:
-        """Return the rate of a shape for a collective; None if it has none."""
+        """Return the rate of a shape ("rings", "trees") for a collective; None if it has none."""
         return next((rate for rate in self.rates.get(collective, ()) if rate.shape == shape), None)
 
     def judged(self, collective: str) -> Rate | None:
@@ -75,7 +78,7 @@ class ChannelVerdict:
         )
 
     def share(self, collective: str) -> float | None:
-        """Return the share of the bound that `judged` reaches; None if it cannot be judged."""
+        """Return the share of the single-path bound that `judged` reaches; None if not judged."""
         rate, limits = self.judged(collective), self.limits.get(collective)
         return None if not rate or not limits else float(rate.algbw_GBps / limits.one_way_GBps)
 
@@ -93,7 +96,7 @@ class FileVerdict:
 
     @property
     def shares(self) -> list[tuple[str, float]]:
-        """The judged items, each named in words with its share of the bound.
+        """The judged items, each named in words with its share of the single-path bound.
 
         Items are the measurements or, if there are none, the channels.
         """

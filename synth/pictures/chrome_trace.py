@@ -26,9 +26,9 @@ _PLACE = {PREDICTED: 0, MEASURED: 1}
 def write(
     topology: Topology, times: Mapping[str, Sequence[TransferTime]], about: Mapping[str, Any]
 ) -> str:
-    """Return the trace as JSON text, one event per line.
+    """Return transfers as a Chrome trace: JSON text with one event per line.
 
-    `times` has PREDICTED or MEASURED ones or both; `about` describes the run.
+    `times` has the transfers' times under PREDICTED, MEASURED or both; `about` describes the run.
     """
     ranks = topology.ranks
     lines: list[dict[str, Any]] = []
@@ -108,7 +108,11 @@ def write_plan_trace(plan: Plan, size_bytes: int) -> str:
 
 
 def describe_run(schedule: Schedule, topology: Topology, size_bytes: int) -> dict[str, Any]:
-    """Return the description of a schedule that its traces contain."""
+    """Return the facts about a run that its trace contains: `about` of `write`.
+
+    Keys are topology, fingerprint, collective, ranks, schedule, size_bytes, transfers, segments and
+    host_costs.
+    """
     return {
         "topology": topology.name,
         "fingerprint": topology.fingerprint,

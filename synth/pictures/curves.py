@@ -16,7 +16,10 @@ _MAX_DOTS = 16
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of algbw in GB/s at sizes in bytes. `look` is a class of drawing.STYLE."""
+    """A curve of algbw in GB/s: `points` are (size in bytes, algbw).
+
+    `look` is a class of drawing.STYLE ("plan", "stock").
+    """
 
     name: str
     look: str
@@ -27,7 +30,7 @@ class Curve:
 def draw_curves(
     title: str, curves: Sequence[Curve], limit: tuple[str, float] | None, *, alone: bool = False
 ) -> str:
-    """Return the picture.
+    """Return the SVG picture of curves against size, with `alone` as a complete file.
 
     `limit` is the name of the bound and its algbw in GB/s, drawn as a horizontal line.
     """

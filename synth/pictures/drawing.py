@@ -28,7 +28,10 @@ stroke:var(--bound);fill:none}
 
 
 def start_svg(width: float, height: float, title: str, *, alone: bool = False) -> list[str]:
-    """Return the first lines of an SVG picture; with `alone` it is a complete file, with style."""
+    """Return the first lines of an SVG picture, in pixels, which the caller must end with </svg>.
+
+    With `alone` it is a complete file with style, else a part of a page that has the style.
+    """
     name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
     lines = [
         f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" '
@@ -46,7 +49,7 @@ def start_svg(width: float, height: float, title: str, *, alone: bool = False) -
 def draw_text(
     x: float, y: float, text: str, size: int, *, anchor: str = "start", look: str = "t"
 ) -> str:
-    """Return a text element; `look` is a class of STYLE."""
+    """Return a text element at a point in pixels; `look` is a class of STYLE."""
     return (
         f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" '
         f'text-anchor="{anchor}">{quote(text)}</text>'
@@ -70,7 +73,7 @@ def draw_bound(left: float, right: float, y: float) -> str:
 
 
 def choose_step(highest: float) -> float:
-    """Return a round distance between level lines, for about five of them up to a value."""
+    """Return a round distance between level lines, for about five of them from 0 to `highest`."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / _LEVELS))

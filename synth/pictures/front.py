@@ -14,10 +14,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
 def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
-    """Return the picture of a front.
+    """Return the SVG picture of a Pareto front of steps against rounds per chunk.
 
     Dots are rows with a schedule, filled and connected on the front; crosses are rows proved
-    impossible, rings undecided ones; a dashed line is the least ratio that the bound allows.
+    impossible, rings undecided ones; a dashed line is the least ratio of rounds to chunks that the
+    bound allows. With `alone` it is a complete file.
     """
     least, steps_of = float(front.least_ratio), [row.steps for row in front.rows]
     first, last = min(steps_of, default=1) - 1, max(steps_of, default=1) + 1

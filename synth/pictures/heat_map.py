@@ -19,11 +19,11 @@ Pair = tuple[int, int]
 
 
 def draw_heat_map(topology: Topology, *, alone: bool = False) -> str:
-    """Return the picture: one row per sending GPU, one column per receiving GPU.
+    """Return the SVG picture of rates: one row per sending GPU, one column per receiving GPU.
 
     If topo-probe measured the topology, the rates are those of each pair alone, else those of the
     narrowest link on the pair's route. A pair without a route stays white. Rates are written into
-    squares that are large enough, and shown as tooltips.
+    squares that are large enough, and shown as tooltips. With `alone` it is a complete file.
     """
     measured = _find_measured_GBps(topology)
     ranks = topology.ranks[:MAX_GPUS]

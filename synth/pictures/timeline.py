@@ -30,9 +30,9 @@ _Bar = tuple[int, int, str, int, float, float, str]
 def draw_timeline(
     title: str, times: Sequence[TransferTime], ranks: int, *, alone: bool = False
 ) -> str:
-    """Draw the messages of each of the first MAX_ROWS ranks.
+    """Draw the messages that each of the first MAX_ROWS ranks sends, as SVG.
 
-    Copies and sums have different colours.
+    Copies and sums have different colours. With `alone` it is a complete file.
     """
     rows = min(ranks, MAX_ROWS)
     groups: dict[tuple[int, int, str, int], list[TransferTime]] = defaultdict(list)

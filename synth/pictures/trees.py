@@ -30,9 +30,10 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class ChunkFlow:
-    """The transfers, each with its first step, that a number of chunks have in common.
+    """The transfers that some chunks have in common, their number, and their share of the buffer.
 
-    The flow has the share of these chunks in the buffer, and their number.
+    `edges` maps (source rank, destination rank, "reduce" or "copy") to the first step of that
+    transfer.
     """
 
     edges: Mapping[_Edge, int]

@@ -20,7 +20,10 @@ def draw_plan_curves(
     *,
     alone: bool = False,
 ) -> str:
-    """Return the picture of predicted curves: a plan, the stock ring or both, and the bound."""
+    """Return the SVG picture of predicted curves: a plan, the stock ring or both, and the bound.
+
+    With `alone` it is a complete file, else a part of a page that has the style.
+    """
     # With calibrated host costs each point is a simulation, so every other size is left out.
     calibrated = plan is not None and host_of(plan.topology) is not None
     sizes = [1 << bits for bits in range(*_BITS, 2 if calibrated else 1)]

@@ -50,8 +50,9 @@ _EXPLAINED_RANKS = 128
 class Section:
     """The results for one collective.
 
-    `missing` is the reason if there is no plan; `cut_short` lists the searches that the time limit
-    stopped.
+    `in_network` is the bound if all switches add that can, `candidates` are schedules with their
+    costs. `missing` is the reason if there is no plan; `cut_short` lists the searches that the time
+    limit stopped.
     """
 
     collective: Collective
@@ -69,7 +70,9 @@ class Section:
 class Report:
     """A machine, the doctor's findings, and a section for each collective.
 
-    `plan_file` names the plan if the report is on one.
+    `machine` is the topology as given, `topology` the one that was planned for, with parallel
+    NVSwitches merged. `plan_file` names the plan if the report is on one. `seconds` is the time
+    that the report took.
     """
 
     topology: Topology
@@ -83,7 +86,10 @@ class Report:
 def gather_report(
     machine: Topology, time_limit_s: float = USUAL_LIMIT_S, say: Callable[[str], None] | None = None
 ) -> Report:
-    """Return the report on a machine. It lists the searches that the time limit stopped early."""
+    """Return the report on a machine, with plans and bounds of the main collectives.
+
+    Each section lists the searches that the time limit stopped early. `say` reports progress.
+    """
     started = time.monotonic()
     topology, router = load_for_planning(machine)
     report = Report(topology, machine, examine(machine), [])
@@ -105,7 +111,10 @@ def gather_report(
 
 
 def report_plan(plan: Plan, where: str, time_limit_s: float = USUAL_LIMIT_S) -> Report:
-    """Return the report on a plan: on its machine and its collective."""
+    """Return the report on a plan: on its machine and its collective.
+
+    `where` is the name of its file. Raise InputError if the plan is for a part of the GPUs.
+    """
     if not plan.collective.has_all_gpus:
         raise InputError(
             f"{where}: a plan for {plan.collective} of {len(plan.topology.ranks)} GPUs; reports on "

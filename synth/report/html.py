@@ -57,7 +57,7 @@ fill:#1a2027}
 
 
 def make_page(title: str, body: Iterable[str]) -> str:
-    """Return a complete page that loads nothing from the network."""
+    """Return a complete page that loads nothing from the network; `body` is HTML."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -72,7 +72,7 @@ def make_page(title: str, body: Iterable[str]) -> str:
 
 
 def make_section(ident: str, title: str, *parts: str) -> str:
-    """Return a section with a heading that can be linked to."""
+    """Return a section with a heading that can be linked to as `#ident`; `parts` are HTML."""
     head = f'<section id="{ident}"><h2>{quote(title)}</h2>'
     return "\n".join([head, *filter(None, parts), "</section>"])
 
@@ -83,7 +83,10 @@ def make_table(
     *,
     right: Container[int] = (),
 ) -> str:
-    """Return a table that scrolls sideways if too wide; columns `right` hold numbers."""
+    """Return a table of plain texts that scrolls sideways if too wide.
+
+    Columns whose indices are in `right` hold numbers, aligned to the right.
+    """
 
     def write_row(tag: str, texts: Iterable[str]) -> str:
         broken = (quote(text).replace("\n", "<br>") for text in texts)
@@ -107,11 +110,11 @@ def make_figure(svg: str, caption: str, look: str = "") -> str:
 
 
 def make_paragraph(text: str, *, soft: bool = False) -> str:
-    """Return a paragraph of plain text."""
+    """Return a paragraph of plain text, in a softer colour if `soft`."""
     look = ' class="soft"' if soft else ""
     return f"<p{look}>{quote(text)}</p>"
 
 
 def make_details(summary: str, *parts: str) -> str:
-    """Return parts that stay folded until a reader opens them."""
+    """Return parts that stay folded until a reader clicks the summary; all are HTML."""
     return f"<details><summary>{quote(summary)}</summary>" + "\n".join(parts) + "</details>"

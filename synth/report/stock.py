@@ -28,10 +28,11 @@ _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 
 
 class StockRing:
-    """A prediction of a collective by a ring in rank order.
+    """Predicted times of a collective as a ring in rank order, without regard to the machine.
 
-    Broadcast and reduce are a pipelined chain. Raise InfeasibleError for other collectives, and if
-    no order of ranks has routes.
+    If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
+    pipelined chain. `what` describes the choice. Raise InfeasibleError for other collectives, and
+    if no order of ranks has routes.
     """
 
     def __init__(self, collective: Collective, router: Router) -> None:
@@ -93,8 +94,8 @@ class StockRing:
 def find_order(router: Router) -> tuple[int, ...]:
     """Return the first order, from rank 0 on, in which each rank has a route to the next.
 
-    This is the rank order if possible. Raise InfeasibleError if there is none, or none among
-    _MAX_TRIED beginnings.
+    This is the rank order if possible. The last rank needs a route to rank 0. Raise InfeasibleError
+    if none is found; for many ranks no other order is searched.
     """
     n = len(router.topology.ranks)
     if all(router.route(rank, (rank + 1) % n) is not None for rank in range(n)):
@@ -121,7 +122,7 @@ def find_order(router: Router) -> tuple[int, ...]:
 
 
 def build_ring(collective: Collective, router: Router, order: tuple[int, ...]) -> Schedule:
-    """Return the ring in an order of ranks as a schedule."""
+    """Return the ring in an order of ranks as a schedule, with a part of the buffer per rank."""
     n = collective.ranks
     request = Request(collective, router.topology, Effort(), router=router)
 

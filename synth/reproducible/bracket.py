@@ -17,7 +17,7 @@ Bracket = int | tuple["Bracket", "Bracket"]
 
 
 def parse_bracket(text: str) -> Bracket:
-    """Parse a bracketing written by `find_bracketing`."""
+    """Return a bracketing written by `find_bracketing` as nested pairs of ranks."""
     done: list[Bracket] = []
     for token in text.replace("(", " ").replace("+", " ").replace(")", " ) ").split():
         if token == ")":
@@ -67,8 +67,8 @@ def measure_closeness(routes: OwnRoutes) -> Floats:
 def match_brackets(close: Floats, seed: int) -> Bracket:
     """Return a bracketing built by matching near groups in rounds.
 
-    Each round joins as many pairs of groups as possible, near ones first. Ties are broken by
-    `seed`.
+    `close` is the result of measure_closeness. Each round joins as many pairs of groups as
+    possible, near ones first. Ties are broken by `seed`.
     """
     chance = random.Random(seed)
     groups: list[Bracket] = list(range(len(close)))
@@ -98,7 +98,10 @@ def match_brackets(close: Floats, seed: int) -> Bracket:
 
 
 def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
-    """Return a bracketing built by repeatedly joining two random linked groups."""
+    """Return a bracketing built by repeatedly joining two random groups with a route between them.
+
+    `close` is the result of measure_closeness.
+    """
     groups: list[Bracket] = list(range(len(close)))
     linked = close > 0
     while len(groups) > 1:
@@ -113,7 +116,11 @@ def grow_bracket(close: Floats, chance: random.Random) -> Bracket:
 
 
 def vary_bracket(bracket: Bracket, close: Floats, chance: random.Random) -> Bracket:
-    """Return the bracketing with one random part moved next to a random part linked to it."""
+    """Return the bracketing with one random part moved next to another.
+
+    This is a random one with a route to the moved part, if there is any. `close` is the result of
+    measure_closeness.
+    """
     moved = chance.choice([part for part in _list_parts(bracket) if part is not bracket])
     rest = _without(bracket, moved)
     targets = _list_parts(rest)

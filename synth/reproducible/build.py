@@ -154,8 +154,8 @@ def _grow_tree(request: Request, root: int) -> list[int] | None:
 def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule]:
     """Return schedules in the best bracketing found: for large messages, and a tree for small ones.
 
-    `given` are bracketings to try too. Raise InfeasibleError if there are too many ranks, or if
-    switches compute.
+    The bracketings `given` are tried first. Raise InfeasibleError if there are too many ranks, if
+    switches compute, or if none is found.
     """
     n = request.collective.ranks
     if n > _MAX_SEARCHED:
@@ -236,8 +236,9 @@ def _build_small(request: Request, fitting: Fitting) -> list[Schedule]:
 def choose_bracketing(costed: Costed, router: Router, host: HostCosts | None) -> tuple[str, Costed]:
     """Return the bracketing that is fastest over all sizes, and the schedules that have it.
 
-    Only bracketings that are nearly the fastest at large sizes are compared, by the mean logarithm
-    of the predicted time. Raise InfeasibleError if no schedule has a bracketing.
+    `costed` are schedules with their costs. Only bracketings that are nearly the fastest at large
+    sizes are compared, by the mean logarithm of the predicted time. Raise InfeasibleError if no
+    schedule has a bracketing.
     """
     by_text: dict[str, Costed] = defaultdict(list)
     for schedule, cost in costed:

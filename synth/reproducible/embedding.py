@@ -29,9 +29,10 @@ Move = tuple[int, int, int, Op]
 
 @dataclass(frozen=True)
 class Column:
-    """One embedding of the bracketing: its moves, and the rank that ends the sum.
+    """One embedding of the bracketing: its moves, and the rank `end` at which the sum is complete.
 
-    For allreduce, the moves include those that spread the sum to all ranks.
+    A move is (step, source, destination, "reduce" or "copy"). For allreduce, the moves include
+    those that spread the sum to all ranks.
     """
 
     end: int
@@ -39,7 +40,7 @@ class Column:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps."""
+        """The number of steps."""
         return max(step for step, *_ in self.moves) + 1
 
 
@@ -66,7 +67,10 @@ class _Node:
 
 
 class Embedding:
-    """The embeddings of one bracketing in a machine whose ranks send to each other on `routes`."""
+    """The embeddings of one bracketing in a machine whose ranks send to each other on `routes`.
+
+    An embedding says at which ranks partial sums are made, and how they get there.
+    """
 
     def __init__(self, bracket: Bracket, routes: OwnRoutes) -> None:
         self.bracket, self.routes = bracket, routes
@@ -161,10 +165,10 @@ class Embedding:
         return near, before
 
     def find_column(self, end: int, spread: list[int] | None) -> Column:
-        """Return the cheapest column, under the last prices, that ends the sum at `end`.
+        """Return the cheapest column that completes the sum at rank `end`; call `price` first.
 
-        `spread` lists the parents in the tree that takes the sum from `end` to all ranks; None if
-        the sum stays at `end`.
+        Prices are those of the last `price`. `spread` lists the parents in the tree that takes the
+        sum from `end` to all ranks; None if the sum stays at `end`.
         """
         moves: list[Move] = []
         # The first step in which a rank may receive another value, or send its own.

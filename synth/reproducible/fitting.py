@@ -38,11 +38,11 @@ _WORTH_IT, _FASTER = 0.85, 1.005
 
 @dataclass
 class Fit:
-    """Columns with the share of its group's part that each carries, and their time.
+    """Embeddings of a bracketing (columns), the share that each carries, and their time.
 
-    `shares` are floats. `seconds` is the time per GB of buffer that the columns take together.
-    `least_s` is the lower bound on it, in seconds per GB, that the prices prove for all embeddings
-    of this bracketing in the form of embedding.py.
+    `shares` are floats; those of a group's columns sum to 1. `seconds` is the time per GB of buffer
+    that the columns take together. `least_s` is the lower bound on it, in seconds per GB, that the
+    prices prove for all embeddings of this bracketing in the form of embedding.py.
     """
 
     columns: list[Column]
@@ -52,7 +52,7 @@ class Fit:
 
 
 class Fitting:
-    """Column generation for one bracketing, collective and machine.
+    """Column generation for one bracketing, collective and machine; columns are embeddings.
 
     In a reduce-scatter each rank's part is a group of columns of its own; otherwise there is one
     group.
@@ -79,7 +79,7 @@ class Fitting:
         return np.inf if self.fit is None else self.fit.seconds
 
     def group_of(self, column: Column) -> int:
-        """Return the number of the part that a column carries."""
+        """Return a column's group: in a reduce-scatter the rank that gets its part, else 0."""
         return column.end if self.is_apart else 0
 
     def run(self, effort: Effort, turns: int, beaten_s: float = np.inf) -> Fit:
@@ -161,7 +161,10 @@ class Fitting:
         return Counter({int(i): int(loads[i]) for i in np.flatnonzero(loads)})
 
     def list_columns(self, distance: Floats) -> list[Column]:
-        """Return the cheapest column for each rank at which sums can end, under some prices."""
+        """Return the cheapest column for each rank at which sums can end.
+
+        `distance[u, v]` is the price of sending from rank u to rank v, infinite without a route.
+        """
         adding = self.embedding.price(distance)
         spreads = find_spreads(distance) if self.collective.name == "allreduce" else None
         return [
@@ -182,9 +185,10 @@ class Fitting:
             }
 
     def list_cuts(self) -> list[Fit]:
-        """Return the best shares under limits on the number of steps, fewest steps first.
+        """Return the best fits under limits on the number of steps, fewest steps first.
 
-        A limit is skipped if its rate is too low, or if its extra steps gain too little.
+        The caller must call `run` first. A limit is skipped if its rate is too low, or if its extra
+        steps gain too little.
         """
         assert self.fit is not None
         out: list[Fit] = []

@@ -30,7 +30,7 @@ NAME = "levels"
 
 @dataclass(frozen=True)
 class Levels:
-    """Ranks arranged in a box.
+    """Ranks arranged in a grid with one dimension per level of groups.
 
     `sizes` are the sizes of its dimensions, the innermost first; `order` lists the ranks, with the
     innermost dimension varying fastest.
@@ -40,11 +40,14 @@ class Levels:
     sizes: tuple[int, ...]
 
     def strides(self) -> list[tuple[int, int]]:
-        """Return, for each level, the distance in `order` between its neighbours, and its size."""
+        """Return the stride and the group size of each level.
+
+        The stride is the distance in `order` between neighbours in a group.
+        """
         return [(prod(self.sizes[:level]), size) for level, size in enumerate(self.sizes)]
 
     def peers(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (level, place, digit, peer) for each level and each pair of places in a group.
+        """Yield (level, place, digit, peer) for each level and each pair of members of a group.
 
         `place` and `peer` are indices into `order`; `digit` is the coordinate of `peer` at the
         level.
@@ -58,7 +61,10 @@ class Levels:
 
 
 def build_levels(request: Request) -> list[Schedule]:
-    """Return schedules over the levels that suit the machine, leaving out those without routes."""
+    """Return schedules over the levels of groups that suit the machine.
+
+    Levels without routes are left out. The result is empty for collectives that do not add.
+    """
     only_adding = request.collective.name in ("allreduce", "reduce-scatter", "reduce")
     out: list[Schedule] = []
     for levels in _list_levels(request) if only_adding else ():

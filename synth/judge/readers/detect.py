@@ -47,7 +47,7 @@ _OTHERS = {
 
 
 def read_file(name: str, collective: str | None = None) -> Reading:
-    """Return the contents of a file.
+    """Return the contents of a file; `-` is standard input.
 
     If `collective` is given, a table of other collectives is refused. Raise InputError if the file
     cannot be read or its format is unknown.

@@ -107,7 +107,7 @@ def read_graph_dump(text: str, where: str) -> Reading:
 
 
 def predict_pick(file: GraphFile, ranks: int) -> str | None:
-    """Return the algorithm that NCCL's tuner picks for a large allreduce in one node.
+    """Return "RING" or "TREE": what NCCL's tuner picks for a large allreduce in one node.
 
     The pick follows from the rates that the file declares; None if it does not declare both.
     """

@@ -13,11 +13,12 @@ _RankOf = dict[int, dict[int, int]]
 
 @dataclass
 class Draft:
-    """The log of one thread while it makes one communicator.
+    """The facts that one thread logs while it makes one communicator.
 
-    `hops` and `connections` hold the next rank of each rank in each ring, `parents` the parent of
-    each rank in each tree. `promised` is the announced number of channels; `cut_lines` is True if
-    NCCL itself cut its lines of rings.
+    Mappings are by channel, except `locations` (by rank) and `patterns` (by NCCL's number). For
+    each channel, `hops` and `connections` map ranks to the next rank of a ring, from lines of rings
+    and of connections, and `parents` ranks to their parent in a tree (-1 for the root). `promised`
+    is the announced number of channels; `cut_lines` is True if NCCL itself cut its lines of rings.
     """
 
     ranks: int | None = None
@@ -39,9 +40,9 @@ class Draft:
 
 
 def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
-    """Return the communicator of its ranks' drafts, with complete channels only.
+    """Join the drafts of one communicator's ranks; its channels are the complete ones only.
 
-    Add a note if channels are incomplete.
+    Append to `notes` if channels are incomplete.
     """
     joined = Draft()
     for draft in drafts:
@@ -140,7 +141,7 @@ def _make_tree(parent_of: dict[int, int], ranks: int) -> Parents | None:
 
 
 def count_alike(communicators: list[ObservedCommunicator]) -> list[ObservedCommunicator]:
-    """Return each distinct communicator once, with the number of its repetitions.
+    """Return each distinct communicator once, with the number of its repetitions in `alike`.
 
     Communicators with the same ranks, locations and channels are repetitions of each other.
     """

@@ -80,7 +80,7 @@ Thread = tuple[str, str, str] | None
 
 
 def name_collective(text: str) -> str | None:
-    """Return the collective meant by a name; None for other names.
+    """Return the collective that a name stands for; None if it is no collective's.
 
     Names are such as AllReduce, all_reduce_perf or ncclReduceScatter.
     """
@@ -89,10 +89,11 @@ def name_collective(text: str) -> str | None:
 
 
 class Signatures:
-    """Finder of the signatures of messages in a line, which remembers the hosts that it has seen.
+    """Finder of the signatures with which messages begin: "node1:17:42 [1] NCCL INFO".
 
-    A message may directly follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that
-    word is a number, only a host name seen before tells where the number ends.
+    They name host, process, thread and GPU. One line may have several messages: one may directly
+    follow another one's last word ("->0node1:17:42 [1] NCCL INFO"). If that word is a number, only
+    a host name seen before tells where the number ends; so hosts are remembered.
     """
 
     def __init__(self) -> None:
@@ -102,9 +103,10 @@ class Signatures:
         self._cached: list[tuple[int, int, Thread, str]] = []
 
     def split(self, line: str) -> Iterator[tuple[Thread, str, str]]:
-        """Yield the messages of a line, each with its thread, its level and its text.
+        """Yield the messages of a line, each with its thread, its level (INFO, WARN) and its text.
 
-        There are several if ranks wrote at once; a line without a signature is one message.
+        There are several if ranks wrote at once. A line without a signature is one message, with
+        None for its thread and an empty level.
         """
         signatures = self._find(line) or [(0, 0, None, "")]
         ends = [start for start, *_ in signatures[1:]] + [len(line)]
@@ -112,7 +114,10 @@ class Signatures:
             yield thread, level, line[begin:end]
 
     def is_message(self, line: str) -> bool:
-        """Return whether a line is a single message, by a quick check that most lines pass."""
+        """Return whether a line is surely a single message, by a quick check that most lines pass.
+
+        Its host is remembered, and its signature for the next call of `split` or `cut_off`.
+        """
         alone = _ALONE.match(line)
         if (
             alone is None
@@ -186,7 +191,7 @@ def read_tree(text: str) -> tuple[int, int] | None:
 
 
 def read_pick(match: re.Match[str]) -> Pick:
-    """Return the tuner's pick that PICK matched, whose algorithm may be a name or a number."""
+    """Return the tuner's pick from a match of PICK, whose algorithm may be a name or a number."""
     collective, size, algorithm, protocol = match.groups()
     return Pick(
         name_collective(collective or ""),
@@ -222,7 +227,10 @@ def read_location(bracket: str | None, host: str | None) -> Location:
 
 
 def read_bus_id(text: str) -> str | None:
-    """Return the PCI address that a log writes as hexadecimal digits: "1b000" is 0000:1b:00.0."""
+    """Return the PCI address that a log writes as hexadecimal digits: "1b000" is 0000:1b:00.0.
+
+    Return None if the text is no such number.
+    """
     try:
         number = int(text, 16)
     except ValueError:

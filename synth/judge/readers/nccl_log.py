@@ -52,7 +52,7 @@ _STEERING = ("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_RINGS", "RCCL_TREES")
 
 
 class LogReader:
-    """Collector of the facts of a log, which is given line by line; `reading` returns them."""
+    """Collector of the facts of a log: `take` each line, then call `reading`."""
 
     def __init__(self, signatures: lines.Signatures) -> None:
         self.signatures = signatures
@@ -68,7 +68,7 @@ class LogReader:
         self._warnings: list[str] = []
 
     def take(self, line: str, number: int) -> None:
-        """Parse one line of the log."""
+        """Parse one line of the log; `number` counts lines from 1."""
         if "NCCL" in line:
             self.lines += 1
             # RCCL ends its lines of rings and trees with comm, nRanks and busId.
@@ -251,7 +251,10 @@ class LogReader:
         )
 
     def reading(self, where: str) -> Reading:
-        """Return the contents of the log. Raise InputError if it breaks off among the channels."""
+        """Return the contents of the log, named `where`, after its last line.
+
+        Raise InputError if it breaks off among the channels.
+        """
         notes: list[str] = []
         groups = [(finish(drafts, notes), drafts) for drafts in self._group()]
         self._refuse_cut(where, groups)

@@ -76,9 +76,9 @@ class _Row:
 
 
 class TableReader:
-    """Collector of the tables of a text, which is given line by line; `finish` returns them.
+    """Collector of the tables of a text: `take` each line, then call `finish`.
 
-    `others` maps tests that are no collective here to the line that names them.
+    `finish` fills `others`: tests that are no collective here, with the line that names them.
     """
 
     def __init__(self, signatures: Signatures) -> None:
@@ -99,7 +99,7 @@ class TableReader:
         self._hint: str | None = None
 
     def take(self, line: str, number: int) -> None:
-        """Parse one line of the text."""
+        """Parse one line of the text; `number` counts lines from 1."""
         own = self.signatures.cut_off(line)
         if not own.strip():
             return
@@ -204,7 +204,10 @@ class TableReader:
         )
 
     def finish(self, asked: str | None) -> tuple[Measurement, ...]:
-        """Return the measurements. `asked` is the collective that the user named, if any."""
+        """Return the measurements, after the last line.
+
+        `asked` is the collective that the user named, if any.
+        """
         self._end_row()
         out = []
         tables: dict[object, list[_Row]] = defaultdict(list)

@@ -172,7 +172,10 @@ class Proof:
         return self.prove_cases(certificate["proof"])
 
     def prove_cases(self, node: Mapping[str, Any]) -> Fraction:
-        """Return the lower bound in seconds that a certificate's proof, `node`, gives."""
+        """Return the lower bound in seconds that a certificate's proof, `node`, gives.
+
+        The caller must set `tiers` first, as `prove` does.
+        """
         return max(Fraction(0), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
@@ -204,7 +207,7 @@ class Proof:
         )
 
     def can_be_whole(self, number: int, name: str, cases: Cases) -> bool:
-        """Return whether a dimension's groups can each be in one part of a tier.
+        """Return whether each group of dimension `name` can be in one part of tier `number`.
 
         They must fit into the parts, and not be divided in a coarser tier.
         """
@@ -215,7 +218,10 @@ class Proof:
         )
 
     def must_be_whole(self, number: int, name: str, cases: Cases) -> bool:
-        """Return whether the groups of a dimension are whole in a finer tier, or on a host."""
+        """Return whether each group of dimension `name` must be in one part of tier `number`.
+
+        This is so if groups are whole in a finer tier, or on a host.
+        """
         tier = self.tiers[number]
         return (name in self.together and self._hosts.is_within(tier)) or any(
             whole and dimension == name and self.tiers[finer].is_within(tier)
