@@ -18,7 +18,7 @@ _ONLY_MOVES = ("alltoall", "gather", "scatter")
 def list_possible(topology: Topology) -> list[Device]:
     """Return the switches that could add, but do not according to the topology.
 
-    Such are switches whose hardware can, while nothing shows that it is switched on.
+    Their hardware can, but whoever runs the job must switch it on.
     """
     return [
         d
@@ -28,7 +28,7 @@ def list_possible(topology: Topology) -> list[Device]:
 
 
 def switch_on(topology: Topology) -> Topology:
-    """Return a copy of the topology in which the switches of `list_possible` add."""
+    """Return a copy of the topology in which the switches of `list_possible` add and copy."""
     possible = {d.id for d in list_possible(topology)}
     devices = (replace(d, can_reduce=True) if d.id in possible else d for d in topology.devices)
     return replace(topology, devices=tuple(devices))

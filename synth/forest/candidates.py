@@ -226,10 +226,10 @@ class ForestBuilder:
                     self.add_weighed(hung, "whole numbers", even=True)
 
     def add_combs(self) -> None:
-        """Add forests of combs on grids of direct links: trees of all lines one way and one across.
+        """Add forests of combs, if direct links form a grid.
 
-        The first has all combs, the next half of them, a quarter, and so on, until the bound is
-        reached.
+        A comb is a tree of all lines of one direction and one line across them. The first forest
+        has all combs, the next half of them, a quarter, and so on, until the bound is reached.
         """
         combs = [self._hang(tree) for tree in comb_trees(self.survey.topology)]
         combs = combs[:: ceil(len(combs) / _MAX_TREES) or 1]

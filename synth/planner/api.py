@@ -41,7 +41,7 @@ def synthesize(
     """Return the verified plan for a collective on a machine.
 
     For each size it has the schedule predicted to be the fastest. `collective` and `topology` are
-    names, as for topo-synth (the topology may be anything that `load` takes), or objects.
+    names, as for topo-synth (the topology may be anything that `topoplan.load` takes), or objects.
     `strategy` is "auto", a built-in strategy or one of your own (see `strategy`).
 
     `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size

@@ -58,8 +58,10 @@ Costed = list[tuple[Schedule, Cost]]
 class Synthesis:
     """A plan, and how the search for it went.
 
-    `declined` is the reason of each strategy that gave no schedule, `table` the forests that
-    packing tried (see request.Request.table), `cut_short` the searches that the time limit stopped.
+    `seconds` is how long the search took. `declined` has the reason of each strategy that gave no
+    schedule, by its name, `candidates` the schedules that the plan was chosen from, `table` the
+    forests that packing tried (see request.Request.table), `cut_short` the searches that the time
+    limit stopped.
     """
 
     plan: Plan
@@ -101,8 +103,9 @@ def synthesize(
 ) -> Synthesis:
     """Return the verified plan of one strategy, or of the best strategy at each size (auto).
 
-    `thorough`: auto also tries the strategies that it expects to lose, and searches longer for the
-    best placements. `reproducible`: all schedules of the plan add every element up in one
+    `topoplan.synthesize` calls it: this one takes objects only, and also returns how the search
+    went. `thorough`: auto also tries the strategies that it expects to lose, and searches longer
+    for the best placements. `reproducible`: all schedules of the plan add every element up in one
     bracketing (see synth/reproducible). `router` gives the routes on which data is sent. The plan
     depends on the request alone, unless `time_limit_s` stops a search, which `cut_short` then
     names. A limit above a minute allows more work, in proportion. Raise InfeasibleError if there is

@@ -14,9 +14,10 @@ _MAX_VARIABLES = 60_000
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedules of the Pareto front.
+    """Return the schedules of the Pareto front over steps and R/C (see `ksync.pareto`).
 
-    Raise TimeLimitError if the effort was too small to find any.
+    Raise InfeasibleError if the machine is too large, TimeLimitError if the effort was too small to
+    find any.
     """
     collective = request.collective
     edges = len(fabric_of(request.router).edges)

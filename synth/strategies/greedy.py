@@ -30,10 +30,10 @@ Ints = NDArray[np.int64]
 
 
 def build(request: Request) -> list[Schedule]:
-    """Return the schedule with the fewest steps.
+    """Return, in a list, the schedule with the fewest steps of several random trials.
 
-    Raise InfeasibleError if there are switches between GPUs or too many transfers, TimeLimitError
-    if a trial takes too long.
+    Raise InfeasibleError if there are switches between GPUs, too many transfers, or bandwidths that
+    are no small multiples of one unit; TimeLimitError if a trial takes too long.
     """
     name, n = request.collective.name, request.collective.ranks
     if name == "reduce-scatter":
