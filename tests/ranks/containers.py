@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -40,7 +40,10 @@ def without_cache(path: str) -> list[list[str]]:
     use_all(plan, folder)
     gc.collect()
     for store in folder.glob("meeting*"):
-        store.chmod(0o666)  # FileStore writes to them when it is destroyed, which may be later
+        # FileStore writes to them when it is destroyed, which may be later; another rank's may be
+        # destroyed right now.
+        with suppress(FileNotFoundError):
+            store.chmod(0o666)
     home.chmod(0)
     found = []
     for given in [home, None] if os.getuid() == 0 else [home]:
