@@ -24,7 +24,7 @@ and tcsh for topoplan and for each topo-* command, in zsh for topoplan.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the script and return the exit code."""
+    """Print the completion script for the shell that `argv` names, and return the exit code."""
     return run_command(PROG, lambda: _print(build_parser().parse_args(argv).shell))
 
 
@@ -44,7 +44,7 @@ def _print(shell: str) -> int:
 
 
 def write_script(shell: str) -> str:
-    """Return the script for a shell."""
+    """Return the completion script of `shell`, one of SHELLS, as text."""
     import shtab
 
     from ..topo.presets import PRESETS

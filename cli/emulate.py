@@ -48,7 +48,10 @@ iproute2 and util-linux, and Open MPI with --mpi. The exit code is the command's
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Start the command after -- once per rank, and return 0 or the first failed rank's exit code.
+
+    The code is 130 if interrupted, or that of an error of topo-emulate itself (see topo/errors.py).
+    """
     arguments = [*(sys.argv[1:] if argv is None else argv), "--"]
     at = arguments.index("--")
     command = arguments[at + 1 : -1]
@@ -60,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build_parser() -> Parser:
-    """Return the parser of topo-emulate's command line, up to --."""
+    """Return the parser of topo-emulate's own arguments; the command after -- is not parsed."""
     parser = Parser(
         PROG, EXAMPLES, ABOUT, "TOPOLOGY [--slowest RATE] [--order LIST] [--mpi] -- COMMAND ..."
     )

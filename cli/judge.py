@@ -208,7 +208,10 @@ def _judge_files(
 
 
 def spell_command(command: str, *arguments: str, **options: str) -> str:
-    """Return a command as a user types it."""
+    """Return a command line as a user types it, each of `options` as --NAME VALUE.
+
+    The option `output` becomes -o. Nothing is quoted.
+    """
     named = (f"{'-o' if name == 'output' else f'--{name}'} {v}" for name, v in options.items())
     return " ".join([command, *arguments, *named])
 

@@ -55,7 +55,11 @@ networks are skipped, and the report says so.
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 1 if a training run failed, 130 if interrupted, else that of the error
+    (see topo/errors.py).
+    """
     return run_command(PROG, lambda: _run(build_parser().parse_args(argv)))
 
 

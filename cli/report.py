@@ -39,7 +39,10 @@ ABOUT = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 130 if interrupted, else that of the error (see topo/errors.py).
+    """
     return run_command(PROG, lambda: _report(build_parser().parse_args(argv)))
 
 

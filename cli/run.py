@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 1 if a result was wrong, 130 if interrupted, else that of the error (see
+    topo/errors.py).
+    """
     arguments = sys.argv[1:] if argv is None else argv
     args = build_parser().parse_args(arguments)
     return run_command(PROG, lambda: _run(args, arguments), quiet=_leaves_errors_to_another_rank())

@@ -11,7 +11,10 @@ from .synthesis.options import PLAN, PROG, build_parser, check_options
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command and return its exit code.
+
+    The code is 0 if done, 130 if interrupted, else that of the error (see topo/errors.py).
+    """
     return run_command(PROG, lambda: _run(build_parser().parse_args(argv)))
 
 

@@ -212,7 +212,7 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
 def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
     """Raise InputError if an output file would stay empty or cannot be written.
 
-    Whether it can be written is checked only if `is_writer`.
+    Whether it can be written is checked only if `is_writer`: ranks other than 0 write no files.
     """
     if args.output is not None and not args.calibrate:
         raise InputError(
@@ -236,9 +236,10 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
 
 
 def load_plans(args: argparse.Namespace) -> list[Plan]:
-    """Return the verified plans; none with --stock alone.
+    """Return the verified plans in the files that the options name; none with --stock alone.
 
-    Raise InputError if their numbers of ranks differ.
+    Raise InputError if a file is no plan, their numbers of ranks differ, or there is nothing to
+    run; VerificationError if a plan fails its checks or is not for --topology.
     """
     if not args.plans:
         _check_stock_alone(args)
@@ -291,7 +292,10 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
 
 
 def list_collectives(text: str) -> list[str]:
-    """Return the collectives in a list, by topoplan's names; all of them for "all"."""
+    """Return topoplan's names of the collectives in a comma-separated text; "all" means every one.
+
+    Raise InputError if it names none, or an unknown one.
+    """
     from ...synth.ir.collective import COLLECTIVES, spell_collective
 
     names = [part.strip() for part in text.split(",") if part.strip()]

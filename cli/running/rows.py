@@ -54,7 +54,11 @@ _LEAVE_OUT = (
 
 @dataclass(frozen=True)
 class Run:
-    """The measurements of one collective, with its plan if there is one."""
+    """The measurements of one collective, with its plan if there is one.
+
+    Without a plan (None), only the stock collective was measured. `rows` has a row for each size.
+    `stock_engine` names what ran the stock collective, such as nccl2.
+    """
 
     options: BenchOptions
     settings: BenchSettings
@@ -65,7 +69,7 @@ class Run:
 
     @property
     def average_busbw_GBps(self) -> dict[str, float | None]:
-        """The mean busbw in GB/s over all rows, of plan and stock collective; None if untimed."""
+        """The mean busbw in GB/s over all rows, keyed "plan" and "stock"; None if untimed."""
         factor = float(self.settings.collective.bus_factor())
         rates = {
             name: [
@@ -79,7 +83,7 @@ class Run:
 
 
 def print_run(run: Run) -> None:
-    """Print the table of a run; on a terminal, without the columns that do not fit."""
+    """Print the table of a run on standard output; on a terminal, only the columns that fit."""
     from ...synth.bounds.in_network import describe_assumption, describe_possible, list_possible
 
     options, plan, settings = run.options, run.plan, run.settings

@@ -69,7 +69,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; report an unknown option first, with the nearest known one."""
+        """Parse arguments; exit with code 2 at an unknown option, naming the nearest known one.
+
+        argparse calls this for `parse_args`, too. The parser's options become those of
+        `name_option`.
+        """
         given = list(sys.argv[1:] if args is None else args)
         _OPTIONS.clear()
         _OPTIONS.update(self._option_string_actions)
@@ -90,7 +94,7 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with code 2."""
+        """Print the error on standard error and exit with code 2."""
         print_error(f"{self.prog}: error: {message} (see {self.prog} --help)")
         raise SystemExit(2)
 
@@ -107,7 +111,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def describe_in_prose(self) -> None:
-        """Set `description` to the text without examples, for pages that lay these out."""
+        """Set `description` to `about` without the examples, for generated documentation."""
         self.description = "\n\n".join(" ".join(text.split()) for text in self.about.split("\n\n"))
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
@@ -118,7 +122,10 @@ class Parser(argparse.ArgumentParser):
             raise SystemExit(_drop_output(self.prog, error, 0)) from None
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit after --help: with code 1 if it could not be written."""
+        """Exit with `status`, or with code 1 if that is 0 but standard output cannot be written.
+
+        argparse calls this, for instance after --help and --version.
+        """
         super().exit(end_output(self.prog, status), message)
         raise AssertionError("ArgumentParser.exit does not return")
 
@@ -153,24 +160,30 @@ def _wrap(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def find_width() -> int:
-    """Return the width for help and tables: the terminal's minus two columns, or 78 if none."""
+    """Return the columns for help and tables: the terminal's minus two, or 78 without a terminal.
+
+    They are at least 40.
+    """
     return max(40, shutil.get_terminal_size().columns - 2)
 
 
 def call_as(name: str) -> None:
-    """Make errors and help use this name: "topoplan synth" if topo-synth runs as a subcommand."""
+    """Make errors and help use this name from now on, in place of the command's own; "" ends that.
+
+    It is "topoplan synth" if topo-synth runs as a subcommand.
+    """
     _CALLED_AS["name"] = name
 
 
 def shown_name(prog: str) -> str:
-    """Return the name by which the user called the command."""
+    """Return the name by which the user called the command: that of `call_as`, else `prog`."""
     return _CALLED_AS["name"] or prog
 
 
 def read_number(text: str, most: float, expected: str) -> float:
-    """Return an argument that is a number above 0, up to `most`.
+    """Return the number that an option's text gives: above 0, up to `most`.
 
-    Raise ArgumentTypeError, with what was `expected`, for any other argument.
+    Raise ArgumentTypeError for any other text, with `expected` as the description of a valid one.
     """
     with contextlib.suppress(ValueError):
         if 0 < float(text) <= most:
@@ -179,19 +192,26 @@ def read_number(text: str, most: float, expected: str) -> float:
 
 
 def file_name(text: str) -> str:
-    """Return the argument of -o. Raise ArgumentTypeError if it is empty."""
+    """Return the file name given to an option unchanged: a `type` for argparse.
+
+    Raise ArgumentTypeError if it is empty.
+    """
     if not text:
         raise argparse.ArgumentTypeError("the name is empty; name a file")
     return text
 
 
 def say_error(prog: str, message: str) -> None:
-    """Print an error with the command's name on standard error, if that can be written."""
+    """Print an error with the command's name on standard error; do nothing if that fails."""
     print_error(f"{shown_name(prog)}: error: {message}")
 
 
 def print_error(line: str) -> None:
-    """Print a line on standard error, if it can be written; see `printable`."""
+    """Print a line on standard error, without adding the command's name as `say_error` does.
+
+    Control characters are escaped (see `printable`). Do nothing if standard error cannot be
+    written.
+    """
     with contextlib.suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
 
@@ -211,8 +231,9 @@ def name_option(error: TopoplanError) -> str:
 def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> int:
     """Run a command's body and return its exit code; print a TopoplanError as one line on stderr.
 
-    With `quiet`, errors that another process also reports (bad input, a plan for other ranks) are
-    not printed.
+    The code is that of `body`, of the error, 130 after Ctrl-C, or 1 if standard output cannot be
+    written. With `quiet`, errors that another process also reports (bad input, a plan for other
+    ranks) are not printed.
     """
     if sys.stdout is None:
         # Closed by the shell (>&-): a command may still be run for the file that it writes.

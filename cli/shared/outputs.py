@@ -68,7 +68,7 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
 
 
 def write_output(args: argparse.Namespace, text: str) -> None:
-    """Write a text to the file of -o, or print it without -o."""
+    """Write a text to the file of -o, or print it without -o; --force allows replacing a file."""
     if args.output is None:
         sys.stdout.write(text)
     else:
@@ -84,8 +84,8 @@ def write_extra(
 ) -> None:
     """Write a text to the file that an option names; do nothing if the option is not given.
 
-    `option` is an attribute of `args`, such as csv. `text` is called only if it is given. `what`
-    is the message for the user, in which FILE becomes the file's name.
+    `option` is an attribute of `args`, such as csv. `text` makes the text, and is called only if
+    the option is given. `what` is the message for the user, in which FILE becomes the file's name.
     """
     path = getattr(args, option)
     if path is not None:

@@ -30,7 +30,7 @@ class ProgressReporter:
         self.has_lines = not self.quiet and not self.is_live and args.verbose
 
     def tell(self, message: str) -> None:
-        """Print a message unless -q is given."""
+        """Print a message on standard error, even if that is no terminal, unless -q is given."""
         if not self.quiet:
             print_error(message)
 
@@ -38,7 +38,8 @@ class ProgressReporter:
     def follow(self, what: str, limit_s: float | None = None) -> Iterator[Work]:
         """Show progress while the context lasts: on one line of a terminal, or with -v on many.
 
-        `limit_s` is the time limit in seconds; None if there is none.
+        `what` is the first message; the caller updates it through the Work yielded. `limit_s` is
+        the time limit in seconds; None if there is none.
         """
         work = Work(what, limit_s)
         if self.is_live:
@@ -53,7 +54,10 @@ class ProgressReporter:
 
 
 class Work:
-    """Work in progress; `limit_s` is the time limit in seconds, None if there is none."""
+    """Work in progress, from which the time left is estimated.
+
+    `limit_s` is the time limit in seconds, None if there is none.
+    """
 
     def __init__(self, what: str, limit_s: float | None = None) -> None:
         self.message, self.limit_s = what, limit_s
@@ -69,16 +73,19 @@ class Work:
             self.print_line(self.describe())
 
     def advance(self, message: str, done: float, total: float) -> None:
-        """Set the message and the share of the work that is done, in any unit."""
+        """Set the message, and that `done` of `total` units of work are done, in any unit."""
         self.done, self.total = done, total
         self.say(message)
 
     def restart(self, began: float) -> None:
-        """Measure from `began` (time.monotonic), if earlier work does not predict the rest."""
+        """Measure the elapsed time from `began`, a time.monotonic() value in seconds.
+
+        For work whose earlier part (such as a warm-up) does not predict the rest.
+        """
         self._began = began
 
     def describe(self) -> str:
-        """Return the elapsed time, the time left if it is known, and the message."""
+        """Return the elapsed time, the time left if it can be estimated, and the message."""
         spent_s = time.monotonic() - self._began
         left = ""
         if 0 < self.done < self.total:

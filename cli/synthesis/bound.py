@@ -66,7 +66,7 @@ def _head_line(job: SynthRun, bounds: Bounds | None) -> str:
 
 
 def run_export(job: SynthRun) -> None:
-    """Write the file in the format of --format to the path of -o, or print it."""
+    """Write the file for NCCL or RCCL that --format requests to the path of -o, or print it."""
     from ...synth.export.formats import export
     from ...synth.export.graph_file import NEWEST, parse_nccl_version
 

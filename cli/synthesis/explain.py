@@ -29,7 +29,10 @@ _MAX_ORDER = 60
 
 
 def run(job: SynthRun) -> None:
-    """Synthesize a plan with every strategy, print it, and explain its limits."""
+    """Synthesize a plan with every strategy, print it, and explain its limits.
+
+    These are the bottleneck, the links to improve first, and a better rank order, if there is one.
+    """
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
         effort = Effort(job.started + job.args.time_limit - time.monotonic())

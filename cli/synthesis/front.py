@@ -35,9 +35,11 @@ _KEYS = (
 
 
 def run(job: SynthRun) -> None:
-    """Find the front, print it with the plan of its schedules, and write the requested files.
+    """Find the Pareto front of exact schedules, print it with their plan, and write the files.
 
-    Raise InfeasibleError or TimeLimitError, after printing, if no row has a schedule.
+    On the front are the schedules that no other beats in both steps and rounds per chunk. The files
+    are those that options request. Raise InfeasibleError or TimeLimitError, after printing, if no
+    row has a schedule.
     """
     collective, topology = job.collective, job.topology
     with job.search() as say:

@@ -44,9 +44,10 @@ class SynthRun:
 
     `machine` is the given machine, with its `given_router` and the collective `given` on it;
     `topology`, `router` and `collective` are those of the plan, after --without-link and the like.
-    `in_network` is the bound if all switches add that could; None if the topology states that they
-    do, or none could. `seconds` is the duration of the search. `cut_short` lists the searches that
-    the time limit stopped.
+    `size` is the requested size in bytes. `started` (time.monotonic) and `cpu_started_s` are when
+    the run began. `in_network` is the in-network bound; None if the topology states that all
+    switches add that can, or none could. `seconds` is the duration until the end of the search.
+    `cut_short` lists the searches that the time limit stopped.
     """
 
     args: argparse.Namespace
@@ -66,7 +67,10 @@ class SynthRun:
 
     @contextmanager
     def search(self) -> Iterator[Say]:
-        """Show progress on standard error while the context lasts, and record the duration."""
+        """Show progress on standard error while the context lasts, and then set `seconds`.
+
+        The function yielded sets the progress message.
+        """
         with self.progress.follow("synthesizing ...", self.args.time_limit) as work:
             yield work.say
         self.seconds = time.monotonic() - self.started
@@ -99,7 +103,7 @@ class SynthRun:
         return {"bound_assumes": describe_assumption(self.topology), **more}
 
     def switch_lines(self) -> list[str]:
-        """Return the bound's assumptions about switches, if there are any."""
+        """Return lines on the bound's assumptions about switches, empty if there are none."""
         from ...synth.cost.loads import computes_in_network
 
         assumption = describe_assumption(self.topology)
@@ -111,7 +115,7 @@ class SynthRun:
         return [f"that bound assumes: {assumption}"] if computes_in_network(self.topology) else []
 
     def root_lines(self) -> list[str]:
-        """Return a line that names the root's GPU.
+        """Return a line that names the root's GPU, none if the collective has no root.
 
         The root is numbered as in the plan and, if that differs, also as on the given machine.
         """
@@ -122,21 +126,21 @@ class SynthRun:
         return [f"root: {self.topology.ranks[root]}, rank {root}{of}"]
 
     def times_json(self) -> dict[str, float]:
-        """Return the seconds since the arguments were parsed, as wall and as processor time."""
+        """Return `synthesis_s` and `cpu_s`: wall and processor time in seconds since `make_job`."""
         return {
             "synthesis_s": time.monotonic() - self.started,
             "cpu_s": measure_cpu_s() - self.cpu_started_s,
         }
 
     def cut_lines(self) -> list[str]:
-        """Return a line on the searches that the time limit stopped, if any."""
+        """Return a line on the searches that the time limit stopped, none if it stopped none."""
         listed = ", ".join(dict.fromkeys(self.cut_short))
         text = f"search cut short by --time-limit; the gap may be loose ({listed})"
         return [text] if listed else []
 
 
 def make_job(args: argparse.Namespace) -> SynthRun:
-    """Return the run for the options.
+    """Load the machine, apply the requested changes, and return the run for the options.
 
     Raise InputError if the machine or its changes are invalid.
     """
@@ -174,7 +178,7 @@ def measure_cpu_s() -> float:
 
 
 def bound_json(limit: Bound) -> dict[str, Any]:
-    """Return the bound with its certificate as JSON data."""
+    """Return a bound as JSON data: algbw in GB/s as float and exact text, kind and certificate."""
     return {
         "algbw_GBps": float(limit.algbw_GBps),
         "algbw_GBps_exact": str(limit.algbw_GBps),
@@ -188,7 +192,11 @@ def _reaches_bound(plan: Plan) -> bool:
 
 
 def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound) -> dict[str, Any]:
-    """Return the fields of --json that describe a plan, or state its absence."""
+    """Return the fields of --json that describe a plan; without one, its figures are null.
+
+    `bound` is the multipath bound, `single_path` the single-path bound. `plan` is None if no
+    schedule was found.
+    """
     from ...synth.cost.host_costs import describe_host
 
     entry = plan and plan.entry_for(job.size)
@@ -230,9 +238,9 @@ def plan_json(job: SynthRun, plan: Plan | None, bound: Bound, single_path: Bound
 
 
 def at_size_json(plan: Plan, entry: Entry, size: int) -> dict[str, Any]:
-    """Return a size in an entry's range, and the entry's predicted rate there in GB/s.
+    """Return `size_bytes`, in an entry's range, and the predicted `algbw_GBps` at that size.
 
-    The size is the requested one if it is in the range, else the end of the range.
+    The size is `size` (in bytes) if it is in the range, else the end of the range.
     """
     return dict(zip(("size_bytes", "algbw_GBps"), reach_at(plan, entry, size), strict=True))
 
@@ -270,7 +278,10 @@ def _chosen_json(job: SynthRun, plan: Plan | None) -> dict[str, Any]:
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines that may contain names from files; they wrap only on a terminal."""
+    """Print lines that may contain names from files: no markup in them is interpreted.
+
+    They wrap only on a terminal.
+    """
     for line in lines:
         console.print(
             line, style=style, highlight=False, soft_wrap=not console.is_terminal, markup=False
@@ -289,8 +300,9 @@ def deliver(
 ) -> None:
     """Write the requested files, and print the result: `body` with --json, else tables.
 
-    `rows` are those of --csv, `picture` is the message and the content of --plot. The section
-    `first` is printed before the plan, those of `then` after it.
+    `plan` is None if no schedule was found. `rows` are those of --csv, `picture` is the message and
+    the content of --plot; both are made only if requested. The section `first` is printed before
+    the plan, those of `then` after it.
     """
     from ...topo.pictures.console import SafeConsole
 

@@ -353,7 +353,10 @@ def _given(values: Mapping[str, object]) -> list[str]:
 
 
 def parse_limits(args: argparse.Namespace) -> TreeLimits:
-    """Return the requested limits on trees. Raise InputError if --epsilon is not a share."""
+    """Return the limits on trees that --epsilon, --max-trees and --max-depth set.
+
+    Raise InputError if --epsilon is not a share from 0 to below 1.
+    """
     from ...synth.request import TreeLimits
     from ...topo.exact import parse_fraction
 

@@ -26,7 +26,7 @@ _MAX_COMPARED_RANKS = 512
 
 
 def run(job: SynthRun) -> None:
-    """Synthesize a plan, print it and write the requested files."""
+    """Synthesize a plan, print it and write the requested files: topo-synth's default mode."""
     with job.search() as say:
         result, healthy = synthesize_job(job, say)
     report(job, result, healthy, with_forests=job.args.strategy == "packing")
@@ -35,7 +35,8 @@ def run(job: SynthRun) -> None:
 def synthesize_job(job: SynthRun, say: Callable[[str], None]) -> tuple[Synthesis, Plan | None]:
     """Return the synthesis for a machine, and the plan for the machine before the change.
 
-    That plan is None if the machine was not changed, or is not compared.
+    That plan is None if the machine was not changed, or is not compared. `say` receives progress
+    messages. The job's `cut_short` and `in_network` are set.
     """
     args, limits = job.args, parse_limits(job.args)
     is_compared = job.topology is not job.machine and len(job.machine.ranks) <= _MAX_COMPARED_RANKS
@@ -81,9 +82,11 @@ def report(
     more_json: dict[str, Any] | None = None,
     more: Section | None = None,
 ) -> None:
-    """Print a plan and write its files.
+    """Print the plan of `result` and write its files.
 
-    An explanation, if given, adds its fields and its section.
+    `healthy` is the plan for the machine before a change, to compare with, or None. `with_forests`
+    adds the forests that packing tried and the strategies that gave no schedule. `more_json` and
+    `more` are the fields and the section of an explanation.
     """
     plan = result.plan
 

@@ -135,7 +135,7 @@ def _count_links_in_facts(view: DoctorView) -> dict[tuple[str, str], tuple[int, 
 
 
 def check_connection(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs that cannot reach the first one, or be reached from it: an error.
+    """Report GPUs that cannot reach the first one (rank 0), or be reached from it: an error.
 
     Routes that other GPUs forward count as well.
     """

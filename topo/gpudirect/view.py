@@ -147,7 +147,7 @@ class PairView(MachineView):
         return str(value) if isinstance(value, (int, str)) else None
 
     def explain_missing(self, subject: str, key: Key[Any]) -> str:
-        """Return why a fact is unknown, in words for the evidence."""
+        """Return why a fact has no value, as text for the evidence; "not asked" if not queried."""
         return self.facts.get_reason(subject, key) or "not asked"
 
 
