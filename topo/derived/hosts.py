@@ -243,7 +243,7 @@ def _select_gpus(topology: Topology, gpus: Sequence[str]) -> Topology:
 
 
 class _Host:
-    """Build one host's part of the joined topology."""
+    """One host's part of the joined topology."""
 
     def __init__(self, number: int, name: str, topology: Topology, gpus: set[str]) -> None:
         self.id, self.name, self.topology = f"host{number}", name, topology

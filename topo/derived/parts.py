@@ -27,13 +27,14 @@ NO_CLUSTER = re.compile(r"[0-]*")
 
 
 def split_hosts(topology: Topology, label: str | None = None) -> dict[str, Topology]:
-    """Return the hosts of a topology by their prefixes, in the order of their first devices.
+    """Return a topology for each host of a machine, keyed by the prefix of the host's device ids.
 
-    A host is the part of a device id before the slash: `host0/gpu3`. A device of no host, except a
-    network, goes to every host linked to it, such as an NVSwitch of several hosts. GPUs linked to
-    such a switch get its fabric fields unless they have their own; if the switch names no cluster,
-    `label` (default: the topology's name) is the cluster. A machine of one host, or with a GPU of
-    no host, is returned whole, with an empty prefix.
+    The prefix is what precedes the slash in `host0/gpu3`; in the result the device is `gpu3`. A
+    device of no host, except a network, goes to every host linked to it, such as an NVSwitch of
+    several hosts. GPUs linked to such a switch get its fabric's cluster and clique in `extra`
+    unless they have their own; if the switch names no cluster, `label` (default: the topology's
+    name) is the cluster. A machine of one host, or with a GPU of no host, is returned whole, with
+    the key "".
     """
     hosts = list(dict.fromkeys(split_host(d.id)[0] for d in topology.devices if d.kind == "gpu"))
     if len(hosts) < 2 or "" in hosts:

@@ -112,7 +112,7 @@ class RouteTable:
 
 
 class _SwitchSearch(Router):
-    """Finds the same routes as Router, much faster if each switch has many GPUs.
+    """Search for the same routes as Router, much faster if each switch has many GPUs.
 
     It searches over the switches alone, then adds the GPUs connected to them.
     """

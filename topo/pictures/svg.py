@@ -85,7 +85,7 @@ def write(topology: Topology) -> str:
 
 
 class _Style:
-    """Choose a colour for each link kind and a width, on a logarithmic scale, for each rate."""
+    """A colour for each link kind and a width, on a logarithmic scale, for each rate."""
 
     def __init__(self, classes: Counter[Cable]) -> None:
         others = sorted({c.kind for c in classes} - _KIND_COLOURS.keys())
