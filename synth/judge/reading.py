@@ -28,8 +28,9 @@ class Location:
 class Measurement:
     """One measured call: its collective, the bytes of the buffer, and the rates in GB/s.
 
-    `how` is the variant that was measured ("out-of-place", "in-place", "plan", "stock"), empty if
-    there is only one. `wrong` is True if the result had wrong elements.
+    `ranks` is 0 if the file does not state it. `how` is the variant that was measured
+    ("out-of-place", "in-place", "plan", "stock"), empty if there is only one. `wrong` is True if
+    the result had wrong elements.
     """
 
     collective: str

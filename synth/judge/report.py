@@ -328,7 +328,10 @@ def _measured_json(measured: MeasuredVerdict) -> dict[str, Any]:
 
 
 def write_prometheus(verdicts: Sequence[FileVerdict], least: float | None) -> str:
-    """Return the verdicts as metrics, each with HELP and TYPE; no series is written twice."""
+    """Return the verdicts as metrics, each with HELP and TYPE; no series is written twice.
+
+    With `least`, the required share of the bound, one metric says whether all shares reach it.
+    """
     samples = [sample for verdict in verdicts for sample in _list_samples(verdict)]
     if least is not None:
         passed = min(_list_shares(verdicts), default=0.0) >= least

@@ -15,10 +15,10 @@ _RankOf = dict[int, dict[int, int]]
 class Draft:
     """The facts that one thread logs while it makes one communicator.
 
-    Mappings are by channel, except `locations` (by rank) and `patterns` (by NCCL's number). For
-    each channel, `hops` and `connections` map ranks to the next rank of a ring, from lines of rings
-    and of connections, and `parents` ranks to their parent in a tree (-1 for the root). `promised`
-    is the announced number of channels; `cut_lines` is True if NCCL itself cut its lines of rings.
+    For each channel, `hops` and `connections` map ranks to the next rank of a ring, from lines of
+    rings and of connections, and `parents` ranks to their parent in a tree (-1 for the root).
+    `rings` is by channel, `locations` by rank, and `patterns` by NCCL's number. `promised` is the
+    announced number of channels; `cut_lines` is True if NCCL itself cut its lines of rings.
     """
 
     ranks: int | None = None
