@@ -68,10 +68,11 @@ def warn_without_cache(folder: Path | None, error: Exception | None = None) -> N
 
 
 class CachedRace(Struct, frozen=True):
-    """The result of a race for a size: places in the plan's list of candidates, and all times.
+    """The result of a race for a size.
 
-    `winner` is None for the stock collective; `own` is the best of the plan's schedules. `labels`
-    are the names of both, `raced_us` the medians in us by name, and `time_us` is the winner's.
+    `winner` and `own` are indices in the chooser's `variants`: the fastest (None for the stock
+    collective), and the fastest of the plan's schedules. `labels` are their names, `raced_us` the
+    median times by name, `time_us` the winner's, all in microseconds; `raced_on` is the date.
     """
 
     winner: Index | None
@@ -119,9 +120,9 @@ class CachedRaces:
         self._key = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()[:32]
 
     def find(self, size_bytes: int) -> CachedRace | None:
-        """Return the race at a size (a power of two); None if no usable one is cached.
+        """Return the cached race at a size, rounded down to a power of two; None if none is usable.
 
-        A damaged or foreign file is one warning.
+        A file that is damaged or not a race is logged as a warning.
         """
         if self.folder is None:
             warn_without_cache(None)
@@ -138,7 +139,10 @@ class CachedRaces:
         return None
 
     def save(self, size_bytes: int, race: CachedRace) -> None:
-        """Cache the race at a size in place of an earlier one. If that fails, warn once."""
+        """Cache the race at a size, rounded down to a power of two, in place of an earlier one.
+
+        If that fails, warn once.
+        """
         if self.folder is None:
             warn_without_cache(None)
             return

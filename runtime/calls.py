@@ -65,7 +65,7 @@ class PersistentCall:
         self.finish()
 
     def finish(self) -> None:
-        """Call the functions in `then`; only for a collective that ended without `run`.
+        """Call the functions in `then`, after a collective that ended without `run`.
 
         Such is a stock collective that was started asynchronously on `buffers`.
         """
@@ -74,10 +74,10 @@ class PersistentCall:
 
 
 class CallCache:
-    """The recurring calls of one engine: in place, on CPU tensors at the same addresses.
+    """The recurring calls of one engine: in-place calls on CPU tensors at the same addresses.
 
-    Checking and flattening take longer than a small message. The oldest calls are dropped first:
-    recording each use would take a measurable part of a small call.
+    Checking and flattening take longer than a small message. If there are too many, the oldest are
+    dropped, used or not: recording each use would take a measurable part of a small call.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -90,7 +90,7 @@ class CallCache:
 
         None if no call with reduction `op` is cached for the tensor's address, size and dtype, if
         the call has run less than twice or its schedule is not settled, if running it takes more
-        than playing a program, or while torch's profiler is on. The function takes the number of
+        than running one program, or while torch's profiler is on. The function takes the number of
         the call (None: the next one), as `PersistentCall.run` does.
 
         As few attributes of the tensor are read as possible: each takes some hundredths of a small

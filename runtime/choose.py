@@ -89,7 +89,8 @@ class Choice:
 
     `own` is the best of the plan's schedules, used if the backend has no stock collective for a
     dtype. `predict_us` returns the predicted microseconds on this machine for a size in bytes, None
-    if there is no prediction; `raced` maps labels to median times in microseconds.
+    if there is no prediction; `raced` maps the labels of schedules to median microseconds, and is
+    empty without a race.
     """
 
     schedule: Schedule | None
@@ -118,7 +119,7 @@ class Choice:
 
 
 class Chooser:
-    """The choices of one communicator, by size on the wire.
+    """The choices of one communicator, for each size on the wire, rounded down to a power of two.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
     used; `codec` encodes messages. Rank 0 caches races in the folder `cache`; with None, nowhere.
@@ -148,7 +149,7 @@ class Chooser:
 
     @cached_property
     def variants(self) -> list[Schedule]:
-        """All candidates, in the same order on every rank."""
+        """All candidates: each usable schedule in each segmentation, in one order on all ranks."""
         return [
             schedule for family in self.families for schedule in (*family.stepwise, *family.piped)
         ]
@@ -202,7 +203,7 @@ class Chooser:
 
     @property
     def host(self) -> HostCosts:
-        """The costs of sending to the hosts, encoding and decoding included."""
+        """The host costs of sending, those of encoding and decoding included."""
         return self.machine.host if self.codec is None else self.codec.add_costs(self.machine.host)
 
     def choose(
@@ -212,11 +213,11 @@ class Chooser:
         stock: Callable[[], None],
         has_stock: Callable[[], bool],
     ) -> Choice:
-        """Make, store and return the choice for a size.
+        """Make, store and return the choice for a size on scratch memory, by a race or predictions.
 
-        `run(schedule)` and `stock()` execute a candidate on scratch memory. `has_stock()` returns
-        whether there is a stock collective, the same on all ranks. Collective; raises
-        ExecutionError on every rank if one of them fails.
+        `run(schedule)` and `stock()` execute a candidate. `has_stock()` returns whether there is a
+        stock collective, the same on all ranks. For the choice in the job's own calls see
+        `find_trial`. Collective; raises ExecutionError on every rank if one of them fails.
         """
         mode = self._mode_for(size_bytes)
         entrant = stock if mode == "race" and has_stock() else None
@@ -234,11 +235,12 @@ class Chooser:
     def rank_candidates(
         self, size_bytes: int, is_raced: bool, with_stock: bool, number: int | None = None
     ) -> tuple[list[int], CachedRace | None]:
-        """Return the variants worth trying, and the cached result of their race if there is one.
+        """Return the variants worth trying, and the cached result of their race, None without one.
 
         The variants are given by their indices, the best first as predicted by rank 0. If not
         `is_raced`, the cache is not searched; `with_stock` says whether the stock collective races,
-        too. Collective; `number` is the number of the call that it belongs to, if known.
+        too. Collective; `number` is the group's number of the call that it belongs to (None: a new
+        one).
         """
         answer: Any = None
         transport = self.transport
@@ -372,9 +374,10 @@ class Chooser:
     def find_trial(self, size_bytes: int, *, has_stock: bool, number: int | None) -> Trial | None:
         """Return the trial that times the candidates for a size on the user's own calls.
 
-        Return None, and store the choice, if there is nothing to try. If a race is cached, the
-        trial compares only its winner with the stock collective, and the other candidates follow if
-        the winner loses. Collective; `number` is the number of the call that begins the trial.
+        The first call for a size begins the trial, later ones return the same. Return None, and
+        store the choice, if there is nothing to try. If a race is cached, the trial compares only
+        its winner with the stock collective, and the other candidates follow if the winner loses.
+        Collective if it begins the trial; `number` is the group's number of the call that does.
         """
         bits = size_bytes.bit_length()
         if bits in self._trials:
@@ -414,10 +417,10 @@ class Chooser:
         return choice
 
     def decide(self, size_bytes: int, times_s: Mapping[Schedule | None, float]) -> Choice:
-        """Return the choice that follows from the candidates' times; rank 0 caches it.
+        """Return the choice that follows from the candidates' times, without storing it.
 
         `times_s` maps candidates to seconds, None being the stock collective. It must be the same
-        on all ranks.
+        on all ranks. Rank 0 caches it on disk.
         """
         own = min((x for x in times_s if x is not None), key=times_s.__getitem__)
         stock_s = times_s.get(None, float("inf"))

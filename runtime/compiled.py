@@ -69,10 +69,11 @@ class Buffers:
 
 @dataclass(frozen=True)
 class BoundProgram:
-    """A program bound to memory and ready to play: player, work buffer, room for rounding errors.
+    """A program bound to memory and ready to run on it.
 
-    `is_callers` says that the work buffer is a caller's tensor. A call holds this until it ends,
-    even if the arena moves meanwhile.
+    `work` is the work buffer, a caller's tensor if `is_callers`; `errors` receives the rounding
+    errors, and is empty without a codec. A call holds this until it ends, even if the arena moves
+    meanwhile.
     """
 
     player: Player
@@ -82,10 +83,10 @@ class BoundProgram:
 
 
 class Binding:
-    """The memory on which a program is played: its own work buffer (None) or a caller's tensor.
+    """The tensor that a program runs on: `borrowed` from a caller, or None for its own work buffer.
 
-    Owns no memory. `bound` is set as long as the arena with the program's scratch memory does not
-    move.
+    Owns no memory. `bound` is the program on it, and None again when the arena with its scratch
+    memory moves.
     """
 
     __slots__ = ("__weakref__", "borrowed", "bound")
@@ -95,14 +96,14 @@ class Binding:
         self.bound: BoundProgram | None = None
 
     def unbind(self) -> None:
-        """Drop the views of the arena."""
+        """Drop the views of the arena, which is about to move."""
         self.bound = None
 
 
 def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] | None:
-    """Return an empty cache for the bindings of a target whose address stays the same.
+    """Return an empty dict for `Buffers.bindings`, for a target whose address stays the same.
 
-    None on GPUs, where programs run on their own work buffers.
+    Return None on GPUs, where programs run on their own work buffers.
     """
     return WeakKeyDictionary() if target.device.type == "cpu" else None
 
@@ -110,8 +111,8 @@ def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] 
 class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device.
 
-    See `bind` for the memory that it works on. Raise InputError if two ranks have too many messages
-    for each other.
+    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it. Raise
+    InputError if two ranks have too many messages for each other.
     """
 
     def __init__(
@@ -166,13 +167,13 @@ class Compiled:
         self._bindings = WeakSet([self.own])
 
     def count_objects(self) -> int:
-        """Return the number of cached instructions: unbound, and bound to memory."""
+        """Return the number of cached instructions: unbound, and again for each bound memory."""
         return len(self.program.instructions) * (
             1 + sum(binding.bound is not None for binding in self._bindings)
         )
 
     def find_binding(self, buffers: Buffers) -> Binding:
-        """Return where to play a call: directly on its target, or on the program's own work buffer.
+        """Return where a call is to run: directly on its target, or on the program's work buffer.
 
         Views on the target own nothing: they are used only during a call on the caller's tensor at
         that address.
@@ -186,7 +187,10 @@ class Compiled:
         return binding
 
     def bind(self, binding: Binding) -> BoundProgram:
-        """Bind a binding's program to memory of the arena, valid until the arena moves."""
+        """Take scratch memory for a binding from the arena, and return the program bound to it.
+
+        It is cached as `binding.bound`, and valid until the arena moves.
+        """
         size = self._count_scratch(binding)
         # One lock for all arenas: another transport's call may free this one while it is idle.
         with self.arena.budget.lock:
@@ -236,12 +240,12 @@ class Compiled:
 
     @cached_property
     def dependencies(self) -> list[tuple[int, ...]]:
-        """The instructions that each one must wait for (see program/dependencies.py)."""
+        """The numbers of the instructions that each one must wait for (see `find_dependencies`)."""
         return find_dependencies(self.program)
 
     @cached_property
     def waves(self) -> list[Wave] | None:
-        """The program as waves (see program/dependencies.py), if it is small."""
+        """The program as waves (see `find_waves`); None if it is too large for them."""
         return find_waves(self.program, self.dependencies)
 
     def _slice(
@@ -298,11 +302,11 @@ class Compiled:
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
     ) -> list[list[dist.P2POp]]:
-        """Return a tick's operations in batches of at most NCCL_BATCH operations.
+        """Return a tick's sends and receives in batches of at most NCCL_BATCH operations.
 
-        A pair of ranks has one message per tick and direction. Both ends of a message must put it
-        into the same batch, so its number follows from the distance between the two ranks: each
-        distance has one send and one receive per rank.
+        `view` returns the tensor of a span. A pair of ranks has one message per tick and direction.
+        Both ends of a message must put it into the same batch, so its number follows from the
+        distance between the two ranks: each distance has one send and one receive per rank.
         """
         batches: dict[int, list[dist.P2POp]] = defaultdict(list)
         for post in exchange.posts:

@@ -111,7 +111,7 @@ class Engine:
     # Choices
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Return the bytes on the wire for a buffer of `numel` elements."""
+        """Return the bytes of a buffer of `numel` elements as it is sent, after encoding if any."""
         if self.codec is None:
             return numel * dtype.itemsize
         return self.codec.nbytes(self.codec.padded(numel))
@@ -120,13 +120,13 @@ class Engine:
         return self.chooser.known(self.wire_size(buffers.numel, buffers.target.dtype))
 
     def is_settled(self, buffers: Buffers) -> bool:
-        """Return whether the choice for a buffer is made; if not, the next call races for it."""
+        """Return whether the choice for a buffer's size is made; if not, the next call makes it."""
         return buffers.numel == 0 or self._choice_for(buffers) is not None
 
     def uses_stock(self, buffers: Buffers) -> bool:
-        """Return whether a buffer uses the stock collective, so that `start_stock` may be called.
+        """Return whether `run` would use the stock collective, so that `start_stock` may be called.
 
-        Collective the first time for a dtype and reduction.
+        False while no choice is made, and over MPI.
         """
         # MPI's own collectives cannot be started and left: they progress only inside MPI calls.
         if self.transport.mpi is not None or not buffers.numel:
@@ -141,9 +141,9 @@ class Engine:
     # Running
 
     def run(self, buffers: Buffers, number: int | None = None) -> None:
-        """Run the collective on buffers; averages come divided.
+        """Run the collective on buffers, and divide by the number of ranks for an average.
 
-        `number` is the number of the call, if drawn before.
+        `number` is the call's number in its group if it was drawn before (None: the next one).
         """
         choice = self._choice_for(buffers)
         if choice is None and self.times_calls:
@@ -203,10 +203,10 @@ class Engine:
             self.executor.forget(numel, dtype, choice.schedule)
 
     def find_play(self, buffers: Buffers) -> Callable[..., None] | None:
-        """Return `run`, in place on buffers with bindings, as a function of the call's number.
+        """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
 
-        None if the choice is not made, or may change from call to call, or if a call takes more
-        than playing a program.
+        It takes the number of the call (None: the next one). None if the choice is not made, or may
+        change from call to call, or if a call takes more than running one program.
         """
         choice = None if callable(self.chooser.mode) else self._choice_for(buffers)
         if choice is None:
@@ -225,7 +225,8 @@ class Engine:
     def make_play(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None]:
         """Return a function that runs one of the chooser's `variants` repeatedly on buffers.
 
-        The buffers are those of `make_scratch`.
+        Unlike `find_play` it does not depend on the choice. The buffers are those of
+        `make_scratch`.
         """
         play = None if buffers.bindings is None else self._bind(schedule, buffers)
         return play or partial(self.executor.run, schedule, buffers)
@@ -233,10 +234,11 @@ class Engine:
     def start_stock(
         self, buffers: Buffers, finish: Callable[[], None], number: int | None = None
     ) -> StartedStock:
-        """Start the stock collective as `run` would, and call `finish` when it has ended.
+        """Start the stock collective, divided as by `run`, and return without waiting for its end.
 
-        Several may be in progress at once. All stock collectives and all calls that settle a size
-        must be made in one order on all ranks.
+        `finish` is called when it has ended well. `number` is the call's number in its group if it
+        was drawn before (None: the next one). Several may be in progress at once. All stock
+        collectives and all calls that settle a size must be made in one order on all ranks.
         """
         call = self.transport.faults.begin(self._describe_stock_call(buffers), number=number)
         work = make_stock_call(
@@ -334,7 +336,7 @@ class Engine:
     # Measurements
 
     def make_scratch(self, numel: int, dtype: torch.dtype) -> Buffers:
-        """Return buffers of zeros for the collective on `numel` elements."""
+        """Return new buffers of zeros for this rank's part in a collective on `numel` elements."""
         input_numel, output_numel = ends_numel(self.plan.collective, self.rank, numel)
         target = source = torch.zeros(output_numel, dtype=dtype, device=self.device)
         if self.plan.collective.name not in IN_PLACE:

@@ -65,11 +65,11 @@ class Executor:
         )
 
     def run(self, schedule: Schedule, buffers: Buffers, number: int | None = None) -> None:
-        """Play `schedule` once.
+        """Run this rank's program of `schedule` once, compiling it if it is not cached.
 
-        With a codec the sums are float32; averages come divided. `number` is the number of the
-        call, if drawn before. Raise ExecutionError, naming the rank to blame, if a peer fails or
-        the deadline passes.
+        With a codec the sums are float32; averages come divided. `number` is the call's number in
+        its group if it was drawn before (None: the next one). Raise ExecutionError, naming the rank
+        to blame, if a peer fails or the deadline passes.
         """
         compiled = self._compile(schedule, buffers)
         target, arena = buffers.target, compiled.arena
@@ -94,10 +94,11 @@ class Executor:
             target.div_(schedule.collective.ranks)
 
     def bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
-        """Return `run` for buffers with bindings as a function of the call's number, or None.
+        """Return a function that repeats `run` on buffers with `bindings`, quickly, or None.
 
-        The program is bound to the target once, and then only played. None if a call takes more
-        than playing: copying, encoding, or dividing at the end.
+        It takes the number of the call (None: the next one). The program is bound to the target
+        once. None if a call takes more than running the program: copying, encoding, or dividing at
+        the end.
         """
         compiled = self._compile(schedule, buffers)
         binding = compiled.find_binding(buffers)
@@ -160,7 +161,7 @@ class Executor:
             buffers.target[drain.to : drain.to + len(part)].copy_(part)
 
     def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
-        """Drop the programs compiled for a length and dtype, except those of one schedule."""
+        """Drop the cached programs for a number of elements and a dtype, except those of `keep`."""
         for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
             del self._compiled[key]
 

@@ -40,8 +40,8 @@ def heed_log_level() -> None:
 class Account:
     """The log of the group called `name`; only its first rank writes it, if enabled (`is_wanted`).
 
-    `stock` is the engine of its stock collectives on GPUs: torch has several for NCCL, which differ
-    in speed.
+    `stock` is torch's name for what runs its stock collectives on GPUs: torch has several engines
+    for NCCL, which differ in speed.
     """
 
     def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool, stock: str = "") -> None:
@@ -51,7 +51,7 @@ class Account:
         self._left: Counter[tuple[str, str]] = Counter()
 
     def leave(self, collective: str, why: str) -> None:
-        """Note that a call was left to gloo or NCCL."""
+        """Count a call that was left to the stock collective, and the reason `why`."""
         if not self.is_wanted:
             return
         if (collective, why) not in self._left:
@@ -59,9 +59,9 @@ class Account:
         self._left[collective, why] += 1
 
     def log_once(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
-        """Log the group's line on the first call; later calls do nothing.
+        """Write the group's line to the log; later calls do nothing.
 
-        `mode` is the choose mode of its communicators, which are given by collective.
+        `communicators` are by collective; `mode` is the choose mode of all of them.
         """
         if not self.is_wanted:
             return

@@ -43,8 +43,9 @@ _NAMES = {
 class GroupCall:
     """A collective called on a group, by its `name` in plans and its `operator` in c10d.
 
-    `prepare` makes it a call of a communicator, `stock` starts it without a plan. Its size is that
-    of `parts` tensors like `tensor`; `misfit` is the reason if no plan can serve it. `what`
+    `prepare` makes it a call of a communicator, `stock` starts it without a plan. `results` are the
+    tensors that it writes, `reads` others that it reads. The buffer's size is that of `parts`
+    tensors like `tensor`; `misfit` is the reason if no plan can serve the call, else empty. `what`
     describes the call, identically on all ranks that make the same call.
     """
 
@@ -130,9 +131,9 @@ class BaseGroup(PlainCalls):
 
     @property
     def communicators(self) -> dict[Key, Communicator | None]:
-        """The communicator of each collective that uses a plan; None for those without a plan.
+        """The communicators used so far, by (collective, root, device type).
 
-        The key names the collective, its root and the device type.
+        The value is None where there is no plan.
         """
         return self.planned.by_key
 
@@ -302,7 +303,7 @@ class BaseGroup(PlainCalls):
     # The end
 
     def shutdown(self) -> None:
-        """End the thread, and destroy all groups."""
+        """End the group's threads after the calls that wait, and destroy all groups."""
         self._log_account()
         self.check.close()
         self.planned.close()

@@ -41,9 +41,11 @@ _LINGER_S = 2.0
 
 
 class CallCheck:
-    """The calls of one rank of a group of the global `ranks`; `break_off` ends calls in progress.
+    """Compares the calls that this rank makes with the other ranks' calls, in the background.
 
-    `error` names the differing ranks; None while no difference is known.
+    `rank` is its number in the group, `ranks` are the group's global ranks. If calls differ,
+    `break_off` is called with the error, to end calls in progress, and `error` names the differing
+    ranks; until then it is None.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class CallCheck:
         self._stop = threading.Event()
 
     def post(self, number: int, what: str, *, is_awaited: bool = False) -> None:
-        """Post this rank's `number`-th call, to be compared in the background.
+        """Post this rank's call `number` for comparison in the background, as the text `what`.
 
         `is_awaited` says that all ranks call `wait_until_same` for it.
         """
@@ -83,7 +85,7 @@ class CallCheck:
                 self._thread.start()
 
     def wait_until_same(self, number: int) -> None:
-        """Wait briefly until all ranks have made the `number`-th call, which this rank has posted.
+        """Wait briefly until all ranks have posted call `number` and it is the same.
 
         gloo ends the process if two ranks' calls differ in size. A rank that comes after the wait
         finds the difference before it starts anything. Raise ExecutionError if the ranks differ.
@@ -100,13 +102,13 @@ class CallCheck:
             self._awaited.discard(number)
 
     def watch(self, work: PlannedWork) -> None:
-        """Make a call fail if the ranks turn out to differ."""
+        """Make the call of `work` fail if the ranks' calls turn out to differ before it ends."""
         self._waiting.add(work.progress)
 
     def find_error(self) -> ExecutionError | None:
-        """Return the error that names the differing ranks, after a call has failed.
+        """Return the error that names the differing ranks, or None, after a call has failed.
 
-        The posted calls may not have been compared yet.
+        Waits briefly, as the posted calls may not have been compared yet.
         """
         deadline = time.monotonic() + _COMPARED_WITHIN_S
         while self.error is None and self._thread is not None and time.monotonic() < deadline:
@@ -177,7 +179,10 @@ class CallCheck:
 
 
 def explain_difference(number: int, ranks: Sequence[int], calls: Sequence[str]) -> str:
-    """Name the ranks whose `number`-th call in their group differs from most; "" if none does."""
+    """Return a text that names the ranks whose call differs from most; "" if none does.
+
+    `number` is the call's number in the group; `calls` describe it on each of the global `ranks`.
+    """
     counts = Counter(calls)
     if len(counts) == 1:
         return ""

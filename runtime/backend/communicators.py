@@ -55,7 +55,7 @@ class Passes:
         self._last = -1
 
     def note(self) -> None:
-        """Note a call, which may be in a backward pass."""
+        """Count the current backward pass, if this thread is in one that is not counted yet."""
         current = torch._C._current_graph_task_id()
         if current >= 0 and current != self._last:
             self._last = current
@@ -86,26 +86,26 @@ class Size:
         self._questions: dict[int, tuple[dist.Work, torch.Tensor]] = {}
 
     def draw_call(self) -> int:
-        """Return the number of a call of this size that is being made."""
+        """Return the number of a new call of this size, counted from 0."""
         self._passes.note()
         self._calls += 1
         return self._calls - 1
 
     def is_new(self, call: int) -> bool:
-        """Return whether the choice for a call may not be settled yet."""
+        """Return whether the choice of a schedule for call number `call` may not be settled yet."""
         return not self.begun or call <= self._first_planned + MAX_CALLS
 
     def is_first(self, call: int) -> bool:
-        """Return whether a call is the first of this size, and may wait for all ranks."""
+        """Return whether `call` is the first of this size, and may wait for all ranks."""
         return call == 0 and (self.begun or self.key[0] in _ALL_WAIT)
 
     def is_known(self, call: int) -> bool:
-        """Return whether `uses_plan` need not wait for an answer."""
+        """Return whether `uses_plan` can answer for this call without waiting for other ranks."""
         question = self._questions.get(call - _ANSWERED_AFTER)
         return self.begun or question is None or question[0].is_completed()
 
     def uses_plan(self, call: int) -> bool:
-        """Return whether a call goes through the plan.
+        """Return whether call number `call` goes through the plan.
 
         Collective: call it for all calls of the size, in their order. Raise RuntimeError if a rank
         does not answer.
@@ -136,9 +136,10 @@ class Size:
 
 
 class Communicators:
-    """The communicators of the group called `name` over `plain`.
+    """The communicators of the group called `name`, made when first used.
 
-    `transports` names the transport of each device type.
+    `plain` is the gloo or NCCL group that makes all other calls; `transports` names the transport
+    ("gloo", "nccl") of each device type.
     """
 
     def __init__(
@@ -198,9 +199,10 @@ class Communicators:
         return size
 
     def find_all(self, name: str, tensors: Sequence[torch.Tensor], op: object) -> list[Size]:
-        """Return the states of several tensors whose calls must go through plans.
+        """Return the Size of each tensor's call, if these calls must go through plans.
 
-        Return nothing if the plain group may make the calls, or no plan can serve one of them.
+        Return an empty list if the plain group may make the calls, or no plan can serve one of
+        them.
         """
         if not self.must_plan(tensors[0], op):
             return []
@@ -221,8 +223,8 @@ class Communicators:
     def must_plan(self, tensor: torch.Tensor, op: object) -> bool:
         """Return whether a reduction must not be left to the plain group.
 
-        That holds for values that are rounded, if results must have the same bits. `op` is None for
-        collectives that add nothing.
+        That holds for values that are rounded, if results must have the same bits
+        (choose="same-bits"). `op` is None for collectives that add nothing.
         """
         return (
             self.options.keeps_bits
@@ -233,7 +235,7 @@ class Communicators:
         )
 
     def check_plain(self, tensor: torch.Tensor, op: object) -> None:
-        """Raise InputError if the plain group must not carry out a reduction."""
+        """Raise InputError if the plain group must not make a reduction; see `must_plan`."""
         if self.must_plan(tensor, op):
             raise InputError(
                 "choose='same-bits': there is no reproducible plan to reduce such tensors "
@@ -242,9 +244,10 @@ class Communicators:
             )
 
     def why_plain(self, name: str, tensor: torch.Tensor, parts: int = 1, op: object = None) -> str:
-        """Return why no plan can serve such buffers, or nothing if one can.
+        """Return why no plan can serve a call of a collective, or an empty text if one can.
 
-        The answer is the same on all ranks: it depends only on values that all ranks know.
+        The buffer has the size of `parts` tensors like `tensor`. The answer is the same on all
+        ranks: it depends only on values that all ranks know.
         """
         device = tensor.device.type
         if self.transports.get(device) != ("nccl" if tensor.is_cuda else "gloo"):
@@ -334,7 +337,7 @@ class Communicators:
         return queue is not None and queue.holds_stock
 
     def close_queues(self) -> None:
-        """Wait for all calls; no thread of the group runs afterwards."""
+        """End the searches for plans, and wait for all calls; then no thread of the group runs."""
         self.plans.stop.set()
         for preparation in self._preparations.values():
             preparation.thread.join()
@@ -343,7 +346,7 @@ class Communicators:
         self._queues.clear()
 
     def close(self) -> None:
-        """End the threads, and destroy the groups."""
+        """Close the queues, and destroy the communicators and their transports."""
         self.close_queues()
         self._preparations.clear()
         self._sizes.clear()

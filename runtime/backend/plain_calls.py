@@ -60,9 +60,9 @@ def check_descriptors(ranks: int) -> None:
 
 
 def make_plain_group(place: Any, store: Store) -> tuple[dist.ProcessGroup, dict[str, str]]:
-    """Return a group of gloo for CPUs and NCCL for GPUs, and the transport of each device type.
+    """Return a group of gloo for CPUs and NCCL for GPUs, and the transport by device type.
 
-    Without NCCL, gloo is used for GPUs too.
+    `place` is torch's DistributedBackendOptions. Without NCCL, gloo is used for GPUs too.
     """
     check_descriptors(place.group_size)
     plain = dist.ProcessGroup(store, place.group_rank, place.group_size)

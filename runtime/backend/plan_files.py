@@ -73,7 +73,7 @@ class PlanFiles:
 
 
 def is_plan_file(path: Path) -> bool:
-    """Return whether a file begins like a plan."""
+    """Return whether a file's first characters are those of a plan; the rest is not read."""
     try:
         with path.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_HEAD_BYTES)

@@ -199,7 +199,10 @@ class PlanFinder:
 
 
 class Preparation:
-    """The search for one plan by `find`, in a thread that starts at once; calls go on meanwhile."""
+    """The search for one plan by `find`, in a thread that starts at once; calls go on meanwhile.
+
+    `future` gets the plan, or None if there is none.
+    """
 
     def __init__(self, find: Callable[[], Plan | None]) -> None:
         self._find = find
@@ -208,9 +211,9 @@ class Preparation:
         self.thread.start()
 
     def wait(self, find_error: Callable[[], Exception | None]) -> Plan | None:
-        """Return the plan, or None if there is none.
+        """Wait for the end of the search; return the plan, or None if there is none.
 
-        Raise the error of the search or of `find_error`.
+        Raise the error of the search, or an error that `find_error`, asked meanwhile, returns.
         """
         while not wait([self.future], _PREPARATION_POLL_S).done:
             error = find_error()

@@ -36,7 +36,10 @@ class _Called:
 
 
 def show_as(name: str, start: Callable[[], T]) -> T:
-    """Return the result of `start`, shown to counting modes as one c10d call, operator `name`."""
+    """Call `start` and return its result, shown to CommDebugMode as one c10d call.
+
+    `name` is the operator that the mode counts, in place of those that `start` calls.
+    """
     modes = _find_counting_modes()
     if not modes:
         return start()

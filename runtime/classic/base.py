@@ -24,7 +24,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all ranks agreed on: workers and helpers (ranks of `group`), and `make`'s arguments."""
+    """What all ranks agreed on: workers and helpers (ranks of `group`), and `make`'s arguments.
+
+    Workers train; helpers are ranks without a model. `rank` is this one's in `group`; `layout` has
+    (elements, dtype) of each bucket.
+    """
 
     group: dist.ProcessGroup
     rank: int
@@ -43,7 +47,7 @@ class Setting:
 
     @property
     def first(self) -> int:
-        """The worker that decides for all: initial parameters, the end of training."""
+        """The rank of the worker that decides for all: initial parameters, the end of training."""
         return self.workers[0]
 
     def compute_on_rank_0(self, compute: Callable[[], T]) -> T:
@@ -65,7 +69,7 @@ class Setting:
         return cast("T", outcome[0])
 
     def check_gpus(self, topology: Topology) -> None:
-        """Raise InputError unless `topology` has one GPU for each worker."""
+        """Raise InputError unless `topology` has as many GPUs as there are workers."""
         if len(topology.ranks) != len(self.workers):
             raise InputError(
                 f"topology {topology.name!r} has {len(topology.ranks)} GPUs, there are "
@@ -74,9 +78,10 @@ class Setting:
 
 
 class System(ABC):
-    """One rank's part in a system; `classic.make` creates it on all ranks of a group.
+    """One rank's part in a system of training with several workers; `classic.make` creates it.
 
-    `only_cpu` is the reason why it cannot run over NCCL; empty where it can.
+    Workers train replicas of a model; helpers hold none, and serve them. `only_cpu` is the reason
+    why the system cannot run over NCCL; empty where it can.
     """
 
     name: ClassVar[str]
@@ -157,7 +162,7 @@ class System(ABC):
         self._finished = True
 
     def report(self) -> dict[str, object]:
-        """Return further figures on this rank's part, by name."""
+        """Return further figures on this rank's part by name; which ones depends on the system."""
         return {}
 
     @abstractmethod
@@ -178,7 +183,7 @@ class System(ABC):
 
     @property
     def others(self) -> tuple[int, ...]:
-        """All workers but this rank."""
+        """The ranks of all workers but this one."""
         return tuple(w for w in self.workers if w != self.rank)
 
     def _check_worker(self, what: str) -> None:
@@ -246,4 +251,8 @@ class Averaging(System):
 
     @abstractmethod
     def average(self, flats: Flats) -> None:
-        """Replace flat tensors by their means over the workers, with the same bits on all."""
+        """Replace flat tensors, one per bucket, by their means over the workers.
+
+        All workers get the same bits. `step` calls this with the gradients. Collective among
+        workers.
+        """

@@ -26,7 +26,10 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def average_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Write the mean of tensors to `out` (maybe one of them), added in order, rounded once."""
+    """Write the mean of `parts`, added in their order and rounded once, to `out`.
+
+    `out` may be one of them.
+    """
     total = parts[0].to(sum_dtype(out.dtype), copy=True)
     for part in parts[1:]:
         total += part
@@ -42,8 +45,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 class Buckets:
     """A model's trainable parameters in buckets of one dtype each, in the model's order.
 
-    `layout` is (elements, dtype) of each bucket.
-    Raise InputError if nothing is trainable, or for unsupported dtypes and devices.
+    `layout` is (elements, dtype) of each bucket. Methods take and return one flat tensor per
+    bucket. Raise InputError if nothing is trainable, or for unsupported dtypes and devices.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Buckets:
         ]
 
     def allocate(self) -> Flats:
-        """Return uninitialized flat tensors of the buckets' sizes."""
+        """Return an uninitialized flat tensor for each bucket."""
         return [
             m[0].new_empty(n, requires_grad=False)
             for m, (n, _) in zip(self.members, self.layout, strict=True)
@@ -133,21 +136,25 @@ def _divide(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Para
 
 
 def quantized_bytes(numel: int) -> int:
-    """Return the bytes of `numel` quantized values: 0.2579 of float32's for whole blocks."""
+    """Return the bytes that `numel` quantized values take, the scales of their blocks included.
+
+    That is .2579 of float32's bytes for whole blocks.
+    """
     return _ENDS_BYTES * count_blocks(numel) + numel
 
 
 def count_blocks(numel: int) -> int:
-    """Return the number of blocks; the last one may be shorter."""
+    """Return the number of blocks of `numel` values; the last block may be shorter."""
     return -(-numel // BLOCK)
 
 
 def quantize(rows: torch.Tensor, noise: torch.Generator | None = None) -> torch.Tensor:
     """Quantize [r, numel] values of any float dtype to [r, quantized_bytes(numel)] of uint8.
 
-    Values are rounded to the nearest level, or with `noise` up or down at random with the value as
-    the mean. The error is at most half a level (one level with noise); a level is 1/255 of the
-    block's range. A block with a non-finite value is dequantized to nan.
+    Every row is cut into blocks. Values are rounded to the nearest level, or with `noise` up or
+    down at random with the value as the mean. The error is at most half a level (one level with
+    noise); a level is 1/255 of the block's range. A block with a non-finite value is dequantized to
+    nan.
     """
     count, numel = rows.shape
     values = rows.new_empty((count, count_blocks(numel) * BLOCK), dtype=torch.float32)

@@ -43,7 +43,7 @@ NAMES = tuple(_SYSTEMS)
 
 
 def system_of(name: str) -> type[System]:
-    """Return the class of a system, which has its `promise` and `source`.
+    """Return the class of the system `name`; its `promise` and `source` describe it.
 
     Raise InputError if the name is unknown.
     """

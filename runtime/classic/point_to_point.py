@@ -37,7 +37,10 @@ class PointToPoint:
         self._call: Call | None = None
 
     def begin(self, call: str) -> None:
-        """Begin a call, the same on every rank; its deadline starts now."""
+        """Begin a call, described by the text `call`; its deadline starts now.
+
+        All ranks of the group begin the same calls in the same order.
+        """
         self._posted.clear()
         if self.faults is not None:
             self._call = self.faults.begin(call)
@@ -45,10 +48,11 @@ class PointToPoint:
     def post(
         self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()
     ) -> Callable[[], None]:
-        """Start sends and receives; messages without elements are skipped.
+        """Start sends and receives, given as (peer's rank in the group, tensor).
 
-        Return a function that waits until all are sent and received, to be called once. Over NCCL
-        only the current stream waits.
+        Tensors without elements are skipped. Return a function that waits until all are sent and
+        received, to be called once; until then the tensors must not be used. Over NCCL only the
+        current stream waits. Raise ExecutionError if one fails.
         """
         messages = [
             (kind, peer, tensor)
@@ -84,11 +88,14 @@ class PointToPoint:
         return partial(self._wait, works, pending)
 
     def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:
-        """Send and receive, and wait for completion."""
+        """Send and receive as `post` does, and wait for completion."""
         self.post(sends, receives)()
 
     def explain(self, kind: str, peer: int, number: int, error: Exception) -> ExecutionError:
-        """Return the error to raise after the `number`-th "send" or "receive" failed."""
+        """Return the error to raise after a message with `peer` failed with `error`.
+
+        It was the `number`-th of its `kind`, "send" or "receive", with that peer in this call.
+        """
         if self.faults is not None and self._call is not None:
             return self.faults.stuck(self._call, kind, peer, number, 0, error, dict(self._posted))
         return ExecutionError(

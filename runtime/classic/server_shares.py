@@ -100,7 +100,7 @@ def find_shares(topology: Topology, workers: Sequence[str], servers: Sequence[st
 def equal_hosts(workers: int, helpers: int) -> Topology:
     """Return BytePS's machines: hosts with GPUs (`gpu0` ...) and without (`cpu0` ...).
 
-    All have equal ports on one switch.
+    There is one per worker and one per helper; all have equal ports on one switch.
     """
     hosts = [Device(f"gpu{i}") for i in range(workers)] + [
         Device(f"cpu{i}", "cpu") for i in range(helpers)

@@ -33,7 +33,7 @@ _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kMGT]?)(bit|bps|B/s)", re.IGNO
 
 @dataclass(frozen=True)
 class VethPair:
-    """A veth pair between the devices numbered `a` and `b`.
+    """A veth pair, the emulated cable between the devices numbered `a` and `b`.
 
     Rates are in bit/s out of each end, None in a direction without a link.
     """
@@ -45,21 +45,24 @@ class VethPair:
     rate_ba: int | None
 
     def address(self, device: int) -> str:
-        """Return the address of the end at `device`."""
+        """Return the IP address of the end at the device numbered `device`."""
         return str(_CABLE_NET + 2 * self.number + (device == self.b))
 
     def rate_out_of(self, device: int) -> int | None:
-        """Return the rate from `device` into the cable, in bit/s."""
+        """Return the rate from the device numbered `device` into the cable, in bit/s.
+
+        None if there is no link in that direction.
+        """
         return self.rate_ab if device == self.a else self.rate_ba
 
     def other(self, device: int) -> int:
-        """Return the device at the other end."""
+        """Return the number of the device at the other end."""
         return self.b if device == self.a else self.a
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A forwarding rule: packets for rank `dst` go to device `via`.
+    """A forwarding rule of one device: packets for rank `dst` go to the device numbered `via`.
 
     It applies to packets from rank `src`, or from any rank if that is None.
     """
@@ -73,9 +76,10 @@ class Hop:
 class Blueprint:
     """Everything to build for an emulated machine.
 
-    `topology` has the scaled rates, ranks in the requested order, and only devices that are built.
-    `devices[i]` is the id of device i, `home[r]` the number of rank r's device, `paths[s, d]` the
-    device numbers on a route.
+    `topology` has the rates multiplied by `scale`, ranks in the requested order, and only devices
+    that are built. `devices[i]` is the id of device i, `home[r]` the number of rank r's device,
+    `hops[i]` device i's forwarding rules, `paths[s, d]` the device numbers on the route from rank s
+    to rank d.
     """
 
     topology: Topology
@@ -87,7 +91,7 @@ class Blueprint:
     paths: dict[tuple[int, int], tuple[int, ...]]
 
     def identity(self, rank: int) -> str:
-        """Return the address of a rank."""
+        """Return the IP address of a rank."""
         return str(_IDENTITY_NET + 256 * (rank // 200) + rank % 200 + 1)
 
     def cable_between(self, a: int, b: int) -> VethPair:
@@ -100,7 +104,10 @@ class Blueprint:
 
 
 def parse_rate(text: str) -> Fraction:
-    """Return the bit/s of `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes); InputError for others."""
+    """Parse a rate such as `50Mbit`, `1.5Gbit`, or `6MB/s` (bytes); return bit/s.
+
+    Raise InputError for other texts.
+    """
     match = _RATE.fullmatch(text.strip())
     if match is None or not Fraction(match[1]):
         raise InputError(f"{text!r} is not a rate; expected for example 50Mbit, 1Gbit or 6.25MB/s")
@@ -112,7 +119,10 @@ def parse_rate(text: str) -> Fraction:
 
 
 def parse_order(text: str, ranks: int) -> tuple[int, ...]:
-    """Return the GPU number of each rank; raise InputError unless each GPU is listed once."""
+    """Parse a list of GPU numbers: the i-th is the GPU of rank i.
+
+    Raise InputError unless each of `ranks` GPUs is listed once.
+    """
     try:
         order = tuple(int(x) for x in text.split(","))
     except ValueError:
@@ -128,9 +138,11 @@ def parse_order(text: str, ranks: int) -> tuple[int, ...]:
 def blueprint(
     topology: Topology, slowest_bps: Fraction | None = None, order: tuple[int, ...] | None = None
 ) -> Blueprint:
-    """Plan the emulation of a topology.
+    """Plan the emulation of a topology, for `emulate` to build.
 
-    Raise InputError if it is too large, InfeasibleError if a rank cannot reach another.
+    Rates are scaled so that the slowest link has `slowest_bps`, in bit/s (None: to what this host's
+    cores can emulate); `order[i]` is the GPU number of rank i (None: the topology's order). Raise
+    InputError if it is too large, InfeasibleError if a rank cannot reach another.
     """
     ranks = len(topology.ranks)
     if not 2 <= ranks <= _MAX_RANKS:

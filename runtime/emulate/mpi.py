@@ -133,7 +133,7 @@ def find_open_mpi() -> OpenMpi:
 
 
 def why_not_mpi() -> str | None:
-    """Return why Open MPI cannot start ranks on emulated machines here, or None if it can."""
+    """Return why Open MPI cannot start ranks on emulated machines of this host; None if it can."""
     try:
         find_open_mpi()
     except EmulationError as error:

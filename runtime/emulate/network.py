@@ -48,7 +48,7 @@ def die_with_parent() -> None:
 
 
 def why_not() -> str | None:
-    """Return why nothing can be emulated on this host, or None if it can."""
+    """Return why nothing can be emulated on this host; None if it can emulate machines."""
     if sys.platform != "linux":
         return f"topologies are emulated with Linux's network namespaces; this is {sys.platform}"
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
@@ -71,7 +71,7 @@ def why_not() -> str | None:
 
 
 class Network:
-    """An emulated machine, built by `emulate`."""
+    """An emulated machine, built and closed by `emulate`. Devices are given by number, or by id."""
 
     def __init__(self, plan: Blueprint) -> None:
         self.blueprint = plan
@@ -82,19 +82,22 @@ class Network:
         return f"/proc/{self._holders[device].pid}/ns/net"
 
     def enter(self, device: int) -> list[str]:
-        """Return a command prefix that enters the namespace of a device, given its number."""
+        """Return the command prefix that runs a command in the namespace of a device number."""
         return ["nsenter", f"--net={self.namespace_of(device)}", "--"]
 
     def enter_rank(self, rank: int) -> list[str]:
-        """Return a command prefix that enters a rank's namespace."""
+        """Return the command prefix that runs a command in a rank's namespace."""
         return self.enter(self.blueprint.home[rank])
 
     def cut(self, a: str, b: str) -> None:
-        """Cut the cable between two devices in both directions; raise KeyError if there is none."""
+        """Cut the cable between two devices, given by id, in both directions.
+
+        Raise KeyError if there is none.
+        """
         self._change_ends(a, b, "ip", lambda name: f"link set {name} down")
 
     def mend(self, a: str, b: str) -> None:
-        """Restore a cut cable."""
+        """Restore a cut cable between two devices, given by id; raise KeyError if there is none."""
         self._change_ends(a, b, "ip", lambda name: f"link set {name} up")
         # The kernel has dropped the routes through an interface that went down.
         for device in map(self.blueprint.devices.index, (a, b)):

@@ -38,7 +38,10 @@ def start_rank(
 
 
 def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, str]:
-    """Return a rank's environment variables: its number, the rendezvous, the machine."""
+    """Return the variables to add to a rank's environment: its number, the rendezvous, the machine.
+
+    `folder` is as in `start_rank`.
+    """
     ranks = str(len(network.blueprint.home))
     return {
         "RANK": str(rank),
@@ -56,16 +59,16 @@ def list_rank_variables(network: Network, rank: int, folder: Path) -> dict[str, 
 
 
 def write_topology(network: Network, folder: Path) -> None:
-    """Write the emulated topology, with its host costs, to the file that ranks read."""
+    """Write the emulated topology, with its host costs, to `folder`, for the ranks to read."""
     topology = network.blueprint.topology
     host = replace(host_of(topology) or HostCosts(), burst_bytes=BURST_USED, wire=WIRE)
     (folder / "topology.json").write_text(with_host(topology, host).dumps(), encoding="utf-8")
 
 
 def run_ranks(network: Network, command: list[str]) -> int:
-    """Run `command` once per rank; return 0 or the first failed rank's exit code.
+    """Run `command` once per rank; return 0, or the exit code for the rank at fault.
 
-    They print to this process's output.
+    The ranks print to this process's output. If one fails, all are ended.
     """
     with share_folder() as folder:
         write_topology(network, folder)
@@ -79,7 +82,10 @@ def run_ranks(network: Network, command: list[str]) -> int:
 
 @contextmanager
 def share_folder() -> Iterator[Path]:
-    """Make a folder for the ranks of a run, removed even if this process is killed."""
+    """Make a temporary folder for the ranks of a run, for as long as the context lasts.
+
+    It is removed even if this process is killed.
+    """
     with tempfile.TemporaryDirectory(prefix="topoplan-") as name:
         # In a separate session, it outlives this process, whose end closes its input.
         remover = subprocess.Popen(
@@ -97,8 +103,8 @@ def share_folder() -> Iterator[Path]:
 
 
 def show_code(failed: int | None, code: int) -> int:
-    """Return the exit code for a result of `run_together`.
+    """Return the exit code to end with for the rank at fault and its return code (`run_together`).
 
-    It is 128 plus the signal if a signal ended a rank.
+    0 if no rank failed, 128 plus the signal if a signal ended it.
     """
     return 0 if failed is None else code if code >= 0 else 128 - code

@@ -20,7 +20,10 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(sites: list[Site]) -> dict[str, str]:
-    """Describe this machine and the sites' networks, in display order."""
+    """Return the names and values of this machine's properties and versions, in display order.
+
+    Those of the sites' networks are among them.
+    """
     topology = probe_local()
     lines: dict[str, str | None] = {
         "processor": _describe_processor(topology),

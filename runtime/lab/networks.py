@@ -20,9 +20,10 @@ _MAX_RANKS = 32  # each is a process that trains on this machine's cores
 
 @dataclass(frozen=True)
 class Site:
-    """One network with one number of ranks; `slowest_bps` is None on loopback.
+    """A network to train over, with one number of ranks; `slowest_bps` is None on loopback.
 
-    The last `helpers` of the topology's GPUs represent hosts without GPUs.
+    `slowest_bps` is the emulated rate of the slowest link, in bit/s. The last `helpers` of the
+    topology's GPUs represent hosts without GPUs.
     """
 
     network: str
@@ -32,11 +33,14 @@ class Site:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that train."""
+        """Number of ranks that train, without helpers."""
         return len(self.topology.ranks) - self.helpers
 
     def with_helpers(self, helpers: int) -> "Site | None":
-        """Return the site with helper hosts, None if the user's topology has no place for them."""
+        """Return the site with this number of helper hosts added.
+
+        None if the network is the user's topology, which has no place for them.
+        """
         if not helpers:
             return self
         if self.network not in _MAKERS:
@@ -45,7 +49,7 @@ class Site:
 
     @property
     def links(self) -> str:
-        """The links between the ranks, as text."""
+        """The number and rates of the links between the ranks, as text."""
         if self.slowest_bps is None:
             return "TCP through the host's memory"
         cables = blueprint(self.topology, self.slowest_bps).cables
@@ -58,9 +62,10 @@ class Site:
 
 
 def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fraction) -> list[Site]:
-    """Return a site per network and number of ranks; a topology has its own number of ranks.
+    """Return a site for each network and number of ranks; a topology has its own number.
 
-    Raise InputError if a network is unknown or cannot be emulated.
+    `slowest_bps` is the rate of the slowest emulated link, in bit/s. Raise InputError if a network
+    is unknown or cannot be emulated.
     """
     out: list[Site] = []
     for network in networks:
@@ -89,7 +94,8 @@ def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
 def two_hosts(gpus: int, helpers: int = 0) -> Topology:
     """Return two linked switches with half of the GPUs each; helpers alternate between them.
 
-    A device that would be alone on its switch replaces the switch.
+    Helpers are GPUs too, after the others. A device that would be alone on its switch replaces the
+    switch.
     """
     half = -(-gpus // 2)
     names = [f"gpu{i}" for i in range(gpus)] + [f"helper{i}" for i in range(helpers)]

@@ -67,7 +67,10 @@ class LabReport:
         return list_findings(self.rows, len(self.dataset.test_y))
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table's rows; the schedule "failed" or "not run" marks one without figures."""
+        """Return the table's rows as text, without its head, one per result.
+
+        In a row without figures the schedule is "failed" or "not run".
+        """
         stock_s = {row.site: row.epoch_s for row in self.rows if row.system == "stock"}
         return [self._format_row(row, stock_s.get(row.site)) for row in self.rows]
 
@@ -141,7 +144,7 @@ class LabReport:
         }
 
     def text(self, path: str) -> str:
-        """Return the report in the format of a file name: JSON for .json, else Markdown."""
+        """Return the report as `path` is to hold it: JSON if it ends in .json, else Markdown."""
         return (
             json.dumps(self.json(), indent=1) + "\n" if path.endswith(".json") else self.markdown()
         )
@@ -173,7 +176,7 @@ def _escape(text: str) -> str:
 
 
 def draw_bars(title: str, rows: Sequence[RunResult], *, alone: bool = False) -> str:
-    """Draw the seconds per epoch of each system, and its speed relative to stock.
+    """Return an SVG of the seconds per epoch of each system, and its speed relative to stock.
 
     Stock has its own colour. Runs without figures are listed with the reason in place of a bar.
     """

@@ -14,7 +14,7 @@ POINTS = 0.5
 
 @dataclass(frozen=True)
 class RunResult:
-    """One system over one network.
+    """The figures of one system over one network with one number of ranks, a row of the report.
 
     Times are the slowest rank's, in seconds. `epoch_s` is the median without the first epoch (if
     there are others), in which schedules race and DDP settles its buckets. `bytes_per_epoch` is the

@@ -34,7 +34,7 @@ class Fault(TypedDict):
 
 
 class RunFolder:
-    """The files of one run, as JSON by name.
+    """The files of one run, through which the process that started it and its ranks exchange JSON.
 
     The starter writes "job", a TrainingJob; rank 0 writes "results", the measurements of each
     system, and notes its progress; a rank that fails writes its Fault, as "fault3" for rank 3.
@@ -44,7 +44,7 @@ class RunFolder:
         self.path = path
 
     def log(self, rank: int) -> Path:
-        """Return the file with the output of a rank and its libraries."""
+        """Return the path of the file with the output of a rank and its libraries."""
         return self.path / f"rank{rank}.log"
 
     def write(self, name: str, value: object) -> None:
@@ -57,25 +57,28 @@ class RunFolder:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def note_epoch(self, system: str) -> None:
-        """Record that an epoch of a system begins."""
+        """Record that an epoch of the system of this name begins."""
         # Appended, so that the starter can read while rank 0 writes.
         with (self.path / "epochs").open("a", encoding="utf-8") as epochs:
             epochs.write(f"{system}\n")
 
     def read_epochs(self) -> list[str]:
-        """Return the system of each epoch that has begun, in order."""
+        """Return the system's name for each epoch that has begun, in order."""
         path = self.path / "epochs"
         return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
     def read_faults(self, ranks: int) -> list[Fault]:
-        """Return the faults of all ranks that wrote one, known errors first."""
+        """Return the faults of those of `ranks` ranks that wrote one, known errors first."""
         return sorted(
             filter(None, (self.read(f"fault{rank}") for rank in range(ranks))),
             key=lambda fault: not fault["known"],
         )
 
     def read_last_line(self, ranks: int) -> str | None:
-        """Return the last line that the first rank with any output printed."""
+        """Return the last line printed by the first of `ranks` ranks that printed anything.
+
+        None if none of them did.
+        """
         for path in map(self.log, range(ranks)):
             text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
             if text.strip():

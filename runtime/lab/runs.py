@@ -124,10 +124,10 @@ class Lab:
         plans: dict[str, str],
         start: Start,
     ) -> list[RunResult]:
-        """Run systems in one launch at a site, and return their results.
+        """Run systems in one launch of ranks at a site, and return a result for each.
 
         If a system fails, launch the remaining ones again. `plans` maps the names of systems to
-        plan files.
+        plan files; `start` starts a rank.
         """
         title = SERIAL if site is _ALONE else f"{site.network}, {site.ranks} ranks"
         failures: list[RunResult] = []

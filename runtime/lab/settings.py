@@ -47,11 +47,11 @@ class Settings:
         return read_as(data, cls, where)
 
     def widths(self, features: int, classes: int) -> tuple[int, ...]:
-        """Return the widths of all layers, input and output included."""
+        """Return the width of each layer: input (`features`), hidden, and output (`classes`)."""
         return (features, *self.hidden, classes)
 
     def steps(self, samples: int) -> int:
-        """Return the updates in a training on that many samples."""
+        """Return the number of optimizer steps in all epochs of a training on `samples` samples."""
         return self.epochs * -(-samples // self.batch)
 
     def parameters(self, features: int, classes: int) -> int:

@@ -59,8 +59,8 @@ def run_benchmark(
 ) -> list[BenchRow]:
     """Measure all sizes over a transport (the communicator's, if given) and return the rows.
 
-    Collective; all ranks return the same rows. Without a communicator only the stock collective is
-    timed. Raise ExecutionError if a rank fails.
+    `say` is called with each line of progress. Collective; all ranks return the same rows. Without
+    a communicator only the stock collective is timed. Raise ExecutionError if a rank fails.
     """
     rank, device = dist.get_rank(), device_of(None)
     if settings.collective.ranks != dist.get_world_size():

@@ -41,14 +41,14 @@ class BenchSettings:
             )
 
     def list_places(self) -> list[bool]:
-        """Return, for each row of a size, whether results replace the input."""
+        """Return whether results replace the input, for each of the rows that a size has."""
         name, place = self.collective.name, self.options.place
         if place == "both" and name != "alltoall":
             return [False, True]
         return [name in IN_PLACE if place is None else place == "in"]
 
     def list_sizes(self) -> list[int]:
-        """Return the bytes of the buffer for each row."""
+        """Return the sizes to measure: the bytes of the collective's buffer, the smallest first."""
         out = [self.options.min_bytes]
         while out[-1] * self.options.factor <= self.options.max_bytes:
             out.append(out[-1] * self.options.factor)
@@ -95,11 +95,11 @@ class BenchBuffers:
 
     @property
     def bytes(self) -> int:
-        """Size of the collective's whole buffer."""
+        """Size of the collective's whole buffer, in bytes."""
         return self.numel * self.output.element_size()
 
     def make_input(self, rank: int, numel: int) -> torch.Tensor:
-        """Return the random input of a rank, equal wherever it is computed."""
+        """Return `numel` random elements as the input of `rank`, the same wherever computed."""
         generator = torch.Generator().manual_seed(1000 + rank)
         length = max(1, min(numel, _TILE))
         tile = (
@@ -117,7 +117,10 @@ class BenchBuffers:
             self.input.copy_(self._unsent)
 
     def call_in_its_place(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return the call, preceded by the copy that a one-tensor collective needs out of place."""
+        """Return a function that makes `call`, after the copy that it needs if it is out of place.
+
+        Only collectives that take one tensor need the copy, of the input to the output.
+        """
         if self.in_parts or self.in_place:
             return call
 

@@ -144,7 +144,7 @@ class BenchOptions:
             self.resolve_backend(ranks)
 
     def collective_over(self, plan: Plan | None, ranks: int) -> Collective:
-        """Return the plan's collective, or without a plan the named one, rooted at rank 0."""
+        """Return the plan's collective, or without a plan the one named here, rooted at rank 0."""
         return (
             Collective.with_default_root(self.collective, ranks)
             if plan is None
@@ -163,7 +163,7 @@ class BenchOptions:
         return BenchSettings(collective, self, dtype, op)
 
     def resolve_backend(self, ranks: int) -> str:
-        """Return the backend to use.
+        """Return the name of the backend to use: the one chosen, or what "auto" stands for.
 
         "auto" is mpi if TOPOPLAN_TRANSPORT says so, nccl if each of this host's ranks has a GPU,
         else gloo.

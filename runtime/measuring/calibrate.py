@@ -38,7 +38,7 @@ Probe = tuple[Schedule, int]
 
 
 def choose_probes(communicator: Communicator) -> list[Probe]:
-    """Return schedules and sizes in bytes to run: few messages and many, small and large."""
+    """Return the (schedule, size in bytes) to run: few messages and many, small and large."""
     engine, topology = communicator.engine, communicator.plan.topology
     playable = [
         base

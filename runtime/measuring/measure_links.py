@@ -343,9 +343,9 @@ def group_disjoint(
 
 
 def group_contending(routes: Mapping[Pair, Route]) -> list[tuple[Pair, ...]]:
-    """Return, for each shared link, a largest set of its pairs that can send at once.
+    """Return, for each link that several routes share, a largest set of their pairs to run at once.
 
-    Each rank sends to at most one and receives from at most one (a maximum matching). Groups are
+    Each rank sends to at most one and receives from at most one (a maximum matching). The sets are
     distinct; the 256 largest are returned.
     """
     crossing: dict[tuple[str, str], list[Pair]] = defaultdict(list)
@@ -384,7 +384,10 @@ def _match(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def list_shifts(ranks: int) -> list[tuple[Pair, ...]]:
-    """Return groups in which every rank r sends to rank r + k, for machines without known links."""
+    """Return groups of pairs, one for each k: every rank r sends to rank (r + k) modulo `ranks`.
+
+    They are for machines without known links.
+    """
     return [
         tuple((r, (r + k) % ranks) for r in range(ranks))
         # Two ranks have no contention beyond both directions, measured anyway.

@@ -52,7 +52,10 @@ _SETTLED = 0.3
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """Time and bytes of a pair's largest message; flows of a group take four times `target_s`."""
+    """The time in seconds and the bytes at which the messages of a pair are large enough.
+
+    Each flow of a group takes four times `target_s`.
+    """
 
     target_s: float
     max_bytes: int
@@ -60,11 +63,11 @@ class MessageLimits:
 
 @dataclass(frozen=True)
 class PairRate:
-    """An ordered pair alone: half a round trip, and the fit `alpha_us + bytes * beta_us`.
+    """The rate from rank `src` to `dst` alone, with the fit `alpha_us + bytes * beta_us`.
 
-    `sizes` are those fitted, `residual` is the fit's largest error as a fraction of the longest
-    time. `GBps` is 1 / beta, or, if the fit is not good, the largest message over its time (and
-    never far from that).
+    `latency_us` is half a round trip. `sizes` are those fitted in bytes, `residual` is the fit's
+    largest error as a fraction of the longest time. `GBps` is 1 / beta, or, if the fit is not good,
+    the largest message over its time (and never far from that).
     """
 
     src: int
@@ -79,7 +82,10 @@ class PairRate:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When each of a flow's equal chunks arrived, in seconds from the start of the experiment."""
+    """When the chunks of one flow arrived, each of `chunk_bytes`, in seconds from the start.
+
+    The start is that of the experiment.
+    """
 
     pair: Pair
     chunk_bytes: int
@@ -87,7 +93,10 @@ class Arrivals:
 
 
 class Endpoint:
-    """One rank's end of all measurements: its data on `device`, sent over `group` or all ranks."""
+    """One rank's end of all measurements: its data on `device`, sent over `group` or all ranks.
+
+    Ranks are those of the default group.
+    """
 
     def __init__(
         self, device: torch.device, limits: MessageLimits, group: dist.ProcessGroup | None = None
@@ -102,7 +111,7 @@ class Endpoint:
             dist.all_reduce(self._number, group=group)
 
     def measure_to(self, me: int, peer: int) -> PairRate:
-        """Measure messages to `peer`, which must be in `answer` for this rank at the same time."""
+        """Measure messages from this rank, `me`, to `peer`, which meanwhile runs `answer(me)`."""
         latency_s = statistics.median(self._ping(peer) for _ in range(_PINGS + 2)) / 2
         size = _FIRST_BYTES
         self._time_message(peer, size)  # the first one opens the window
@@ -126,7 +135,7 @@ class Endpoint:
         return rate
 
     def answer(self, peer: int) -> None:
-        """Receive from `peer`, which is in `measure_to` for this rank, and send it the times."""
+        """Receive from `peer`, which meanwhile measures to this rank, and send it the times."""
         for _ in range(_PINGS + 2):
             self._receive(self.incoming[:_SMALL_BYTES], peer)
             self._send(self.outgoing[:_SMALL_BYTES], peer)
@@ -229,7 +238,10 @@ class Endpoint:
 
 
 def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, float]]) -> PairRate:
-    """Fit a line to (bytes, seconds) of at least two sizes, by least squares."""
+    """Return the rate of a pair by a least-squares line through (bytes, seconds).
+
+    `times` needs at least two sizes, the largest last.
+    """
     sizes, seconds = np.array(times, dtype=np.float64).T
     (alpha, beta), *_ = np.linalg.lstsq(
         np.stack([np.ones_like(sizes), sizes], axis=1), seconds, rcond=None
@@ -251,7 +263,7 @@ def fit_rate(src: int, dst: int, latency_s: float, times: Sequence[tuple[int, fl
 
 
 def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
-    """Return the rate of each of several flows while all of them were running.
+    """Return, by (source, destination), the rate of each of several flows while all were running.
 
     It is the slope of a least-squares line through the bytes arrived, from the moment when the
     shortest flow had settled.
@@ -269,6 +281,9 @@ def estimate_rates_GBps(arrivals: Sequence[Arrivals]) -> dict[Pair, Fraction]:
 
 
 def choose_chunk_bytes(pair_GBps: float, limits: MessageLimits) -> int:
-    """Return the bytes of a chunk so that an undisturbed flow takes four times `target_s`."""
+    """Return the bytes of a chunk of a flow, so that alone it takes four times `target_s`.
+
+    `pair_GBps` is the rate of its pair alone. `max_bytes` limits the whole flow.
+    """
     whole = min(pair_GBps * 1e9 * limits.target_s * _FLOW, limits.max_bytes)
     return max(_CHUNK_STEP_BYTES, int(whole) // CHUNKS // _CHUNK_STEP_BYTES * _CHUNK_STEP_BYTES)

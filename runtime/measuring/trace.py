@@ -32,10 +32,10 @@ Stamp = tuple[bool, int, int, float]
 
 
 def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | None:
-    """Return the Chrome trace of a benchmark's largest size on rank 0, else None. Collective.
+    """Return the Chrome trace of a benchmark's largest size, as JSON text; None except on rank 0.
 
-    The schedule is the one in use for the size, or, if that is the stock collective, the best of
-    the plan's own. Raise InputError if there is too much to list.
+    Collective. The schedule is the one in use for the size, or, if that is the stock collective,
+    the best of the plan's own. Raise InputError if there is too much to list.
     """
     numel, dtype = settings.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:
@@ -96,7 +96,10 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
 
 
 def stamp_into(executor: Executor, stamps: list[Stamp]) -> None:
-    """Empty `stamps`, and let an executor record in it when messages are sent and received."""
+    """Have `executor` append to `stamps`, emptied here, when messages are sent and received.
+
+    Times are in microseconds from this call.
+    """
     stamps.clear()
     began = time.perf_counter()
 
@@ -114,7 +117,11 @@ def pair_stamps(
     count_bytes: Callable[[int], int],
     stamps_of: Sequence[Sequence[Stamp]],
 ) -> list[TransferTime]:
-    """Return the time of every transfer's non-empty segment from the stamps of all ranks."""
+    """Return when each transfer's non-empty segments began and ended, from the stamps of all ranks.
+
+    `stamps_of` has each rank's, `count_bytes` the bytes that a number of elements takes when sent.
+    A message's time is divided among its segments by their lengths.
+    """
     at_us = {
         (sent, (rank, peer, number) if sent else (peer, rank, number)): us
         for rank, stamps in enumerate(stamps_of)

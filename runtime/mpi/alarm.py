@@ -42,7 +42,7 @@ class Alarm:
             self._rung.wait()
 
     def look(self, now: float) -> None:
-        """Ring if the deadline has passed.
+        """Call `ring` if the deadline has passed at `now` (time.monotonic); the thread calls this.
 
         Each side sets its own variable before it reads the other's, so at least one of them sees
         the other: either `ring` is not called, or `stop` waits for it.

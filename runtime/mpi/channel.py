@@ -30,7 +30,8 @@ ReduceOp = dist.ReduceOp.RedOpType
 class MpiRank:
     """A rank's number in its MPI world, the world's size and name, its host, and its cores.
 
-    The launcher gives the world its name; the cores are those that the rank may use.
+    The launcher gives the world its name, "" if it does not; `cores` are the numbers of those that
+    the rank may use.
     """
 
     world_rank: int
@@ -53,10 +54,11 @@ def find_own_mpi_rank(host: str, cores: frozenset[int]) -> MpiRank:
 
 
 class MpiChannel:
-    """An MPI communicator over `ranks`, by their numbers in the group named `name`.
+    """An MPI communicator over the processes `ranks`, listed by their ranks in the group `name`.
 
-    Construction is collective over these ranks alone. `yields` is set if ranks share cores: a
-    waiting rank then yields to others. Raise InputError if the ranks are not of one MPI world.
+    `rank` is this one's. Construction is collective over these ranks alone. `yields` is set if
+    ranks share cores: a waiting rank then yields to others. Raise InputError if the ranks are not
+    of one MPI world.
     """
 
     def __init__(self, ranks: Sequence[MpiRank], rank: int, name: str, *, yields: bool) -> None:
@@ -83,7 +85,7 @@ class MpiChannel:
         self.post_wake_up()
 
     def post_wake_up(self) -> None:
-        """Make `wake_up_request` a request that completes when `wake_up` is called."""
+        """Post a new `wake_up_request`, which completes when `wake_up` is called."""
         self.wake_up_request = self._own.Irecv([None, 0, self.mpi.BYTE])
 
     def wake_up(self) -> None:
@@ -95,7 +97,7 @@ class MpiChannel:
         self._await(self.comm.Ibarrier(), deadline)
 
     def find_largest(self, values: list[float], deadline: float) -> list[float]:
-        """Return the maximum of each value over all ranks; raises like `barrier`."""
+        """Return, for each item of `values`, the maximum over all ranks; raises like `barrier`."""
         mine, largest = array("d", values), array("d", values)
         self._await(self.comm.Iallreduce(mine, largest, self.mpi.MAX), deadline)
         return largest.tolist()
@@ -156,9 +158,9 @@ def make_collective(
 ) -> Callable[[], None]:
     """Return a function that calls MPI's collective on flat `source` and `target`.
 
-    For allreduce, reduce and broadcast both must be the same tensor. AVG is a sum: the caller
-    divides. The function returns when this rank is done, and has no deadline. Raise KeyError if
-    there is no such collective (see `has_collective`).
+    For allreduce, reduce and broadcast both must be the same tensor. For AVG the result is the sum,
+    and the caller divides. The function returns when this rank is done, and has no deadline. Raise
+    KeyError if there is no such collective (see `has_collective`).
     """
     mpi, comm, root = channel.mpi, channel.comm, collective.root or 0
     given, got = _view(channel, source, collective), _view(channel, target, collective)

@@ -11,7 +11,11 @@ from .library import describe_mpi, load_mpi
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher of MPI ranks, and its variables for a rank's number and the number of ranks."""
+    """A launcher of MPI ranks.
+
+    `rank` and `ranks` are the names of the environment variables that hold a process's rank and the
+    number of ranks.
+    """
 
     name: str
     rank: str
@@ -38,7 +42,7 @@ def find_launcher() -> Launcher | None:
 
 
 def number_of_launch() -> int:
-    """Return the rank by any launcher's variables, torchrun's included; 0 without any."""
+    """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
 

@@ -20,7 +20,7 @@ Stamp = Callable[[Post], object]
 
 
 class PlayError(Exception):
-    """Raised by a program that cannot continue.
+    """Raised by a player whose program cannot continue.
 
     `post` is the message that failed or did not end, `posted` are all messages that were begun.
     """
@@ -31,11 +31,12 @@ class PlayError(Exception):
 
 
 class Player(Protocol):
-    """A program on one set of buffers, ready to be played repeatedly."""
+    """What runs a program repeatedly on one set of buffers."""
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
-        """Play the program once; on CPUs it has ended when this returns.
+        """Run the program once; on CPUs it has ended when this returns.
 
-        Raise PlayError, at `deadline` (time.monotonic) at the latest. With `stamp` the host waits
-        for the device around each batch.
+        Raise PlayError, at `deadline` (time.monotonic) at the latest. `stamp` is called for each
+        send when it is about to be posted and for each receive when it has arrived; then the host
+        waits for the device around each batch.
         """

@@ -13,7 +13,7 @@ from .contract import AWAIT, LOCAL, RECEIVE, SEND, Operation, PlayError, Stamp
 
 
 class PlayerInOrder:
-    """Plays operations one after the other over `backend`.
+    """Runs a program's operations one after the other over `backend`.
 
     That is gloo's backend for CPUs, or the group for NCCL.
     """
@@ -70,7 +70,7 @@ class PlayerInOrder:
 
 
 def exchange(batches: list[list[dist.P2POp]]) -> None:
-    """Post batches one after the other; the current stream waits for each, the host for none."""
+    """Post batches one after the other; on GPUs the current stream waits for each, not the host."""
     for batch in batches:
         for work in dist.batch_isend_irecv(batch):
             work.wait()

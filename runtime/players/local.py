@@ -22,7 +22,7 @@ Views = Sequence[torch.Tensor]
 
 
 def is_numpys(dtype: torch.dtype) -> bool:
-    """Return whether numpy does the operations on CPU tensors of a dtype."""
+    """Return whether numpy, not torch, carries out the operations on CPU tensors of a dtype."""
     # Those that numpy adds as fast as torch: half precision is not among them.
     return dtype in (
         torch.float32,
@@ -36,7 +36,7 @@ def is_numpys(dtype: torch.dtype) -> bool:
 
 
 def make_quiet() -> Callable[..., Any]:
-    """Return a function that calls another one with numpy's floating-point warnings off.
+    """Return a function `quiet(f, ...)` that calls `f(...)` with numpy's float warnings off.
 
     torch does not warn either: overflow is the user's concern. The function is for one thread at a
     time.
@@ -55,7 +55,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True)
 class LocalOperations:
-    """Binds operations to views.
+    """Makes a program's local operations as functions, with all views made beforehand.
 
     On a stream (`on_stream`) all operations are torch's, which puts them on the stream.
     """
@@ -63,14 +63,14 @@ class LocalOperations:
     on_stream: bool
 
     def combine(self, op: ReduceOp, into: Views, others: Views) -> Local:
-        """Return a function that reduces each of `others` into one of `into`."""
+        """Return a function that reduces each of `others` into the one of `into` at its place."""
         if not self._suits_numpy(into):
             return partial(IN_PLACE_REDUCTIONS[op], list(into), list(others))
         pairs = ((a.numpy(), b.numpy()) for a, b in zip(into, others, strict=True))
         return _together([partial(REDUCTIONS_BY_NUMPY[op], a, b, a) for a, b in pairs])
 
     def copy(self, into: Views, others: Views) -> Local:
-        """Return a function that copies each of `others` to one of `into`."""
+        """Return a function that copies each of `others` to the one of `into` at its place."""
         return (
             _together(
                 [
@@ -83,7 +83,7 @@ class LocalOperations:
         )
 
     def pack(self, parts: Views, into: torch.Tensor) -> Local:
-        """Return a function that packs `parts` one after the other."""
+        """Return a function that copies `parts` one after the other to `into`."""
         return (
             partial(np.concatenate, [part.numpy() for part in parts], out=into.numpy())
             if self._suits_numpy([into])
@@ -91,7 +91,7 @@ class LocalOperations:
         )
 
     def divide(self, views: Views, by: int) -> Local:
-        """Return a function that divides floating-point views by a number."""
+        """Return a function that divides floating-point views by a number, in place."""
         return (
             _together([partial(np.divide, view.numpy(), by, view.numpy()) for view in views])
             if self._suits_numpy(views)

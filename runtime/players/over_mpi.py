@@ -75,11 +75,11 @@ class Requests:
         return post is not None and post.kind == kind
 
     def put_receives_first(self, nodes: Iterable[int]) -> list[int]:
-        """Return messages in the best order to start them."""
+        """Return the nodes, all messages, with the receives before the sends."""
         return sorted(nodes, key=lambda node: self.is_post(node, "send"))
 
     def cancel(self, nodes: Iterable[int]) -> None:
-        """Cancel the receives among messages: nothing may arrive in freed memory."""
+        """Cancel the receives among the nodes, and wait until nothing arrives in their memory."""
         for node in nodes:
             if self.is_post(node, "receive"):
                 with suppress(RuntimeError):
@@ -87,7 +87,11 @@ class Requests:
                     self.requests[node].Wait()
 
     def explain(self, stuck: Iterable[int], begun: set[int], reason: str) -> PlayError:
-        """Return the error for messages that are stuck: it names the earliest of them."""
+        """Return the error for the `stuck` nodes; it names the earliest message of them.
+
+        `begun` are all nodes that have been started. If no stuck node is a message, it names the
+        first message begun.
+        """
         posts = [post for node, post in enumerate(self.posts) if post is not None and node in begun]
         first = [post for node in sorted(stuck) if (post := self.posts[node]) is not None]
         return PlayError((first or posts)[0], posts, reason)
@@ -125,7 +129,10 @@ def _renew_wake_up(channel: MpiChannel, active: list[Any], deadline: float) -> N
 
 
 class PlayerAsTheyCome:
-    """Plays `requests` as messages come; `dependencies` are those of the program's instructions."""
+    """Runs a program over MPI, each operation as soon as those that it depends on have ended.
+
+    `dependencies` are those of the program's instructions, by their numbers.
+    """
 
     def __init__(self, requests: Requests, dependencies: Sequence[Sequence[int]]) -> None:
         self.channel, self._requests = requests.channel, requests
@@ -251,12 +258,15 @@ _BoundWave = tuple[list[Any], list[Any], list[Any], list[Any], list[Any], list[i
 
 
 def can_play_in_waves(requests: Requests) -> bool:
-    """Return whether another thread can end waits, and nothing has to wait for a GPU's stream."""
+    """Return whether a PlayerInWaves may run a program with these requests.
+
+    It may if another thread can end waits, and nothing has to wait for a GPU's stream.
+    """
     return requests.channel.can_wait and requests.device is None
 
 
 class PlayerInWaves:
-    """Plays the waves of a program; `other` plays calls whose messages are stamped."""
+    """Runs a small program over MPI wave by wave; `other` runs the calls that have a stamp."""
 
     def __init__(self, requests: Requests, waves: Sequence[Wave], other: Player) -> None:
         self._requests, self._other = requests, other
@@ -378,10 +388,11 @@ class CollectivePlayer:
         finish: Callable[[], object] | None = None,
         number: int | None = None,
     ) -> None:
-        """Call `collective`, then `finish`; `what` describes the call.
+        """Run `collective`, a call of MPI, then `finish`; `what` describes it in errors.
 
-        `number` is the number of the call, if drawn before. Raise ExecutionError if it fails; if it
-        is overdue, print which rank is to blame, and end this process with exit code 1.
+        `number` is the call's number in its group if it was drawn before (None: the next one).
+        Raise ExecutionError if it fails; if it is overdue, print which rank is to blame, and end
+        this process with exit code 1.
         """
         alarm = self._alarm
         number, deadline = self._faults.admit(number)

@@ -58,10 +58,10 @@ class _Pace:
 
 @dataclass
 class Record:
-    """One stamped call: when messages were sent, and when this rank was blocked on others.
+    """One call's times: when messages were sent, and from when to when this rank waited for others.
 
-    By peer and number, in seconds of time.time: the hosts' clocks must agree to well within the
-    time that a slow call takes.
+    `sent` has keys such as "3 0" for message 0 to rank 3, `blocked` (peer, number). Times are of
+    time.time: the hosts' clocks must agree to well within the time that a slow call takes.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Record:
     _waits_since: float = field(default_factory=time.time)
 
     def before_wait(self) -> None:
-        """Note that the program begins to wait for a message."""
+        """Note that the program begins to wait for a message; the executor's player calls this."""
         self._waits_since = time.time()
 
     def __call__(self, post: Post) -> None:
@@ -82,7 +82,10 @@ class Record:
         self._waits_since = now
 
     def sum_blocked_s(self, rank: int, peer: int, sent: Mapping[str, float]) -> float:
-        """Return how long this rank was blocked on messages of a peer after they were `sent`."""
+        """Return the seconds in which this `rank` waited for messages that `peer` had sent.
+
+        `sent` is that of the peer's record of the same call.
+        """
         return sum(
             max(0.0, until - max(since, sent[f"{rank} {number}"]))
             for (src, number), (since, until) in self.blocked.items()
@@ -107,12 +110,18 @@ class SlowLinks:
         self._begun = 0.0
 
     def begin(self, program: object) -> Record | None:
-        """Note that a call of a program begins; return its record, if it is to be stamped."""
+        """Note that a call of a program begins; return the Record to use as its stamp, or None.
+
+        Most calls have none, since stamping takes time.
+        """
         self._begun = time.monotonic()
         return Record() if self._stamps is program else None
 
     def end(self, program: object, what: str, number: int, record: Record | None) -> None:
-        """Note that the call described by `what` has ended."""
+        """Note that the call begun last has ended; `record` is what `begin` returned.
+
+        `number` is the call's number in its group, `what` describes it in warnings.
+        """
         seconds = time.monotonic() - self._begun
         pace = self._paces.setdefault(program, _Pace())
         if record is not None:

@@ -23,7 +23,7 @@ def count_ring_bytes(ranks: int, size_bytes: int) -> int:
 
 
 class Planned(Averaging):
-    """Allreduce by a plan through a Communicator, which picks a schedule per size by `choose`.
+    """Allreduce by a plan through a Communicator, which chooses a schedule per size by `choose`.
 
     "race" uses the stock allreduce for sizes at which it is faster; `report()["schedules"]` lists
     the schedules used.
@@ -55,7 +55,10 @@ class Planned(Averaging):
 
     @property
     def bytes_sent(self) -> int | None:
-        """As in System, including races; None if a stock allreduce other than gloo's won a race."""
+        """Payload bytes that this rank has sent, races included.
+
+        None if a stock allreduce other than gloo's, which does not count them, won a race.
+        """
         if self._stock_bytes and self.p2p.batched:
             return None
         return self._communicator.wire_bytes - self._bytes_before + self._stock_bytes
@@ -137,7 +140,7 @@ class Ring(Planned):
 
 
 class Hierarchical(Planned):
-    """Allreduce inside each box, then rail by rail between boxes, then inside again.
+    """Allreduce inside each group of well-connected GPUs (a host), between groups, inside again.
 
     See synth/strategies/hierarchical.py.
     """

@@ -27,17 +27,23 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class MixingMatrix:
-    """`weight[i][j]` of rank j's parameters at rank i; 0 unless j is i or a neighbour."""
+    """The weights by which each rank mixes its own and its neighbours' parameters.
+
+    `weight[i][j]` is that of rank j's parameters at rank i; 0 unless j is i or a neighbour.
+    """
 
     weight: tuple[tuple[Fraction, ...], ...]
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks with which `rank` exchanges parameters, in order."""
+        """Return the ranks with which `rank` exchanges parameters, in increasing order."""
         return tuple(j for j, w in enumerate(self.weight[rank]) if w and j != rank)
 
     @property
     def contraction(self) -> float:
-        """Second largest absolute eigenvalue: averaging shrinks distances to the mean by it."""
+        """Second largest absolute eigenvalue of the weights.
+
+        One averaging multiplies the distance of replicas from their mean by at most that.
+        """
         values = np.linalg.eigvalsh(np.array([[float(w) for w in row] for row in self.weight]))
         # The largest is 1, as the weights of a rank sum up to it.
         return float(np.sort(np.abs(values))[-2]) if len(values) > 1 else 0.0
@@ -59,10 +65,11 @@ def ring_edges(ranks: int) -> tuple[Edge, ...]:
 
 
 def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
-    """Return weights 1 / (1 + the larger degree) for neighbours, and each rank's own weight.
+    """Return the mixing matrix with weights 1 / (1 + the larger degree) for neighbours.
 
-    The own weight makes the rank's weights sum up to 1. Raise InputError for an edge that does not
-    link two ranks, InfeasibleError if the graph is not connected.
+    `edges` are the pairs of neighbours among ranks 0 to `ranks` - 1. A rank's own weight makes its
+    weights sum up to 1. Raise InputError for an edge that does not link two ranks, InfeasibleError
+    if the graph is not connected.
     """
     graph: nx.Graph[Any] = nx.empty_graph(ranks)
     for a, b in edges:
@@ -84,7 +91,10 @@ def metropolis_weights(ranks: int, edges: Iterable[Edge]) -> MixingMatrix:
 
 
 def find_mixing_matrix(setting: Setting) -> MixingMatrix:
-    """Return weights on the topology's graph, or a ring in rank order. Collective."""
+    """Return the mixing matrix of the setting's topology, or without one of a ring in rank order.
+
+    Collective. Raises like `metropolis_weights`.
+    """
 
     def find() -> MixingMatrix:
         ranks, topology = len(setting.workers), setting.topology

@@ -29,9 +29,9 @@ Part = tuple[int, int]
 def divide_buckets(
     setting: Setting, servers: Sequence[int]
 ) -> tuple[Shares, list[dict[int, Part]]]:
-    """Return the best shares of `servers` (ranks) on the topology, and their parts of each bucket.
+    """Return the best shares of `servers` (ranks), and by bucket each server's part, by its rank.
 
-    The default topology is equal hosts on one switch. Collective.
+    Without a topology, equal hosts on one switch are assumed. Collective.
     """
 
     def find() -> Shares:
@@ -71,13 +71,16 @@ def _map_devices(setting: Setting) -> tuple[Topology, dict[int, str]]:
 
 
 def divide(shares: Sequence[Fraction], numel: int) -> list[Part]:
-    """Return each server's part of `numel` elements."""
+    """Return each server's part [begin, end) of `numel` elements; the shares sum up to 1."""
     # Exact fractions, so that all ranks cut at the same elements and the last part ends at `numel`.
     return list(pairwise(int(end * numel) for end in accumulate(shares, initial=Fraction(0))))
 
 
 def allocate_parts(setting: Setting, parts: Sequence[dict[int, Part]]) -> Flats:
-    """Return an uninitialized tensor for this rank's part of each bucket."""
+    """Return an uninitialized tensor for this rank's part of each bucket.
+
+    `parts` has the parts of each bucket by rank, as from `divide_buckets`.
+    """
     return [
         torch.empty(
             part[setting.rank][1] - part[setting.rank][0],

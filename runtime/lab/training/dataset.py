@@ -50,7 +50,7 @@ class Dataset:
         return int(self.train_x.shape[1])
 
     def save(self, folder: Path) -> None:
-        """Write the arrays for `open_saved`."""
+        """Write the arrays to files in `folder`, for `open_saved`."""
         for part in _PARTS:
             np.save(folder / f"{part}.npy", getattr(self, part))
 
@@ -63,7 +63,7 @@ class Dataset:
 
 
 def load(argument: str, seed: int) -> Dataset:
-    """Return `digits`, or the dataset in a file.
+    """Return the dataset `digits`, or that of the file that `argument` names, prepared.
 
     A quarter of the samples, chosen by `seed`, is held out. Raise InputError if the file cannot be
     read or is not a dataset.
@@ -85,7 +85,7 @@ def _load_digits() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def prepare(name: str, x: NDArray[Any], y: NDArray[Any], seed: int) -> Dataset:
-    """Check, split and scale samples.
+    """Check, split and scale samples: rows of features `x` with class labels `y`.
 
     Every feature is scaled by its range in the training samples, then all are centred and divided
     by one standard deviation.

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """All ranks but the last `helpers`, which hold no model.
+    """The ranks that train: all but the last `helpers`, which hold no model.
 
     Construction is collective; a single process needs no process group.
     """
@@ -169,7 +169,10 @@ class SystemRun:
         return count_and_average
 
     def train_epoch(self, number: int) -> None:
-        """Train for one epoch; record the slowest worker's time, all workers' bytes, and loss."""
+        """Train for epoch `number`; record its time, bytes and loss over all workers.
+
+        The time is the slowest worker's, in seconds.
+        """
         self.workers.barrier()
         before = received_bytes()
         self.workers.barrier()  # no worker sends before all have read their counters

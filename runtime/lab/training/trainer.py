@@ -75,7 +75,7 @@ class Trainer:
             yield size, batch[self.rank * size // self.world : (self.rank + 1) * size // self.world]
 
     def train_epoch(self, number: int) -> float:
-        """Train for one epoch; return this rank's part of the last batch's mean loss."""
+        """Train for epoch `number`; return this rank's part of the last batch's mean loss."""
         loss = torch.zeros(())
         for size, samples in self.batches(number):
             loss = nn.functional.cross_entropy(
