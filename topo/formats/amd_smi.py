@@ -64,25 +64,29 @@ SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 @dataclass
 class AmdOutput:
-    """The tables in a text by subject, row and column; the names and NUMA nodes of the GPUs."""
+    """The tables in a text, and the names and NUMA nodes of the GPUs.
+
+    `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
+    `nodes` maps a GPU's number to its NUMA node.
+    """
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
 
     def get_cell(self, table: str, a: str, b: str) -> str:
-        """Return a table's text for a pair in either direction, an empty one if there is none."""
+        """Return a table's text for two GPUs, by name, in either direction, "" if there is none."""
         cells = self.tables.get(table, {})
         return cells.get((a, b)) or cells.get((b, a)) or ""
 
     def get_number(self, table: str, a: str, b: str) -> int | None:
-        """Return a table's number for a pair, None if there is none."""
+        """Return a table's number for two GPUs, by name, None if there is none."""
         text = self.get_cell(table, a, b)
         return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
 def looks_like(text: str) -> bool:
-    """Return whether a text's first megabyte contains a table of one of the tools."""
+    """Return whether a text's first megabyte contains a table of rocm-smi or amd-smi."""
     return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
 
 

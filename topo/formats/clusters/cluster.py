@@ -21,7 +21,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Host:
-    """A host: the switch above it, and the place in the file that names it."""
+    """A host: the switch right above it, and the file and line that name it."""
 
     switch: str
     place: str
@@ -32,7 +32,7 @@ class Cluster:
     """Hosts and switches collected from a file; `what` names the format, `where` the file.
 
     `hosts` are in the file's order, which is that of ranks. `above` maps a switch to the switches
-    right above it, each with the place in the file that names it.
+    right above it, each with its place. A place is the file and line (or item), for errors.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Cluster:
     _places: dict[str, str] = field(default_factory=dict)
 
     def add_switch(self, name: str, place: str, *, once: bool = False) -> None:
-        """Add a switch.
+        """Add a switch, unless it is there already; `place` is where the file names it.
 
         Raise InputError for a bad name and, if `once`, for a name in use.
         """
@@ -57,9 +57,9 @@ class Cluster:
         self.above.setdefault(name, {})
 
     def add_host(self, name: str, switch: str, place: str) -> None:
-        """Add a host below a switch.
+        """Add a host below a switch; `place` is where the file names it.
 
-        Raise InputError for a bad name or one in use.
+        Raise InputError for a bad name or one in use, and for more than MAX_HOSTS hosts.
         """
         self._check_name(name, "host", place)
         if name in self.hosts:
@@ -75,7 +75,10 @@ class Cluster:
         self.hosts[name] = Host(switch, place)
 
     def put_below(self, child: str, parent: str, place: str) -> None:
-        """Put a switch below another one."""
+        """Put the switch `child` below `parent`; both must have been added.
+
+        Raise InputError if they are the same.
+        """
         if child == parent:
             raise InputError(f"{place}: switch {child} is below itself; correct the line")
         self.above[child].setdefault(parent, place)
@@ -103,7 +106,7 @@ class Cluster:
             )
 
     def finish(self) -> Cluster:
-        """Check the cluster, drop switches without hosts and merge equivalent ones.
+        """Check the cluster, drop switches without hosts, merge equivalent ones, and return it.
 
         Raise InputError if there is no host, switches form a circle, or hosts cannot reach each
         other.

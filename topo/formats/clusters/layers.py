@@ -133,9 +133,10 @@ def _list_lines(text: str) -> list[tuple[int, list[str]]]:
 
 
 def build_cluster(cluster: Cluster, rows: list[Row], *, qualify: bool) -> Cluster:
-    """Add the rows' hosts, with a network above all if needed, and finish the cluster.
+    """Add hosts and their switches to `cluster`, then a network above all if needed; finish it.
 
-    With `qualify`, switches of one name below different switches are different (labels name domains
+    A row is a host, the switches above it (the closest first), and its place in the file. With
+    `qualify`, switches of one name below different switches are different (labels name domains
     within domains). Without it such a name is refused, like a host that occurs twice.
     """
     seen: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
@@ -177,7 +178,10 @@ def _name_paths(paths: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
 
 
 def drop_single_tiers(rows: list[Row]) -> list[Row]:
-    """Drop tiers in which every host is alone, or which group hosts as the tier before does."""
+    """Return rows without tiers in which every host is alone or is grouped as in the tier before.
+
+    If that leaves none, the last tier stays. A row is as in `build_cluster`.
+    """
     depths = range(min((len(path) for _, path, _ in rows), default=0))
     # the number of parts never grows from one tier to the next
     parts = [len(rows), *(len({path[depth:] for _, path, _ in rows}) for depth in depths)]

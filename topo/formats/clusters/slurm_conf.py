@@ -30,7 +30,7 @@ SwitchRow = tuple[str, "str | None", "str | None", str]
 
 
 def read_conf(text: str, where: str) -> Cluster:
-    """Read a topology.conf.
+    """Read Slurm's topology.conf.
 
     Raise InputError that names file and line.
     """
@@ -64,8 +64,9 @@ def read_conf(text: str, where: str) -> Cluster:
 def add_switches(cluster: Cluster, switches: list[SwitchRow]) -> None:
     """Add switches with the hosts and switches below them.
 
-    Raise InputError for a switch that is there twice, and for one below another that no line
-    describes.
+    A row is a switch, the host lists of its hosts and of the switches below it (None if there are
+    none), and its place in the file. Raise InputError for a switch that is there twice, and for one
+    below another that no line describes.
     """
     for name, hosts, _, place in switches:
         cluster.add_switch(name, place, once=True)
@@ -96,7 +97,11 @@ def read_block_sizes(texts: list[str], place: str) -> list[int]:
 
 
 def join_blocks(cluster: Cluster, blocks: list[str], sizes: list[int]) -> None:
-    """Put a switch above each group of successive blocks of one size, and one above all."""
+    """Put a switch above each group of successive blocks of one size, and one above all.
+
+    `blocks` are switches in the file's order. `sizes` are in hosts: that of a block, then those of
+    groups, each a multiple of the one before.
+    """
     cluster.notes.append(
         "blocks are taken as hosts behind one network switch each; the file does not say what "
         "joins their GPUs"

@@ -21,7 +21,7 @@ _TYPES = ("tree", "block", "flat", "ring", "torus3d")
 
 
 def read(text: str, where: str) -> Cluster:
-    """Read a topology.yaml.
+    """Read the default topology of Slurm's topology.yaml.
 
     Raise InputError that names file and line.
     """

@@ -35,16 +35,20 @@ _MAX_NAMED = 2
 
 @dataclass(frozen=True)
 class BandwidthMatrix:
-    """Objects by gp_index, and nonzero MB/s off the diagonal, keyed by two objects."""
+    """A matrix: the gp_index of its objects, and its values other than 0 off the diagonal.
+
+    The keys of `values` are (source, destination) by gp_index. Values are MB/s, or hops in
+    XGMIHops.
+    """
 
     objects: tuple[int, ...]
     values: Mapping[tuple[int, int], int]
 
 
 def read_matrices(root: Element, machine: HwlocMachine) -> dict[str, BandwidthMatrix]:
-    """Return the matrices of links by name.
+    """Return the matrices NVLinkBandwidth, XGMIBandwidth and XGMIHops that the file has, by name.
 
-    Raise InputError for incomplete or malformed ones.
+    Others are noted. Raise InputError for incomplete or malformed ones.
     """
     matrices: dict[str, BandwidthMatrix] = {}
     for element in root:
@@ -94,7 +98,10 @@ def _read_words(element: Element, tag: str) -> list[str]:
 
 @dataclass(eq=False)
 class MatrixLinkReader:
-    """Reader of the links in one machine's matrices; `switches` are NVSwitches by gp_index."""
+    """Reader of the links in one machine's matrices, to be used once.
+
+    `gpu_by_gp` and `switches` (NVSwitches) are by gp_index; `links` are those read so far.
+    """
 
     machine: HwlocMachine
     cpus: Cpus

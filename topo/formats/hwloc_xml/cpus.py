@@ -28,7 +28,7 @@ _INFO_KEYS = {
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with CPUs (bits of `cpuset`), and its device."""
+    """A NUMA node with CPUs and the device for them; bit i of `cpuset` is CPU i."""
 
     cpuset: int
     device: Device
@@ -36,7 +36,7 @@ class NumaNode:
 
 @dataclass(eq=False)
 class Cpus:
-    """The NUMA nodes of one machine that have CPUs, by number."""
+    """The NUMA nodes of one machine that have CPUs, in the order of their numbers."""
 
     nodes: list[NumaNode]
     _near: dict[Element, list[NumaNode]] = field(default_factory=dict)
@@ -59,7 +59,10 @@ class Cpus:
 
 
 def read_cpus(machine: HwlocMachine) -> Cpus:
-    """Return a device for each NUMA node with CPUs; one, cpu0, if the file lists no node."""
+    """Return a device for each NUMA node with CPUs; one, cpu0, if the file lists no node.
+
+    Raise InputError for two nodes of one number, and for more than MAX_NODES.
+    """
     extra = _read_model(machine)
     if not machine.numa:
         machine.notes.add(

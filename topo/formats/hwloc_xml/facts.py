@@ -50,7 +50,7 @@ def read_facts(
     nics: list[HwlocNic],
     node_of: Mapping[str, int],
 ) -> Facts:
-    """Return one machine's facts; `node_of` maps the address of a function to its NUMA node."""
+    """Return one machine's facts; `node_of` maps a function's PCI address to its NUMA node."""
     facts = [
         *_build_facts(
             HOST,
@@ -100,7 +100,7 @@ def find_uuid(gpu: HwlocGpu) -> str | None:
 def find_port_state(infos: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Return the state of the first active port, else of the first, and the number of ports.
 
-    Both are None if no ports are listed.
+    The state is written as in Linux, such as "4: ACTIVE". Both are None if no ports are listed.
     """
     ports = sorted(
         (int(match[1]), value) for name, value in infos.items() if (match := _PORT.fullmatch(name))

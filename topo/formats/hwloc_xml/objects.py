@@ -40,7 +40,7 @@ _OSDEV_KINDS: Mapping[int, Mapping[str, int]] = {
 
 
 def read_infos(element: Element) -> dict[str, str]:
-    """Return the names and values of an object's infos; if names are equal, the first counts."""
+    """Return the names and values of an object's <info> elements; of equal names, the first."""
     pairs: dict[str, str] = {}
     for child in element:
         if child.tag == "info":
@@ -49,7 +49,7 @@ def read_infos(element: Element) -> dict[str, str]:
 
 
 def read_gp_index(element: Element) -> int | None:
-    """Return the number by which matrices name an object, None if there is none.
+    """Return hwloc's number for an object, by which matrices name it, None if there is none.
 
     Version 3 also has it in the id.
     """
@@ -104,9 +104,9 @@ def read_root_name(element: Element) -> str | None:
 
 
 def read_link_GBps(element: Element) -> Fraction:
-    """Return `pci_link_speed`: raw GB/s, 0 if unknown.
+    """Return `pci_link_speed`, the GB/s of all lanes in one direction, 0 if unknown.
 
-    Raise InputError for other texts.
+    The line encoding is deducted, the overhead of packets is not. Raise InputError for other texts.
     """
     text = element.get("pci_link_speed") or "0"
     if not _NUMBER.fullmatch(text):
@@ -117,9 +117,10 @@ def read_link_GBps(element: Element) -> Fraction:
 
 
 def read_pci_ids(element: Element) -> dict[str, str]:
-    """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into Linux's keys and digits.
+    """Parse `pci_type` ("0302 [10de:1db8] [10de:131d] a1 00") into hexadecimal ids such as 0x10de.
 
-    Empty if it is absent. Raise InputError if it is malformed.
+    The keys are class, vendor, device, subsystem_vendor and subsystem_device; there are none if it
+    is absent. Raise InputError if it is malformed.
     """
     text = element.get("pci_type")
     if text is None:
@@ -142,7 +143,10 @@ def read_pci_ids(element: Element) -> dict[str, str]:
 
 
 def is_osdev(element: Element, version: int, *kinds: str) -> bool:
-    """Return whether an OS device is of a kind: gpu, coprocessor, network, openfabrics."""
+    """Return whether an OSDev object is of one of `kinds`: gpu, coprocessor, network, openfabrics.
+
+    `version` is the file's major version, on which the codes of kinds depend.
+    """
     type_code = element.get_integer("osdev_type", 0, maximum=2**31) or 0
     codes = [_OSDEV_KINDS[3 if version >= 3 else 2][kind] for kind in kinds]
     return any(type_code & code for code in codes) if version >= 3 else type_code in codes
@@ -152,7 +156,8 @@ def is_osdev(element: Element, version: int, *kinds: str) -> bool:
 class PciFunction:
     """A PCI function: address, ids, the bridges above it from the top, and its root complex.
 
-    `near` is the closest object with CPUs. `bus_id` is None for a GPU for which the file gives no
+    `near` is the closest object around it with CPUs or memory. `osdevs` are the operating system's
+    devices on it, such as nvml0 or mlx5_0. `bus_id` is None for a GPU for which the file gives no
     PCI function.
     """
 
@@ -166,7 +171,7 @@ class PciFunction:
 
     @property
     def osdev_names(self) -> list[str]:
-        """The names of the OS devices, empty where there is none."""
+        """The names of the `osdevs`, an empty one for a device without a name."""
         return [osdev.get("name") or "" for osdev in self.osdevs]
 
     @property
@@ -181,9 +186,11 @@ class PciFunction:
 
 @dataclass(eq=False)
 class HwlocMachine:
-    """A Machine object: NUMA nodes, PCI functions, and the OS devices on none of them (`loose`).
+    """A Machine object; creating it reads all objects below `element`.
 
-    `numa` maps each node to the package around it, if any, `by_gp` a gp_index to its object.
+    The ids of its devices start with `prefix`. `numa` maps each NUMA node to the package around it,
+    or None, `by_gp` a gp_index to its object. `loose` are the operating system's devices that are
+    on no PCI function.
     """
 
     element: Element
@@ -256,9 +263,10 @@ class HwlocMachine:
 
 
 def read_machines(root: Element, version: int, notes: Notes) -> list[HwlocMachine]:
-    """Return every machine in a file.
+    """Return every machine in a file, of the format's major `version`; all add to the same `notes`.
 
-    If there are several, the ids of their devices begin with host0/, host1/ ...
+    If there are several, the ids of their devices begin with host0/, host1/ ... Raise InputError if
+    there is no object, or more than MAX_MACHINES.
     """
     top_objects = root.select("object")
     if not top_objects:

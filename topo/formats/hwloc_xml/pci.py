@@ -46,7 +46,11 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class HwlocGpu:
-    """A GPU: its device's id, its PCI function, its names in the tools, and the tools' infos."""
+    """A GPU: its device's id and its PCI function.
+
+    `names` are those that tools give it, such as nvml0 and cuda0; `infos` are all of theirs about
+    it.
+    """
 
     id: str
     function: PciFunction
@@ -55,13 +59,16 @@ class HwlocGpu:
 
     @property
     def key(self) -> str:
-        """The key in the tree: the address, or the id if there is no address."""
+        """The key of the GPU in the PCI tree: its address, or its id if it has none."""
         return self.function.bus_id or self.id
 
 
 @dataclass(frozen=True)
 class HwlocNic:
-    """A network device: name, PCI function, the interfaces of an RDMA device, and infos."""
+    """An RDMA device (`is_rdma`) or network interface, its PCI function and infos.
+
+    `interfaces` are the network interfaces of the same function as an RDMA device, else empty.
+    """
 
     name: str
     is_rdma: bool
@@ -238,7 +245,7 @@ _RAW_GBps = {
 
 @lru_cache(maxsize=1024)
 def find_link(raw_GBps: Fraction) -> PcieLink | None:
-    """Return the PCIe link with the nearest raw rate, None if none is within 2 %."""
+    """Return the PCIe link nearest to a rate of `read_link_GBps`, None if none is within 2 %."""
     near = {
         link: abs(raw_GBps - rate)
         for link, rate in _RAW_GBps.items()
@@ -248,7 +255,10 @@ def find_link(raw_GBps: Fraction) -> PcieLink | None:
 
 
 def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
-    """Return the PCI tree's switches, GPUs and NICs, parents first, with their narrowest links."""
+    """Return the PCI tree's switches, GPUs and NICs, parents before what is below them.
+
+    Each has the narrowest link between it and its parent. Raise InputError if two have one address.
+    """
     leaves = {gpu.key: gpu.function for gpu in gpus} | {
         nic.function.bus_id or "": nic.function for nic in nics
     }

@@ -33,19 +33,26 @@ class Cells:
     with_label: Mapping[str, list[int]]
 
     def find_near(self, i: int, label: str) -> int:
-        """Return the set of devices that i reaches over PCI Express by `label` or a nearer one."""
+        """Return the set of devices that i reaches over PCI Express by `label` or a nearer one.
+
+        Nearer labels are those before it in PCIE_LABELS.
+        """
         return self.find_with(i, *PCIE_LABELS[: PCIE_LABELS.index(label) + 1])
 
     def find_with(self, i: int, *labels: str) -> int:
-        """Return the set of devices that have one of the labels with i."""
+        """Return the set of devices that have one of the labels with column i's device."""
         return unite(self.with_label[label][i] for label in labels)
 
     def find_around(self, group: int, *labels: str) -> int:
-        """Return the set of devices that have one of the labels with a device of a set."""
+        """Return the set of devices that have one of the labels with a device of `group`, a set."""
         return unite(self.find_with(i, *labels) for i in iterate_members(group))
 
     def find_classes(self, among: int, label: str) -> list[int]:
-        """Return the sets of devices that `label` or nearer ones join, by their first devices."""
+        """Split the set `among` into sets that `label` or nearer ones join, by first column.
+
+        Devices are joined directly or through others of `among`; one that is joined to none is
+        alone.
+        """
         return find_components(among, lambda i: self.find_near(i, label))
 
 
@@ -84,7 +91,7 @@ def list_some(names: Iterable[str], limit: int = 6) -> str:
 
 
 def split_label(label: str) -> tuple[str, int]:
-    """Return the label without its number (NV, XGMI, PIX ...), and the links that it bonds."""
+    """Return a label's family (NV, XGMI, PIX ...) and the number of links that it bonds, else 1."""
     bonded = BONDED.fullmatch(label)
     return (bonded[1], int(bonded[2])) if bonded else (label, 1)
 
@@ -96,7 +103,7 @@ def count_nvlinks(label: str | None) -> int:
 
 
 def read_cells(table: LabelMatrix, nics: Mapping[str, str], notes: list[str]) -> Cells:
-    """Read the cells of a matrix; `nics` are the names that the legend gives its NIC columns.
+    """Read the cells of a matrix; `nics` maps its NIC columns to their names in the legend.
 
     Notes on missing and odd cells are added to `notes`.
     """

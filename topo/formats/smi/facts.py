@@ -47,9 +47,9 @@ def is_p2p(table: LabelMatrix) -> bool:
 
 
 def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]:
-    """Return the affinities of the GPUs by column.
+    """Return the affinities of the GPUs that have a row, by the number of their column.
 
-    Without a column for NUMA nodes, distinct CPU affinities are numbered.
+    If there is no column for NUMA nodes, distinct CPU affinities are numbered from 0 instead.
     """
     rows = {
         i: table.rows[name].affinities
@@ -82,7 +82,10 @@ def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
 
 
 def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:
-    """Yield the affinities of the GPUs, and the labels between them such as PIX or NV4."""
+    """Yield facts: the affinities of the GPUs, and the labels between them such as PIX or NV4.
+
+    With more than MAX_PAIRED rows, labels are left out.
+    """
     for name in filter(GPU_NAME.fullmatch, table.names):
         row = table.rows.get(name)
         for key, column in _COLUMNS:
@@ -115,7 +118,8 @@ def build_p2p_facts(
 ) -> Iterator[Fact]:
     """Yield the facts in `-p2p` matrices about `gpus`, the columns of the matrix of `-m`.
 
-    Matrices with other GPUs are those of another machine; they are noted and left out.
+    Matrices with other GPUs, taken for those of another machine, or with more than MAX_PAIRED
+    devices are left out and noted.
     """
     for table in tables:
         if not set(table.names) <= gpus or len(table.names) > MAX_PAIRED:

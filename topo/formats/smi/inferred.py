@@ -92,9 +92,10 @@ UNKNOWN = Affinity()
 class InferredTopology:
     """Devices and links inferred so far; sets of devices are bit masks over the columns.
 
-    `node` and `root` hold the NUMA node and root complex of a column's device. `overruled` holds
-    pairs whose labels were not followed, which a note explains; `unplaced` is the set of NICs whose
-    CPU is a guess.
+    `affinities`, `node` and `root` map a column to its GPU's affinity, or to its device's NUMA node
+    and root complex. `source` is that of all devices. `overruled` holds pairs of columns whose
+    labels were not followed, which a note explains; `unplaced` is the set of NICs whose CPU is a
+    guess. `has_nic_rows` is whether the matrix has rows of NICs, not only columns.
     """
 
     cells: Cells
@@ -111,7 +112,7 @@ class InferredTopology:
     unplaced: int = 0
 
     def pick_id(self, stem: str, number: int | None = None) -> str:
-        """Return `stem` with `number`, or with the first free number if that is taken or None."""
+        """Return an unused id: `stem` with `number`, else with the first free number."""
         used = {*self.cells.ids, *(device.id for device in self.devices)}
         if number is not None and f"{stem}{number}" not in used:
             return f"{stem}{number}"

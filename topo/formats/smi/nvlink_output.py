@@ -25,7 +25,11 @@ _RAW_EXCESS = Fraction(7, 100)
 
 
 def match_peers(listings: Mapping[int, NvlinkListing]) -> dict[str, int] | None:
-    """Return the GPU at each remote address, None if the addresses are those of NVSwitches."""
+    """Return the number of the GPU at each remote PCI address; None if NVSwitches are at them.
+
+    `listings` are by GPU number. nvidia-smi prints no GPU's own address: the sorted addresses are
+    taken to be those of the GPUs in order, if the links then agree at both ends.
+    """
     linked = sorted(gpu for gpu, listing in listings.items() if listing.remote)
     addresses = sorted({bus for listing in listings.values() for bus in listing.remote.values()})
     if len(linked) != len(addresses):
@@ -40,6 +44,7 @@ def choose_nvlink_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction,
     """Return the rate of one NVLink in GB/s in one direction, and its source.
 
     It is the slowest rate that -s reports, or the datasheet's rate if they differ by at most 7 %.
+    If none is reported, it is an assumed one.
     """
     speeds = {speed for listing in listings.values() for speed in listing.speed.values()}
     reported = [speed for speed in speeds if speed and float(speed) > 0]
@@ -55,9 +60,10 @@ def choose_nvlink_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction,
 
 
 def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link], list[str]]:
-    """Return GPUs, their NVLinks and notes from -R without a matrix.
+    """Return the devices, NVLinks and notes of `nvidia-smi nvlink -R` output without a matrix.
 
-    Raise InputError if no link has a known end.
+    The devices are the GPUs, and one NVSwitch if links end at NVSwitches. Raise InputError if no
+    link has a known end; `where` names the file.
     """
     listings = output.nvlinks_by_gpu
     if not any(listing.remote for listing in listings.values()):
@@ -103,7 +109,7 @@ def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link
 
 
 def build_nvlink_facts(listings: Mapping[int, NvlinkListing]) -> list[Fact]:
-    """Return the facts about GPUs and their links in the two outputs."""
+    """Return the facts in `nvidia-smi nvlink -R` and `-s`; `listings` are by GPU number."""
     facts: list[Fact] = []
     gpu_at = match_peers(listings)
     kind = "switch" if gpu_at is None else "gpu"

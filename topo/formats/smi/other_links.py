@@ -52,10 +52,10 @@ _TO_SWITCH = {
 def join_other_links(
     inferred: InferredTopology, nvlink: tuple[Fraction, str], switched: bool | None
 ) -> None:
-    """Add every link that is not PCI Express.
+    """Add to `inferred` every link that is not PCI Express, and the switches that they need.
 
     `nvlink` is the rate of one NVLink in GB/s and its source. `switched` is whether NVLinks end at
-    NVSwitches, None if that is unknown.
+    NVSwitches, None if only the labels tell.
     """
     switched_groups = [] if switched is False else _add_nvswitches(inferred, nvlink, bool(switched))
     _add_direct_links(inferred, nvlink, switched_groups)

@@ -76,7 +76,10 @@ _SNIFF = re.compile(
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """A row of a matrix: cells of the device columns (None if not printed) and named affinities."""
+    """A row of a matrix: the cells of its device columns, and its affinities by column heading.
+
+    A cell is None if it is not printed.
+    """
 
     cells: tuple[str | None, ...]
     affinities: dict[str, str]
@@ -84,11 +87,13 @@ class MatrixRow:
 
 @dataclass
 class LabelMatrix:
-    """A matrix: its devices in the order of columns, its rows by device, and its `-p2p` flag.
+    """A matrix: its devices (`names`) in the order of columns, and its rows by device.
 
-    `flag` is None for a matrix of `-m`. `start` is the line of the command that printed the matrix,
-    else of its heading; `host` is the host in that line's prompt; `has_nvlinks` is False for a
-    matrix of `-mp`.
+    `line` is the line of its heading, `columns` the headings of its affinity columns. `flag` is
+    that of `-p2p`, None for a matrix of `-m`. `repeated` are the devices of rows that differ from
+    an earlier one; the first is kept. `start` is the line of the command that printed the matrix,
+    else of its heading; `host` is the host in that line's prompt, if any; `has_nvlinks` is False
+    for a matrix of `-mp`.
     """
 
     line: int
@@ -111,8 +116,8 @@ class LabelMatrix:
 class NvlinkListing:
     """A GPU in the output of `nvidia-smi nvlink`.
 
-    `remote` maps a link's number to the bus address at its other end (-R), `speed` to its GB/s,
-    None if the link is inactive (-s).
+    `remote` maps a link's number to the PCI address at its other end (-R), `speed` to its GB/s as
+    text, None if the link is inactive (-s). Both are empty if that output is missing.
     """
 
     name: str = ""
@@ -128,10 +133,12 @@ class NvlinkListing:
 
 @dataclass
 class SmiOutput:
-    """All parts of a text; `nics` maps a column to its name in the legend.
+    """All parts of a text.
 
-    `failed` is the line in which nvidia-smi gave up on the matrix, `stray` the first row of a
-    matrix without a heading.
+    `tables` are its matrices, in order. `nics` maps a NIC column to its name in the legend,
+    `nvlinks_by_gpu` a GPU's number to its links. `failed` is the number of the line in which
+    nvidia-smi gave up on the matrix, `stray` that of the first row of a matrix without a heading,
+    None if there is none.
     """
 
     tables: list[LabelMatrix] = field(default_factory=list)
@@ -148,7 +155,7 @@ def looks_like(text: str) -> bool:
 
 
 def parse_output(text: str, where: str) -> SmiOutput:
-    """Split a text into its parts.
+    """Split a text into its parts, without interpreting them; `where` names the file in errors.
 
     Raise InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
     for rows that do not fit their heading.

@@ -311,7 +311,7 @@ def list_matrix_devices(
 ) -> Iterator[Device]:
     """Yield the devices of the columns, with inferred NUMA nodes and root complexes.
 
-    NICs also have their assumed rates, GPUs the fields that `named` has for their ids.
+    NICs also have their assumed rates. `named` maps a GPU's id to further fields of its `extra`.
     """
     for i, ident in enumerate(inferred.cells.ids):
         node = inferred.affinities.get(i, UNKNOWN).numa_node
