@@ -178,7 +178,10 @@ def build_parser() -> Parser:
 
 
 def read_options(args: argparse.Namespace) -> BenchOptions:
-    """Return the measurement to make. Raise InputError for wrong or contradictory options."""
+    """Return the measurement that the options request, with names as topoplan spells them.
+
+    Raise InputError for wrong or contradictory options.
+    """
     from ...runtime.measuring.bench_options import (
         BenchOptions,
         spell_codec,
@@ -294,7 +297,7 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
 def list_collectives(text: str) -> list[str]:
     """Return topoplan's names of the collectives in a comma-separated text; "all" means every one.
 
-    Raise InputError if it names none, or an unknown one.
+    Each is listed once; an unknown name is unchanged. Raise InputError if the text names none.
     """
     from ...synth.ir.collective import COLLECTIVES, spell_collective
 

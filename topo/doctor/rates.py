@@ -46,12 +46,11 @@ _PLAUSIBLE = Fraction(6, 10)
 
 
 def check_measured_rates(view: DoctorView) -> Iterator[Finding]:
-    """Report links measured far from their declared bandwidth.
+    """Report links whose measured bandwidth is far from the declared one (both in their `extra`).
 
     Below 0.4 of it is an error, below 0.7 a warning; above 1.15 is a note, since the declaration is
-    doubtful. Without a declared value, `bandwidth_GBps` counts. A link is never reported as too
-    slow if the measurement is only a lower bound, or was made on another medium, so that the
-    declared value is believed.
+    doubtful. Without a declared value, the link's `bandwidth_GBps` takes its place. A link is never
+    reported as too slow if the measurement is only a lower bound, or was made on another medium.
     """
     slow: list[Case] = []
     fast: list[Case] = []

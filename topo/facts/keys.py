@@ -47,7 +47,7 @@ _OF_A_HOST = re.compile(r"(host[0-9]{1,6})/(.+)", re.DOTALL)
 
 
 def qualify(host: str, name: str) -> str:
-    """Return a subject or device id qualified with its host, such as `host0/gpu/3`."""
+    """Return a fact's subject or a device id qualified with its host, such as `host0/gpu/3`."""
     return f"{host}/{name}"
 
 
@@ -81,22 +81,25 @@ def p2p_subject(index: object, peer: object) -> str:
 
 
 def pci_subject(bus_id: object) -> str:
-    """Return the subject of a PCI function by its address, as Linux writes it (`0000:3b:00.0`)."""
+    """Return the subject `pci/BUS` of a PCI function by its address, as Linux writes it.
+
+    For example, `pci/0000:3b:00.0`.
+    """
     return f"{PCI}/{bus_id}"
 
 
 def numa_subject(node: object) -> str:
-    """Return the subject of a NUMA node by its number."""
+    """Return the subject `numa/N` of a NUMA node by its number."""
     return f"{NUMA}/{node}"
 
 
 def rdma_subject(name: object) -> str:
-    """Return the subject of an RDMA device by its name."""
+    """Return the subject `rdma/NAME` of an RDMA device by its name, such as mlx5_0."""
     return f"{RDMA}/{name}"
 
 
 def net_subject(name: object) -> str:
-    """Return the subject of a network interface by its name."""
+    """Return the subject `net/NAME` of a network interface by its name, such as eth0."""
     return f"{NET}/{name}"
 
 

@@ -36,7 +36,7 @@ class MachineView:
 
     @cached_property
     def nics(self) -> tuple[Device, ...]:
-        """The NICs in their order."""
+        """The NICs in the topology's order."""
         return self._list_devices("nic")
 
     @cached_property

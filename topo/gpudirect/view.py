@@ -57,7 +57,8 @@ class PairView(MachineView):
     def get_gpu_number(self, gpu: str, key: Key[int]) -> int | None:
         """Return an integer about a GPU: attribute `key` of its device, else the fact `key`.
 
-        The attribute (in `extra`) comes from the topology's file. Return None if neither is known.
+        The attribute (in `extra`) comes from the topology's file. Return None if neither is known,
+        or the attribute is a text without an integer.
         """
         if _is_number(self.topology.by_id[gpu].extra.get(key)):
             return self.get_attribute(gpu, key)

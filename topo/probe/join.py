@@ -114,8 +114,8 @@ def _gather(root: Path, nvml: Facts) -> Facts:
 def join(facts: Facts, environment: Mapping[str, str] = MappingProxyType({})) -> Topology:
     """Return the topology that follows from facts, without querying the machine.
 
-    Its ranks are the GPUs that CUDA_VISIBLE_DEVICES in `environment` shows, all if it is absent.
-    `probe_local` gathers the facts first.
+    Its ranks are the GPUs that CUDA_VISIBLE_DEVICES in `environment` shows. All GPUs are ranks if
+    it is absent or NVML does not answer, except those lost. `probe_local` gathers the facts first.
     """
     return _Joiner(facts, environment).join()
 
