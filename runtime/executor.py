@@ -35,10 +35,11 @@ _MAX_COMPILED, _MAX_OBJECTS = 64, 1 << 17
 
 
 class Executor:
-    """Plays schedules over `transport`; all its ranks must make the same calls in the same order.
+    """Runs this rank's programs over `transport`; all its ranks make the same calls in one order.
 
     `topology` names the links in errors, `codec` encodes messages. `sent_bytes` counts the bytes
-    that this rank has sent; `stamp`, if set, is called when messages are sent and received.
+    that this rank has sent; `stamp`, if set, is called with each message when it is sent or
+    received.
     """
 
     def __init__(

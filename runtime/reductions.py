@@ -55,9 +55,9 @@ def can_reduce(dtype: torch.dtype, op: object) -> bool:
 
 
 def check_reduction(op: object, dtype: torch.dtype) -> ReduceOp:
-    """Return a reduction as its enumeration value.
+    """Return a reduction as its enumeration value, after checking that it is supported.
 
-    Raise InputError if it is not supported for the dtype.
+    Raise InputError if it is not supported for the dtype; `kind_of_reduction` does not check.
     """
     kind = kind_of_reduction(op)
     if not isinstance(kind, ReduceOp) or kind not in IN_PLACE_REDUCTIONS:

@@ -66,7 +66,10 @@ class OpenMpi:
     version: int
 
     def list_options(self, folder: Path, agent: Path) -> list[str]:
-        """Return options to send over emulated links only, and to reach hosts through the agent."""
+        """Return mpirun's options to send over emulated links only, and to reach hosts by `agent`.
+
+        `agent` is the script of `write_agent`; `folder` is for files that mpirun needs.
+        """
         remote, runtime = ("rsh", "orte") if self.version < 5 else ("ssh", "prte")
         settings = {
             "plm": remote,
@@ -177,7 +180,10 @@ def write_agent(folder: Path, hosts: Mapping[str, str]) -> Path:
 
 
 def list_mpirun(mpi: OpenMpi, folder: Path, hosts: Mapping[str, str], *arguments: str) -> list[str]:
-    """Return the command that runs mpirun on the first host; `folder` is for files it needs."""
+    """Return the command that runs mpirun on the first host; `arguments` follow its options.
+
+    `hosts` maps names to the files of their namespaces; `folder` is for files that mpirun needs.
+    """
     first, namespace = next(iter(hosts.items()))
     return [
         *enter_host(namespace, first),

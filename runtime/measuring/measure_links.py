@@ -300,7 +300,7 @@ def _round_digits(value: float) -> float:
 
 
 def find_routes(topology: Topology) -> dict[Pair, Route]:
-    """Return the route of every ordered pair of ranks that the hardware connects.
+    """Return the route of each (source, destination) of ranks that the hardware connects.
 
     Pairs that are connected only through other GPUs are left out.
     """
@@ -315,7 +315,7 @@ def find_routes(topology: Topology) -> dict[Pair, Route]:
 def group_disjoint(
     pairs: Iterable[Pair], topology: Topology, routes: Mapping[Pair, Route]
 ) -> list[list[Pair]]:
-    """Divide pairs into groups that can be measured at once, each pair as if alone.
+    """Divide pairs of ranks into groups that can be measured at once, each pair as if alone.
 
     No two pairs of a group share a rank, a CPU, or a cable in either direction of their routes
     there and back (answers go back), as far as the topology knows. Greedy, pairs with long routes

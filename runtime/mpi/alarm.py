@@ -36,7 +36,7 @@ class Alarm:
                 threading.Thread(target=_watch, name="topoplan-alarm", daemon=True).start()
 
     def stop(self, deadline: float) -> None:
-        """End the watch over `deadline`; `ring` is not called after this returns."""
+        """End the watch over `deadline`; waits for a `ring` in progress, and none follows."""
         self.deadline = 0.0
         if self.struck == deadline:
             self._rung.wait()

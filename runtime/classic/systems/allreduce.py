@@ -18,7 +18,10 @@ _SYNTHESIS_S = 20.0  # chosen: the other ranks wait meanwhile, by default at mos
 
 
 def count_ring_bytes(ranks: int, size_bytes: int) -> int:
-    """Return the bytes that each rank sends in a ring allreduce, which is gloo's algorithm."""
+    """Return the bytes that each rank sends in a ring allreduce of a buffer of `size_bytes`.
+
+    That is gloo's algorithm.
+    """
     return 2 * (ranks - 1) * size_bytes // ranks
 
 
