@@ -127,7 +127,8 @@ class Lab:
         """Run systems in one launch of ranks at a site, and return a result for each.
 
         If a system fails, launch the remaining ones again. `plans` maps the names of systems to
-        plan files; `start` starts a rank.
+        plan files; `start` starts the ranks, given a run's folder and their number, and returns
+        their exit code.
         """
         title = SERIAL if site is _ALONE else f"{site.network}, {site.ranks} ranks"
         failures: list[RunResult] = []
