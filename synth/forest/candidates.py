@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import product
 from math import ceil
 
+from ...topo.errors import InfeasibleError
 from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
@@ -306,7 +307,10 @@ class ForestBuilder:
             routes=OwnRoutes(self.router) if has_single_paths(topology) else None,
             max_depth=self.limits.max_depth or max_depth,
         )
-        trees.grow(float(self.bound), self.effort)
+        try:
+            trees.grow(float(self.bound), self.effort)
+        except InfeasibleError:  # links of one direction may join the GPUs where routes do not
+            return
         trees.even_out(float(self.bound), gap, self.effort, self.say)
         listed: list[RootedTree] = []
         for tree, share in zip(*trees.list_forest(), strict=True):
