@@ -22,6 +22,8 @@ RATES = (
     *map(Fraction, ("1/3", "1", "2", "7/3", "3", "4", "6", "12.5", "64/3", "22.3", "24", "50")),
 )
 LATENCIES_US = tuple(map(Fraction, ("0.35", "0.5", "0.7", "0.7", "0.7", "1", "1.3", "5")))
+# Shares of their rate that slow links keep: usual ones, and those of links that hardly work.
+SLOW = (*(Fraction(i, 10) for i in range(1, 10)), Fraction(1, 1000), Fraction(1, 10**6))
 PRESETS = (
     "dgx1", "pcie-2socket", "mesh:2x3", "mesh:3x3", "torus:3x3", "hypercube:3", "ring:5", "path:4",
     "star:5", "switch:5", "dgx-a100:1", "torus:4x4",
@@ -192,7 +194,7 @@ def _damage(b: Builder, *, connected: bool) -> None:
         elif what == "double":
             left = [*b.links, replace(one, bandwidth_GBps=b.chance.choice(RATES))]
         else:
-            share = Fraction(b.chance.randint(1, 9), 10)
+            share = b.chance.choice(SLOW)
             hit = (
                 {id(x) for x in b.links if {x.src, x.dst} == ends} if what == "slow" else {id(one)}
             )

@@ -9,9 +9,9 @@ Each machine (machine_kinds.py) is written as JSON and planned by the command, m
 process, one plan of fifty by a process of its own. A plan must end with exit code 0, or 3 where
 some GPU cannot be reached, without a traceback and without a strategy that fails; its file must
 load and verify; and `bound_one_way` must be the optimum of a linear program that shares no code
-with the planner (single_path_lp.py). Where switches add or copy there is no such program: there the
-bound must only be no lower than the plan. With --results a second start continues where the first
-one ended. Exit code 1 if anything is missed.
+with the planner (single_path_lp.py). Where switches add or copy what a collective needs there is no
+such program: there the bound must only be no lower than the plan. With --results a second start
+continues where the first one ended. Exit code 1 if anything is missed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ _EQUAL = 1e-6
 # One plan of this many is made by a process of its own.
 _OWN_PROCESS_EVERY = 50
 _INFEASIBLE, _TRACEBACK = 3, -1
+# Collectives that are helped by switches that copy, and by those that add.
+_COPIED = ("allreduce", "allgather", "broadcast")
+_ADDED = ("allreduce", "reduce-scatter", "reduce")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # What a strategy says if its linear program fails, which is not a reason to decline.
 _FAILURES = ("no optimum",)
@@ -135,7 +138,11 @@ def judge(
     plan = _plan_apart if chance.randrange(_OWN_PROCESS_EVERY) == 0 else _plan_here
     code, text, errors = plan(command)
     row: dict[str, Any] = {"exit": code, "root": root, "cpu_s": time.process_time() - started}
-    computes = any(d.kind != "gpu" and (d.can_copy or d.can_reduce) for d in topology.devices)
+    computes = any(
+        d.kind != "gpu"
+        and ((d.can_copy and collective in _COPIED) or (d.can_reduce and collective in _ADDED))
+        for d in topology.devices
+    )
     least_s = find_least_s_per_GB(collective, topology, root)
     if least_s is not None and not computes:
         row["least"] = 1 / least_s

@@ -37,13 +37,14 @@ much as its cheaper direction: each message between two parts pays at least that
 "prices" holds, mirrored routes or not. Cuts hold for single paths as well as for any use of the
 links.
 
-Prices alone prove nothing if switches add or copy. In that case a certificate of prices names, for
-every such device, a GPU that it is `joined` with; prices are then those of the machine in which
-each is one with its GPU. That machine can do at least as much: its GPU does the work of the switch
-at no cost, all links between different GPUs and plain devices are still there, and a step's streams
-through a switch become messages to its GPU and on from it, one stream after the other, beginning at
-the leaves of a reduction (or at the source of a copy). As no plain device adds or copies, a bound
-that prices prove for it holds for both.
+Prices alone prove nothing if switches add or copy what the collective needs: copies help where
+several ranks receive the same data, sums where data is added. In that case a certificate of prices
+names, for every such device, a GPU that it is `joined` with; prices are then those of the machine
+in which each is one with its GPU. That machine can do at least as much: its GPU does the work of
+the switch at no cost, all links between different GPUs and plain devices are still there, and a
+step's streams through a switch become messages to its GPU and on from it, one stream after the
+other, beginning at the leaves of a reduction (or at the source of a copy). As no plain device adds
+or copies, a bound that prices prove for it holds for both.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from ...topo.exact import fraction_to_json, parse_fraction
 from ...topo.graph import Topology
 from ...topo.routes import Router
 from ...topo.schema import Label
+from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
 from ..numeric.arborescence import cheapest_out_tree
 from .prices import (
@@ -219,7 +221,7 @@ def proved_s_per_GB(
         raise VerificationError(f"bound: no certificate of kind {kind!r} for {collective.name}")
     if "joined" in certificate and own is None:
         topology = join_devices(topology, dict(certificate["joined"]))
-    if any(d.kind != "gpu" and (d.can_reduce or d.can_copy) for d in topology.devices):
+    if computes_in_network(topology, collective):
         raise VerificationError("bound: prices prove nothing where switches add or copy")
     fractions = _read_prices(
         certificate["prices"],

@@ -15,7 +15,7 @@ from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_to_json
 from ...topo.graph import Topology
 from ...topo.routes import Router
-from ..cost.loads import computes_in_network
+from ..cost.loads import computes_in_network, list_computing
 from ..forest.generate import TreePacking, exact_prices
 from ..forest.machine.symmetry import shifts
 from ..forest.rooted import RootedPacking
@@ -95,7 +95,7 @@ def bound(
     effort = effort if effort is not None else Effort()
     bounds = [cut_bound(collective, topology)]
     bounds += _mended_bounds(collective, topology, effort, progress)
-    if computes_in_network(topology):
+    if computes_in_network(topology, collective):
         bounds += _joined_prices(collective, topology, effort, progress, by_link=by_link)
     elif collective.name == "allreduce":
         bounds += _allreduce_prices(collective, topology, effort, progress, by_link=by_link)
@@ -137,9 +137,8 @@ def _joined_prices(
     In it, each device that adds or copies is one with its nearest GPU.
     """
     gpu_of = {
-        d.id: _find_nearest_gpu(d.id, topology)
-        for d in topology.devices
-        if d.kind != "gpu" and d.can_copy
+        device: _find_nearest_gpu(device, topology)
+        for device in list_computing(topology, collective)
     }
     joined = bound(collective, join_devices(topology, gpu_of), effort, progress, by_link=by_link)
     if joined.kind == "cut":  # it is a cut of the whole machine too

@@ -1,8 +1,8 @@
 """The bound on schedules on the hardware's routes: each ordered pair of GPUs has a single path.
 
 Assumed: data is relayed, combined and copied at GPUs only; switches neither add nor copy. Any GPU
-may relay data that it has received, whatever the route of the pair. If a switch computes, only the
-cuts of the multipath bound are known, and the two bounds are the same. They are also the same,
+may relay data that it has received, whatever the route of the pair. If a switch computes what the
+collective needs (cost/loads.py), the two bounds are the same. They are also the same,
 though not proved to be the best, on machines of more than SINGLE_PATH_RANKS GPUs, and for trees
 whose direction counts (all but allreduce on links as wide in both directions, alltoall, gather and
 scatter) of more than SINGLE_PATH_ROOTS. Every multipath bound holds for single paths.
@@ -76,7 +76,7 @@ def find_single_path_bound(
     prove more.
     """
     topology, n = router.topology, collective.ranks
-    if not has_single_paths(topology):
+    if not has_single_paths(topology, collective):
         return multipath
     effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
@@ -95,17 +95,17 @@ def find_single_path_bound(
     return best
 
 
-def has_single_paths(topology: Topology) -> bool:
+def has_single_paths(topology: Topology, collective: Collective) -> bool:
     """Return whether the hardware's routes restrict schedules, and are few enough to be searched.
 
     They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
-    between them, nor if switches compute.
+    between them, nor if switches compute what the collective needs.
     """
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
     )
     few = len(topology.ranks) <= SINGLE_PATH_RANKS
-    return few and not direct and not computes_in_network(topology)
+    return few and not direct and not computes_in_network(topology, collective)
 
 
 def _list_shapes(collective: Collective, routes: OwnRoutes) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.graph import Topology
-from ..ir.collective import Chunk
+from ..ir.collective import Chunk, Collective
 from ..ir.transfers import Op, Transfers
 
 DirectedLink = tuple[str, str]
@@ -115,9 +115,25 @@ def _exact(largest: int) -> Any:
     return np.int64 if largest < _SAFE else object
 
 
-def computes_in_network(topology: Topology) -> bool:
-    """Return whether any device other than a GPU copies or adds."""
-    return any(d.kind != "gpu" and (d.can_copy or d.can_reduce) for d in topology.devices)
+def computes_in_network(topology: Topology, collective: Collective | None = None) -> bool:
+    """Return whether any device other than a GPU copies or adds; see `list_computing`."""
+    return bool(list_computing(topology, collective))
+
+
+def list_computing(topology: Topology, collective: Collective | None = None) -> list[str]:
+    """Return the ids of all devices but GPUs that copy or add.
+
+    With a `collective`, only what helps it counts: to add, where data is added, and to copy, where
+    several ranks receive the same data. A copy of a partial sum helps no one, as each contribution
+    must be added once.
+    """
+    copies = collective is None or collective.spreads
+    adds = collective is None or collective.reduces
+    return [
+        d.id
+        for d in topology.devices
+        if d.kind != "gpu" and ((copies and d.can_copy) or (adds and d.can_reduce))
+    ]
 
 
 def stream_loads(

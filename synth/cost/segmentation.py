@@ -66,11 +66,13 @@ def reroute(schedule: Schedule, router: Router) -> Schedule:
 
 
 def reroute_unless_in_network(schedule: Schedule, router: Router) -> Schedule:
-    """Return the schedule on the hardware's routes, unless switches add or copy data.
+    """Return the schedule on the hardware's routes, unless switches add or copy its data.
 
     With such switches it is returned unchanged, since the network can be given routes.
     """
-    return schedule if computes_in_network(router.topology) else reroute(schedule, router)
+    if computes_in_network(router.topology, schedule.collective):
+        return schedule
+    return reroute(schedule, router)
 
 
 def families(schedules: Iterable[Schedule], router: Router) -> list[Family]:

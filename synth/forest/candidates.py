@@ -80,6 +80,7 @@ class ForestBuilder:
 
     def __init__(self, request: Request) -> None:
         self.survey, self.router = survey(request.topology), request.router
+        self.collective = request.collective
         self.bound, self.proof = request.bound_GBps, request.bound
         self.limits, self.effort, self.say = request.limits, request.effort, request.progress
         self.candidates: list[CandidateForest] = []
@@ -295,6 +296,7 @@ class ForestBuilder:
         They are for allreduce, or out-trees for a broadcast from rank `root` if it is given.
         """
         topology, both = self.survey.topology, root is None
+        single = has_single_paths(topology, self.collective)
         assert self.proof is not None
         most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
         counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
@@ -304,7 +306,7 @@ class ForestBuilder:
             topology,
             [middle if root is None else root] * count,
             both=both,
-            routes=OwnRoutes(self.router) if has_single_paths(topology) else None,
+            routes=OwnRoutes(self.router) if single else None,
             max_depth=self.limits.max_depth or max_depth,
         )
         try:

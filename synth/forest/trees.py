@@ -177,7 +177,7 @@ def schedule_of(
     ranks, rank_of = {gpu: r for r, gpu in enumerate(topology.ranks)}, links.rank_of
     images = np.arange(links.size)[None] if forest.images is None else forest.images
     # Transfers can only merge in a switch in the same step.
-    together = computes_in_network(topology)
+    together = computes_in_network(topology, collective)
     per_root = collective.name in ("allgather", "reduce-scatter")
     whole = Fraction(1, collective.ranks if per_root else 1)
     chunks: list[Chunk] = []

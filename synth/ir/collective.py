@@ -140,13 +140,18 @@ class Collective:
         """Whether contributions are added up; otherwise data is only copied."""
         return self.name in ("allreduce", "reduce-scatter", "reduce")
 
+    @property
+    def spreads(self) -> bool:
+        """Whether several ranks receive the same data, so that switches that copy help."""
+        return self.name in ("allreduce", "allgather", "broadcast")
+
     def holders(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that hold the chunk, or their contribution to it, at the start."""
         return self.members if self.reduces else self._owner(chunk.source)
 
     def receivers(self, chunk: Chunk) -> Sequence[int]:
         """Return the ranks that must have the whole chunk at the end."""
-        if self.name in ("allreduce", "allgather", "broadcast"):
+        if self.spreads:
             return self.members
         return self._owner(chunk.target)
 

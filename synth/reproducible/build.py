@@ -162,7 +162,7 @@ def search_brackets(request: Request, given: Sequence[Bracket]) -> list[Schedule
         raise InfeasibleError(
             f"{NAME}: bracketings of {n} ranks are not searched for; at most {_MAX_SEARCHED}"
         )
-    if computes_in_network(request.topology):
+    if computes_in_network(request.topology, request.collective):
         raise InfeasibleError(f"{NAME}: switches that add have an order of their own")
     best = _search(request, given, OwnRoutes(request.router))
     best.add_low_columns()

@@ -94,7 +94,9 @@ class _Packer:
 
         None if they restrict nothing, or are too many: schedules are then planned with any routes.
         """
-        return OwnRoutes(self.request.router) if has_single_paths(self.topology) else None
+        if not has_single_paths(self.topology, self.collective):
+            return None
+        return OwnRoutes(self.request.router)
 
     @cached_property
     def turns(self) -> list[NDArray[np.int64]]:
@@ -125,7 +127,8 @@ class _Packer:
 
         All forests considered are added to the request's table.
         """
-        symmetric, in_network = self.topology.is_symmetric, computes_in_network(self.topology)
+        symmetric = self.topology.is_symmetric
+        in_network = computes_in_network(self.topology, self.collective)
         if self.both and in_network:
             candidates = in_network_forests(self.request)
         elif self.both and (symmetric or len(self.machine.ranks) > _EXACT_RANKS):

@@ -9,7 +9,7 @@ from topoplan.synth.forest.large.level_trees import LevelTrees
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
-from topoplan.topo.devices import Device, Link
+from topoplan.topo.devices import Device, Link, both_directions
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.loader.resolve import load_for_planning
 
@@ -34,6 +34,26 @@ def test_a_switch_that_only_copies_does_neither_in_reverse() -> None:
     assert not any(d.can_copy for d in topology.reversed().devices if d.kind != "gpu")
     plan = synthesize(collective_on("reduce", topology), topology, "packing").plan
     assert min(map(plan.gap_of, plan.entries)) == 0
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce-scatter", "gather", "scatter", "alltoall"])
+def test_copies_in_switches_do_not_help_data_that_goes_to_one_rank(name: str) -> None:
+    # Two switches: the hardware's routes are over the near one, and the far one is as wide.
+    gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
+    links = tuple(
+        link
+        for switch, latency in (("near", 1), ("far", 5))
+        for g in gpus
+        for link in both_directions(Link(g.id, switch, Fraction(1), Fraction(latency)))
+    )
+    limits = set()
+    for can_copy in (False, True):
+        switches = tuple(Device(s, "switch", can_copy=can_copy) for s in ("near", "far"))
+        topology = Topology("two switches", (*gpus, *switches), links)
+        plan = synthesize(collective_on(name, topology), topology, "packing").plan
+        assert min(map(plan.gap_of, plan.entries)) == 0
+        limits.add(plan.bound_one_way.algbw_GBps)
+    assert len(limits) == 1
 
 
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
