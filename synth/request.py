@@ -139,7 +139,7 @@ class Strategy:
 
     The other fields are for auto. It tries `auto_collectives` (default: all of `collectives`) and
     works `work_s` seconds of an idle core on the strategy, or `quick_work_s` if it was not asked to
-    be thorough. Then it also omits a strategy that cannot win: if there are more than `max_ranks`
+    be thorough, `at_bound_work_s` if a schedule is at the bound besides. Then it also omits a strategy that cannot win: if there are more than `max_ranks`
     ranks; more than `max_ranks_beside` and there is a schedule already; or more than
     `max_ranks_at_bound` and a schedule is at the bound.
     """
@@ -151,6 +151,7 @@ class Strategy:
     # Seconds of an idle core that one strategy of several may work.
     work_s: float = 6.0
     quick_work_s: float | None = None
+    at_bound_work_s: float | None = None
     max_ranks: int = _ANY
     max_ranks_beside: int = _ANY
     max_ranks_at_bound: int = _ANY

@@ -18,13 +18,14 @@ from ortools.sat.python import cp_model
 from ...topo.errors import InfeasibleError
 from ...topo.exact import fraction_gcd
 from ..forest.machine.routes import OwnRoutes
+from ..forest.survey import survey
 from ..forest.weigh import find_share_load, round_shares
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 from ..numeric.linear import ColumnGeneration, Floats, pack
 from ..request import Request
 from .channels import RING, Order
-from .orders import Orders, Priced, hops
+from .orders import Orders, Priced, hops, name_order
 
 # Relative gap to the bound at which rates count as optimal, and by which an order must cost less
 # than it gains: above the rounding errors of sums over links.
@@ -64,6 +65,8 @@ def pack_orders(
         )
     orders = orders if orders is not None else Orders(OwnRoutes(request.router), request.collective)
     packing = OrderPacking(request, shapes, orders)
+    if RING in shapes:
+        packing.add_turned_boxes()
     if not packing.generate(request.effort, packing.name, request.progress):
         raise InfeasibleError(f"{packing.name}: the weights of the orders have no optimum")
     if not packing.columns:
@@ -87,6 +90,21 @@ class OrderPacking(ColumnGeneration[Priced]):
         self.enough = float(request.bound_GBps)
         self.patience_s, self.exact, self.optimal = _PATIENCE_S, False, False
         self.smooths = all(orders.is_small(shape) for shape in shapes)
+
+    def add_turned_boxes(self) -> None:
+        """Add rings that go from box to box, each beginning at another GPU of every box.
+
+        Box after box, they use all GPUs' ways out equally, and so are often optimal together.
+        """
+        boxes = survey(self.orders.routes.topology).boxes
+        rings = []
+        for start in range(boxes.rails if boxes is not None else 0):
+            ring = [rank for box in boxes.ranks for rank in (*box[start:], *box[:start])]
+            order = name_order(RING, tuple(ring))
+            if all(self.orders.routes.exists[hop] for hop in hops(RING, order)):
+                rings.append(Priced(0.0, RING, order))
+        if rings:
+            self.solve(rings, self.effort)
 
     @property
     def algbw_GBps(self) -> float:
@@ -168,7 +186,11 @@ class OrderPacking(ColumnGeneration[Priced]):
                 self.columns[opposite] = self.orders.uses(*opposite)
         solved = pack(list(self.columns.values()), self.orders.floats, effort)
         if solved is not None:
-            self.weights, self.dual = solved
+            weights, self.dual = solved
+            # Another solution that carries no more often has more orders.
+            if weights.sum() <= self.algbw_GBps * (1 + _TOLERANCE):
+                weights = np.pad(self.weights, (0, len(weights) - len(self.weights)))
+            self.weights = weights
             self.finished = self.is_enough() or effort.is_over(self.name)
         return solved is not None
 

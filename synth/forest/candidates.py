@@ -13,17 +13,19 @@ from fractions import Fraction
 from itertools import product
 from math import ceil
 
+import numpy as np
+
 from ...topo.errors import InfeasibleError
 from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
 from .large.level_trees import LevelTrees, choose_count, choose_depth
-from .machine.boxes import SHAPES, rail_trees, turn_to_root
+from .machine.boxes import SHAPES, Parents, rail_trees, turn_to_root
 from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
 from .machine.routes import Metric, OwnRoutes
-from .machine.symmetry import group
+from .machine.symmetry import colours, group
 from .survey import survey
 from .trees import Forest, RootedTree, root_tree, tree_depth
 from .weigh import count_uses, find_best_shares, find_max_load, find_share_load, round_shares
@@ -156,7 +158,8 @@ class ForestBuilder:
                 self.add_whole_number_trees()
         else:
             self.add_rail_trees()
-            self.add_images()
+            if not self.has_within():
+                self.add_images()
         if not self._has_reached(AT_BOUND) and self._may_go_on():
             if self.survey.direct:
                 self.add_images()
@@ -182,16 +185,19 @@ class ForestBuilder:
             self.add_weighed([self._hang(tree)], "one tree")
             return
         # Roots and prices per hop trade depth for rate; only the best tree of each depth is kept.
+        # GPUs of the same role root the same trees, so one of each is enough.
+        role = colours(self.survey.topology)[graph.gpus]
+        roots = np.sort(np.unique(role, return_index=True)[1]).tolist()
         metric = Metric(graph, 1 / graph.capacity, both=True)
         best: dict[int, tuple[Fraction, RootedTree]] = {}
-        for root, hop_price in product(range(0, n, ceil(n / MAX_ROOTS)), (0.0, 0.5, 10.0)):
-            low = grow_low_tree(metric, root, hop_price)
-            if low is not None:
-                rooted = self._hang(low)
-                uses, capacity = count_uses(self.survey.topology, [rooted])
-                offer = 1 / find_max_load(uses, [1], capacity), rooted
-                depth = tree_depth(rooted, self.survey.ranks)
-                best[depth] = max(best.get(depth, offer), offer, key=lambda entry: entry[0])
+        starts = product(roots[:: ceil(len(roots) / MAX_ROOTS)], (0.0, 0.5, 10.0))
+        grown = [grow_low_tree(metric, root, hop_price) for root, hop_price in starts]
+        trees = [*dict.fromkeys(self._hang(tree) for tree in grown if tree is not None)]
+        uses, capacity = count_uses(self.survey.topology, trees)
+        for rooted, used in zip(trees, uses, strict=True):
+            offer = 1 / find_max_load([used], [1], capacity), rooted
+            depth = tree_depth(rooted, self.survey.ranks)
+            best[depth] = max(best.get(depth, offer), offer, key=lambda entry: entry[0])
         for depth, (rate, rooted) in sorted(best.items()):
             if all(rate > best[lower][0] for lower in best if lower < depth):
                 self.add_weighed([rooted], "one tree")
@@ -273,6 +279,7 @@ class ForestBuilder:
         boxes = self.survey.boxes
         if boxes is None:
             return
+        tried = set[frozenset[frozenset[tuple[int, int]]]]()
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
             # A slow box sends least at the root of a tree, so trees rotated to root it are tried
@@ -284,7 +291,15 @@ class ForestBuilder:
             ]
             for more in turned if len(parents) <= 2 else []:
                 parents = [*parents, *(tree for tree in more if tree not in parents)]
-            if len(parents) * boxes.rails > _MAX_TREES or not self._may_go_on():
+            # Shapes over two boxes are the same, and chains from every box are deeper than stars.
+            joined = frozenset(map(_find_joined, parents))
+            is_dominated = joined in tried or (name == "chains" and self.has_within())
+            tried.add(joined)
+            if (
+                is_dominated
+                or len(parents) * boxes.rails > _MAX_TREES
+                or not self._may_go_on()
+            ):
                 continue
             trees = rail_trees(boxes, parents, self.router)
             if trees is not None:
@@ -368,6 +383,11 @@ class ForestBuilder:
             weighed = zip(forest.shares, forest.trees, strict=True)
             heaviest = sorted(weighed, key=lambda item: -item[0])[:limit]
             self.add_weighed([tree for _, tree in heaviest], "heaviest low trees")
+
+
+def _find_joined(parents: Parents) -> frozenset[tuple[int, int]]:
+    """Return the pairs of nodes, lower first, that a tree of parents (-1 at the root) joins."""
+    return frozenset((min(v, p), max(v, p)) for v, p in enumerate(parents) if p >= 0)
 
 
 def pareto(candidates: Sequence[CandidateForest]) -> list[CandidateForest]:

@@ -184,6 +184,8 @@ class _Search:
         # A strategy requested by name may use all of the time.
         if self.auto:
             quick_s = strategy.quick_work_s if self.request.quick else None
+            if self.request.quick and self._at_bound:
+                quick_s = strategy.at_bound_work_s or quick_s
             effort = effort.grant(quick_s or strategy.work_s, _STRATEGY_CLOCK)
         try:
             self.costed += cost_all(

@@ -26,6 +26,8 @@ _GATHERING = ("allreduce", "allgather", "reduce-scatter")
 LISTED_RANKS = 16
 # Work of the first strategy, in seconds of an idle core: the others usually have less to search.
 MAIN_WORK_S = 21.0
+# Work for rings that are only listed beside a schedule at the bound, in seconds of an idle core.
+_LISTED_WORK_S = 0.1
 # With more ranks the exact search, and chains if a schedule is at the bound, are omitted: they take
 # long and win little.
 _SEARCHED_RANKS = 8
@@ -45,7 +47,10 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy("hierarchical", hierarchical.build, _ALLREDUCE),
         # All its schedules are for bandwidth, in which a schedule at the bound cannot be beaten.
         Strategy("greedy", greedy.build, _GATHERING, max_ranks_at_bound=0),
-        Strategy("ring", ring.build, _GATHERING, max_ranks_at_bound=LISTED_RANKS),
+        Strategy(
+            "ring", ring.build, _GATHERING,
+            at_bound_work_s=_LISTED_WORK_S, max_ranks_at_bound=LISTED_RANKS,
+        ),
         Strategy("double-tree", double_tree.build, _ALLREDUCE, max_ranks_at_bound=LISTED_RANKS),
         Strategy("recursive-doubling", doubling.build_recursive_doubling, _GATHERING),
         Strategy(

@@ -211,12 +211,13 @@ def turn_to_root(tree: Parents, trees: Sequence[Parents], box: int) -> list[Pare
     ]
 
 
-# Sets of trees over boxes by name; every rail uses all trees of a set, with equal shares.
+# Sets of trees over boxes by name; every rail uses all trees of a set, with equal shares. Chains
+# from every box come after stars, which are as many and shallower.
 SHAPES: dict[str, Callable[[int], list[Parents]]] = {
     "binary": binary_pair,
     "chain": lambda count: [chain(range(count))],
-    "chains": lambda count: [chain([(i + j) % count for j in range(count)]) for i in range(count)],
     "stars": lambda count: [
         [-1 if leaf == hub else hub for leaf in range(count)] for hub in range(count)
     ],
+    "chains": lambda count: [chain([(i + j) % count for j in range(count)]) for i in range(count)],
 }
