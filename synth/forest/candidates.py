@@ -295,11 +295,7 @@ class ForestBuilder:
             joined = frozenset(map(_find_joined, parents))
             is_dominated = joined in tried or (name == "chains" and self.has_within())
             tried.add(joined)
-            if (
-                is_dominated
-                or len(parents) * boxes.rails > _MAX_TREES
-                or not self._may_go_on()
-            ):
+            if is_dominated or len(parents) * boxes.rails > _MAX_TREES or not self._may_go_on():
                 continue
             trees = rail_trees(boxes, parents, self.router)
             if trees is not None:

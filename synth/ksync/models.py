@@ -20,7 +20,7 @@ several partial sums of a chunk apart: "infeasible" means infeasible in that for
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -32,12 +32,17 @@ from ...topo.errors import TimeLimitError
 from ...topo.graph import Topology
 from ...topo.routes import Route, Router, route_links
 from ..cost.loads import DirectedLink
+from ..forest.machine.routes import OwnRoutes
+from ..forest.machine.symmetry import group, shifts
 from ..ir.collective import Chunk, Collective
 from ..ir.schedule import Schedule
 from ..ir.transfers import Op, Transfer, Transfers
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
 
+# Maximum number of symmetries that a schedule must have; share of an instance's work for such
+# schedules, which are few but quickly found.
+_MAX_IMAGES, _FOLDED_SHARE = 16, 0.2
 # (chunk, edge, step)
 Key = tuple[int, int, int]
 # (chunk, edge, step, op)
@@ -50,7 +55,8 @@ class SyncFabric:
 
     An edge is a pair of ranks whose route passes through no other GPU. `edges[i]` = (u, v) takes
     `routes[i]`, a link carries `capacity[link]` chunks per round, and `unit_GBps` is the bandwidth
-    of one chunk per round.
+    of one chunk per round. `images` are permutations of the ranks, the identity first, that map
+    routes to routes and no rank to itself: the images of each rank under a group of symmetries.
     """
 
     topology: Topology
@@ -58,6 +64,7 @@ class SyncFabric:
     routes: tuple[Route, ...]
     capacity: dict[DirectedLink, int]
     unit_GBps: Fraction
+    images: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -100,7 +107,10 @@ def fabric_of(router: Router) -> SyncFabric:
     unit = router.unit_GBps
     used = {link for route in routes.values() for link in route_links(route)}
     capacity = {link: int(topology.capacity_GBps[link] / unit) for link in sorted(used)}
-    return SyncFabric(topology, edges, tuple(routes[edge] for edge in edges), capacity, unit)
+    listed, own = tuple(routes[edge] for edge in edges), OwnRoutes(router)
+    images = group([turn for turn in shifts(topology) if own.keeps(turn[1])], _MAX_IMAGES)
+    moved = () if images is None else own.rank_of[images[:, own.gpus]].tolist()
+    return SyncFabric(topology, edges, listed, capacity, unit, tuple(map(tuple, moved)))
 
 
 @dataclass(frozen=True)
@@ -137,19 +147,45 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
     """Return a schedule with exactly the chunks, steps and rounds of `instance`.
 
     For collectives that only copy. None if it is proved that there is none. Raise TimeLimitError if
-    the effort was too small to decide.
+    the effort was too small to decide. Schedules that are their own images under the fabric's
+    symmetries are tried first, since they need few variables.
     """
+    if instance.collective.root is None and fabric.images:
+        try:
+            granted = effort.grant(_FOLDED_SHARE * effort.left_s / effort.scale)
+            schedule = _solve_folded(fabric, instance, granted, fabric.images)
+            if schedule is not None:
+                return schedule
+        except TimeLimitError:
+            pass  # other schedules may be found sooner
+    return _solve_folded(fabric, instance, effort, ())
+
+
+def _solve_folded(
+    fabric: SyncFabric,
+    instance: SyncInstance,
+    effort: Effort,
+    images: Sequence[tuple[int, ...]],
+) -> Schedule | None:
+    """Return a schedule that each of `images` maps to itself; else see `solve_copying`."""
     chunks = instance.collective.even_chunks(instance.chunks)
     sends = list_possible_sends(fabric, instance.collective, chunks, instance.steps)
     model = cp_model.CpModel()
-    variable = {key: model.new_bool_var("") for key in sends}
+    variable: dict[Key, cp_model.IntVar] = {}
+    moves = _list_moves(fabric, chunks, images)
+    for key in sends:
+        c, e, s = key
+        first = min(((chunk[c], edge[e], s) for chunk, edge in moves), default=key)
+        variable[key] = variable[first] if first in variable else model.new_bool_var("")
     # A second arrival of a chunk at a rank is useless, so a relay receives it at most once.
     arrivals: dict[tuple[int, int], list[Key]] = defaultdict(list)
     for key in sends:
         arrivals[key[0], fabric.edges[key[1]][1]].append(key)
-    for c, chunk in enumerate(chunks):
-        sources = set(instance.collective.holders(chunk))
-        wanted = set(instance.collective.receivers(chunk))
+    # What holds for a chunk holds for its images.
+    firsts = [c for c in range(len(chunks)) if all(chunk[c] >= c for chunk, _ in moves)]
+    for c in firsts:
+        sources = set(instance.collective.holders(chunks[c]))
+        wanted = set(instance.collective.receivers(chunks[c]))
         for rank in set(range(fabric.ranks)) - sources:
             inward = [variable[key] for key in arrivals[c, rank]]
             if rank in wanted:
@@ -167,7 +203,7 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
     rounds = _add_rounds(model, fabric, instance, {(*k, "copy"): x for k, x in variable.items()})
     # A schedule with equal chunks swapped is equally good: the solver must not refute each one
     # separately.
-    _break_symmetry(model, instance, chunks, arrivals, variable)
+    _break_symmetry(model, instance, chunks, firsts, arrivals, variable)
     solver = _run_solver(model, effort, instance)
     if solver is None:
         return None
@@ -176,6 +212,26 @@ def solve_copying(fabric: SyncFabric, instance: SyncInstance, effort: Effort) ->
     return _build_schedule(
         fabric, instance, ((*key, "copy") for key in used), [solver.value(r) for r in rounds]
     )
+
+
+def _list_moves(
+    fabric: SyncFabric, chunks: tuple[Chunk, ...], images: Sequence[tuple[int, ...]]
+) -> list[tuple[list[int], list[int]]]:
+    """Return for each of `images` the places to which it moves every chunk and every edge."""
+    edge_at = {edge: e for e, edge in enumerate(fabric.edges)}
+    # Chunks of one source and target keep their order.
+    chunks_at: dict[tuple[int | None, int | None], list[int]] = defaultdict(list)
+    for c, chunk in enumerate(chunks):
+        chunks_at[chunk.source, chunk.target].append(c)
+    out = []
+    for image in images:
+        moved = {None: None, **dict(enumerate(image))}
+        chunk_moves = [0] * len(chunks)
+        for (source, target), places in chunks_at.items():
+            for c, at in zip(places, chunks_at[moved[source], moved[target]], strict=True):
+                chunk_moves[c] = at
+        out.append((chunk_moves, [edge_at[image[u], image[v]] for u, v in fabric.edges]))
+    return out
 
 
 def list_possible_sends(
@@ -217,8 +273,13 @@ def _add_rounds(
     for (_, e, s, _), var in sends.items():
         for link in fabric.links_of(e):
             load[link, s].append(var)
-    for (link, s), variables in load.items():
-        model.add(sum(variables) <= fabric.capacity[link] * rounds[s])
+    # Links that symmetries map to each other carry the same, which is stated once.
+    stated = {
+        (s, fabric.capacity[link], tuple(sorted(x.index for x in variables))): variables
+        for (link, s), variables in load.items()
+    }
+    for (s, capacity, _), variables in stated.items():
+        model.add(sum(variables) <= capacity * rounds[s])
     return rounds
 
 
@@ -226,14 +287,16 @@ def _break_symmetry(
     model: cp_model.CpModel,
     instance: SyncInstance,
     chunks: tuple[Chunk, ...],
+    places: Sequence[int],
     arrivals: dict[tuple[int, int], list[Key]],
     variable: dict[Key, cp_model.IntVar],
 ) -> None:
     """Order the arrivals of interchangeable chunks at the first rank that needs them.
 
-    Chunks are interchangeable if they have the same source and target.
+    Chunks are interchangeable if they have the same source and target. `places` are those of the
+    chunks to be ordered.
     """
-    for c in [c for c in range(len(chunks) - 1) if chunks[c] == chunks[c + 1]]:
+    for c in [c for c in places if chunks[c : c + 2] == (chunks[c],) * 2]:
         sources = set(instance.collective.holders(chunks[c]))
         for rank in [r for r in instance.collective.receivers(chunks[c]) if r not in sources][:1]:
             before, after = (sum(k[2] * variable[k] for k in arrivals[d, rank]) for d in (c, c + 1))

@@ -37,8 +37,10 @@ from ..numeric.effort import Effort
 from ..numeric.linear import Rows, minimise
 from .models import Key, SyncFabric, list_possible_sends
 
-# Denominators to which multipliers are rounded; the exact formula decides which proves most.
+# Denominators to which multipliers are rounded in turn; the exact formula tells what they prove.
 _MAX_DENOMINATORS = (64, 1000, 10**6)
+# Relative distance to the program's optimum at which a proof lost nothing by rounding.
+_CLOSE = 1e-9
 # Represents all edges out of a rank in the rows of kind (2).
 _ALL = -1
 
@@ -181,6 +183,8 @@ class _Programme:
             )
             value = evaluate_proof(self.fabric, *about, multipliers)
             proofs.append(RatioProof(*about, multipliers, value))
+            if float(value) >= optimum.value * (1 - _CLOSE):
+                break
         return max(proofs, key=lambda p: p.value)
 
 
