@@ -138,10 +138,10 @@ class Strategy:
     raises InfeasibleError with the reason why it has none.
 
     The other fields are for auto. It tries `auto_collectives` (default: all of `collectives`) and
-    works `work_s` seconds of an idle core on the strategy, or `quick_work_s` if it was not asked to
-    be thorough, `at_bound_work_s` if a schedule is at the bound besides. Then it also omits a strategy that cannot win: if there are more than `max_ranks`
-    ranks; more than `max_ranks_beside` and there is a schedule already; or more than
-    `max_ranks_at_bound` and a schedule is at the bound.
+    works `work_s` seconds of an idle core on the strategy. If it was not asked to be thorough, it
+    works `quick_work_s`, or `at_bound_work_s` if a schedule is at the bound, and omits a strategy
+    that cannot win: if there are more than `max_ranks` ranks; more than `max_ranks_beside` and
+    there is a schedule already; or more than `max_ranks_at_bound` and a schedule is at the bound.
     """
 
     name: str
