@@ -111,10 +111,7 @@ class RootedPacking(SharePacking[RootedTree]):
         metric = Metric(self, by_link) if not self.routes else RoutedMetric(self.routes, by_link)
         cheapest: dict[int, float] = {}
         fresh: list[tuple[float, RootedTree]] = []
-        # Edmonds' algorithm needs a dense graph, so a pair without a route costs more than all
-        # others together.
-        finite = np.isfinite(metric.distance)
-        forward = np.where(finite, metric.distance, float(metric.distance[finite].sum()) + 1)
+        forward = _fill_in(metric.distance)
         exact = len(forward) <= _EXACT_RANKS
         for root in self.roots:
             # A column improves the program if its reduced cost is negative. Costs are those of one
@@ -136,7 +133,7 @@ class RootedPacking(SharePacking[RootedTree]):
         # A single root gives one column per turn: adding similar trees saves many turns.
         single = len(self.roots) == 1 and not self.both
         if exact and single and self.columns and self.max_depth is None:
-            fresh += self._find_similar(metric, forward)
+            fresh += self._find_similar(metric)
         # Weak duality: no schedule is faster than the cost of all roots' cheapest trees over that
         # of all links.
         if cheapest:
@@ -176,16 +173,18 @@ class RootedPacking(SharePacking[RootedTree]):
                     offers.append((low, low if has_routes_back else up, False))
         return [offer for offer in offers if not self.both or offer[1] is not None]
 
-    def _find_similar(self, metric: Metric, forward: Floats) -> list[tuple[float, RootedTree]]:
+    def _find_similar(self, metric: Metric) -> list[tuple[float, RootedTree]]:
         """Return more out-trees of the only root, with their costs.
 
         Each avoids the edges of those before it.
         """
         root = self.roots[0]
         out: dict[RootedTree, float] = {}
-        raised, usual = forward.copy(), float(np.mean(forward[np.isfinite(metric.distance)]))
+        raised = metric.distance.copy()
+        usual = float(np.mean(raised[np.isfinite(raised)]))
         for _ in range(_SIMILAR):
-            parents = cheapest_out_tree(raised, root)
+            # Filled in anew: edges that every tree needs may be raised by more than all others.
+            parents = cheapest_out_tree(_fill_in(raised), root)
             tree = self._route_tree(metric, root, parents, None)
             cost = self.cost_of(tree) / self.times
             if tree not in self.columns and cost < self._limit(root):
@@ -202,3 +201,12 @@ class RootedPacking(SharePacking[RootedTree]):
         below = tuple(None if p < 0 else metric.route(p, v) for v, p in enumerate(down))
         above = (None if p < 0 else metric.route(v, p) for v, p in enumerate(up or ()))
         return RootedTree(root, tuple(above) if self.both else (), below)
+
+
+def _fill_in(distance: Floats) -> Floats:
+    """Return distances in which a pair without a route costs more than all others together.
+
+    Edmonds' algorithm needs a dense graph.
+    """
+    finite = np.isfinite(distance)
+    return np.where(finite, distance, float(distance[finite].sum()) + 1)

@@ -56,6 +56,20 @@ def test_copies_in_switches_do_not_help_data_that_goes_to_one_rank(name: str) ->
     assert len(limits) == 1
 
 
+def test_a_narrow_link_that_every_tree_needs_is_not_left_for_a_pair_without_a_route() -> None:
+    gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
+    links = (
+        *both_directions(Link("g0", "g2", Fraction(1, 3))),
+        *both_directions(Link("g2", "g1", Fraction(30))),
+        Link("g1", "s", Fraction(1)),
+        Link("s", "g1", Fraction(2)),
+    )
+    topology = Topology("narrow", (*gpus, Device("s", "switch")), links)
+    for name in ("broadcast", "reduce"):
+        plan = synthesize(collective_on(name, topology), topology, "packing").plan
+        assert plan.limit_GBps(plan.entries[-1]) == plan.bound.algbw_GBps == Fraction(1, 3)
+
+
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
     ring = tuple(Link(f"g{i}", f"g{(i + 1) % 3}", Fraction(1)) for i in range(3))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
+from ....topo.errors import InfeasibleError
 from ....topo.routes import Route, Router
 from .links import HOP_SHARE, Floats, Ints, LinkArrays
 from .symmetry import mirrors, shifts
@@ -50,10 +51,18 @@ class Metric:
         np.fill_diagonal(self.distance, np.inf)
 
     def route(self, u: int, v: int) -> Route:
-        """Return the cheapest route from rank u to rank v, as devices."""
+        """Return the cheapest route from rank u to rank v, as devices.
+
+        Raise InfeasibleError if there is none except through other GPUs.
+        """
         path = [self.size + v]
         while path[-1] != self.gpus[u]:
             path.append(int(self.before[u, path[-1]]))
+            if path[-1] < 0:  # SciPy's mark for no predecessor
+                start, end = self.names[self.gpus[u]], self.names[self.gpus[v]]
+                raise InfeasibleError(
+                    f"no route leads from {start} to {end} except through other GPUs"
+                )
         return tuple(
             self.names[i] if i < self.size else self.names[self.gpus[i - self.size]]
             for i in reversed(path)
