@@ -132,11 +132,7 @@ def replay(schedule: Schedule) -> None:
         "another transfer writes that chunk at that rank in the same step",
     )
     if schedule.collective.reduces:
-        # Chunk by chunk: ranks x ranks counts are in memory at a time, not ranks x ranks x chunks.
-        by_chunk = np.argsort(t.chunk, kind="stable")
-        edges = np.searchsorted(t.chunk[by_chunk], np.arange(len(schedule.chunks) + 1))
-        for c, (low, high) in enumerate(pairwise(edges.tolist())):
-            _replay_sums(schedule, c, t.taken(by_chunk[low:high]))
+        _replay_sums(schedule)
     else:
         _replay_copies(schedule)
 
@@ -165,46 +161,63 @@ def _replay_copies(schedule: Schedule) -> None:
                 raise VerificationError(f"rank {rank} never gets chunk {c}")
 
 
-def _replay_sums(schedule: Schedule, c: int, transfers: Transfers) -> None:
-    """Replay one chunk of a collective that reduces.
+def _replay_sums(schedule: Schedule) -> None:
+    """Replay a collective that reduces.
 
-    Count how often each contribution (column) is in the value that each rank (row) holds.
+    Values are numbered: first what each rank starts with of each chunk, then, step by step, each
+    sum that is made. A contribution is in a value as often as paths of additions lead from it to
+    the value. These paths are counted backwards from what receivers end with. In most schedules
+    that is one value of each chunk at all receivers, so all chunks are counted in one pass.
     """
-    collective = schedule.collective
-    wanted = np.zeros(schedule.rank_limit, np.uint8)
-    wanted[list(collective.members)] = 1
-    held = np.diag(wanted)
-    for places in _steps(transfers):
-        now = transfers[places]
-        # All transfers of a step read the values from before it, so this copy is taken before
-        # anything is written.
-        sent = held[now.src]
-        if schedule.helpers:  # only a helper can lack a value
-            _refuse_any(now, sent.max(axis=1) == 0, _MISSING)
-        copies = now.op == COPY
-        # Several transfers may add to one rank; they are grouped by destination and summed at once.
-        # Counts are capped, so that 8 bits are enough.
-        order = np.argsort(now.dst[~copies], kind="stable")
-        targets, starts, count = np.unique(
-            now.dst[~copies][order], return_index=True, return_counts=True
-        )
-        if len(targets):
-            total = sent[~copies][order]
-            if (count > 1).any():
-                wide = np.uint16 if (len(total) + 1) * _MANY < 1 << 16 else np.uint64
-                total = np.add.reduceat(total, starts, axis=0, dtype=wide)
-            held[targets] = np.minimum(held[targets] + total, _MANY)
-        held[now.dst[copies]] = sent[copies]
-    # The error message names the first contribution that differs.
-    receivers = list(collective.receivers(schedule.chunks[c]))
-    for place in np.flatnonzero((held[receivers] != wanted).any(axis=1)).tolist():
-        rank = receivers[place]
-        other = int(np.flatnonzero(held[rank] != wanted)[0])
-        lacks = held[rank, other] < wanted[other]
-        raise VerificationError(
-            f"rank {rank} ends {'without' if lacks else 'with'} the contribution of rank {other} "
-            f"to chunk {c}{'' if lacks else ' more than once'}"
-        )
+    collective, limit, t = schedule.collective, schedule.rank_limit, schedule.transfers
+    wanted = np.zeros(limit, np.bool_)
+    wanted[list(collective.members)] = True
+    cells = len(schedule.chunks) * limit
+    # The value that each rank holds of each chunk; -1 for none, which only a helper can have.
+    held = np.where(np.tile(wanted, len(schedule.chunks)), np.arange(cells), -1)
+    sums: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    values = cells
+    for places in _steps(t):
+        # All transfers of a step read the values from before it, so they are read before anything
+        # is written.
+        at = t.chunk[places] * limit + t.dst[places]
+        sent = held[t.chunk[places] * limit + t.src[places]]
+        if schedule.helpers:
+            _refuse_any(t[places], sent < 0, _MISSING)
+        copies = t.op[places] == COPY
+        targets, of_target = np.unique(at[~copies], return_inverse=True)
+        made = values + np.arange(len(targets))
+        whole = np.concatenate([made[of_target.reshape(-1)], made])
+        parts = np.concatenate([sent[~copies], held[targets]])
+        sums.append((whole[parts >= 0], parts[parts >= 0]))
+        held[targets] = made
+        held[at[copies]] = sent[copies]
+        values += len(targets)
+    receiving = np.concatenate(
+        [
+            c * limit + np.array(collective.receivers(chunk))
+            for c, chunk in enumerate(schedule.chunks)
+        ]
+    )
+    # A pass counts the paths to one value of each chunk, that of its first receivers first.
+    first = np.sort(np.unique(held[receiving], return_index=True)[1])
+    of_chunk = receiving[first] // limit
+    place = np.arange(len(first)) - np.searchsorted(of_chunk, of_chunk)
+    for number in range(int(place.max(initial=-1)) + 1):
+        now = first[place == number]
+        times = np.zeros(values, np.int64)
+        times[held[receiving[now]]] = 1
+        for whole, parts in reversed(sums):
+            np.add.at(times, parts, times[whole])
+            times[parts] = np.minimum(times[parts], _MANY)
+        found = times[:cells].reshape(-1, limit)[of_chunk[place == number]]
+        for row, other in np.argwhere(found != wanted)[:1].tolist():
+            c, rank = divmod(int(receiving[now[row]]), limit)
+            lacks = found[row, other] < wanted[other]
+            raise VerificationError(
+                f"rank {rank} ends {'without' if lacks else 'with'} the contribution of rank "
+                f"{other} to chunk {c}{'' if lacks else ' more than once'}"
+            )
 
 
 def _check_loads(schedule: Schedule, topology: Topology) -> None:
@@ -240,11 +253,14 @@ def _loads(
     links, ranks = list(topology.capacity_GBps), topology.ranks
     number = {link: i for i, link in enumerate(links)}
     paths, path_of = transfers.paths()
-    crossed = [
-        np.array([number[link] for link in pairwise((ranks[a], *route, ranks[b]))])
-        for a, b, route in paths
-    ]
-    most = max(shares) * len(transfers) * max(map(len, crossed), default=0)
+    # The links of each path; after the end of a shorter one, a number that stands for no link.
+    hops = 1 + max((len(route) for _, _, route in paths), default=0)
+    crossed = np.full((len(paths), hops), len(links))
+    for row, (a, b, route) in enumerate(paths):
+        crossed[row, : len(route) + 1] = [
+            number[link] for link in pairwise((ranks[a], *route, ranks[b]))
+        ]
+    most = max(shares) * len(transfers) * hops
     exact = np.int64 if most < _SAFE else object
     share_of = np.array(shares, dtype=exact)
     of_capacity: dict[Fraction, list[int]] = defaultdict(list)
@@ -252,10 +268,9 @@ def _loads(
         of_capacity[capacity].append(number[link])
     for places in _steps(transfers):
         # Every link on a transfer's route carries the chunk's whole share.
-        load = np.zeros(len(links), dtype=exact)
-        routes = [crossed[i] for i in path_of[places].tolist()]
-        times = np.repeat(share_of[transfers.chunk[places]], [len(route) for route in routes])
-        np.add.at(load, np.concatenate(routes), times)
+        load = np.zeros(len(links) + 1, dtype=exact)
+        for hop in range(hops):
+            np.add.at(load, crossed[path_of[places], hop], share_of[transfers.chunk[places]])
         # The most loaded of the links with one bandwidth decides, so few fractions are compared.
         for alike in of_capacity.values():
             worst = alike[int(np.argmax(load[alike]))]
