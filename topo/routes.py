@@ -22,6 +22,9 @@ from .graph import Topology
 
 # Device ids from the sending to the receiving GPU, both included.
 Route = tuple[str, ...]
+# How each device is reached: the scaled latency, the hops, the rank of the narrowest link by width
+# (0 the widest), the number of devices reached before it, and the device before it.
+_Reached = dict[str, tuple[int, int, int, int, str]]
 # With more GPUs, searching the routes of all pairs takes too long just to print a number of rounds.
 _ROUTED_RANKS = 64
 
@@ -42,7 +45,7 @@ class Router:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.steps = 0
-        self._previous_of: dict[str, dict[str, str]] = {}
+        self._reached_from: dict[str, _Reached] = {}
         self._gpus = frozenset(topology.ranks)
         # Integers compare several times as fast as fractions: latencies are scaled by their common
         # denominator, and widths are replaced by their rank.
@@ -52,10 +55,14 @@ class Router:
             link: (link[1], int(topology.latency_us[link] * scale), width[capacity])
             for link, capacity in topology.capacity_GBps.items()
         }
-        self._out = {
-            device: [hops[device, neighbour] for neighbour in neighbours]
+        self._between = {
+            device: [hops[device, near] for near in neighbours if near not in self._gpus]
             for device, neighbours in topology.out_neighbours.items()
         }
+        self._into: dict[str, list[tuple[str, int, int]]] = {gpu: [] for gpu in topology.ranks}
+        for (device, end), (_, latency, width_rank) in hops.items():
+            if end in self._gpus:
+                self._into[end].append((device, latency, width_rank))
         self._widest = min(width.values(), default=0)
 
     def route(self, src: int, dst: int) -> Route | None:
@@ -70,13 +77,14 @@ class Router:
 
         Return None if every path leads through GPUs, there is none, or `start` is `end`.
         """
-        previous = self.before_each(start)
+        reached = self._search(start)
         self.steps += 1
-        if end not in previous or end == start:
+        before = self._find_before(end, reached)
+        if before is None or end == start:
             return None
-        path = [end]
+        path = [end, before]
         while path[-1] != start:
-            path.append(previous[path[-1]])
+            path.append(reached[path[-1]][-1])
         self.steps += len(path)
         return tuple(reversed(path))
 
@@ -109,7 +117,7 @@ class Router:
 
     def forget(self) -> None:
         """Drop all cached searches, to save memory when sources are queried one after another."""
-        self._previous_of.clear()
+        self._reached_from.clear()
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Return the routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""
@@ -130,42 +138,55 @@ class Router:
     def before_each(self, start: str) -> Mapping[str, str]:
         """Return, by device id, the id of the device before it on its route from `start`.
 
-        Devices are in the order of their distance from `start`, which is its own predecessor; those
-        without a route are missing. The search is Dijkstra's; among equally good routes, the first
-        found is used. Raise NotImplementedError on a router that `reversed` returned.
+        A device follows the one before it; `start` is its own predecessor, and those without a
+        route are missing. Raise NotImplementedError on a router that `reversed` returned.
         """
-        if start not in self._previous_of:
-            self._previous_of[start] = {
-                device: key[-1] for device, key in self._settle(start, self._out).items()
-            }
-        return self._previous_of[start]
+        reached = self._search(start)
+        before = {device: key[-1] for device, key in reached.items()}
+        for gpu in self._gpus - before.keys():
+            near = self._find_before(gpu, reached)
+            if near is not None:
+                before[gpu] = near
+        return before
 
-    def _settle(
-        self, start: str, out: Mapping[str, Sequence[tuple[str, int, int]]]
-    ) -> dict[str, tuple[int, int, int, str]]:
-        """Return how each device is reached over the links `out`, nearest first.
+    def _find_before(self, end: str, reached: _Reached) -> str | None:
+        """Return the device before `end` on its route from the start of a search, None if none.
 
-        That is the scaled latency, the hops, the rank of the narrowest link by width (0 the widest)
-        and the device before it.
+        Among equally good routes it is the device that was reached first.
         """
-        settled: dict[str, tuple[int, int, int, str]] = {}
+        if end in reached:
+            return reached[end][-1]
+        offers = []
+        for near, hop_latency, width in self._into.get(end, ()):
+            if near in reached:
+                latency, hops, narrow, order, _ = reached[near]
+                offers.append((latency + hop_latency, hops, max(narrow, width), order, near))
+        self.steps += len(offers)
+        return min(offers)[-1] if offers else None
+
+    def _search(self, start: str) -> _Reached:
+        """Return how `start` reaches each device that is not a GPU, nearest first, by Dijkstra.
+
+        GPUs do not forward, so leaving them out loses nothing; a switch may have thousands.
+        """
+        if start in self._reached_from:
+            return self._reached_from[start]
+        reached: _Reached = {}
         heap = [(0, 0, self._widest, 0, start, start)]
         count = 0
         while heap:
             latency, hops, narrow, _, device, previous = heapq.heappop(heap)
-            if device in settled:
+            if device in reached:
                 continue
-            settled[device] = latency, hops, narrow, previous
-            # A GPU is reached, but does not forward.
-            if device != start and device in self._gpus:
-                continue
-            self.steps += len(out[device])
-            for next_device, hop_latency, width in out[device]:
-                if next_device not in settled:
+            reached[device] = latency, hops, narrow, len(reached), previous
+            self.steps += len(self._between[device])
+            for next_device, hop_latency, width in self._between[device]:
+                if next_device not in reached:
                     count += 1
                     key = latency + hop_latency, hops + 1, max(narrow, width)
                     heapq.heappush(heap, (*key, count, next_device, device))
-        return settled
+        self._reached_from[start] = reached
+        return reached
 
 
 class _ReversedRouter(Router):

@@ -120,15 +120,11 @@ class _SwitchSearch(Router):
     def __init__(self, topology: Topology, number: dict[str, int]) -> None:
         super().__init__(topology)
         self._number = number
-        self._between = {
-            a: [x for x in out if x[0] not in self._gpus] for a, out in self._out.items()
-        }
-        self._ends = {
-            a: np.array(
-                [(number[b], us, width) for b, us, width in out if b in self._gpus], dtype=np.int64
-            ).reshape(-1, 3)
-            for a, out in self._out.items()
-        }
+        ends: dict[str, list[tuple[int, int, int]]] = {device: [] for device in number}
+        for gpu, links in self._into.items():
+            for device, us, width in links:
+                ends[device].append((number[gpu], us, width))
+        self._ends = {a: np.array(x, dtype=np.int64).reshape(-1, 3) for a, x in ends.items()}
 
     def fill(self, start: str, before: Ints) -> None:
         """Set `before[d]`, for each device d that `start` reaches, to the device before it.
@@ -136,9 +132,9 @@ class _SwitchSearch(Router):
         Devices in `before` are numbers, its other items stay; `start` is its own predecessor.
         """
         rows = []
-        for order, (device, (latency, hops, narrow, previous)) in enumerate(
-            self._settle(start, self._between).items()
-        ):
+        reached = self._search(start)
+        self.forget()
+        for device, (latency, hops, narrow, order, previous) in reached.items():
             before[self._number[device]] = self._number[previous]
             ends = self._ends[device]
             if len(ends):
