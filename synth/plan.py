@@ -36,8 +36,9 @@ from .cost.host_costs import host_of
 from .cost.segmentation import reroute_unless_in_network, time_us
 from .ir.addition_order import find_bracketing, is_uniform, shorten_bracketing
 from .ir.collective import Collective
+from .ir.columns import MAX_EXPLICIT_RANKS
 from .ir.schedule import MAX_SEGMENTS, Schedule
-from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_counts
+from .plan_file import FORMAT, MAX_PLAN_BYTES, VERSIONS, PlanFile, check_columns, check_counts
 from .verify import verify
 
 # JSON values with only one spelling; fractions have several.
@@ -285,7 +286,8 @@ class Plan:
     @property
     def _version(self) -> int:
         """The lowest version of plan files that can hold this plan."""
-        return VERSIONS[not self.collective.has_all_gpus]
+        collective = self.collective
+        return VERSIONS[not collective.has_all_gpus or collective.ranks > MAX_EXPLICIT_RANKS]
 
     @cached_property
     def hash(self) -> str:
@@ -357,6 +359,7 @@ class Plan:
                 f"{where}: the plan says it is for fingerprint {file.fingerprint}, its topology "
                 f"has {topology.fingerprint}"
             )
+        check_columns(file.schedules, where)
         schedules = [
             Schedule.from_fields(s, f"{where}: schedules[{i}]")
             for i, s in enumerate(file.schedules)
@@ -391,10 +394,13 @@ class Plan:
             alternatives=tuple(schedules[number] for number in file.alternatives),
             bracketing=None if file.reproducible is UNSET else file.reproducible.bracketing,
         )
-        if file.version != plan._version:
+        # Files of version 1 hold rows for any number of ranks.
+        compact = any(fields.columns is not UNSET for fields in file.schedules)
+        version = VERSIONS[compact or not plan.collective.has_all_gpus]
+        if file.version != version:
             raise VerificationError(
                 f"{where}: plan version {file.version} for {plan.collective}; expected version "
-                f"{plan._version}"
+                f"{version}"
             )
         return plan
 
@@ -430,9 +436,20 @@ def _canonical(value: Any) -> Any:
 
 
 def _hash(body: dict[str, Any]) -> str:
+    """Return the SHA-256 of a plan's JSON without deflated columns, whose own SHA-256 is in it."""
+    schedules = body.get("schedules")
+    if isinstance(schedules, list):
+        body = {**body, "schedules": [_without_deflated(row) for row in schedules]}
     return hashlib.sha256(
         json.dumps(_canonical(body), sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
+
+
+def _without_deflated(schedule: Any) -> Any:
+    columns = schedule.get("columns") if isinstance(schedule, dict) else None
+    if not isinstance(columns, dict):
+        return schedule
+    return {**schedule, "columns": {k: v for k, v in columns.items() if k != "deflated"}}
 
 
 def _dumps(data: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ Chunks and transfers are rows, so that large plans stay short. The reader refuse
 they would change the meaning of a plan. docs/files.md lists the fields reserved for later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,11 +13,12 @@ from ..topo.errors import InputError
 from ..topo.schema import Count, Index, Label
 from .bounds.certificate import BoundFields, SinglePathBoundFields
 from .ir.collective import CollectiveName
+from .ir.columns import MAX_COLUMN_BYTES
 from .ir.schedule import MAX_STEPS, Ranks, ScheduleFields, Segments
 
 FORMAT = "topoplan-plan"
-# Version 2 adds what version 1 cannot express: members that are not all GPUs, and helpers. A plan
-# is written in the lowest version that can hold it.
+# Version 2 adds what version 1 cannot express: members that are not all GPUs, helpers, and columns
+# in place of rows for many ranks. A plan is written in the lowest version that can hold it.
 VERSIONS = (1, 2)
 # 512 MiB: bounds the memory that a file can demand; the largest plans written take tens of MiB.
 MAX_PLAN_BYTES = 512 << 20
@@ -113,3 +114,13 @@ def check_counts(data: Mapping[str, Any], where: str) -> None:
                 f"{where}: {name}: expected at most {most}, got {len(rows)}; "
                 "not a plan that topo-synth wrote, so make it again"
             )
+
+
+def check_columns(schedules: Sequence[ScheduleFields], where: str) -> None:
+    """Raise InputError if the columns of all schedules together need too much memory."""
+    columns = [fields.columns for fields in schedules if fields.columns is not UNSET]
+    if sum(c.memory_bytes for c in columns) > MAX_COLUMN_BYTES:
+        raise InputError(
+            f"{where}: schedules: their columns take more than {MAX_COLUMN_BYTES >> 20} MiB; "
+            "not a plan that topo-synth wrote, so make it again"
+        )

@@ -1,10 +1,10 @@
 """An independent verifier of schedules: it replays them, without knowing how they were built.
 
-For every rank and chunk it counts how often each rank's contribution is in the value that the rank
-holds (0, 1, or 2 for "more than once"), plays all transfers, and finally requires each receiver to
-hold every member's contribution exactly once. Flags that are ORed, as in other checkers of the
-field, cannot see double counting. If a collective only copies, a rank either has a chunk or does
-not. Transfers are played a step at a time, as arrays.
+It plays all transfers, counts how often each rank's contribution is in the value that a receiver
+ends with (0, 1, or 2 for "more than once"), and requires every member's contribution exactly once.
+Flags that are ORed, as in other checkers of the field, cannot see double counting. If a collective
+only copies, a rank either has a chunk or does not. Transfers are played a step at a time, as
+arrays.
 """
 
 from collections import defaultdict
@@ -210,10 +210,10 @@ def _replay_sums(schedule: Schedule) -> None:
         for whole, parts in reversed(sums):
             np.add.at(times, parts, times[whole])
             times[parts] = np.minimum(times[parts], _MANY)
-        found = times[:cells].reshape(-1, limit)[of_chunk[place == number]]
-        for row, other in np.argwhere(found != wanted)[:1].tolist():
+        counts = times[:cells].reshape(-1, limit)[of_chunk[place == number]]
+        for row, other in np.argwhere(counts != wanted)[:1].tolist():
             c, rank = divmod(int(receiving[now[row]]), limit)
-            lacks = found[row, other] < wanted[other]
+            lacks = counts[row, other] < wanted[other]
             raise VerificationError(
                 f"rank {rank} ends {'without' if lacks else 'with'} the contribution of rank "
                 f"{other} to chunk {c}{'' if lacks else ' more than once'}"

@@ -11,7 +11,7 @@ one; a subclass is another rule, and `router.on(topology)` applies a rule to ano
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -46,6 +46,7 @@ class Router:
         self.topology = topology
         self.steps = 0
         self._reached_from: dict[str, _Reached] = {}
+        self._routes: dict[tuple[str, str], Route | None] = {}
         self._gpus = frozenset(topology.ranks)
         # Integers compare several times as fast as fractions: latencies are scaled by their common
         # denominator, and widths are replaced by their rank.
@@ -77,8 +78,13 @@ class Router:
 
         Return None if every path leads through GPUs, there is none, or `start` is `end`.
         """
-        reached = self._search(start)
         self.steps += 1
+        if (start, end) not in self._routes:
+            self._routes[start, end] = self._trace(start, end)
+        return self._routes[start, end]
+
+    def _trace(self, start: str, end: str) -> Route | None:
+        reached = self._search(start)
         before = self._find_before(end, reached)
         if before is None or end == start:
             return None
@@ -118,6 +124,7 @@ class Router:
     def forget(self) -> None:
         """Drop all cached searches, to save memory when sources are queried one after another."""
         self._reached_from.clear()
+        self._routes.clear()
 
     def routes_from(self, src: int) -> dict[str, Route]:
         """Return the routes from rank `src` to every GPU it reaches, by the receiving GPU's id."""

@@ -24,12 +24,13 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.exact import fraction_to_json
 from ...topo.schema import Count, Index, Label, read_as
 from .collective import Chunk, Collective, CollectiveName
+from .columns import MAX_EXPLICIT_RANKS, ColumnFields, read_columns, write_columns
 from .transfers import COPY, OPS, REDUCE, Op, Transfer, Transfers
 
 # Limit of a file: the most segments that planning tries.
@@ -61,22 +62,28 @@ class ScheduleFields(Struct, forbid_unknown_fields=True):
             description="how long each step may last, for each GB of buffer",
         ),
     ]
-    chunks: Annotated[
-        list[tuple[Fraction, Index | None, Index | None]],
-        Meta(description="share of the buffer, source rank, target rank"),
-    ]
-    routes: Annotated[list[list[Label]], Meta(description="devices between two ranks")]
-    transfers: Annotated[
-        list[tuple[Index, Index, Index, Index, Op, Index]],
-        Meta(
-            description="step, source rank, destination rank, place in `chunks`, operation, place "
-            "in `routes`"
-        ),
-    ]
     depth: Count | None = None
     stepwise: bool = False
     members: Ranks = []
     helpers: Ranks = []
+    chunks: Annotated[
+        list[tuple[Fraction, Index | None, Index | None]] | UnsetType,
+        Meta(description="share of the buffer, source rank, target rank"),
+    ] = UNSET
+    routes: Annotated[
+        list[list[Label]] | UnsetType, Meta(description="devices between two ranks")
+    ] = UNSET
+    transfers: Annotated[
+        list[tuple[Index, Index, Index, Index, Op, Index]] | UnsetType,
+        Meta(
+            description="step, source rank, destination rank, place in `chunks`, operation, place "
+            "in `routes`"
+        ),
+    ] = UNSET
+    columns: Annotated[
+        ColumnFields | UnsetType,
+        Meta(description="in place of chunks, routes and transfers, for more than 64 ranks"),
+    ] = UNSET
 
 
 @dataclass(frozen=True)
@@ -197,10 +204,9 @@ class Schedule:
         """Return the schedule as a JSON object.
 
         Transfers are rows [step, src, dst, chunk, op, route], with the route as an index into
-        `routes`.
+        `routes`; for more than 64 ranks, chunks, routes and transfers are in the compact form of
+        synth/ir/columns.py.
         """
-        step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
-        ops = [OPS[x] for x in op]
         return {
             "collective": self.collective.name,
             "ranks": self.collective.ranks,
@@ -213,6 +219,17 @@ class Schedule:
             "trees": self.trees,
             "depth": self.depth,
             "step_s_per_GB": [fraction_to_json(x) for x in self.step_s_per_GB],
+            **(
+                {"columns": write_columns(self.chunks, self.transfers)}
+                if self.collective.ranks > MAX_EXPLICIT_RANKS
+                else self._list_rows()
+            ),
+        }
+
+    def _list_rows(self) -> dict[str, Any]:
+        step, src, dst, chunk, op, route = (column.tolist() for column in self.transfers.columns)
+        ops = [OPS[x] for x in op]
+        return {
             "chunks": [[fraction_to_json(c.share), c.source, c.target] for c in self.chunks],
             "routes": [list(r) for r in self.transfers.routes],
             "transfers": [list(row) for row in zip(step, src, dst, chunk, ops, route, strict=True)],
@@ -231,23 +248,14 @@ class Schedule:
     def from_fields(cls, fields: ScheduleFields, where: str = "schedule") -> Schedule:
         """Return the schedule that the parsed fields of a file declare; `where` names it in errors.
 
-        Raise InputError if a transfer names a route that is not listed.
+        Raise InputError if it has neither rows nor columns, or a damaged one of them.
         """
-        step, src, dst, chunk, op, route = (
-            zip(*fields.transfers, strict=True) if fields.transfers else [()] * 6
-        )
-        routes = [tuple(route) for route in fields.routes]
-        if route and max(route) >= len(routes):
-            raise InputError(
-                f"{where}: a transfer names route {max(route)}; {len(routes)} are listed"
-            )
+        chunks, transfers = _read_transfers(fields, where)
         return cls(
             collective=Collective(fields.collective, fields.ranks, fields.root, fields.members),
             strategy=fields.strategy,
-            chunks=tuple(Chunk(*row) for row in fields.chunks),
-            transfers=Transfers(
-                step, src, dst, chunk, [OPS.index(name) for name in op], route, routes
-            ),
+            chunks=chunks,
+            transfers=transfers,
             step_s_per_GB=tuple(fields.step_s_per_GB),
             segments=fields.segments,
             trees=fields.trees,
@@ -255,6 +263,23 @@ class Schedule:
             stepwise=fields.stepwise,
             helpers=tuple(fields.helpers),
         )
+
+
+def _read_transfers(fields: ScheduleFields, where: str) -> tuple[tuple[Chunk, ...], Transfers]:
+    """Return the chunks and transfers of a file, which has them as rows or as columns."""
+    rows, routes, moves, columns = fields.chunks, fields.routes, fields.transfers, fields.columns
+    if columns is not UNSET and rows is routes is moves is UNSET:
+        return read_columns(columns, f"{where}.columns")
+    if columns is not UNSET or rows is UNSET or routes is UNSET or moves is UNSET:
+        raise InputError(
+            f"{where}: expected either chunks, routes and transfers, or columns in their place"
+        )
+    step, src, dst, chunk, op, route = zip(*moves, strict=True) if moves else [()] * 6
+    if route and max(route) >= len(routes):
+        raise InputError(f"{where}: a transfer names route {max(route)}; {len(routes)} are listed")
+    ops = [OPS.index(name) for name in op]
+    transfers = Transfers(step, src, dst, chunk, ops, route, [tuple(devices) for devices in routes])
+    return tuple(Chunk(*row) for row in rows), transfers
 
 
 def reverse(schedule: Schedule) -> Schedule:

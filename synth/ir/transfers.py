@@ -42,7 +42,7 @@ class Transfers(Sequence[Transfer]):
     `routes` (sorted, each used). The arrays are read-only.
     """
 
-    __slots__ = ("_hash", "chunk", "dst", "op", "route", "routes", "src", "step")
+    __slots__ = ("_hash", "_paths", "chunk", "dst", "op", "route", "routes", "src", "step")
 
     def __init__(
         self,
@@ -58,15 +58,16 @@ class Transfers(Sequence[Transfer]):
             np.asarray(x, dtype=np.int64).reshape(-1) for x in (step, src, dst, chunk, op, route)
         )
         # Equal transfers have equal columns only if routes are listed in one order, each used once.
-        used, number = np.unique(number, return_inverse=True)
+        times = np.bincount(number)
+        used = np.flatnonzero(times).tolist()
         self.routes = tuple(sorted({routes[i] for i in used}))
         place = {route: i for i, route in enumerate(self.routes)}
-        self.route: Ints = np.array([place[routes[i]] for i in used], dtype=np.int64)[
-            number.reshape(-1)
-        ]
+        times[used] = [place[routes[i]] for i in used]
+        self.route: Ints = times[number]
         for column in self.columns:
             column.flags.writeable = False
         self._hash: int | None = None
+        self._paths: tuple[list[tuple[int, int, tuple[str, ...]]], Ints] | None = None
 
     @classmethod
     def of(cls, rows: Iterable[Transfer]) -> Transfers:
@@ -117,6 +118,17 @@ class Transfers(Sequence[Transfer]):
         """Return the transfers at `places` (indices or a mask), in that order."""
         return Transfers.from_columns((column[places] for column in self.columns), self.routes)
 
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the transfers are in the order of `sorted`."""
+        rising = np.zeros(max(0, len(self) - 1), np.bool_)
+        equal = ~rising
+        for column in self.columns:
+            steps = np.diff(column)
+            rising |= equal & (steps > 0)
+            equal &= steps == 0
+        return bool(np.all(rising | equal))
+
     def sorted(self) -> Transfers:
         """Return the transfers sorted by step, source, destination, chunk, operation and route."""
         return self.taken(
@@ -125,10 +137,15 @@ class Transfers(Sequence[Transfer]):
 
     def paths(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
         """Return the distinct (src, dst, route), and for each transfer its index among them."""
-        ranks = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
-        key = (self.src * ranks + self.dst) * (len(self.routes) + 1) + self.route
-        _, first, path_of = np.unique(key, return_index=True, return_inverse=True)
-        return [(t.src, t.dst, t.route) for t in self.taken(first)], path_of.reshape(-1)
+        # Cached, since planning, costing and verifying ask in turn.
+        if self._paths is None:
+            ranks = int(max(self.src.max(initial=0), self.dst.max(initial=0))) + 1
+            key = (self.src * ranks + self.dst) * (len(self.routes) + 1) + self.route
+            _, first, path_of = np.unique(key, return_index=True, return_inverse=True)
+            ends = self.src[first].tolist(), self.dst[first].tolist()
+            routes = [self.routes[i] for i in self.route[first].tolist()]
+            self._paths = [*zip(*ends, routes, strict=True)], path_of.reshape(-1)
+        return self._paths
 
     def __len__(self) -> int:
         return len(self.step)
