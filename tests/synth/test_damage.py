@@ -1,17 +1,25 @@
 """Plans of damaged machines; benchmarks/damage.py has the large ones."""
 
+from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from random_graphs import graphs
+from thorough import count_examples
 
 from topoplan import Topology
 from topoplan.synth.forest.large.level_trees import LevelTrees
+from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.synth.verify import verify
 from topoplan.topo.devices import Device, Link, both_directions
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.loader.resolve import load_for_planning
+from topoplan.topo.routes import Router
 
 
 def test_a_broadcast_over_boxes_with_a_dead_nic_is_near_the_bound() -> None:
@@ -68,6 +76,33 @@ def test_a_narrow_link_that_every_tree_needs_is_not_left_for_a_pair_without_a_ro
     for name in ("broadcast", "reduce"):
         plan = synthesize(collective_on(name, topology), topology, "packing").plan
         assert plan.limit_GBps(plan.entries[-1]) == plan.bound.algbw_GBps == Fraction(1, 3)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@settings(max_examples=count_examples(15))
+@given(topology=graphs(most=5, two_way=False, switches=2), data=st.data())
+def test_taking_a_link_away_never_improves_a_plan(
+    name: str, topology: Topology, data: st.DataObject
+) -> None:
+    """A link is gone, or has half its rate: no plan and no bound is better than before.
+
+    That holds if the hardware takes no new route; a pair that must leave a slow shortcut can gain.
+    """
+    one = data.draw(st.sampled_from(topology.links))
+    share = data.draw(st.sampled_from((Fraction(0), Fraction(1, 2))))
+    slower = (replace(one, bandwidth_GBps=one.bandwidth_GBps * share),) if share else ()
+    less = replace(topology, links=(*(x for x in topology.links if x is not one), *slower))
+    before, after = Router(topology), Router(less)
+    for u, v in permutations(range(len(topology.ranks)), 2):
+        assume(after.route(u, v) in (None, before.route(u, v)))
+    try:
+        fewer = synthesize(collective_on(name, less), less, "packing").plan
+    except InfeasibleError:
+        return
+    plan = synthesize(collective_on(name, topology), topology, "packing").plan
+    assert fewer.bound_one_way.algbw_GBps <= plan.bound_one_way.algbw_GBps
+    rates = [max(p.limit_GBps(entry) or 0 for entry in p.entries) for p in (fewer, plan)]
+    assert rates[0] <= rates[1] * (1 + Fraction(1, 10**6))  # shares are rounded
 
 
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
