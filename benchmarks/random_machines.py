@@ -107,7 +107,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=300, help="machines (default: 300)")
     parser.add_argument("--files", nargs="*", default=[], help="topology files instead")
     parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
-    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds per plan")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
     parser.add_argument(
         "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
     )
