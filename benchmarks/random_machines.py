@@ -46,6 +46,8 @@ _EQUAL = 1e-6
 # One plan of this many is made by a process of its own.
 _OWN_PROCESS_EVERY = 50
 _INFEASIBLE, _TRACEBACK = 3, -1
+# A strategy by name may find no schedule, or none in time.
+_DECLINED = (_INFEASIBLE, 4)
 # Collectives that are helped by switches that copy, and by those that add.
 _COPIED = ("allreduce", "allgather", "broadcast")
 _ADDED = ("allreduce", "reduce-scatter", "reduce")
@@ -108,6 +110,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--files", nargs="*", default=[], help="topology files instead")
     parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
+    parser.add_argument("--strategy", default="auto", help="by name, it may decline (exit 3 or 4)")
     parser.add_argument(
         "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
     )
@@ -132,7 +135,7 @@ def judge(
     chance = random.Random(f"{number} {collective}")
     root = chance.randrange(len(topology.ranks)) if collective in _ROOTED else None
     command = ["--topology", str(file), "--collective", collective, "--json", "-o", str(output)]
-    command += ["--time-limit", str(args.time_limit), "-q"]
+    command += ["--time-limit", str(args.time_limit), "-q", "--strategy", args.strategy]
     command += [] if root is None else ["--root", str(root)]
     started = time.process_time()
     plan = _plan_apart if chance.randrange(_OWN_PROCESS_EVERY) == 0 else _plan_here
@@ -150,7 +153,7 @@ def judge(
     if code == 0:
         out = json.loads(text)
         faults += _read_plan(row, out, output)
-    elif code != _INFEASIBLE or least_s is not None:
+    elif (least_s is not None and args.strategy == "auto") or code not in _DECLINED:
         faults.append(f"exit {code}: {errors.strip()[-600:]}")
     return {**row, "how": "; ".join(faults), "met": not faults}
 
@@ -161,6 +164,7 @@ def _read_plan(row: dict[str, Any], out: dict[str, Any], output: Path) -> list[s
     plan.verify()
     row["bound"] = out["bound_one_way"]["algbw_GBps"]
     row["gap"] = float(min(map(plan.gap_of, plan.entries)))
+    row["cpu_s"] = out["cpu_s"]
     row["cut_short"] = out.get("cut_short", [])
     declined = out.get("declined", {})
     faults = [f"{k}: {v}" for k, v in declined.items() if any(f in v for f in _FAILURES)]
