@@ -258,7 +258,13 @@ class _FrontSearch:
         width: Counter[int] = Counter()
         for (u, _), route in zip(fabric.edges, fabric.routes, strict=True):
             width[u] += min(fabric.capacity[link] for link in route_links(route))
-        even = min(width[rank] for chunk in data for rank in self.collective.holders(chunk))
+        # A root's own part of a gather stays where it is: that rank may have no edge out.
+        even = min(
+            width[rank]
+            for chunk in data
+            for rank in self.collective.holders(chunk)
+            if {rank} != set(self.collective.receivers(chunk))
+        )
         start = limit // even * even if limit >= even else limit
         chunks = start
         while 1 <= chunks <= limit:

@@ -105,6 +105,13 @@ def test_taking_a_link_away_never_improves_a_plan(
     assert rates[0] <= rates[1] * (1 + Fraction(1, 10**6))  # shares are rounded
 
 
+def test_a_root_that_can_only_receive_gathers() -> None:
+    gpus = (Device("g0", "gpu"), Device("g1", "gpu"))
+    topology = Topology("one way", gpus, (Link("g1", "g0", Fraction(6)),))
+    plan = synthesize(collective_on("gather", topology), topology).plan
+    assert plan.gap_of(plan.entries[-1]) == 0
+
+
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
     ring = tuple(Link(f"g{i}", f"g{(i + 1) % 3}", Fraction(1)) for i in range(3))
