@@ -36,7 +36,7 @@ from topoplan.synth.place.tiers import find_tiers
 from topoplan.topo.derived.forwarding import Forwarding
 from topoplan.topo.derived.hosts import group_by_host
 from topoplan.topo.derived.route_table import RouteTable
-from topoplan.topo.derived.stripes import merge_spines
+from topoplan.topo.derived.stripes import merge_switches
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.presets import preset
 from topoplan.topo.routes import Router, route_links
@@ -162,7 +162,7 @@ def check_against_all(
     """Place a job, hold the answer against all orders and the bound of tiers against the best;
     return the placement.
     """
-    topology = merge_spines(topology)
+    topology = merge_switches(topology)
     job, traffic = write_job(sizes, traffics)
     placed = place(topology, job, traffic, objective=objective)
     seconds = dict(

@@ -95,9 +95,9 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from ..runtime.emulate.network import emulate
     from ..runtime.emulate.ranks import run_ranks
     from ..runtime.ranks.launch import end_on_signals
-    from ..topo.loader.resolve import load_for_planning
+    from ..topo.loader.resolve import load_for_emulation
 
-    topology, _ = load_for_planning(args.topology)
+    topology = load_for_emulation(args.topology)
     rate = None if args.slowest is None else parse_rate(args.slowest)
     listed = None if args.order is None else parse_order(args.order, len(topology.ranks))
     if not topology.links:

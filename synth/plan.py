@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from ..topo.derived.stripes import list_forms
 from ..topo.errors import InputError, PlanMismatchError, TopoplanError, VerificationError
 from ..topo.exact import fraction_to_json, load_json, parse_fraction
 from ..topo.files import write_whole
@@ -210,15 +211,21 @@ class Plan:
             check_bound(self.bound_one_way, self.collective, self.topology, self.router)
 
     def check_topology(self, topology: Topology) -> None:
-        """Raise PlanMismatchError unless the plan is for `topology`, rank order included."""
-        if topology.fingerprint != self.topology.fingerprint:
+        """Raise PlanMismatchError unless the plan is for `topology`, rank order included.
+
+        Its equal parallel switches may be merged in the plan or not.
+        """
+        forms = list_forms(topology)
+        same = [form for form in forms if form.fingerprint == self.topology.fingerprint]
+        if not same:
+            topology = forms[-1]
             raise PlanMismatchError(
                 f"the plan is for topology {self.topology.name!r} (fingerprint "
                 f"{self.topology.fingerprint}), not for {topology.name!r} (fingerprint "
                 f"{topology.fingerprint}); synthesize one for it"
             )
         try:
-            replace(self, topology=topology).verify()
+            replace(self, topology=same[0]).verify()
         except VerificationError as error:
             raise PlanMismatchError(
                 f"the plan is for a machine like {topology.name!r}, but with its GPUs or devices "

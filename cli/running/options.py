@@ -257,9 +257,9 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
                 f"{plans[0].collective.ranks}; run them separately"
             )
     if args.topology is not None:
-        from ...topo.loader.resolve import load_for_planning
+        from ...topo.loader.resolve import load
 
-        machine, _ = load_for_planning(args.topology)
+        machine = load(args.topology)
         for plan in plans:
             plan.check_topology(machine)
     return plans

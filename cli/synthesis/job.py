@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...synth.bounds.in_network import describe_assumption, describe_possible
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
 from ...synth.sizes import parse_size
+from ...topo.derived.stripes import describe_merged
 from ...topo.pictures.cables import describe_rates
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
@@ -146,12 +147,16 @@ def make_job(args: argparse.Namespace) -> SynthRun:
     """
     from ...synth.planner.synthesize import collective_on
     from ...topo.derived.degrade import Change, degrade, move_root
-    from ...topo.loader.resolve import load_for_planning
+    from ...topo.loader.resolve import load, load_for_planning
 
     started, cpu_started_s, size = time.monotonic(), measure_cpu_s(), parse_size(args.size)
-    machine, given_router = load_for_planning(args.topology)
+    drawn = load(args.topology)
     change = Change(tuple(args.without_link), tuple(args.without_rank), tuple(args.scale_link))
-    topology = degrade(machine, change) if change else machine
+    machine, given_router = load_for_planning(drawn)
+    # Changes come first: they name devices as drawn, and a switch with a slow link has no equal.
+    topology, router = (
+        load_for_planning(degrade(drawn, change)) if change else (machine, given_router)
+    )
     # --root is in the numbering of the machine as given, so it is checked on that machine first.
     given = collective_on(args.collective, machine, args.root)
     collective = collective_on(args.collective, topology, move_root(args.root, machine, topology))
@@ -162,7 +167,7 @@ def make_job(args: argparse.Namespace) -> SynthRun:
         machine,
         topology,
         given_router,
-        given_router.on(topology) if change else given_router,
+        router,
         given,
         collective,
         started,
@@ -325,7 +330,7 @@ def deliver(
     else:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         console = SafeConsole(width=None if sys.stdout.isatty() else columns)
-        print_lines(console, *describe_rates(job.topology))
+        print_lines(console, *describe_rates(job.topology), *describe_merged(job.topology))
         if first is not None:
             first(console)
         if plan is not None:

@@ -8,13 +8,15 @@ connections between all ranks, and a stock collective in a bad rank order would 
 
 import re
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from ipaddress import IPv4Address
-from itertools import pairwise
+from itertools import pairwise, product
 
 from ...topo.derived.forwarding import Forwarding
+from ...topo.derived.stripes import group_equal, merge_switches
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.routes import Router
@@ -62,14 +64,15 @@ class VethPair:
 
 @dataclass(frozen=True)
 class Hop:
-    """A forwarding rule of one device: packets for rank `dst` go to the device numbered `via`.
+    """A forwarding rule of one device: packets for rank `dst` go to the devices numbered in `via`.
 
-    It applies to packets from rank `src`, or from any rank if that is None.
+    If there are several, each connection takes one. The rule applies to packets from rank `src`, or
+    from any rank if that is None.
     """
 
     src: int | None
     dst: int
-    via: int
+    via: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,9 @@ class Blueprint:
 
     `topology` has the rates multiplied by `scale`, ranks in the requested order, and only devices
     that are built. `devices[i]` is the id of device i, `home[r]` the number of rank r's device,
-    `hops[i]` device i's forwarding rules, `paths[s, d]` the device numbers on the route from rank s
-    to rank d.
+    `hops[i]` device i's forwarding rules, `paths[s, d]` the stages of the route from rank s to rank
+    d: at each the numbers of the devices that connections spread over, several if equal switches
+    stand side by side.
     """
 
     topology: Topology
@@ -88,7 +92,7 @@ class Blueprint:
     home: tuple[int, ...]
     cables: tuple[VethPair, ...]
     hops: dict[int, tuple[Hop, ...]]
-    paths: dict[tuple[int, int], tuple[int, ...]]
+    paths: dict[tuple[int, int], tuple[tuple[int, ...], ...]]
 
     def identity(self, rank: int) -> str:
         """Return the IP address of a rank."""
@@ -156,13 +160,14 @@ def blueprint(
             devices=tuple(next(gpus) if d.kind == "gpu" else d for d in topology.devices),
         )
     routes = _find_routes(topology)
-    used = {device for route in routes.values() for device in route}
+    used = {device for route in routes.values() for stage in route for device in stage}
     if len(used) > _MAX_DEVICES:
         raise InputError(
             f"topology {topology.name!r}: {len(used)} devices; at most {_MAX_DEVICES} can be "
             "emulated"
         )
-    crossed = {link for route in routes.values() for link in pairwise(route)}
+    stages = {pair for route in routes.values() for pair in pairwise(route)}
+    crossed = {link for pair in stages for link in product(*pair)}
     pruned = replace(
         topology,
         devices=tuple(d for d in topology.devices if d.id in used),
@@ -179,7 +184,10 @@ def blueprint(
         (number[a], number[b]): max(8000, round(capacity * 8 * 10**9))
         for (a, b), capacity in scaled.capacity_GBps.items()
     }
-    paths = {pair: tuple(number[x] for x in route) for pair, route in routes.items()}
+    paths = {
+        pair: tuple(tuple(number[x] for x in stage) for stage in route)
+        for pair, route in routes.items()
+    }
     return Blueprint(
         topology=scaled,
         scale=scale,
@@ -189,15 +197,16 @@ def blueprint(
             VethPair(i, a, b, rate_bps.get((a, b)), rate_bps.get((b, a)))
             for i, (a, b) in enumerate(sorted({(min(pair), max(pair)) for pair in rate_bps}))
         ),
-        hops=_hops(paths),
+        hops=_hops(paths, rate_bps.keys()),
         paths=paths,
     )
 
 
-def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
-    router = Router(topology)
-    forwarding = Forwarding(topology)
-    out: dict[tuple[int, int], tuple[str, ...]] = {}
+def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[tuple[str, ...], ...]]:
+    """Return the stages of the route between each pair of ranks, as in Blueprint."""
+    groups, merged = group_equal(topology), merge_switches(topology)
+    router, forwarding = Router(merged), Forwarding(merged)
+    out: dict[tuple[int, int], tuple[tuple[str, ...], ...]] = {}
     for src, src_gpu in enumerate(topology.ranks):
         routes = router.routes_from(src)
         if not routes.keys() >= set(topology.ranks) - {src_gpu}:
@@ -208,7 +217,11 @@ def _find_routes(topology: Topology) -> dict[tuple[int, int], tuple[str, ...]]:
                     f"{src_gpu} cannot reach {gpu}: sockets need a route there and back between "
                     "all ranks"
                 )
-        out |= {(src, dst): routes[x] for dst, x in enumerate(topology.ranks) if dst != src}
+        out |= {
+            (src, dst): tuple(tuple(groups.get(x, (x,))) for x in routes[gpu])
+            for dst, gpu in enumerate(topology.ranks)
+            if dst != src
+        }
     return out
 
 
@@ -222,14 +235,18 @@ def _find_scale(topology: Topology, slowest_bps: Fraction | None) -> Fraction:
     )
 
 
-def _hops(paths: dict[tuple[int, int], tuple[int, ...]]) -> dict[int, tuple[Hop, ...]]:
+def _hops(
+    paths: dict[tuple[int, int], tuple[tuple[int, ...], ...]], links: Set[tuple[int, int]]
+) -> dict[int, tuple[Hop, ...]]:
     """Return each device's rules: one per destination, more if sources take different routes."""
-    by_destination: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    by_destination: dict[tuple[int, int], dict[int, tuple[int, ...]]] = defaultdict(dict)
     start: dict[int, int] = {}
     for (src, dst), path in paths.items():
-        start[src] = path[0]
-        for device, via in pairwise(path):
-            by_destination[device, dst][src] = via
+        (start[src],) = path[0]
+        for stage, following in pairwise(path):
+            for device in stage:
+                via = tuple(x for x in following if (device, x) in links)
+                by_destination[device, dst][src] = via
     out: dict[int, list[Hop]] = defaultdict(list)
     for (device, dst), by_source in sorted(by_destination.items()):
         own = [src for src in by_source if start[src] == device]

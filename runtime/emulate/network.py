@@ -170,6 +170,8 @@ class Network:
             "conf/default/rp_filter": "0",
             "tcp_no_metrics_save": "1",
             "tcp_slow_start_after_idle": "0",
+            # Connections, not pairs of hosts, are spread over equal paths.
+            "fib_multipath_hash_policy": "1",
         }
         _run(
             [*self.enter(device), "sh", "-s"],
@@ -202,19 +204,19 @@ class Network:
         plan, own = self.blueprint, self._find_identity(device)
         lines = []
         for hop in plan.hops.get(device, ()):
-            line = (
-                f"route replace {plan.identity(hop.dst)}/32 via "
-                f"{plan.cable_between(device, hop.via).address(hop.via)} dev to{hop.via}"
+            via = " ".join(
+                f"nexthop via {plan.cable_between(device, x).address(x)} dev to{x}" for x in hop.via
             )
+            line, via = f"route replace {plan.identity(hop.dst)}/32", f" {via}"
             if hop.src is None:
-                lines.append(line + (f" src {own}" if own else ""))
+                lines.append(line + (f" src {own}" if own else "") + via)
             else:
                 # A routing table for each source whose packets leave the usual route; the kernel
                 # itself uses those up to 255.
                 table = 1000 + hop.src
                 lines += [
                     f"rule add from {plan.identity(hop.src)} lookup {table}",
-                    f"{line} table {table}",
+                    f"{line} table {table}{via}",
                 ]
         return list(dict.fromkeys(lines))
 

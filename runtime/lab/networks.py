@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...topo.errors import InputError
 from ...topo.graph import Device, Link, Topology, both_directions
-from ...topo.loader.resolve import load_for_planning
+from ...topo.loader.resolve import load_for_emulation
 from ...topo.presets import preset
 from ..emulate.blueprint import blueprint
 
@@ -80,7 +80,7 @@ def list_sites(networks: list[str], ranks: tuple[int, ...], slowest_bps: Fractio
 
 
 def _emulated_site(argument: str, slowest_bps: Fraction) -> Site:
-    topology, _ = load_for_planning(argument)
+    topology = load_for_emulation(argument)
     name = Path(argument).name if Path(argument).exists() else argument
     if not 2 <= len(topology.ranks) <= _MAX_RANKS:
         raise InputError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from ...synth.planner.synthesize import collective_on, synthesize
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError
 from ...topo.graph import Device, Topology
+from ...topo.loader.resolve import load_for_planning
 from ..emulate import EmulationError, emulate, why_not
 from ..emulate.ranks import run_ranks
 from ..ranks.launch import end_on_signals, is_rank, launch
@@ -102,13 +103,14 @@ class Lab:
         """
         plans: dict[str, str] = {}
         failures: list[RunResult] = []
+        topology, _ = load_for_planning(site.topology)
         for strategy in dict.fromkeys(x.strategy for x in systems if x.strategy is not None):
             self.say(f"{site.network}, {site.ranks} ranks: planning ({strategy})", 0, 0)
             planned = [system for system in systems if system.strategy == strategy]
             path = Path(tempfile.mkdtemp(dir=folder)) / "plan.json"
             try:
                 synthesize(
-                    collective_on("allreduce", site.topology), site.topology, strategy, _SYNTHESIS_S
+                    collective_on("allreduce", topology), topology, strategy, _SYNTHESIS_S
                 ).plan.save(path)
             except (InfeasibleError, TimeLimitError) as error:
                 failures += [_explain_missing(site, system, str(error)) for system in planned]

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ...topo.errors import InputError
 from ...topo.graph import Topology
+from ...topo.loader.resolve import load_for_planning
 from ...topo.measured.believe import believe
 from ...topo.measured.flows import Experiment, Measurements, Pair
 from ...topo.routes import Route, Router, route_links
@@ -74,7 +75,8 @@ def measure_topology(
 
     Collective. Rank i is the i-th GPU of `topology`. The default is the emulated machine inside
     topo-emulate, else the hosts that the ranks are on, joined (ranks/places.py); ranks on hosts
-    without GPUs represent them at measured rates. A process group is made and ended. `timeout_s`
+    without GPUs represent them at measured rates. Equal parallel switches are merged, since which
+    of them a flow crossed is unknown. A process group is made and ended. `timeout_s`
     limits any single wait; `budget_s` is roughly the time for all sending (default: 60 over gloo, 5
     over NCCL), by which messages are sized, down to a few milliseconds each. On rank 0 `advance` is
     called with the name of the current step, the number of finished experiments, and the total
@@ -87,6 +89,7 @@ def measure_topology(
         is_declared, machine_topology = True, topology if topology is not None else emulated()
         if machine_topology is None:
             machine_topology, is_declared = ranks.join()
+        machine_topology, _ = load_for_planning(machine_topology)
         if len(machine_topology.ranks) != ranks.ranks:
             raise InputError(
                 f"topology {machine_topology.name!r} has {len(machine_topology.ranks)} GPUs, "

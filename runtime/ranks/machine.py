@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...synth.cost.host_costs import OVER_MPI, OVER_NCCL, HostCosts, host_of
+from ...topo.derived.stripes import list_forms
 from ...topo.errors import InputError
 from ...topo.graph import Topology
 from .launch import EMULATED
@@ -57,6 +58,11 @@ def describe_machine(
     known = (host_of(topology) if topology is not None else None) or (OVER_MPI if mpi else None)
     emulated_machine = emulated()
     if emulated_machine is not None:
+        # As drawn if the plan names all of its links, else with equal switches merged.
+        forms = list_forms(emulated_machine)
+        named = {} if topology is None else topology.capacity_GBps
+        fitting = (form for form in forms if form.capacity_GBps.keys() <= named.keys())
+        emulated_machine = next(fitting, forms[-1])
         built = host_of(emulated_machine) or HostCosts()
         host = replace(known or built, burst_bytes=built.burst_bytes, wire=built.wire, cores=cores)
         return Machine(emulated_machine, host, batched, f"emulated{over}")

@@ -13,7 +13,7 @@ import numpy as np
 from ...topo.derived.degrade import Change, degrade
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.route_table import RouteTable
-from ...topo.derived.stripes import merge_spines
+from ...topo.derived.stripes import describe_merged
 from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
@@ -38,8 +38,6 @@ _SHAKE_S, _SHAKE_FEW_S = 3.0, 0.8
 _MAX_STARTS, _MAX_SHAKEN = 4, 256
 # Fixed, so that the same request gives the same order.
 _SEED = 1
-# Most merged switches to name in notes.
-_MAX_NOTES = 3
 
 
 def place(
@@ -167,16 +165,12 @@ def _list_left(machine: Topology, failed: Sequence[int], reserved: Sequence[int]
 
 def _find_routes(machine: Topology, failed: Sequence[int]) -> tuple[RouteTable, list[str]]:
     """Return the routes without the failed GPUs, over merged parallel switches, with notes."""
-    whole, _ = load_for_planning(
+    topology, _ = load_for_planning(
         degrade(machine, Change(without_ranks=tuple(failed))) if failed else machine
     )
-    spread = merge_spines(whole)
-    merged = [d.extra["members"] for d in spread.devices if d.extra != whole.by_id[d.id].extra]
-    return RouteTable(spread), [
-        f"{' and '.join(switches[:2])}"
-        f"{f' and {len(switches) - 2} more' if len(switches) > 2 else ''} stand side by side: "
-        "flows are assumed to be spread evenly over such switches"
-        for switches in merged[:_MAX_NOTES]
+    return RouteTable(topology), [
+        f"{line}: flows are assumed to spread evenly over them"
+        for line in describe_merged(topology)
     ]
 
 

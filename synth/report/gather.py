@@ -70,9 +70,9 @@ class Section:
 class Report:
     """A machine, the doctor's findings, and a section for each collective.
 
-    `machine` is the topology as given, `topology` the one that was planned for, with parallel
-    NVSwitches merged. `plan_file` names the plan if the report is on one. `seconds` is the time
-    that the report took.
+    `machine` is the topology as given, `topology` the one that was planned for, with equal
+    parallel switches merged. `plan_file` names the plan if the report is on one. `seconds` is the
+    time that the report took.
     """
 
     topology: Topology

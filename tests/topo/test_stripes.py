@@ -1,4 +1,4 @@
-"""NVSwitches side by side count as one for planning: what is merged, and that nothing else
+"""Switches side by side count as one for planning: what is merged, and that nothing else
 changes.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from topoplan.synth.bounds.multipath import bound
 from topoplan.synth.ir.collective import Collective
-from topoplan.topo.derived.stripes import merge_nvswitches, merge_spines
+from topoplan.topo.derived.stripes import merge_nvswitches, merge_switches
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
@@ -117,7 +117,7 @@ def test_the_upper_levels_of_a_fat_tree_become_one_switch_each() -> None:
         tuple(devices),
         tuple(x for a, b in wires for x in both_directions(Link(a, b, Fraction(10)))),
     )
-    merged = merge_spines(tree)
+    merged = merge_switches(tree)
     assert sorted(d.id for d in merged.devices if d.id.startswith(("agg", "core"))) == [
         "agg00", "agg10", "agg20", "agg30", "core00",
     ]  # fmt: skip
@@ -129,4 +129,4 @@ def test_the_upper_levels_of_a_fat_tree_become_one_switch_each() -> None:
         merged.capacity_GBps["edge00", "agg00"] == 20
         and merged.capacity_GBps["agg00", "core00"] == 40
     )
-    assert merge_nvswitches(tree) == tree and merge_spines(merged) == merged
+    assert merge_nvswitches(tree) == tree and merge_switches(merged) == merged

@@ -1,54 +1,92 @@
-"""Merge equivalent parallel switches into one.
+"""Merge equivalent parallel switches into one: equal NVSwitches, equal spines of a network.
 
-GPUs spread every message over all NVSwitches of a board, so for planning they are one switch: a
-DGX-2 has six per board, and each GPU has one link to each. A route names only one path, and through
-one of six switches it would have a sixth of the hardware's rate. The spines of a network are merged
-too, for callers who assume that its many flows spread over all equal paths.
+Traffic spreads over such switches: GPUs stripe every message over all NVSwitches of a board (a
+DGX-2 has six per board, and each GPU has one link to each), and networks spread their flows over
+all equal paths. A route names only one path, and through one of six switches it would have a sixth
+of the hardware's rate.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..graph import Device, Link, Topology
+from ..names import join_first
+
+# Most switches to name in a line, and most lines: together about a quarter of a screen.
+_MAX_NAMED, _MAX_LINES = 4, 6
+# Field of a merged switch's `extra` that lists the switches it stands for.
+_MEMBERS = "members"
 
 
 def merge_nvswitches(topology: Topology) -> Topology:
     """Merge equivalent parallel NVSwitches and add up their links.
 
-    NVSwitches are equivalent if they have the same links to the same devices other than NVSwitches,
-    and equally many links to each class of equivalent NVSwitches. The coarsest such classes are
-    used. Traffic spread evenly over a class loads all its links equally, so no plan for the merged
-    machine exceeds the capacity of a link.
+    Other switches are unchanged; `merge_switches` merges these too.
     """
-    return _merge(topology, [d for d in topology.devices if d.family == "nvswitch"])
+    nvswitches = [d for d in topology.devices if d.family == "nvswitch"]
+    return _merge(topology, _find_groups(topology, nvswitches))
 
 
-def merge_spines(topology: Topology) -> Topology:
-    """Merge equivalent network switches that only connect other switches.
+def merge_switches(topology: Topology) -> Topology:
+    """Merge the groups of `group_equal`, and add up their links."""
+    return _merge(topology, group_equal(topology))
 
-    Leaf switches, which hosts are linked to, are unchanged.
+
+def group_equal(topology: Topology) -> dict[str, list[str]]:
+    """Return the groups of equivalent parallel switches, keyed by the first of each.
+
+    Switches are equivalent if they are of one family, add and multicast alike, have the same links
+    to the same other devices, and equally many links to each class of equivalent switches. The
+    coarsest such classes are used, so in a fat tree the upper two levels are merged. Traffic spread
+    evenly over a class loads all its links equally, so no plan for the merged machine exceeds the
+    capacity of a link. PCIe switches are trees, in which no two are parallel.
     """
-    joins_more = {
-        end
-        for link in topology.links
-        for end, other in ((link.src, link.dst), (link.dst, link.src))
-        if topology.by_id[other].kind != "switch"
-    }
-    spines = [
+    switches = [
         d
         for d in topology.devices
-        if d.kind == "switch" and d.family not in ("nvswitch", "pcie") and d.id not in joins_more
+        if d.kind == "switch"
+        and d.family != "pcie"
+        # A switch with a single neighbour carries nothing, so it is left as drawn.
+        and (d.family == "nvswitch" or len(topology.out_neighbours[d.id]) > 1)
     ]
-    return _merge(topology, spines)
+    return _find_groups(topology, switches)
 
 
-def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
-    members_of_head = {
-        members[0]: members
-        for members in _classify(topology, switches).values()
-        if len(members) > 1
-    }
+def list_forms(topology: Topology) -> tuple[Topology, ...]:
+    """Return the forms of a machine that plans can be for, without repetitions.
+
+    They are the machine as given, with its NVSwitches merged, and as it is planned today.
+    """
+    merged = merge_nvswitches(topology)
+    return tuple(dict.fromkeys((topology, merged, merge_switches(merged))))
+
+
+def describe_merged(topology: Topology) -> list[str]:
+    """Return a line for each merged switch of a topology, the first few if there are many.
+
+    NVSwitches are left out: for them an even spread is the hardware's own, and no assumption.
+    """
+    groups = [
+        (len(members), join_first(list(map(str, members)), _MAX_NAMED))
+        for d in topology.devices
+        if d.kind == "switch"
+        and d.family != "nvswitch"
+        # A field of this name may be the user's own.
+        and isinstance(members := d.extra.get(_MEMBERS), list)
+        and members[:1] == [d.id]
+    ]
+    lines = [f"{count} equal switches ({names}) planned as one" for count, names in groups]
+    more = len(lines) - _MAX_LINES
+    return lines[:_MAX_LINES] + [f"and {more} more groups of equal switches"] * (more > 0)
+
+
+def _find_groups(topology: Topology, switches: Sequence[Device]) -> dict[str, list[str]]:
+    classes = _classify(topology, switches).values()
+    return {members[0]: members for members in classes if len(members) > 1}
+
+
+def _merge(topology: Topology, members_of_head: Mapping[str, Sequence[str]]) -> Topology:
     if not members_of_head:
         return topology
     head_of = {member: head for head, members in members_of_head.items() for member in members}
@@ -62,7 +100,7 @@ def _merge(topology: Topology, switches: Sequence[Device]) -> Topology:
                 replace(
                     device,
                     in_network=said.pop() if len(said) == 1 else None,
-                    extra={**device.extra, "members": list(members)},
+                    extra={**device.extra, _MEMBERS: list(members)},
                 )
             )
         elif device.id not in head_of:
@@ -90,7 +128,9 @@ def _classify(topology: Topology, switches: Sequence[Device]) -> dict[object, li
 
     Classes are refined until all switches of a class have equal links to all other classes.
     """
-    label: dict[str, object] = {d.id: ("switch", d.can_reduce, d.can_copy) for d in switches}
+    label: dict[str, object] = {
+        d.id: ("switch", d.family, d.can_reduce, d.can_copy) for d in switches
+    }
     while True:
         rows: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for link in topology.links:

@@ -3,7 +3,7 @@
 from os import PathLike, fspath
 from pathlib import Path
 
-from ..derived.stripes import merge_nvswitches
+from ..derived.stripes import merge_nvswitches, merge_switches
 from ..errors import InputError
 from ..formats import nccl_xml
 from ..formats.detect import read_topology_text
@@ -40,12 +40,20 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
 def load_for_planning(machine: str | PathLike[str] | Topology) -> tuple[Topology, Router]:
     """Return the topology that planners use for a path, a name or a topology, and its router.
 
-    All planning enters here. Parallel NVSwitches are merged, since GPUs spread every message over
-    all of them: a route through one of them would have a fraction of the hardware's bandwidth.
+    All planning enters here. Equal parallel switches are merged, since traffic spreads over them: a
+    route through one of them would have a fraction of the hardware's bandwidth. Raise InputError if
+    `machine` names no topology.
+    """
+    topology = merge_switches(machine if isinstance(machine, Topology) else load(machine))
+    return topology, HARDWARE.on(topology)
+
+
+def load_for_emulation(machine: str | PathLike[str]) -> Topology:
+    """Return the topology that emulators build for a path or a name: only NVSwitches are merged.
+
     Raise InputError if `machine` names no topology.
     """
-    topology = merge_nvswitches(machine if isinstance(machine, Topology) else load(machine))
-    return topology, HARDWARE.on(topology)
+    return merge_nvswitches(load(machine))
 
 
 def probe(root: str | PathLike[str] = "/") -> Topology:

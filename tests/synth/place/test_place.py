@@ -164,8 +164,8 @@ def test_flows_are_spread_over_equal_spines_and_that_is_said() -> None:
     spread, alone = (place(machine, *traffic, order=given_order) for machine in (two, one))
     assert (spread.seconds, spread.given_seconds) == (alone.seconds, alone.given_seconds)
     assert spread.notes == (
-        "spine0 and spine1 stand side by side: flows are assumed to be spread evenly over such "
-        "switches",
+        "2 equal switches (spine0, spine1) planned as one: flows are assumed to spread evenly over "
+        "them",
     )
     assert alone.notes == ()
     uneven = [
