@@ -20,10 +20,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     check_options(args)
-    # These modules import solvers, which --help and errors in options do not need.
-    from .synthesis import bound, explain, front, plan
     from .synthesis.job import make_job
 
+    job = make_job(args)
+    # These modules import solvers, which takes a second that --help and wrong names do not need.
+    with job.off_the_clock():
+        from .synthesis import bound, explain, front, plan
     if args.bound_only:
         run = bound.run_bound
     elif args.format != PLAN:
@@ -32,7 +34,7 @@ def _run(args: argparse.Namespace) -> int:
         run = front.run
     else:
         run = explain.run if args.explain else plan.run
-    run(make_job(args))
+    run(job)
     return 0
 
 

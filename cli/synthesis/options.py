@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
@@ -20,21 +21,6 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
-# Names of the built-in strategies for help and completion, since importing them takes a second.
-STRATEGY_NAMES = (
-    "packing",
-    "chains",
-    "exact",
-    "hierarchical",
-    "greedy",
-    "ring",
-    "double-tree",
-    "recursive-doubling",
-    "halving-doubling",
-    "direct",
-    "one-shot",
-    "parameter-server",
-)
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth --collective allreduce --topology dgx1",
@@ -245,10 +231,7 @@ def build_parser() -> Parser:
 
 def check_options(args: argparse.Namespace) -> None:
     """Raise InputError for the first wrong option, before any work is done."""
-    from ...synth.planner.registry import find_strategy
-
-    if args.strategy != "auto":
-        find_strategy(args.strategy)
+    check_name(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
     for flag, value, least in (

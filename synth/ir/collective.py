@@ -15,6 +15,8 @@ from itertools import pairwise, product
 from typing import Literal, get_args
 
 from ...topo.errors import InputError, suggest
+from ...topo.graph import Topology
+from ...topo.notes import explain_no_gpus
 
 # The names of the collectives in every command and in the API.
 CollectiveName = Literal[
@@ -240,3 +242,20 @@ def spell_collective(name: str) -> str:
 def spell_ranks(ranks: Iterable[int]) -> str:
     """Return ranks as messages list them: "0, 2"."""
     return ", ".join(map(str, ranks))
+
+
+def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
+    """Return the collective `name` over all ranks of a topology.
+
+    A collective that needs a root has rank 0 by default. Raise InputError if there are fewer than
+    two ranks.
+    """
+    n = len(topology.ranks)
+    if n < 2:
+        # The topology of a probed machine without GPUs includes the reason why none was found.
+        why = None if n else explain_no_gpus(topology.notes)
+        raise InputError(
+            f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs "
+            "at least two ranks" + (f" ({why})" if why else "")
+        )
+    return Collective.with_default_root(name, n, root)

@@ -19,7 +19,7 @@ from ..numeric.effort import USUAL_LIMIT_S
 from ..plan import Plan
 from ..request import TreeLimits
 from ..verify import verify as verify_schedule
-from .registry import AUTO
+from .names import AUTO
 from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan
 

@@ -31,21 +31,16 @@ from ...topo.errors import (
     StrategyError,
     TopoplanError,
     VerificationError,
-    suggest,
 )
 from ..ir.schedule import MAX_SEGMENTS, Schedule
 from ..request import Request, Strategy
 from ..strategies import STRATEGIES
 from ..verify import verify
+from .names import AUTO, DECORATED, GROUP, refuse_unknown
 
 log = logging.getLogger("topoplan")
 
-
-GROUP = "topoplan.strategies"
-AUTO = "auto"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-# The strategies that `strategy` has registered in this process.
-DECORATED: dict[str, Strategy] = {}
 
 # A user's function, from a request to schedules; it raises InfeasibleError if it has none.
 UserFunction = Callable[[Request], Iterable[Schedule]]
@@ -90,11 +85,7 @@ def find_strategy(name: str) -> Strategy:
     # Built-in ones come first, since listing installed packages takes time.
     strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if strategy is None:
-        names = list(list_strategies())
-        raise InputError(
-            f"unknown strategy {name!r}{suggest(name, [AUTO, *names])}; expected auto or one of "
-            f"{', '.join(names)}"
-        )
+        raise refuse_unknown(name, list_strategies())
     return strategy
 
 

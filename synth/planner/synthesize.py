@@ -13,7 +13,6 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError, InputError, TimeLimitError, TopoplanError
 from ...topo.graph import Topology
-from ...topo.notes import explain_no_gpus
 from ...topo.routes import HARDWARE, Router
 from ..bounds.multipath import check_connected
 from ..bounds.single_path import Bounds, find_bounds
@@ -23,7 +22,7 @@ from ..cost.segmentation import families, fastest, reroute, reroute_unless_in_ne
 from ..forest.candidates import AT_BOUND
 from ..forest.survey import survey
 from ..ir.addition_order import is_uniform
-from ..ir.collective import Collective
+from ..ir.collective import Collective, collective_on
 from ..ir.schedule import Schedule
 from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Entry, Plan
@@ -32,8 +31,10 @@ from ..reproducible.fitting import NAME as BRACKETED
 from ..request import Request, Strategy, TreeLimits
 from ..strategies import LISTED_RANKS, MAIN_WORK_S
 from ..verify import verify
-from .registry import AUTO, find_strategy, list_strategies
+from .names import AUTO
+from .registry import find_strategy, list_strategies
 
+__all__ = ["Synthesis", "collective_on", "synthesize"]
 log = logging.getLogger("topoplan")
 
 # Work for the bounds, in seconds of an idle core, and the share of the time limit at which the
@@ -70,23 +71,6 @@ class Synthesis:
     candidates: tuple[tuple[Schedule, Cost], ...]
     table: list[dict[str, Any]]
     cut_short: tuple[str, ...] = ()
-
-
-def collective_on(name: str, topology: Topology, root: int | None = None) -> Collective:
-    """Return the collective `name` over all ranks of a topology.
-
-    A collective that needs a root has rank 0 by default. Raise InputError if there are fewer than
-    two ranks.
-    """
-    n = len(topology.ranks)
-    if n < 2:
-        # The topology of a probed machine without GPUs includes the reason why none was found.
-        why = None if n else explain_no_gpus(topology.notes)
-        raise InputError(
-            f"topology {topology.name!r} has {n} GPU{'' if n == 1 else 's'}; a collective needs "
-            "at least two ranks" + (f" ({why})" if why else "")
-        )
-    return Collective.with_default_root(name, n, root)
 
 
 def synthesize(

@@ -22,7 +22,7 @@ from ..ir.collective import Collective
 from ..ir.schedule import Schedule
 from ..numeric.effort import Effort
 from ..plan import Plan
-from ..planner.registry import AUTO
+from ..planner.names import AUTO
 from ..planner.synthesize import collective_on, synthesize
 from . import USUAL_LIMIT_S
 from .stock import StockRing

@@ -172,7 +172,6 @@ def test_collectives_are_understood_as_others_spell_them(
 
 def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> None:
     torch = pytest.importorskip("torch")
-    from topoplan.cli.synthesis.options import STRATEGY_NAMES
     from topoplan.runtime.codecs import CODECS
     from topoplan.runtime.measuring.bench_data import DTYPES, OPS
     from topoplan.runtime.measuring.bench_options import (
@@ -181,6 +180,7 @@ def test_names_of_strategies_types_and_reductions_are_those_that_there_are() -> 
         OP_NAMES,
         spell_dtype,
     )
+    from topoplan.synth.planner.names import STRATEGY_NAMES
     from topoplan.synth.strategies import STRATEGIES
 
     assert set(STRATEGY_NAMES) == set(STRATEGIES)

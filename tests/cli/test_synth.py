@@ -363,3 +363,17 @@ def test_sizes() -> None:
     for bad in ("", "K", "-1", "1.5M", "1X", "1e6"):
         with pytest.raises(InputError):
             parse_size(bad)
+
+
+def test_wrong_names_are_refused_before_solvers_are_imported() -> None:
+    code = (
+        "import sys\n"
+        "from topoplan.cli.synth import main\n"
+        "for names in ('alreduce', 'ring:4', 'ring'), ('allreduce', 'rong:4', 'ring'), "
+        "('allreduce', 'ring:4', 'rong'):\n"
+        "    flags = ('--collective', '--topology', '--strategy')\n"
+        "    assert main([x for pair in zip(flags, names) for x in pair]) == 2\n"
+        "assert not {'numpy', 'scipy', 'networkx', 'ortools'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("unknown ") == 3

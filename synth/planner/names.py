@@ -1,0 +1,52 @@
+"""Names of strategies, known without importing them: their solvers take a second to import."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from ...topo.errors import InputError, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..request import Strategy
+
+AUTO = "auto"
+# The entry points with which installed packages add strategies.
+GROUP = "topoplan.strategies"
+# The built-in strategies, in the order in which auto tries them.
+STRATEGY_NAMES = (
+    "packing",
+    "chains",
+    "exact",
+    "hierarchical",
+    "greedy",
+    "ring",
+    "double-tree",
+    "recursive-doubling",
+    "halving-doubling",
+    "direct",
+    "one-shot",
+    "parameter-server",
+)
+# The strategies that `strategy` has registered in this process.
+DECORATED: dict[str, Strategy] = {}
+
+
+def check_name(name: str) -> None:
+    """Raise InputError unless `name` is auto or a strategy, built-in or a user's."""
+    # Built-in ones come first, since listing installed packages takes time.
+    if name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
+        installed = [point.name for point in entry_points(group=GROUP)]
+        if name not in installed:
+            raise refuse_unknown(name, [*STRATEGY_NAMES, *installed, *DECORATED])
+
+
+def refuse_unknown(name: str, names: Iterable[str]) -> InputError:
+    """Return the error for a name that is not among those of strategies."""
+    listed = list(dict.fromkeys(names))
+    return InputError(
+        f"unknown strategy {name!r}{suggest(name, [AUTO, *listed])}; expected auto or one of "
+        f"{', '.join(listed)}"
+    )
