@@ -88,8 +88,9 @@ class TreePacking(ColumnGeneration[Tree]):
     def price_columns(self) -> list[Tree]:
         """Return the cheapest tree if it costs less than 1; store the bound of the prices."""
         price, tree = self.graph.cheapest_tree(self.prices)
-        # Any prices bound every packing: the cost of all links over that of the cheapest tree.
-        proved = float(self.graph.capacity @ self.prices) / price
+        # Any prices bound every packing: the cost of all links over that of the cheapest tree. That
+        # is 0 where the trees so far share a link, which alone has a price, and others avoid it.
+        proved = float(self.graph.capacity @ self.prices) / price if price > 0 else np.inf
         if proved < self.value:
             self.best, self.value = self.prices / price, proved
         return [tree] if self.improves(tree) else []

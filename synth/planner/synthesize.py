@@ -340,6 +340,5 @@ def lower_envelope(costs: list[Cost]) -> list[tuple[int, int]]:
         size = ceil(ratio * _BYTES_PER_US_OVER_S_PER_GB)
         # If several crossings round to the same byte, the earlier line is cheapest at no size.
         if size <= out[-1][1]:
-            out.pop()
-            size = out[-1][1] if out else 0
+            size = out.pop()[1]
         out.append((current, size))

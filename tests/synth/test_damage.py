@@ -112,6 +112,22 @@ def test_a_root_that_can_only_receive_gathers() -> None:
     assert plan.gap_of(plan.entries[-1]) == 0
 
 
+def test_trees_may_avoid_a_link_that_alone_has_a_price() -> None:
+    gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
+    links = (
+        *both_directions(Link("g0", "s", Fraction(1))),
+        *both_directions(Link("g0", "g1", Fraction(1, 3 * 10**6))),
+        *both_directions(Link("g2", "s", Fraction(3))),
+        *both_directions(Link("g2", "g1", Fraction(4))),
+        Link("s", "nic", Fraction(1, 3)),
+        Link("nic", "g0", Fraction(25, 2)),
+    )
+    devices = (*gpus, Device("s", "switch"), Device("nic", "nic"))
+    topology = Topology("hardly a link", devices, links)
+    plan = synthesize(collective_on("allreduce", topology), topology, "packing").plan
+    assert min(map(plan.gap_of, plan.entries)) <= Fraction(1, 10**6)
+
+
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
     ring = tuple(Link(f"g{i}", f"g{(i + 1) % 3}", Fraction(1)) for i in range(3))

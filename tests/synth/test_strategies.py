@@ -240,8 +240,13 @@ def test_rounds_are_sccls() -> None:
 
 @settings(max_examples=count_examples(40))
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=12),
-    st.integers(0, 10**6),
+    # With steep lines, several crossings round to the same byte.
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(1, 50) | st.integers(10**4, 10**8)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 10) | st.integers(0, 10**6),
 )
 def test_the_lower_envelope_is_the_minimum_at_every_size(
     lines: list[tuple[int, int]], size: int
