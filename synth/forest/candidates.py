@@ -283,13 +283,13 @@ class ForestBuilder:
         for name, shape in SHAPES.items():
             parents = shape(boxes.count)
             # A slow box sends least at the root of a tree, so trees rotated to root it are tried
-            # too.
+            # too. Sets of more trees root every box.
             turned = [
                 turn_to_root(tree, parents, box)
                 for box in self.survey.slow_boxes[:_SLOW_BOXES]
-                for tree in parents
+                for tree in (parents if len(parents) <= 2 else ())
             ]
-            for more in turned if len(parents) <= 2 else []:
+            for more in turned:
                 parents = [*parents, *(tree for tree in more if tree not in parents)]
             # Shapes over two boxes are the same, and chains from every box are deeper than stars.
             joined = frozenset(map(_find_joined, parents))

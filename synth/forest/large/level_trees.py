@@ -56,6 +56,8 @@ _PATIENCE = 300, 30
 # Ranks of a branch, from its top on, that may receive in place of the top: all would take longer
 # than the search for a route.
 _NEAR_TOP = 24
+# With more pairs of GPUs that are joined directly, searching paths from every GPU takes minutes.
+_CENTRE_PAIRS = 2_000_000
 # Numbers of links on a route.
 Links = tuple[int, ...]
 
@@ -500,7 +502,10 @@ def choose_depth(topology: Topology, *, both: bool) -> tuple[int, int]:
     joined = np.isfinite(metric.distance)
     middle, farthest = 0, 1.0
     if np.count_nonzero(joined) < len(joined) * (len(joined) - 1):
-        hops = shortest_path(csr_matrix(joined), unweighted=True).max(axis=1)
-        middle, farthest = int(np.argmin(hops)), float(hops.min())
+        # Where that takes long, the GPU that reaches most others stands for the middle.
+        many = np.count_nonzero(joined) > _CENTRE_PAIRS
+        starts = joined.sum(axis=1).argmax(keepdims=True) if many else np.arange(len(joined))
+        hops = shortest_path(csr_matrix(joined), unweighted=True, indices=starts).max(axis=1)
+        middle, farthest = int(starts[np.argmin(hops)]), float(hops.min())
     # Trees of one direction leave less choice: a rank receives once from each.
     return middle, ceil(max(1.5 * farthest, log2(len(joined)) + 1)) * (1 if both else 2)
