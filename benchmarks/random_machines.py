@@ -153,6 +153,7 @@ def judge(
     if code == 0:
         out = json.loads(text)
         faults += _read_plan(row, out, output)
+        faults += [] if least_s else ["WRONG: a plan where the LP has no solution"]
     elif (least_s is not None and args.strategy == "auto") or code not in _DECLINED:
         faults.append(f"exit {code}: {errors.strip()[-600:]}")
     return {**row, "how": "; ".join(faults), "met": not faults}

@@ -27,8 +27,10 @@ from topoplan.topo.routes import Router
 
 Edge = tuple[int, int]
 Terms = list[tuple[int, float]]
-# HiGHS's own are 1e-7, too near the 1e-6 to which bounds are compared.
-_TOLERANCE = 1e-9
+# HiGHS's own tolerance is 1e-7, too near the 1e-6 to which bounds are compared. Where links differ
+# by a million, it may find no optimum to 1e-9. Its simplex takes minutes for 22 GPUs at three
+# NVSwitches, the interior point 4 s.
+_ATTEMPTS = (("highs-ipm", 1e-9), ("highs-ds", 1e-9), ("highs-ds", 1e-7))
 _INFEASIBLE = 2
 
 
@@ -112,17 +114,14 @@ class _Program:
         objective = np.zeros(self.width)
         objective[0] = 1.0
         self.at_most += [(terms, 0.0) for terms in self.load.values() if len(terms) > 1]
-        solved = linprog(
-            objective,
-            *self._matrix(self.at_most),
-            *self._matrix(self.equal),
-            # Its simplex takes minutes for 22 GPUs at three NVSwitches, this 4 s.
-            method="highs-ipm",
-            options={
-                "primal_feasibility_tolerance": _TOLERANCE,
-                "dual_feasibility_tolerance": _TOLERANCE,
-            },
-        )
+        matrices = *self._matrix(self.at_most), *self._matrix(self.equal)
+        for method, tolerance in _ATTEMPTS:
+            options = dict.fromkeys(
+                ("primal_feasibility_tolerance", "dual_feasibility_tolerance"), tolerance
+            )
+            solved = linprog(objective, *matrices, method=method, options=options)
+            if solved.status in (0, _INFEASIBLE):
+                break
         if solved.status == _INFEASIBLE:
             return None
         if solved.status != 0:
