@@ -95,8 +95,10 @@ def find_single_path_bound(
     return best
 
 
-def has_single_paths(topology: Topology, collective: Collective) -> bool:
-    """Return whether the hardware's routes restrict schedules, and are few enough to be searched.
+def has_single_paths(
+    topology: Topology, collective: Collective, max_ranks: int = SINGLE_PATH_RANKS
+) -> bool:
+    """Return whether the hardware's routes restrict schedules, and there are at most `max_ranks`.
 
     They do not restrict them if GPUs are linked to GPUs only, as schedules then use all paths
     between them, nor if switches compute what the collective needs.
@@ -104,7 +106,7 @@ def has_single_paths(topology: Topology, collective: Collective) -> bool:
     direct = all(
         topology.by_id[a].kind == topology.by_id[b].kind == "gpu" for a, b in topology.capacity_GBps
     )
-    few = len(topology.ranks) <= SINGLE_PATH_RANKS
+    few = len(topology.ranks) <= max_ranks
     return few and not direct and not computes_in_network(topology, collective)
 
 

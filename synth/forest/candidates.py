@@ -54,6 +54,9 @@ FAR = Fraction(1, 10)
 # With more than _SINGLE_RANKS GPUs, trees are not generated link by link if a simpler forest is
 # within this gap.
 _NEAR = Fraction(1, 50)
+# With more GPUs, trees that negotiate for links may take any route, and lose where the hardware's
+# is another: the routes of all pairs take long to list.
+ROUTED_RANKS = 1024
 # With more than _SINGLE_RANKS GPUs, trees negotiate for links if no other forest is this near.
 _LEVEL_NEAR = Fraction(1, 100)
 
@@ -307,7 +310,7 @@ class ForestBuilder:
         They are for allreduce, or out-trees for a broadcast from rank `root` if it is given.
         """
         topology, both = self.survey.topology, root is None
-        single = has_single_paths(topology, self.collective)
+        single = has_single_paths(topology, self.collective, ROUTED_RANKS)
         assert self.proof is not None
         most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
         counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
@@ -315,7 +318,10 @@ class ForestBuilder:
         middle, max_depth = choose_depth(topology, both=both)
         trees = LevelTrees(
             topology,
-            [middle if root is None else root] * count,
+            # Trees from one root would all want its links.
+            [middle[i * len(middle) // count] for i in range(count)]
+            if root is None
+            else [root] * count,
             both=both,
             routes=OwnRoutes(self.router) if single else None,
             max_depth=self.limits.max_depth or max_depth,

@@ -20,7 +20,7 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
-from ..forest.candidates import CandidateForest, ForestBuilder, choose
+from ..forest.candidates import ROUTED_RANKS, CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees, choose_count, choose_depth
 from ..forest.machine.links import LinkArrays
@@ -257,11 +257,14 @@ class _Packer:
         n, bound, links = self.collective.ranks, float(self.bound_GBps), LinkArrays(self.topology)
         counts = [n * parts for parts in range(1, min(_MAX_PARTS, max(1, _LEVEL_TREES // n)) + 1)]
         max_depth, out = choose_depth(self.topology, both=False)[1], []
+        routes = self.routes
+        if routes is None and has_single_paths(self.topology, self.collective, ROUTED_RANKS):
+            routes = OwnRoutes(self.request.router)
         # One tree per root has the fewest messages; with more, links can be filled better.
         best, gap = choose_count(links, self.request.bound, counts, few_roots=False)
         for count in sorted({n, best}):
             trees = LevelTrees(
-                self.topology, self.roots * (count // n), routes=self.routes, max_depth=max_depth
+                self.topology, self.roots * (count // n), routes=routes, max_depth=max_depth
             )
             if seeds is not None:
                 trees.take(seeds)

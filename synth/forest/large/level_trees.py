@@ -39,7 +39,7 @@ _BUSY = 8.0
 _HOP = 2.0
 # By how much a link gets dearer in each turn that finds it too full, and how much dearer it is per
 # tree above its room.
-_HISTORY, _PRESENT = 0.02, 3.0
+_HISTORY, _PRESENT = 0.1, 3.0
 # Share of a link's price that does not depend on its load, so that short routes are preferred.
 _IDLE = 0.2
 # Gaps to the bound, the loosest first; each layout begins with that of the gap before.
@@ -52,12 +52,15 @@ _SLACK = 0.004
 _MOVE_S, _LINK_S, _RANK_S = 2e-4, 2e-7, 1e-6
 # Moves without a new least excess after which a layout is given up: some, and more per link that is
 # too full if the layout leaves slack.
-_PATIENCE = 300, 30
+_PATIENCE = 1500, 30
 # Ranks of a branch, from its top on, that may receive in place of the top: all would take longer
 # than the search for a route.
 _NEAR_TOP = 24
 # With more pairs of GPUs that are joined directly, searching paths from every GPU takes minutes.
 _CENTRE_PAIRS = 2_000_000
+# A rank is in the middle if the farthest one is at most this many times as far, and a hop more, as
+# from the best rank.
+_MIDDLE = 1.25
 # Numbers of links on a route.
 Links = tuple[int, ...]
 
@@ -143,12 +146,16 @@ class LevelTrees(LinkArrays):
 
     def _count(self, number: int, links: Links, sign: int) -> None:
         """Add a route to the loads of its links, or take it away."""
-        for i in (*links, *(self.back[list(links)].tolist() if self.both else ())):
+        for i in self._list_counted(links):
             self.load[i] += sign
             users = self._users[i]
             users[number] += sign
             if not users[number]:
                 del users[number]
+
+    def _list_counted(self, links: Sequence[int]) -> list[int]:
+        """Return the links of a route, and those back if a route counts in both directions."""
+        return [*links, *(self.back[list(links)].tolist() if self.both else ())]
 
     def _add(self, tree: _Tree) -> None:
         self.trees.append(tree)
@@ -175,6 +182,9 @@ class LevelTrees(LinkArrays):
                     if len(stops):
                         links = self.find_links(image[stops[:-1]], image[stops[1:]])
                         new.links[moved[rank]] = tuple(links.tolist())
+                        if self.routes is not None:
+                            own = new.parent[moved[rank]], moved[rank]
+                            new.links[moved[rank]] = self.routes.list_links(*own)
                 listed[new.root].append((share, new))
         for root, times in Counter(self.roots).items():
             total = sum((share for share, _ in listed[root]), Fraction(0))
@@ -197,7 +207,10 @@ class LevelTrees(LinkArrays):
             around[int(self.src[i])].append((int(self.dst[i]), i))
         room = self.capacity * (len(self.roots) / rate_GBps)
         for root in self.roots:
-            self._add(self._grow_tree(root, around, room))
+            if self.routes is None:
+                self._add(self._grow_tree(root, around, room))
+            else:
+                self._add(self._grow_on_routes(self.routes, root, room))
             effort.spend(_LINK_S * 20 * len(self.links))
 
     def _grow_tree(
@@ -227,10 +240,7 @@ class LevelTrees(LinkArrays):
         while len(depth) < self.ranks:
             if not heap:  # some GPUs cannot be reached within the limit from this tree
                 if limit == self.ranks:
-                    raise InfeasibleError(
-                        f"topology {self.topology.name!r}: the routes that trees may use do not "
-                        f"join all GPUs to {self.names[start]}; add links in both directions"
-                    )
+                    raise InfeasibleError(self._explain_apart(root))
                 limit = self.ranks
                 heap = [(hop * hops, device) for device, hops in depth.items()]
             cost, device = heappop(heap)
@@ -250,9 +260,8 @@ class LevelTrees(LinkArrays):
                     tree.parent[rank] = int(self.rank_of[origin])
                     depth[device] = depth[origin] + 1
                     best[device] = cost = hop * depth[device]
-                    for i in links:
-                        for link in (i, int(self.back[i])) if self.both else (i,):
-                            prices[link] *= steps[link]
+                    for link in self._list_counted(links):
+                        prices[link] *= steps[link]
                     origin = device
             for neighbour, link in around[device] if depth[origin] < limit else ():
                 offer = cost + prices[link]
@@ -260,6 +269,52 @@ class LevelTrees(LinkArrays):
                     best[neighbour] = offer
                     via[neighbour] = link
                     heappush(heap, (offer, neighbour))
+        return tree
+
+    def _explain_apart(self, root: int) -> str:
+        return (
+            f"topology {self.topology.name!r}: the routes that trees may use do not join all GPUs "
+            f"to {self.topology.ranks[root]}; add links in both directions"
+        )
+
+    def _grow_on_routes(self, routes: OwnRoutes, root: int, room: Floats) -> _Tree:
+        """Return a cheap out-tree whose edges are the hardware's routes."""
+        prices, steps = np.exp(_BUSY * self.load / room) / room, np.exp(_BUSY / room)
+        hop = _HOP / float(room.max())
+        tree = _Tree(root, [-1] * self.ranks, [()] * self.ranks)
+        depth: Ints = np.zeros(self.ranks, dtype=np.int64)
+        inside = np.zeros(self.ranks, dtype=np.bool_)
+        inside[root] = True
+        # The rank of the tree from which each rank outside is reached most cheaply, as far as known.
+        start: Ints = np.full(self.ranks, root)
+        limit = self.max_depth
+        while not inside.all():
+            # Prices rise while the tree grows, so they are summed again for each rank.
+            cost = routes.distances_of(start, prices) + hop * depth[start]
+            cost[inside | (depth[start] >= limit)] = np.inf
+            rank = int(np.argmin(cost))
+            if not np.isfinite(cost[rank]):
+                # Some ranks cannot be reached within the limit from this tree, or only from others.
+                every = routes.distances_to(np.arange(self.ranks), prices) + hop * depth
+                every[:, ~inside] = np.inf
+                start = every.argmin(axis=1)
+                if limit == self.ranks and not np.isfinite(every[~inside].min()):
+                    raise InfeasibleError(self._explain_apart(root))
+                limit = self.ranks
+                continue
+            offers = routes.distances_to(np.array([rank]), prices)[0] + hop * depth
+            offers[~inside | (depth >= limit)] = np.inf
+            parent = int(np.argmin(offers))
+            tree.parent[rank], tree.links[rank] = parent, routes.list_links(parent, rank)
+            links = self._list_counted(tree.links[rank])
+            prices[links] *= steps[links]
+            inside[rank] = True
+            depth[rank] = depth[parent] + 1
+            if depth[rank] < limit:
+                now = routes.distances_of(start, prices) + hop * depth[start]
+                now[depth[start] >= limit] = np.inf
+                fresh = routes.distances_from(rank, prices) + hop * depth[rank]
+                start[fresh < now] = rank
         return tree
 
     def even_out(
@@ -391,13 +446,15 @@ class LevelTrees(LinkArrays):
         if not first.any():
             return None
         if self.routes is not None:
-            distance = self.routes.distances(prices) + turned
-            distance[(depth[:, None] > highest[None, :]) | ~first[:, None]] = np.inf
-            start, entry = divmod(int(np.argmin(distance)), self.ranks)
-            if not np.isfinite(distance[start, entry]):
+            entries, starts = np.flatnonzero(np.isfinite(turned)), np.flatnonzero(first)
+            distance = self.routes.distances_to(entries, prices)[:, starts]
+            distance += turned[entries, None]
+            distance[depth[starts] > highest[entries, None]] = np.inf
+            place, start = divmod(int(np.argmin(distance)), len(starts))
+            if not np.isfinite(distance[place, start]):
                 return None
-            own = self.find_devices(self.routes.route(start, entry))
-            return entry, tuple(self.find_links(own[:-1], own[1:]).tolist())
+            entry = int(entries[place])
+            return entry, self.routes.list_links(int(starts[start]), entry)
         self._matrix.data = prices[self._entries]
         distance, before, source = dijkstra(
             self._matrix, indices=self.gpus[first], min_only=True, return_predecessors=True
@@ -491,8 +548,8 @@ def _weigh(links: LinkArrays, bound: Bound) -> Floats:
     return links.capacity * list(either)
 
 
-def choose_depth(topology: Topology, *, both: bool) -> tuple[int, int]:
-    """Return the rank in the middle of a machine, and a depth limit in hops that costs little rate.
+def choose_depth(topology: Topology, *, both: bool) -> tuple[list[int], int]:
+    """Return the ranks in the middle of a machine, and a depth limit in hops that costs little rate.
 
     With `both`, depths are for trees that reduce and broadcast. Pipelines of deep trees are slow to
     fill. Trees of half as many hops again as shortest paths, or of the depth of binary trees, reach
@@ -500,12 +557,15 @@ def choose_depth(topology: Topology, *, both: bool) -> tuple[int, int]:
     """
     metric = Metric(LinkArrays(topology), np.ones(len(topology.capacity_GBps)))
     joined = np.isfinite(metric.distance)
-    middle, farthest = 0, 1.0
+    hops = np.ones(len(joined))
     if np.count_nonzero(joined) < len(joined) * (len(joined) - 1):
-        # Where that takes long, the GPU that reaches most others stands for the middle.
-        many = np.count_nonzero(joined) > _CENTRE_PAIRS
-        starts = joined.sum(axis=1).argmax(keepdims=True) if many else np.arange(len(joined))
-        hops = shortest_path(csr_matrix(joined), unweighted=True, indices=starts).max(axis=1)
-        middle, farthest = int(starts[np.argmin(hops)]), float(hops.min())
+        # Where that takes long, the GPUs that reach most others stand for the middle.
+        reach = joined.sum(axis=1)
+        many = reach.sum() > _CENTRE_PAIRS
+        starts = reach.argmax(keepdims=True) if many else np.arange(len(joined))
+        far = shortest_path(csr_matrix(joined), unweighted=True, indices=starts).max(axis=1)
+        hops = np.where(reach == reach.max(), far[0], np.inf) if many else far
+    middle = np.flatnonzero(hops <= _MIDDLE * hops.min() + 1).tolist()
     # Trees of one direction leave less choice: a rank receives once from each.
-    return middle, ceil(max(1.5 * farthest, log2(len(joined)) + 1)) * (1 if both else 2)
+    farthest = max(1.5 * float(hops.min()), log2(len(joined)) + 1)
+    return middle, ceil(farthest) * (1 if both else 2)

@@ -18,6 +18,9 @@ from .links import HOP_SHARE, Floats, Ints, LinkArrays
 from .symmetry import mirrors, shifts
 
 
+_NOTHING = np.zeros(1)
+
+
 def price_hops(prices: Floats) -> Floats:
     """Return prices of links with a little more on each, so that ties go to fewest hops."""
     return prices + HOP_SHARE * max(float(prices.mean()), 1e-300)
@@ -118,6 +121,8 @@ class OwnRoutes(LinkArrays):
                 route = router.route(u, v) if u != v else None
                 columns += [self.number[link] for link in pairwise(route or ())]
                 starts.append(len(columns))
+        # SciPy may sort the columns of its rows, which are in the order of the route here.
+        self._ordered = np.array(columns, dtype=np.int32)
         shape = self.ranks**2, len(self.links)
         self.crossed = csr_matrix((np.ones(len(columns)), columns, starts), shape=shape)
         self.exists: NDArray[np.bool_] = (np.diff(starts) > 0).reshape(self.ranks, self.ranks)
@@ -135,6 +140,44 @@ class OwnRoutes(LinkArrays):
         """
         distance: Floats = (self.crossed @ prices).reshape(self.ranks, self.ranks)
         distance[~self.exists] = np.inf
+        return distance
+
+    @cached_property
+    def _links_to(self) -> NDArray[np.int32]:
+        """The links of the route to rank v from rank u, in row [v, u], one more than their numbers.
+
+        Rows are filled up with zeros.
+        """
+        hops = np.diff(self.crossed.indptr)
+        out = np.zeros((self.ranks**2, int(hops.max(initial=1))), dtype=np.int32)
+        out[np.arange(out.shape[1]) < hops[:, None]] = self._ordered + 1
+        return out.reshape(self.ranks, self.ranks, -1).swapaxes(0, 1).copy()
+
+    def list_links(self, u: int, v: int) -> tuple[int, ...]:
+        """Return the numbers of the links on the route from rank u to rank v, in order."""
+        return tuple(i - 1 for i in self._links_to[v, u].tolist() if i)
+
+    def distances_of(self, starts: Ints, prices: Floats) -> Floats:
+        """Return the price of the route to each rank from that in `starts`, infinite without one."""
+        ranks = np.arange(self.ranks)
+        distance: Floats = _pad(prices)[self._links_to[ranks, starts]].sum(axis=1)
+        distance[~self.exists[starts, ranks]] = np.inf
+        return distance
+
+    def distances_from(self, rank: int, prices: Floats) -> Floats:
+        """Return the price of the route from a rank to each other, infinite if there is none."""
+        distance: Floats = _pad(prices)[self._links_to[:, rank]].sum(axis=1)
+        distance[~self.exists[rank]] = np.inf
+        return distance
+
+    def distances_to(self, ranks: Ints, prices: Floats) -> Floats:
+        """Return the price of the route to each of `ranks` (row) from every rank (column).
+
+        An entry is infinite if there is no route. For few of all ranks this is far quicker than
+        `distances`.
+        """
+        distance: Floats = _pad(prices)[self._links_to[ranks]].sum(axis=2)
+        distance[~self.exists[:, ranks].T] = np.inf
         return distance
 
     def loads(self, sends: Floats) -> Floats:
@@ -178,6 +221,11 @@ class OwnRoutes(LinkArrays):
             self.crossed.shape,
         )
         return bool(abs(moved - self.crossed[pairs]).nnz == 0)
+
+
+def _pad(prices: Floats) -> Floats:
+    """Return prices by one more than the number of the link; number 0, for no link, costs 0."""
+    return np.concatenate((_NOTHING, prices))
 
 
 class RoutedMetric(Metric):
