@@ -35,7 +35,7 @@ hardware's route between them (prices.py). For alltoall, gather and scatter a ra
 cheapest sequence of such routes from GPU to GPU. In "route-prices" of allreduce a pair weighs as
 much as its cheaper direction: each message between two parts pays at least that, so the argument of
 "prices" holds, mirrored routes or not. Cuts hold for single paths as well as for any use of the
-links.
+links; in a "route-cut" only links count that some hardware route crosses.
 
 Prices alone prove nothing if switches add or copy what the collective needs: copies help where
 several ranks receive the same data, sums where data is added. In that case a certificate of prices
@@ -61,7 +61,7 @@ from numpy.typing import NDArray
 from ...topo.errors import VerificationError
 from ...topo.exact import fraction_to_json, parse_fraction
 from ...topo.graph import Topology
-from ...topo.routes import Router
+from ...topo.routes import Router, route_links
 from ...topo.schema import Label
 from ..cost.loads import computes_in_network
 from ..ir.collective import Collective
@@ -108,7 +108,7 @@ class SinglePathBoundFields(Struct, forbid_unknown_fields=True):
     """The JSON of a bound on schedules that keep to the hardware's routes."""
 
     s_per_GB: Fraction
-    kind: Literal["cut", "prices", "tree-prices", "route-prices", "route-tree-prices"]
+    kind: Literal["cut", "prices", "tree-prices", "route-cut", "route-prices", "route-tree-prices"]
     certificate: CertificateFields
 
 
@@ -117,7 +117,7 @@ class Bound:
     """A proof that no schedule takes less than `s_per_GB` seconds per GB of buffer.
 
     `certificate` is the proof. `kind` is "cut", "prices" or "tree-prices", or for single paths
-    "route-prices" or "route-tree-prices"; see the module's docstring.
+    "route-cut", "route-prices" or "route-tree-prices"; see the module's docstring.
     """
 
     s_per_GB: Fraction
@@ -208,6 +208,8 @@ def proved_s_per_GB(
         raise VerificationError(
             f"bound: a certificate of kind {kind!r} proves nothing for any use of the links"
         )
+    if kind == "route-cut" and router is not None:
+        topology, kind = keep_crossed(router), "cut"
     if kind == "cut":
         return _cut_s_per_GB(frozenset(certificate["inside"]), collective, topology)
     if not collective.has_all_gpus:  # prices are proved for trees and paths between all GPUs
@@ -250,6 +252,15 @@ def proved_s_per_GB(
         distance = relayed_distances(distance, topology) if kind == "prices" else distance
     needed = _PRICED[kind, collective.name](distance, collective, topology)
     return needed / (paid * scale)
+
+
+def keep_crossed(router: Router) -> Topology:
+    """Return the router's topology without the links that no route between two GPUs crosses."""
+    topology, ranks = router.topology, range(len(router.topology.ranks))
+    routes = (router.route(a, b) for a in ranks for b in ranks)
+    crossed = {link for route in routes if route for link in route_links(route)}
+    links = (link for link in topology.links if (link.src, link.dst) in crossed)
+    return replace(topology, links=tuple(links))
 
 
 def join_devices(topology: Topology, gpu_of: Mapping[str, str]) -> Topology:

@@ -20,11 +20,14 @@ from ..forest.machine.routes import OwnRoutes
 from ..forest.single_path import PAIRS, PATHS, TREES, SinglePathPacking
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
-from .certificate import Bound
+from .certificate import Bound, bound_of, keep_crossed
+from .cuts import cut_bound
 from .multipath import bound, directed_bounds
 
 # With more GPUs, no prices over hardware routes are sought: their number grows with the square.
 SINGLE_PATH_RANKS = 256
+# With more GPUs, listing the links that routes cross takes seconds, for every reader of a plan.
+_CROSSED_RANKS = 600
 # With more GPUs, no prices of in- and out-trees are sought: each turn prices a tree for every root.
 SINGLE_PATH_ROOTS = 64
 # A bound counts as a different one if it proves this many times as much time.
@@ -76,11 +79,17 @@ def find_single_path_bound(
     prove more.
     """
     topology, n = router.topology, collective.ranks
+    best = multipath
+    if has_single_paths(topology, collective, _CROSSED_RANKS):
+        narrowed = keep_crossed(router)
+        if len(narrowed.links) < len(topology.links):
+            inside = cut_bound(collective, narrowed).certificate
+            cut = bound_of("route-cut", inside, collective, topology, router)
+            best = max(best, cut, key=lambda b: b.s_per_GB)
     if not has_single_paths(topology, collective):
-        return multipath
+        return best
     effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
-    best = multipath
     for shape, kind in _list_shapes(collective, routes):
         packing = SinglePathPacking(routes, collective, shape)
         packing.generate(effort, "prices of single paths", progress)

@@ -285,7 +285,7 @@ class LevelTrees(LinkArrays):
         depth: Ints = np.zeros(self.ranks, dtype=np.int64)
         inside = np.zeros(self.ranks, dtype=np.bool_)
         inside[root] = True
-        # The rank of the tree from which each rank outside is reached most cheaply, as far as known.
+        # The rank from which the tree reaches each rank outside most cheaply, as far as known.
         start: Ints = np.full(self.ranks, root)
         limit = self.max_depth
         while not inside.all():
@@ -379,8 +379,8 @@ class LevelTrees(LinkArrays):
     def _move(self, number: int, link: int, history: Floats, room: Floats, wanted: Floats) -> None:
         """Cut a tree's edge over a link, and join the branch again on the cheapest route."""
         tree = self.trees[number]
-        crossing = {link, int(self.back[link])} if self.both else {link}
-        tops = [r for r, links in enumerate(tree.links) if crossing.intersection(links)]
+        other = int(self.back[link]) if self.both else link
+        tops = [r for r, links in enumerate(tree.links) if link in links or other in links]
         top = self._random.choice(tops)
         self._count(number, tree.links[top], -1)
         prices = self._price(history, room, wanted)
@@ -549,11 +549,11 @@ def _weigh(links: LinkArrays, bound: Bound) -> Floats:
 
 
 def choose_depth(topology: Topology, *, both: bool) -> tuple[list[int], int]:
-    """Return the ranks in the middle of a machine, and a depth limit in hops that costs little rate.
+    """Return the ranks in the middle of a machine, and a limit on depth that costs little rate.
 
-    With `both`, depths are for trees that reduce and broadcast. Pipelines of deep trees are slow to
-    fill. Trees of half as many hops again as shortest paths, or of the depth of binary trees, reach
-    the bound on all machines that were tried.
+    Depths are in hops; with `both`, for trees that reduce and broadcast. Pipelines of deep trees
+    are slow to fill. Trees of half as many hops again as shortest paths, or of the depth of binary
+    trees, reach the bound on all machines that were tried.
     """
     metric = Metric(LinkArrays(topology), np.ones(len(topology.capacity_GBps)))
     joined = np.isfinite(metric.distance)

@@ -18,9 +18,6 @@ from .links import HOP_SHARE, Floats, Ints, LinkArrays
 from .symmetry import mirrors, shifts
 
 
-_NOTHING = np.zeros(1)
-
-
 def price_hops(prices: Floats) -> Floats:
     """Return prices of links with a little more on each, so that ties go to fewest hops."""
     return prices + HOP_SHARE * max(float(prices.mean()), 1e-300)
@@ -158,7 +155,7 @@ class OwnRoutes(LinkArrays):
         return tuple(i - 1 for i in self._links_to[v, u].tolist() if i)
 
     def distances_of(self, starts: Ints, prices: Floats) -> Floats:
-        """Return the price of the route to each rank from that in `starts`, infinite without one."""
+        """Return the price of the route to each rank from its start, infinite if there is none."""
         ranks = np.arange(self.ranks)
         distance: Floats = _pad(prices)[self._links_to[ranks, starts]].sum(axis=1)
         distance[~self.exists[starts, ranks]] = np.inf
@@ -225,7 +222,7 @@ class OwnRoutes(LinkArrays):
 
 def _pad(prices: Floats) -> Floats:
     """Return prices by one more than the number of the link; number 0, for no link, costs 0."""
-    return np.concatenate((_NOTHING, prices))
+    return np.concatenate((np.zeros(1), prices))
 
 
 class RoutedMetric(Metric):
