@@ -120,10 +120,11 @@ def limit_text(limit: Bound) -> str:
 
 def why_text(limit: Bound) -> str:
     """Return what proves a bound, in words: its cut's devices, or how many links have prices."""
-    if limit.kind == "cut":
+    if "inside" in limit.certificate:
         inside = limit.certificate["inside"]
         listed = ", ".join(inside[:10]) + (" ..." if len(inside) > 10 else "")
-        return f"bound by the cut around {{{listed}}}"
+        own = " and the system's own routes" if limit.kind.startswith("route-") else ""
+        return f"bound by the cut around {{{listed}}}{own}"
     by = f"bound by prices on {len(limit.certificate['prices'])} links"
     if limit.kind.startswith("route-"):
         return f"{by} and the system's own routes (linear programming dual)"

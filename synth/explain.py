@@ -16,7 +16,7 @@ from ..topo.exact import parse_fraction
 from ..topo.graph import Topology
 from ..topo.pictures.cables import format_rate
 from ..topo.routes import Router, route_links
-from .bounds.certificate import SINGLE_PATH, Bound, join_devices
+from .bounds.certificate import SINGLE_PATH, Bound, join_devices, keep_crossed
 from .bounds.single_path import find_bounds
 from .cost.affine import Cost
 from .forest.machine.symmetry import colours
@@ -98,7 +98,7 @@ class Explanation:
     def bottleneck(self) -> str:
         """The bottleneck and its bandwidth in words."""
         parts = self.parts
-        if self.kind == "cut":
+        if self.kind.endswith("cut"):
             what = f"the cut from {parts[0]} to {parts[1]}"
         elif len(parts) > 1 and all(len(part.gpus) == 1 for part in parts):
             what = f"the links between all {len(parts)} GPUs, each of which must be reached"
@@ -156,10 +156,11 @@ def explain(
     """
     topology = router.topology
     parts: tuple[BottleneckPart, ...]
-    if limit.kind == "cut":
+    if limit.kind.endswith("cut"):
         # A cut is the special case of prices that are 1 on the links that leave it.
         inside = set(limit.certificate["inside"])
-        crossing = [link for link in topology.capacity_GBps if link[0] in inside]
+        counted = keep_crossed(router) if limit.kind.startswith(SINGLE_PATH) else topology
+        crossing = [link for link in counted.capacity_GBps if link[0] in inside]
         prices = {link: Fraction(1) for link in crossing if link[1] not in inside}
         sides = ([d.id for d in topology.devices if (d.id in inside) == s] for s in (True, False))
         parts = tuple(_make_part(side, topology) for side in sides)
@@ -177,7 +178,7 @@ def explain(
             # bottleneck.
             between = {(a, b) for a, b in priced if part_of[a] != part_of[b]} or priced
     across = sum((topology.capacity_GBps[link] for link in between), Fraction(0))
-    if limit.kind != "cut" and not directed:
+    if not limit.kind.endswith("cut") and not directed:
         across /= 2  # each link is priced in both directions
     return Explanation(
         limit.kind,

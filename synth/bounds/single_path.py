@@ -76,32 +76,42 @@ def find_single_path_bound(
     """Return the greatest lower bound found on the time of schedules on the hardware's routes.
 
     It is `multipath`, the bound for any use of the links, unless prices over the hardware's routes
-    prove more.
+    prove more, or a cut that counts only the links that routes cross.
     """
-    topology, n = router.topology, collective.ranks
-    best = multipath
+    topology, best = router.topology, multipath
+    for found in _prove_by_prices(collective, router, effort, progress):
+        # A later kind must prove more.
+        best = found if found.s_per_GB > best.s_per_GB * _TIGHTER else best
     if has_single_paths(topology, collective, _CROSSED_RANKS):
         narrowed = keep_crossed(router)
         if len(narrowed.links) < len(topology.links):
             inside = cut_bound(collective, narrowed).certificate
             cut = bound_of("route-cut", inside, collective, topology, router)
-            best = max(best, cut, key=lambda b: b.s_per_GB)
+            best = cut if cut.s_per_GB > best.s_per_GB * _TIGHTER else best
+    return best
+
+
+def _prove_by_prices(
+    collective: Collective,
+    router: Router,
+    effort: Effort | None,
+    progress: Callable[[str], None] | None,
+) -> list[Bound]:
+    """Return the best bound of each kind that prices over the hardware's routes prove."""
+    topology, n, out = router.topology, collective.ranks, list[Bound]()
     if not has_single_paths(topology, collective):
-        return best
+        return out
     effort = effort if effort is not None else Effort()
     routes = OwnRoutes(router)
     for shape, kind in _list_shapes(collective, routes):
         packing = SinglePathPacking(routes, collective, shape)
         packing.generate(effort, "prices of single paths", progress)
-        if packing.value <= 0:
-            continue
-        wanted = packing.value / (n if collective.name in _IN_PARTS else 1)
-        proved = directed_bounds(kind, packing.link_prices, collective, topology, wanted, router)
-        # A later kind must prove more.
-        greatest = max(proved, key=lambda b: b.s_per_GB, default=best)
-        if greatest.s_per_GB > best.s_per_GB * _TIGHTER:
-            best = greatest
-    return best
+        if packing.value > 0:
+            wanted = packing.value / (n if collective.name in _IN_PARTS else 1)
+            prices = packing.link_prices
+            proved = directed_bounds(kind, prices, collective, topology, wanted, router)
+            out += [max(proved, key=lambda b: b.s_per_GB)] if proved else []
+    return out
 
 
 def has_single_paths(
