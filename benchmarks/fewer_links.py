@@ -3,6 +3,7 @@
     python benchmarks/fewer_links.py                300 pairs of random machines (half an hour)
     python benchmarks/fewer_links.py --seed 7 --runs 20 --collectives allreduce
     python benchmarks/fewer_links.py --results fewer.jsonl
+    python benchmarks/fewer_links.py --runs 40 --machines dgx-a100:4 torus:6x6
 
 Each random machine (machine_kinds.py) is planned whole, and with one link gone or slower, for one
 collective of the list in turn. Neither the rate of the best schedule nor the single-path bound may
@@ -29,6 +30,7 @@ from topoplan.synth.plan import Plan
 from topoplan.synth.planner.synthesize import collective_on, synthesize
 from topoplan.topo.errors import InfeasibleError
 from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import load
 from topoplan.topo.routes import Router
 
 # Shares are rounded to 1e-7 of the optimum, so that rates of equal machines differ by as much.
@@ -56,9 +58,12 @@ def main() -> int:
     for number in range(args.seed, args.seed + args.runs):
         if not results.has(number=number):
             kind, topology = make_machine(number)
+            if args.machines:
+                kind = args.machines[number % len(args.machines)]
+                topology = take_away(load(kind), random.Random(number))[0]
             collective = args.collectives[number // 8 % len(args.collectives)]
             row = {"number": number, "kind": kind, "gpus": len(topology.ranks)}
-            results.add({**row, **compare(topology, collective, number)})
+            results.add({**row, **compare(topology, collective, number, args.strategy)})
     table = Table(_COLUMNS, as_json=args.json)
     compared = [row for row in results.rows if "less" in row]
     for row in compared:
@@ -75,6 +80,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--seed", type=int, default=1, help="number of the first machine")
     parser.add_argument("--runs", type=int, default=300, help="machines (default: 300)")
+    parser.add_argument("--machines", nargs="*", help="presets or files, with a link taken away")
+    parser.add_argument("--strategy", default="auto", help="strategy of both plans")
     parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
     parser.add_argument(
         "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
@@ -82,7 +89,7 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compare(topology: Topology, collective: str, seed: int) -> dict[str, Any]:
+def compare(topology: Topology, collective: str, seed: int, strategy: str) -> dict[str, Any]:
     """Return the figures of a machine and of it with less; "less" is missing if none compares."""
     chance = random.Random(seed)
     out: dict[str, Any] = {"collective": collective}
@@ -92,7 +99,7 @@ def compare(topology: Topology, collective: str, seed: int) -> dict[str, Any]:
             continue
         try:
             after, before = (
-                synthesize(collective_on(collective, t), t).plan for t in (less, topology)
+                synthesize(collective_on(collective, t), t, strategy).plan for t in (less, topology)
             )
         except InfeasibleError:
             continue

@@ -28,8 +28,8 @@ from topoplan.topo.routes import Router
 Edge = tuple[int, int]
 Terms = list[tuple[int, float]]
 # HiGHS's own tolerance is 1e-7, too near the 1e-6 to which bounds are compared. Where links differ
-# by a million, it may find no optimum to 1e-9. Its simplex takes minutes for 22 GPUs at three
-# NVSwitches, the interior point 4 s.
+# by a million, it may find no optimum, or no solution, to 1e-9. Its simplex takes minutes for 22
+# GPUs at three NVSwitches, the interior point 4 s.
 _ATTEMPTS = (("highs-ipm", 1e-9), ("highs-ds", 1e-9), ("highs-ds", 1e-7))
 _INFEASIBLE = 2
 
@@ -120,7 +120,7 @@ class _Program:
                 ("primal_feasibility_tolerance", "dual_feasibility_tolerance"), tolerance
             )
             solved = linprog(objective, *matrices, method=method, options=options)
-            if solved.status in (0, _INFEASIBLE):
+            if solved.status == 0:
                 break
         if solved.status == _INFEASIBLE:
             return None
