@@ -35,6 +35,8 @@ from topoplan.topo.routes import Router
 
 # Shares are rounded to 1e-7 of the optimum, so that rates of equal machines differ by as much.
 _EQUAL = 1e-6
+# Seconds for a plan: enough on a busy host, where the usual limit would stop one of the two sooner.
+_LIMIT_S = 60.0
 # Changes tried on a machine until one takes no new route.
 _TRIES = 20
 _COLUMNS = (
@@ -99,7 +101,8 @@ def compare(topology: Topology, collective: str, seed: int, strategy: str) -> di
             continue
         try:
             after, before = (
-                synthesize(collective_on(collective, t), t, strategy).plan for t in (less, topology)
+                synthesize(collective_on(collective, t), t, strategy, _LIMIT_S).plan
+                for t in (less, topology)
             )
         except InfeasibleError:
             continue
