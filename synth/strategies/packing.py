@@ -129,10 +129,14 @@ class _Packer:
         """
         symmetric = self.topology.is_symmetric
         in_network = computes_in_network(self.topology, self.collective)
-        if self.both and in_network:
+        few, joined = len(self.machine.ranks) <= _EXACT_RANKS, self.machine.graph.joins_all()
+        if self.both and in_network and joined:
             candidates = in_network_forests(self.request)
-        elif self.both and (symmetric or len(self.machine.ranks) > _EXACT_RANKS):
-            if not self.machine.graph.joins_all():
+            # Those trees use only what links have in both directions.
+            if few and not symmetric:
+                candidates += self._pack_rooted()
+        elif self.both and (symmetric or not few):
+            if not joined:
                 raise InfeasibleError(
                     f"topology {self.topology.name!r}: links that have both directions do not join "
                     "all GPUs into a tree"

@@ -128,6 +128,18 @@ def test_trees_may_avoid_a_link_that_alone_has_a_price() -> None:
     assert min(map(plan.gap_of, plan.entries)) <= Fraction(1, 10**6)
 
 
+def test_links_of_one_direction_join_gpus_over_switches_that_copy() -> None:
+    devices = (Device("g0", "gpu"), Device("s", "switch", can_copy=True), Device("g1", "gpu"))
+    links = (
+        *both_directions(Link("g1", "s", Fraction(6))),
+        Link("s", "g0", Fraction(24)),
+        Link("g0", "g1", Fraction(2)),
+    )
+    topology = Topology("one way back", devices, links)
+    plan = synthesize(collective_on("allreduce", topology), topology, "packing").plan
+    assert min(map(plan.gap_of, plan.entries)) == 0
+
+
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
     ring = tuple(Link(f"g{i}", f"g{(i + 1) % 3}", Fraction(1)) for i in range(3))
