@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heappop, heappush
 from math import ceil, log2
 
 import numpy as np
@@ -30,6 +29,7 @@ from ...numeric.effort import Effort
 from ..machine.links import Floats, Ints, LinkArrays
 from ..machine.routes import Metric, OwnRoutes
 from ..trees import Forest, RootedTree
+from .growth import Growth
 
 # How steeply prices rise with load while trees are grown. This and the prices below were chosen by
 # trial on damaged machines of 144 to 1,024 GPUs.
@@ -202,9 +202,9 @@ class LevelTrees(LinkArrays):
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
         """
-        around: list[list[tuple[int, int]]] = [[] for _ in range(self.size)]
+        around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
-            around[int(self.src[i])].append((int(self.dst[i]), i))
+            around[int(self.src[i])].append(i)
         room = self.capacity * (len(self.roots) / rate_GBps)
         for root in self.roots:
             if self.routes is None:
@@ -213,62 +213,27 @@ class LevelTrees(LinkArrays):
                 self._add(self._grow_on_routes(self.routes, root, room))
             effort.spend(_LINK_S * 20 * len(self.links))
 
-    def _grow_tree(
-        self, root: int, around: Sequence[Sequence[tuple[int, int]]], room: Floats
-    ) -> _Tree:
+    def _grow_tree(self, root: int, around: Sequence[Sequence[int]], room: Floats) -> _Tree:
         """Return a cheap out-tree, grown by repeatedly adding the GPU nearest to the tree."""
         prices = (np.exp(_BUSY * self.load / room) / room).tolist()
         steps = np.exp(_BUSY / room).tolist()
-        hop = _HOP / float(room.max())
+        hop, start = _HOP / float(room.max()), int(self.gpus[root])
         tree = _Tree(root, [-1] * self.ranks, [()] * self.ranks)
-        start = int(self.gpus[root])
-        # The price at which each device was reached, the link on which it was, and the depth of
-        # the GPUs inside the tree.
-        best, via, depth = {start: 0.0}, dict[int, int](), {start: 0}
-        heap = [(0.0, start)]
-        src = self.src.tolist()
-
-        def trace(device: int) -> tuple[list[int], int]:
-            """Return the links to a device from the tree, last first, and the GPU they leave."""
-            links = []
-            while device not in depth:
-                links.append(via[device])
-                device = src[via[device]]
-            return links, device
-
-        limit = self.max_depth
-        while len(depth) < self.ranks:
-            if not heap:  # some GPUs cannot be reached within the limit from this tree
-                if limit == self.ranks:
-                    raise InfeasibleError(self._explain_apart(root))
-                limit = self.ranks
-                heap = [(hop * hops, device) for device, hops in depth.items()]
-            cost, device = heappop(heap)
-            if cost > best[device]:
-                continue
-            links, origin = trace(device)
-            if links:
-                # A link's price may have risen since the device was reached.
-                now = sum(prices[i] for i in links) + hop * depth[origin]
-                if now > cost * (1 + 1e-9):
-                    best[device] = now
-                    heappush(heap, (now, device))
-                    continue
+        growth = Growth(self, around, prices, hop, start, self.max_depth)
+        while len(growth.depth) < self.ranks:
+            links = growth.next_route()
+            if links is not None:
+                device = int(self.dst[links[-1]])
                 rank = int(self.rank_of[device])
-                if rank >= 0:
-                    tree.links[rank] = tuple(links[::-1])
-                    tree.parent[rank] = int(self.rank_of[origin])
-                    depth[device] = depth[origin] + 1
-                    best[device] = cost = hop * depth[device]
-                    for link in self._list_counted(links):
-                        prices[link] *= steps[link]
-                    origin = device
-            for neighbour, link in around[device] if depth[origin] < limit else ():
-                offer = cost + prices[link]
-                if neighbour not in depth and offer < best.get(neighbour, np.inf):
-                    best[neighbour] = offer
-                    via[neighbour] = link
-                    heappush(heap, (offer, neighbour))
+                tree.links[rank] = tuple(links)
+                tree.parent[rank] = int(self.rank_of[self.src[links[0]]])
+                for link in self._list_counted(links):
+                    prices[link] *= steps[link]
+                growth.open(device)
+            elif growth.limit == self.ranks:
+                raise InfeasibleError(self._explain_apart(root))
+            else:  # some GPUs cannot be reached within the limit from this tree
+                growth.raise_limit(self.ranks)
         return tree
 
     def _explain_apart(self, root: int) -> str:
