@@ -13,15 +13,15 @@ from ortools.graph.python import max_flow
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Topology
 from ..forest.large.groups import find_narrow_groups
+from ..forest.machine.links import LinkArrays
 from ..forest.machine.symmetry import colours
 from ..ir.collective import Collective
 from .certificate import Bound, bound_of
 
 # The flows and bandwidths of a maximum flow must be below this, to fit into 64-bit integers.
 _MAX_FLOW = 1 << 62
-# Cuts between low and high ranks that are tried for alltoall on direct networks, since grids number
-# their ranks row by row: one per sixteenth of the ranks.
-_PREFIXES = 16
+# Greatest base of the digits by which ranks are cut on direct networks: the lines of a grid.
+_MAX_BASE = 128
 # With more GPUs, cuts are sought towards one GPU of each class only: each takes a maximum flow, and
 # the others of a class usually give the same cut.
 _CUT_RANKS = 256
@@ -161,18 +161,41 @@ def _allreduce_cut(collective: Collective, topology: Topology) -> Bound:
 def _alltoall_cut(collective: Collective, topology: Topology) -> Bound:
     """Return the best of the cuts around single GPUs and groups.
 
-    Groups are boxes, sockets, and all devices behind a leaf switch. On direct networks, cuts
-    between low and high ranks are tried as well.
+    Groups are boxes, sockets, and all devices behind a leaf switch. On direct networks, cuts along
+    the lines of a grid are tried as well.
     """
     gpus = _one_of_each_class(topology, list(topology.ranks), None)
     insides: list[Iterable[str]] = [{gpu} for gpu in gpus]
     insides += [topology.by_id.keys() - {gpu} for gpu in gpus]
     insides += find_narrow_groups(topology)
     if len(topology.devices) == collective.ranks:
-        sizes = {collective.ranks * i // _PREFIXES for i in range(1, _PREFIXES)} - {0}
-        insides += [topology.ranks[:size] for size in sorted(sizes)]
+        insides.append(_find_line_cut(topology))
     cuts = [bound_of_cut(inside, collective, topology) for inside in insides]
     return max(cuts, key=lambda b: b.s_per_GB)
+
+
+def _find_line_cut(topology: Topology) -> list[str]:
+    """Return the GPUs on one side of the worst cut of alltoall along the lines of a grid.
+
+    Grids number their ranks line by line, so a coordinate is a digit of the rank in some base. For
+    each digit, the low ones are cut off, and half of them from each on, as rings need.
+    """
+    links, n = LinkArrays(topology), len(topology.ranks)
+    ranks, best = np.arange(n), (0.0, np.arange(1))
+    bases = [base for base in range(2, min(n, _MAX_BASE) + 1) if n % base == 0]
+    for low, base in ((low, base) for base in bases for low in range(1, n // base + 1)):
+        if n % (low * base):
+            continue
+        digit, starts = ranks // low % base, np.arange(base)[:, None]
+        half = (digit[None] - starts) % base < base // 2
+        inside = np.concatenate([half, digit[None] < starts[1:]])
+        src, dst = links.rank_of[links.src], links.rank_of[links.dst]
+        out = (inside[:, src] & ~inside[:, dst]) @ links.capacity
+        within = inside.sum(axis=1)
+        needed = within * (n - within) / np.maximum(out, 1e-300)
+        worst = int(np.argmax(needed))
+        best = max(best, (float(needed[worst]), np.flatnonzero(inside[worst])), key=lambda x: x[0])
+    return [topology.ranks[rank] for rank in best[1].tolist()]
 
 
 _CUTS: Mapping[str, Callable[[Collective, Topology], Bound]] = {
