@@ -5,6 +5,7 @@ The searches compute maximum flows on integers (OR-tools).
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from itertools import product
 from math import lcm
 
 import numpy as np
@@ -182,8 +183,7 @@ def _find_line_cut(topology: Topology) -> list[str]:
     """
     links, n = LinkArrays(topology), len(topology.ranks)
     ranks, best = np.arange(n), (0.0, np.arange(1))
-    bases = [base for base in range(2, min(n, _MAX_BASE) + 1) if n % base == 0]
-    for low, base in ((low, base) for base in bases for low in range(1, n // base + 1)):
+    for base, low in product(range(2, min(n, _MAX_BASE) + 1), range(1, n // 2 + 1)):
         if n % (low * base):
             continue
         digit, starts = ranks // low % base, np.arange(base)[:, None]

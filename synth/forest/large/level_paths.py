@@ -120,8 +120,9 @@ class LevelPaths(LinkArrays):
     def even_out(self, enough: float, effort: Effort) -> None:
         """Move pairs off full links until the busiest takes as little above `enough` as is found.
 
-        Stop early if the effort is spent.
+        Stop early if the effort is spent. If `enough` is 0, a lower bound takes its place.
         """
+        enough = enough or self.find_prices()[0]
         for gap in _GAPS:
             if self.reached > enough * (1 + gap):
                 best = self.stops.copy(), self.used.copy(), self.load.copy()
