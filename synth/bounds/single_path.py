@@ -79,9 +79,9 @@ def find_single_path_bound(
     prove more, or a cut that counts only the links that routes cross.
     """
     topology, best = router.topology, multipath
-    for found in _prove_by_prices(collective, router, effort, progress):
+    for priced in _prove_by_prices(collective, router, effort, progress):
         # A later kind must prove more.
-        best = found if found.s_per_GB > best.s_per_GB * _TIGHTER else best
+        best = priced if priced.s_per_GB > best.s_per_GB * _TIGHTER else best
     if has_single_paths(topology, collective, _CROSSED_RANKS):
         narrowed = keep_crossed(router)
         if len(narrowed.links) < len(topology.links):

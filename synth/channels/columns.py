@@ -94,11 +94,13 @@ class OrderPacking(ColumnGeneration[Priced]):
     def add_turned_boxes(self) -> None:
         """Add rings that go from box to box, each beginning at another GPU of every box.
 
-        Box after box, they use all GPUs' ways out equally, and so are often optimal together.
+        Together they use all links out of the boxes equally, which is often optimal.
         """
         boxes = survey(self.orders.routes.topology).boxes
+        if boxes is None:
+            return
         rings = []
-        for start in range(boxes.rails if boxes is not None else 0):
+        for start in range(boxes.rails):
             ring = [rank for box in boxes.ranks for rank in (*box[start:], *box[:start])]
             order = name_order(RING, tuple(ring))
             if all(self.orders.routes.exists[hop] for hop in hops(RING, order)):

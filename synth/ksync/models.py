@@ -225,7 +225,8 @@ def _list_moves(
         chunks_at[chunk.source, chunk.target].append(c)
     out = []
     for image in images:
-        moved = {None: None, **dict(enumerate(image))}
+        moved: dict[int | None, int | None] = {None: None}
+        moved |= dict(enumerate(image))
         chunk_moves = [0] * len(chunks)
         for (source, target), places in chunks_at.items():
             for c, at in zip(places, chunks_at[moved[source], moved[target]], strict=True):

@@ -1,4 +1,4 @@
-"""One path per pair of ranks, for alltoall, laid out so that no link is on more than it has room for.
+"""One path per pair of ranks, for alltoall, so that no link is on more than it has room for.
 
 For machines with more pairs than column generation can serve and without symmetries to reduce them.
 Paths begin on shortest routes and negotiate for full links (McMurchie, Ebeling 1995): pairs leave
@@ -53,7 +53,7 @@ class LevelPaths(LinkArrays):
         super().__init__(topology)
         self.ranks = len(topology.ranks)
         self._random = np.random.default_rng(1)
-        self._matrix = self.make_matrix(np.arange(len(self.links)) + 1.0)
+        self._matrix = self.make_matrix(np.arange(1, len(self.links) + 1).astype(np.float64))
         # Entry i of the matrix is the price of link `_entries[i]`.
         self._entries = self._matrix.data.astype(np.int64) - 1
         self.load: Ints = np.zeros(len(self.links), dtype=np.int64)

@@ -148,7 +148,7 @@ class OwnRoutes(LinkArrays):
         hops = np.diff(self.crossed.indptr)
         out = np.zeros((self.ranks**2, int(hops.max(initial=1))), dtype=np.int32)
         out[np.arange(out.shape[1]) < hops[:, None]] = self._ordered + 1
-        return out.reshape(self.ranks, self.ranks, -1).swapaxes(0, 1).copy()
+        return np.ascontiguousarray(out.reshape(self.ranks, self.ranks, -1).swapaxes(0, 1))
 
     def list_links(self, u: int, v: int) -> tuple[int, ...]:
         """Return the numbers of the links on the route from rank u to rank v, in order."""
