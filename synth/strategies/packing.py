@@ -20,7 +20,7 @@ from ..cost.affine import bandwidth_s_per_GB
 from ..cost.loads import computes_in_network
 from ..cost.segmentation import reroute_unless_in_network
 from ..forest.balanced import balanced_trees
-from ..forest.candidates import ROUTED_RANKS, CandidateForest, ForestBuilder, choose
+from ..forest.candidates import CandidateForest, ForestBuilder, choose
 from ..forest.innet import in_network_forests
 from ..forest.large.level_trees import LevelTrees, choose_count, choose_depth
 from ..forest.machine.links import LinkArrays
@@ -48,6 +48,8 @@ _BUILT_BROADCAST = 48
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
 # With more GPUs, trees of all roots have too many branches to be balanced.
 _MAX_LEVEL_RANKS = 1536
+# With more GPUs, growing a tree per root on the hardware's routes takes minutes.
+_ROUTED_RANKS = 600
 # Maximum number of trees of all roots together that negotiate for links, and of one root.
 _LEVEL_TREES, _MAX_PARTS = 1024, 16
 # Fraction of the bound from which balanced trees are used without column generation.
@@ -262,7 +264,7 @@ class _Packer:
         counts = [n * parts for parts in range(1, min(_MAX_PARTS, max(1, _LEVEL_TREES // n)) + 1)]
         max_depth, out = choose_depth(self.topology, both=False)[1], []
         routes = self.routes
-        if routes is None and has_single_paths(self.topology, self.collective, ROUTED_RANKS):
+        if routes is None and has_single_paths(self.topology, self.collective, _ROUTED_RANKS):
             routes = OwnRoutes(self.request.router)
         # One tree per root has the fewest messages; with more, links can be filled better.
         best, gap = choose_count(links, self.request.bound, counts, few_roots=False)
