@@ -140,6 +140,20 @@ def test_links_of_one_direction_join_gpus_over_switches_that_copy() -> None:
     assert min(map(plan.gap_of, plan.entries)) == 0
 
 
+@pytest.mark.timeout(20)
+def test_switches_are_not_reached_over_each_other() -> None:
+    # Three hosts under two leaves and two spines: a leaf is hung elsewhere while trees grow.
+    pairs = [(f"leaf{i}", f"spine{j}", Fraction(7, 3)) for i in range(2) for j in range(2)]
+    pairs += [(f"g{h}{i}", f"hub{h}", Fraction(25, 2)) for h in range(3) for i in range(4)]
+    pairs += [(f"hub{h}", f"leaf{h % 2}", Fraction(rate)) for h, rate in enumerate((24, 6, 12))]
+    names = dict.fromkeys(name for pair in pairs for name in pair[:2])
+    devices = tuple(Device(name, "gpu" if name[0] == "g" else "switch") for name in names)
+    links = tuple(link for a, b, rate in pairs for link in both_directions(Link(a, b, rate)))
+    trees = LevelTrees(Topology("three hosts", devices, links), list(range(12)))
+    trees.grow(4.0, Effort())
+    assert len(trees.list_forest()[0]) == 12
+
+
 def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     gpus = tuple(Device(f"g{i}", "gpu") for i in range(3))
     ring = tuple(Link(f"g{i}", f"g{(i + 1) % 3}", Fraction(1)) for i in range(3))

@@ -99,9 +99,12 @@ class Growth:
         before = self._via.get(switch)
         if not self._is_star:
             heappush(self._offered.setdefault(switch, []), (cost, link))
-        if before is None or (self._is_star and cost < self._reached[switch]):
+        now = float("inf") if before is None else self._price(switch)
+        # It may cost less now than when it was reached, if a switch before it was hung elsewhere:
+        # a route that is cheaper than then alone might lead over the switch itself.
+        if before is None or (self._is_star and cost * _CLOSE < min(now, self._reached[switch])):
             self._reached[switch], self._via[switch] = cost, link
-        now = self._price(switch)
+            now = self._price(switch)
         if before is None:
             self._open(switch)
         elif self._via[switch] != before:
