@@ -48,8 +48,8 @@ _BUILT_BROADCAST = 48
 _LEVEL_RANKS, _MENDED_WORK_S, _EVENING_WORK_S = 8, 8.0, 10.0
 # With more GPUs, trees of all roots have too many branches to be balanced.
 _MAX_LEVEL_RANKS = 1536
-# With more GPUs, growing a tree per root on the hardware's routes takes minutes.
-_ROUTED_RANKS = 600
+# With more GPUs, growing a tree per root on the hardware's routes takes too long.
+_ROUTED_RANKS = 300
 # Maximum number of trees of all roots together that negotiate for links, and of one root.
 _LEVEL_TREES, _MAX_PARTS = 1024, 16
 # Fraction of the bound from which balanced trees are used without column generation.
