@@ -486,13 +486,17 @@ def choose_count(
     weight, rate = weight / weight.sum(), float(bound.algbw_GBps)
     # With a tree for every root, the links that are not full leave enough choice.
     slack = _SLACK if few_roots else 0.0
+    others = 1 - 1 / len(links.gpus)
 
     def find_gap(trees: int) -> float:
         """Return the least gap that leaves the slack that negotiations need."""
         for gap in reversed(GAPS):
             wanted = links.capacity * (trees / (rate * (1 - gap)))
-            lost = float(weight @ (1 - np.floor(wanted * (1 + 1e-9)) / wanted))
-            if gap - lost >= slack:
+            room = np.floor(wanted * (1 + 1e-9))
+            lost = float(weight @ (1 - room / wanted))
+            # Every tree reaches every GPU, but for trees of all roots their own.
+            received = np.bincount(links.dst, weights=room, minlength=links.size)[links.gpus]
+            if gap - lost >= slack and received.min() >= trees * (1 if few_roots else others):
                 return gap
         return 1.0
 
