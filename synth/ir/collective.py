@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise, product
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...topo.errors import InputError, suggest
-from ...topo.graph import Topology
-from ...topo.notes import explain_no_gpus
+
+if TYPE_CHECKING:
+    from ...topo.graph import Topology
 
 # The names of the collectives in every command and in the API.
 CollectiveName = Literal[
@@ -252,6 +253,9 @@ def collective_on(name: str, topology: Topology, root: int | None = None) -> Col
     """
     n = len(topology.ranks)
     if n < 2:
+        # Imported here, since commands read the names of collectives for their help.
+        from ...topo.notes import explain_no_gpus
+
         # The topology of a probed machine without GPUs includes the reason why none was found.
         why = None if n else explain_no_gpus(topology.notes)
         raise InputError(
