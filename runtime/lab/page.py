@@ -159,8 +159,9 @@ barrier on; "epoch s" is the median without epoch 1, in which schedules race and
 buckets. "MB/epoch" is what all ranks together send, as the kernel counts what arrives on their TCP
 connections (with the same median; payload with gloo's own headers, without those of TCP and IP).
 "schedule" is what most gradients went through; "stock" there means that the backend's allreduce won
-the race. Accuracy is that of the last epoch's model on the held-out samples. Emulated networks are
-network namespaces with rate-limited links."""
+the race, "undecided" that the race had not ended by the last step. Accuracy is that of the last
+epoch's model on the held-out samples. Emulated networks are network namespaces with rate-limited
+links."""
 
 
 def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -37,6 +37,8 @@ from .dataset import Dataset
 from .trainer import Trainer, make_falling_sgd
 
 _TIMEOUT = timedelta(seconds=120)
+# The schedule's label while its race goes on.
+_UNDECIDED = "undecided"
 # Offset of tcpi_bytes_received in tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h).
 _RECEIVED_AT = 128
 T = TypeVar("T")
@@ -186,7 +188,10 @@ class SystemRun:
         self.loss = sum(self.workers.gather(loss))
 
     def find_schedule(self) -> str:
-        """Return the label of the schedule that most gradients used, empty without a plan."""
+        """Return the label of the schedule that most gradients used, empty without a plan.
+
+        "undecided" if the race for their size has not ended.
+        """
         if self.communicator is None:
             return ""
         used: Counter[str] = Counter()
@@ -194,7 +199,7 @@ class SystemRun:
         for numel, times in self.buckets.items():
             size = self.communicator.engine.wire_size(numel, torch.float32)
             choice = self.communicator.choice(size)
-            used["" if choice is None else choice.label] += times * numel
+            used[_UNDECIDED if choice is None else choice.label] += times * numel
         return used.most_common(1)[0][0] if used else ""
 
     def result(self) -> dict[str, Any]:
