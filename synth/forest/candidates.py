@@ -332,10 +332,10 @@ class ForestBuilder:
             return
         trees.even_out(float(self.bound), gap, self.effort, self.say)
         listed: list[RootedTree] = []
-        for tree, share in zip(*trees.list_forest(), strict=True):
+        for tree, count in trees.count_trees():
             # An undirected tree is shallowest if it hangs from its centre.
             hung = self._hang(Tree(tuple(filter(None, tree.down)))) if both else tree
-            listed += [hung] * int(share * count)
+            listed += [hung] * count
         self.add_weighed(listed, "trees negotiating for links", even=True)
 
     def add_broadcast_trees(self, root: int) -> None:

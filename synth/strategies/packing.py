@@ -209,10 +209,11 @@ class _Packer:
         few = _LEVEL_RANKS < n <= _MAX_LEVEL_RANKS
         if parts > 1 and packing.images is None and few and self.limits.max_depth is None:
             out += self._plan_level_trees()
-            level = max(out, key=lambda candidate: candidate.rate_GBps)
-            if level.rate_GBps >= self.bound_GBps * _NEAR or n > _EXACT_RANKS:
-                return out
-            seeds = [_send_on(self.routes, tree) for tree in level.forest.trees]
+            level = max(out, key=lambda candidate: candidate.rate_GBps, default=None)
+            if level is not None:
+                if level.rate_GBps >= self.bound_GBps * _NEAR or n > _EXACT_RANKS:
+                    return out
+                seeds = [_send_on(self.routes, tree) for tree in level.forest.trees]
         # Column generation prices an out-tree for each root in every turn, which takes too long on
         # large machines without shifts.
         if len(packing.roots) > _EXACT_RANKS:
@@ -249,7 +250,7 @@ class _Packer:
         return out, bool(out) and many and (parts == 1 or best >= self.bound_GBps * _NEAR)
 
     def _plan_level_trees(self) -> list[CandidateForest]:
-        """Return forests of trees of every root that negotiate for links.
+        """Return forests of trees of every root that negotiate for links, none if time is over.
 
         They start from the trees that are best if all links of a role are identical, if there are.
         """
@@ -274,8 +275,8 @@ class _Packer:
             )
             if seeds is not None:
                 trees.take(seeds)
-            else:
-                trees.grow(bound, self.effort)
+            elif not trees.grow(bound, self.effort):
+                break
             # Negotiating is cheap and gets within 0.3% of the bound at 1,024 GPUs, so it may exceed
             # the work that was granted.
             trees.even_out(bound, gap, self.effort.extend(_EVENING_WORK_S), self.say)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import assume, given, settings
@@ -12,6 +12,7 @@ from thorough import count_examples
 
 from topoplan import Topology
 from topoplan.synth.forest.large.level_trees import LevelTrees
+from topoplan.synth.forest.machine.routes import OwnRoutes
 from topoplan.synth.ir.collective import COLLECTIVES
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.planner.synthesize import collective_on, synthesize
@@ -161,3 +162,33 @@ def test_trees_of_both_directions_need_links_of_both_directions() -> None:
     LevelTrees(topology, [0, 1]).grow(1.0, Effort())
     with pytest.raises(InfeasibleError, match="do not join all GPUs to g0"):
         LevelTrees(topology, [0, 1], both=True).grow(1.0, Effort())
+
+
+def test_trees_of_both_directions_avoid_routes_that_have_no_way_back() -> None:
+    # The route from g0 to g1 is the fast one over t, which leads one way only.
+    gpus = [Device(f"g{i}", "gpu") for i in range(4)]
+    slow = [link for gpu in gpus for link in both_directions(Link(gpu.id, "s", Fraction(1)))]
+    fast = [Link("g0", "t", Fraction(9)), Link("t", "g1", Fraction(9))]
+    switches = Device("s", "switch"), Device("t", "switch")
+    topology = Topology("a one-way road", (*gpus, *switches), (*slow, *fast))
+    routes = OwnRoutes(Router(topology))
+    assert routes.route(0, 1) == ("g0", "t", "g1")
+    trees = LevelTrees(topology, [0, 1, 2], both=True, routes=routes)
+    assert trees.grow(1.0, Effort())
+    trees.even_out(1.0, 0.01, Effort())
+    used = [
+        hop for tree, _ in trees.count_trees() for way in tree.down for hop in pairwise(way or ())
+    ]
+    assert len(used) == 3 * 3 * 2
+    assert not {"t"} & {end for hop in used for end in hop}
+    assert trees.load.sum() == 2 * len(used)
+
+
+def test_growing_ends_with_the_time_limit() -> None:
+    topology, _ = load_for_planning("dgx-a100:2")
+    effort = Effort(time_limit_s=1e-9)
+    trees = LevelTrees(topology, list(range(16)))
+    assert not trees.grow(1.0, effort)
+    assert effort.cut_short == ["growing trees"]
+    assert [count for _, count in trees.count_trees()] == [1]
+    assert trees.list_forest()[1] == [1]

@@ -197,21 +197,29 @@ class LevelTrees(LinkArrays):
                     self._add(seed.copy())
                     laid += 1
 
-    def grow(self, rate_GBps: float, effort: Effort) -> None:
+    def grow(self, rate_GBps: float, effort: Effort) -> bool:
         """Add a tree from every root in turn, at prices that rise with the load of earlier ones.
 
         Links have room for trees that together carry `rate_GBps`; beyond that, prices are high.
+        Return False if the time limit ended before every root had its tree: those that follow the
+        first tree may be missing then.
         """
         around: list[list[int]] = [[] for _ in range(self.size)]
         for i in self._usable.tolist():
             around[int(self.src[i])].append(i)
         room = self.capacity * (len(self.roots) / rate_GBps)
         for root in self.roots:
+            # The clock alone stops it: even where all work is used up, trees are worth their time.
+            if self.trees and effort.clock_s <= 0:
+                effort.record_cut("growing trees")
+                self.roots = self.roots[: len(self.trees)]
+                return False
             if self.routes is None:
                 self._add(self._grow_tree(root, around, room))
             else:
                 self._add(self._grow_on_routes(self.routes, root, room))
             effort.spend(_LINK_S * 20 * len(self.links))
+        return True
 
     def _grow_tree(self, root: int, around: Sequence[Sequence[int]], room: Floats) -> _Tree:
         """Return a cheap out-tree, grown by repeatedly adding the GPU nearest to the tree."""
@@ -245,6 +253,8 @@ class LevelTrees(LinkArrays):
     def _grow_on_routes(self, routes: OwnRoutes, root: int, room: Floats) -> _Tree:
         """Return a cheap out-tree whose edges are the hardware's routes."""
         prices, steps = np.exp(_BUSY * self.load / room) / room, np.exp(_BUSY / room)
+        if self.both:  # a route may cross links that have no link back
+            prices[self.back < 0] = np.inf
         hop = _HOP / float(room.max())
         tree = _Tree(root, [-1] * self.ranks, [()] * self.ranks)
         depth: Ints = np.zeros(self.ranks, dtype=np.int64)
@@ -436,20 +446,25 @@ class LevelTrees(LinkArrays):
             node = int(before[node])
         return entry, tuple(reversed(links))
 
-    def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
-        """Return the trees, and the share of its root's part that each carries.
-
-        Equal trees are merged.
-        """
-        times = Counter((tree.root, tuple(tree.links)) for tree in self.trees)
-        total = Counter(self.roots)
-        trees, shares = [], []
-        for (root, links), count in times.items():
+    def count_trees(self) -> list[tuple[RootedTree, int]]:
+        """Return the different trees, and how often each was laid."""
+        out = []
+        for (root, links), count in Counter(
+            (tree.root, tuple(tree.links)) for tree in self.trees
+        ).items():
             down = tuple(self._list_stops(route) for route in links)
             up = tuple(r and r[::-1] for r in down) if self.both else ()
-            trees.append(RootedTree(root, up, down))
-            shares.append(Fraction(count, total[root]))
-        return trees, shares
+            out.append((RootedTree(root, up, down), count))
+        return out
+
+    def list_forest(self) -> tuple[list[RootedTree], list[Fraction]]:
+        """Return the different trees, and the share of its root's part that each carries."""
+        total = Counter(self.roots)
+        counted = self.count_trees()
+        return (
+            [tree for tree, _ in counted],
+            [Fraction(count, total[tree.root]) for tree, count in counted],
+        )
 
     def _list_stops(self, links: Links) -> Route | None:
         stops: Iterable[int] = (*self.src[list(links[:1])], *self.dst[list(links)])
