@@ -56,6 +56,10 @@ EXAMPLES: tuple[Example, ...] = (
         "a health check: exit code 1 where a share is below; all shares as rows",
     ),
     (
+        "topo-judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.7",
+        "a gate for CI: one line of JSON, exit code 1 where a share is below",
+    ),
+    (
         "topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
         "for node_exporter's text collector, which reads the file anew each time",
     ),
@@ -72,7 +76,7 @@ in them. Rates are in GB/s (1e9 bytes a second).
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    The code is 0 if done, 1 below --least, 2 for bad input, 130 if interrupted.
+    The code is 0 if done, 1 below --least or --at-least, 2 for bad input, 130 if interrupted.
     """
     return run_command(PROG, lambda: _judge(build_parser().parse_args(argv)))
 
@@ -80,7 +84,10 @@ def main(argv: list[str] | None = None) -> int:
 def build_parser() -> Parser:
     """Return the parser of topo-judge's command line."""
     parser = Parser(
-        PROG, EXAMPLES, ABOUT, "[--topology T] FILE... [--collective C] [--least F] [-o FILE] ..."
+        PROG,
+        EXAMPLES,
+        ABOUT,
+        "[--topology T] FILE... [--collective C] [--at-least F] [-o FILE] ...",
     )
     add = parser.add_argument
     add(
@@ -103,11 +110,26 @@ def build_parser() -> Parser:
         metavar="C",
         help="judge this collective only; a table of others is refused",
     )
-    add(
+    gate = parser.add_mutually_exclusive_group()
+    gate.add_argument(
         "--least",
         type=_share,
         metavar="F",
         help="exit with code 1 where less than this share of the bound is reached",
+    )
+    gate.add_argument(
+        "--at-least",
+        type=_share,
+        metavar="F",
+        help="the same, and print one line of JSON in place of the text",
+    )
+    add(
+        "--rate",
+        action="append",
+        default=[],
+        metavar="KIND=GBps",
+        help="rate of links that the topology leaves open, as topo-probe takes it: pcie=48, nic=50 "
+        "...; may be repeated",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -126,6 +148,7 @@ def _share(text: str) -> float:
 
 def _judge(arguments: argparse.Namespace) -> int:
     from ..synth.judge.machine import Machines, is_topology_file
+    from ..topo.derived.stated import parse_rates
 
     check_outputs(arguments, "output", "csv")
     progress = ProgressReporter(PROG, arguments)
@@ -142,42 +165,52 @@ def _judge(arguments: argparse.Namespace) -> int:
         )
     with progress.follow("judging ...") as work:
         verdicts, refused = _judge_files(
-            arguments, files, Machines(arguments.topology, given, "--topology"), work.say
+            arguments,
+            files,
+            Machines(arguments.topology, given, "--topology", parse_rates(arguments.rate)),
+            work.say,
         )
     for _, message in refused:
         say_error(PROG, message)
     if not verdicts:
         return _USAGE
-    from ..synth.judge.report import list_rows, write_json, write_prometheus, write_text
+    from ..synth.judge.report import list_rows
 
-    if arguments.json:
-        text = json.dumps(write_json(verdicts, arguments.least, refused)) + "\n"
-    elif arguments.prometheus:
-        text = write_prometheus(verdicts, arguments.least)
-    else:
-        to_terminal = arguments.output is None and sys.stdout.isatty()
-        text = printable_lines(write_text(verdicts, arguments.least))
-        text = wrap_text(text, find_width() if to_terminal else None)
-    write_output(arguments, text)
+    least = arguments.least or arguments.at_least
+    void = [(v.reading.where, v.find_reason()) for v in verdicts if least and not v.shares]
+    for where, why in void:
+        say_error(
+            PROG, f"{where}: it has nothing to compare with a bound, so no share can pass: {why}"
+        )
+    write_output(arguments, _render(arguments, verdicts, refused, void))
     write_extra(
         arguments, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(verdicts))
     )
-    if arguments.least is not None:
-        for verdict in verdicts:
-            if not verdict.shares:
-                where = verdict.reading.where
-                reasons = [m.why_not for m in verdict.measured]
-                reasons += [c.why_not for c in verdict.communicators]
-                why = next(filter(None, reasons), verdict.machine.source)
-                say_error(
-                    PROG,
-                    f"{where}: it has nothing to compare with a bound, so --least is void: {why}",
-                )
-                refused.append((where, why))
-    if refused:
+    if refused or void:
         return _USAGE
     shares = [share for verdict in verdicts for _, share in verdict.shares]
-    return _FAILED if min(shares, default=1.0) < (arguments.least or 0) else 0
+    return _FAILED if min(shares, default=1.0) < (least or 0) else 0
+
+
+def _render(
+    arguments: argparse.Namespace,
+    verdicts: list[FileVerdict],
+    refused: list[tuple[str, str]],
+    void: list[tuple[str, str]],
+) -> str:
+    """Return the output; files are `refused` if they cannot be judged, `void` without a share."""
+    from ..synth.judge.report import write_gate, write_json, write_prometheus, write_text
+
+    least = arguments.least or arguments.at_least
+    if arguments.json:
+        return json.dumps(write_json(verdicts, least, refused)) + "\n"
+    if arguments.prometheus:
+        return write_prometheus(verdicts, least)
+    if arguments.at_least is not None:
+        return json.dumps(write_gate(verdicts, arguments.at_least, refused + void)) + "\n"
+    to_terminal = arguments.output is None and sys.stdout.isatty()
+    text = printable_lines(write_text(verdicts, least))
+    return wrap_text(text, find_width() if to_terminal else None)
 
 
 def _judge_files(

@@ -68,3 +68,25 @@ def row(
 ) -> str:
     half = f"{size / algbw * 1e-3:9.2f} {algbw:7.2f} {busbw:7.2f}"
     return f"{size:12d}  {size // 4:12d}     float  {redop:>6}  {root:>6}  {half} {errors[0]:>6}  {half} {errors[1]:>6}\n"
+
+
+def write_table(
+    busbw: float,
+    ranks: int,
+    collective: str = "allreduce",
+    gpu: str = "NVIDIA A40",
+    top: int = 1 << 30,
+) -> str:
+    """Return a table of nccl-tests from 1 MiB to `top` whose busbw rises to `busbw` GB/s."""
+    factor = (2 if collective == "allreduce" else 1) * (ranks - 1) / ranks
+    redop = "sum" if collective in ("allreduce", "reduce-scatter") else "none"
+    rows, size = [], 1 << 20
+    while size <= top:
+        algbw = busbw / factor * size / (size + (4 << 20)) * (top + (4 << 20)) / top
+        rows.append(row(size, algbw, algbw * factor, redop))
+        size *= 2
+    devices = "".join(DEVICES.format(i, 16 + i).replace("NVIDIA A40", gpu) for i in range(ranks))
+    start = f"# nThread 1 nGpus {ranks} minBytes 1048576 maxBytes {top} step: 2(factor)\n#\n"
+    return (
+        f"{start}# Using devices\n{devices}#\n{HEADER}{''.join(rows)}# Avg bus bandwidth    : 1\n"
+    )

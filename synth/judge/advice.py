@@ -6,17 +6,24 @@ from fractions import Fraction
 
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
-from .options import GRAPH_FILE, PLAN, RANK_ORDER, Options
+from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
+from .paper import find_stock
 from .rates import RINGS, TREES, Rate
-from .reading import FileFinding
-from .verdict import ABOVE, ChannelVerdict, FileVerdict, MeasuredVerdict
+from .reading import FileFinding, Measurement
+from .verdict import ChannelVerdict, FileVerdict, MeasuredVerdict
 
 # Smallest speedup worth reporting: below it, differences between runs are as large.
 _MIN_GAIN = Fraction("1.05")
-# Share of the rate of its channels, or of the links, from which a measurement counts as reaching
-# it: latency and protocol take the rest even at large sizes.
-_NEAR = 0.85
+# Share of the best rate at a smaller size below which a rate counts as fallen: where a library
+# changes its protocol or algorithm, healthy tables lose up to a fifth.
+_FALL = 0.7
+# Smallest size in bytes at which a fall can matter: below it latency decides, which varies.
+_MIN_FALL_BYTES = 1 << 16
+# Findings that say that GPUs do not reach each other directly, as every offer assumes.
+_NO_P2P = ("p2p-refused", "shared-memory")
 
+# Binary units, since message sizes are nearly always powers of two.
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 # Formats a command from its name, positional arguments and options, as a user would type it.
 Spell = Callable[..., str]
 
@@ -32,14 +39,16 @@ def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFindin
 
     `spell` formats commands that the advice names.
     """
-    adviser = _Adviser(verdict, spell)
-    findings: list[FileFinding] = []
-    for channels in verdict.communicators:
-        findings += _advise_on_transports(channels)
-        for name in channels.rates:
-            findings += adviser.advise_on_channels(channels, name)
+    findings = [f for channels in verdict.communicators for f in _advise_on_transports(channels)]
+    is_blocked = any(f.name in _NO_P2P for f in (*findings, *verdict.findings))
+    adviser = _Adviser(verdict, spell, is_blocked)
     for measured in verdict.measured:
         findings += adviser.advise_on_measurement(measured)
+    judged = {(m.collective, m.ranks) for m in verdict.measured if m.peak.share is not None}
+    for channels in verdict.communicators:
+        for name in channels.rates:
+            if (name, channels.communicator.ranks) not in judged:
+                findings += adviser.advise_on_channels(channels, name)
     return list(dict.fromkeys(findings))
 
 
@@ -51,6 +60,14 @@ def gbps(value: Fraction | float) -> str:
 def percent(share: float) -> str:
     """Format a share as a percentage."""
     return f"{share * 100:.3g} %"
+
+
+def size_text(size_bytes: int) -> str:
+    """Format a size in the largest binary unit of which it is a multiple."""
+    for unit, name in _UNITS:
+        if size_bytes >= unit and size_bytes % unit == 0:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} B"
 
 
 def describe_limit(rate: Rate) -> str:
@@ -88,8 +105,11 @@ def _advise_on_transports(channels: ChannelVerdict) -> list[FileFinding]:
 
 @dataclass(frozen=True)
 class _Adviser:
+    """The advice on one file; `is_blocked` if GPUs do not reach each other directly there."""
+
     verdict: FileVerdict
     spell: Spell
+    is_blocked: bool
 
     def advise_on_channels(self, channels: ChannelVerdict, collective: str) -> list[FileFinding]:
         """Report how far a communicator's channels are from the bound, and any faster option."""
@@ -108,75 +128,102 @@ class _Adviser:
                     "switches that add",
                 )
             ]
-        findings = []
-        shape, name = (TREES, "Tree") if taken.shape == RINGS else (RINGS, "Ring")
-        other = channels.rate(collective, shape)
-        is_sure = channels.taken in ("RING", "TREE")
-        if is_sure and other is not None and other.algbw_GBps > taken.algbw_GBps * _MIN_GAIN:
-            findings.append(
-                FileFinding(
-                    f"tuner-{collective}",
-                    f"the tuner takes {taken.shape} ({gbps(taken.algbw_GBps)} GB/s), and {shape} "
-                    f"would reach {gbps(other.algbw_GBps)} GB/s",
-                    "a graph file with true speeds lets the tuner choose by size; "
-                    f"NCCL_ALGO={name} forces it at all sizes",
-                )
-            )
-        return findings + self._offer(
-            collective,
-            taken.algbw_GBps,
-            f"what {taken.shape} reach",
-            share,
-            channels.options[collective],
-            channels.rank_map,
+        what = f"what {taken.shape} reach"
+        if share >= 1 / _MIN_GAIN:
+            return [
+                _leave_alone(collective, f"{what} on paper", share, channels.limits[collective])
+            ]
+        options = channels.options[collective]
+        offers = self._offer(collective, taken, options, Fraction(0), channels.rank_map)
+        findings = [*_advise_on_tuner(channels, collective), *offers]
+        return findings or [_report_no_option(collective, f"{what} on paper", share)]
+
+    def advise_on_measurement(self, measured: MeasuredVerdict) -> list[FileFinding]:
+        """Compare a measurement with its bound, and with what stock carries on paper."""
+        peak, name, limits = measured.peak, measured.collective, measured.limits
+        findings = _find_fall(measured)
+        if limits is None or (peak.share is None and not measured.is_above):
+            return findings
+        if measured.is_above or peak.share is None:
+            return [*findings, _explain_above(measured)]
+        if peak.share >= limits.near:
+            if findings:  # what falls at large sizes is not to be left alone
+                return findings
+            return [_leave_alone(name, f"{name} as measured", peak.share, limits)]
+        own = [
+            c
+            for c in self.verdict.communicators
+            if c.communicator.ranks == measured.ranks and c.judged(name) is not None
+        ]
+        if measured.options is None or any(c.taken.startswith("NVLS") for c in own):
+            return findings or [_report_no_option(name, f"{name} as measured", peak.share)]
+        fastest = max(
+            (rate for c in own if (rate := c.judged(name))),
+            key=lambda rate: rate.algbw_GBps,
+            default=None,
         )
+        findings += _compare_with_stock(measured, fastest)
+        for c in own:
+            findings += _advise_on_tuner(c, name)
+        now = Fraction(peak.measured.algbw_GBps)
+        findings += self._offer(name, fastest, measured.options, now, measured.rank_map)
+        return findings or [_report_no_option(name, f"{name} as measured", peak.share)]
 
     def _offer(
         self,
         collective: str,
-        now: Fraction,
-        what: str,
-        share: float,
+        channels: Rate | None,
         options: Options,
+        measured: Fraction,
         rank_map: RankMap | None,
     ) -> list[FileFinding]:
-        """Return the options that exceed `now`, in GB/s, or a finding that none does."""
-        named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
-        file, plan, order = (o if o and o.algbw_GBps > now * _MIN_GAIN else None for o in named)
+        """Return the options that exceed stock on paper, and what was measured, in GB/s.
 
-        def write(
-            finding: str, option: str, algbw: Fraction, more: str, advice: str
-        ) -> FileFinding:
+        Both sides of the comparison are on paper, with the same rates; `channels` are those of
+        the file, if it shows them.
+        """
+        stock = find_stock(channels, options)
+        if stock is None or self.is_blocked:
+            return []
+        least = max(stock[0], measured) * _MIN_GAIN
+        named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
+        file, plan, order = (o if o and o.algbw_GBps > least else None for o in named)
+
+        def write(finding: str, option: str, algbw: Fraction, advice: str) -> FileFinding:
             return FileFinding(
                 f"{finding}-{collective}",
-                f"{option} would reach {gbps(algbw)} GB/s, {float(algbw / now):.2f} times {what}"
-                f"{more}",
+                f"on paper {option} reaches {gbps(algbw)} GB/s, {float(algbw / stock[0]):.2f} "
+                f"times the {gbps(stock[0])} GB/s of {stock[1]}, if every link carries the rate "
+                "that the topology gives it and GPUs reach each other directly (P2P)",
                 advice,
             )
 
-        synth = {"collective": collective, "topology": self.verdict.machine.argument}
+        prepare, machine = self._name_machine()
+        synth = {"collective": collective, "topology": machine}
         if file is not None:
             command = self.spell("topo-synth", **synth, format="nccl-graph", output="graph.xml")
-            more = f"; {order.what} alone would reach {gbps(order.algbw_GBps)}" if order else ""
-            advice = f"{command}; then run with NCCL_GRAPH_FILE=graph.xml"
-            return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, more, advice)]
+            advice = f"{prepare}{command}; then run with NCCL_GRAPH_FILE=graph.xml, and compare"
+            return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, advice)]
         findings = []
         # Inside a host NCCL chooses its own rings whatever the rank order.
         if order is not None and rank_map is not None and count_hosts(rank_map.topology) > 1:
             advice = f"start ranks in that order: {self._place(collective, rank_map)}"
-            findings.append(write("order", order.what, order.algbw_GBps, "", advice))
+            findings.append(write("order", order.what, order.algbw_GBps, advice))
         if plan is not None:
             command = self.spell("topo-synth", **synth, output="plan.json")
-            more = "; no rings or chains that were tried would"
-            advice = f"{command}; then topo-run plan.json, or the hook"
-            findings.append(write("offer", "a plan", plan.algbw_GBps, more, advice))
-        if findings:
-            return findings
-        text, advice = f"no option reaches {float(_MIN_GAIN):.2f} times {what}", "leave it alone"
-        if share >= 1 / _MIN_GAIN:
-            text = f"{what} is {percent(min(share, 1.0))} of the bound"
-            advice = "nothing: leave it alone"
-        return [FileFinding(f"offer-{collective}", text, advice)]
+            advice = f"{prepare}{command}; then topo-run plan.json, or the hook"
+            findings.append(write("offer", "a plan", plan.algbw_GBps, advice))
+        return findings
+
+    def _name_machine(self) -> tuple[str, str]:
+        """Return the machine's name for other commands, and the command that makes it before."""
+        machine = self.verdict.machine
+        if machine.pcie is None:
+            return "", machine.argument
+        rate = f"pcie={float(machine.pcie.bandwidth_GBps):g}"
+        file = "machine.json"
+        probe = self.spell("topo-probe", machine.argument, rate=rate, format="json", output=file)
+        return f"{probe}; ", file
 
     def _place(self, collective: str, rank_map: RankMap) -> str:
         """Return the topo-place command that improves on the present rank order."""
@@ -191,60 +238,106 @@ class _Adviser:
         given = {name: value for name, value in options.items() if value}
         return self.spell("topo-place", self.verdict.machine.argument, **given)
 
-    def advise_on_measurement(self, measured: MeasuredVerdict) -> list[FileFinding]:
-        """Compare a measurement with its bound, and with what its channels could carry."""
-        peak, name, algbw = measured.peak, measured.collective, measured.peak.measured.algbw_GBps
-        if measured.limits is None or peak.share is None:
-            return []
-        if measured.is_above:
-            return [_explain_above(measured)]
-        rates = [
-            rate
-            for c in self.verdict.communicators
-            if c.communicator.ranks == measured.ranks
-            and (rate := c.judged(name)) is not None
-            and not c.taken.startswith("NVLS")
-        ]
-        if rates:
-            fastest = max(rates, key=lambda rate: rate.algbw_GBps)
-            part = algbw / float(fastest.algbw_GBps)
-            finding = FileFinding(
-                f"below-channels-{name}",
-                f"{name} was measured at {gbps(algbw)} GB/s, {percent(part)} of the "
-                f"{gbps(fastest.algbw_GBps)} GB/s that its {fastest.shape} could carry on these "
-                "links",
-                "the channels can do more: look for slow links (topo-probe can measure them), P2P "
-                "through host memory, other jobs, and whether the largest size was large enough",
-            )
-            return [finding] if part < _NEAR else []
-        if peak.share >= _NEAR:
-            return [
-                FileFinding(
-                    f"near-bound-{name}",
-                    f"{name} was measured at {percent(peak.share)} of the bound",
-                    "leave it alone",
-                )
-            ]
-        if measured.options is None:
-            return []
-        # A rate below 1 KB/s would round to 0, and no ratio to 0 exists.
-        now = Fraction(algbw).limit_denominator(10**6) or Fraction(1, 10**6)
-        return self._offer(
-            name, now, "what was measured", peak.share, measured.options, measured.rank_map
+
+def _advise_on_tuner(channels: ChannelVerdict, collective: str) -> list[FileFinding]:
+    """Report if the tuner takes the slower shape of a communicator's channels."""
+    taken = channels.judged(collective)
+    if taken is None or channels.taken not in ("RING", "TREE"):
+        return []
+    shape, name = (TREES, "Tree") if taken.shape == RINGS else (RINGS, "Ring")
+    other = channels.rate(collective, shape)
+    if other is None or other.algbw_GBps <= taken.algbw_GBps * _MIN_GAIN:
+        return []
+    return [
+        FileFinding(
+            f"tuner-{collective}",
+            f"the tuner takes {taken.shape} ({gbps(taken.algbw_GBps)} GB/s on paper), and {shape} "
+            f"would reach {gbps(other.algbw_GBps)} GB/s",
+            "a graph file with true speeds lets the tuner choose by size; "
+            f"NCCL_ALGO={name} forces it at all sizes",
         )
+    ]
+
+
+def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> list[FileFinding]:
+    """Report if less was measured than stock carries on paper."""
+    limits, options, algbw = measured.limits, measured.options, measured.peak.measured.algbw_GBps
+    stock = find_stock(channels, options) if options is not None else None
+    if stock is None or limits is None or algbw >= limits.near * float(stock[0]):
+        return []
+    return [
+        FileFinding(
+            f"below-channels-{measured.collective}",
+            f"{measured.collective} was measured at {gbps(algbw)} GB/s, "
+            f"{percent(algbw / float(stock[0]))} of the {gbps(stock[0])} GB/s that {stock[1]} "
+            "carry on paper",
+            "look for slow links (topo-probe can measure them), P2P through host memory, other "
+            "jobs, and whether the largest size was large enough",
+        )
+    ]
+
+
+def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
+    """Report the deepest fall of the rate from a size to a larger one."""
+    best: dict[str, Measurement] = {}
+    part, pair = _FALL, None
+    for m in sorted((row.measured for row in measured.rows), key=lambda m: m.size_bytes):
+        before = best.setdefault(m.how, m)
+        if m.algbw_GBps >= before.algbw_GBps:
+            best[m.how] = m
+        elif (
+            before.size_bytes >= _MIN_FALL_BYTES
+            and m.size_bytes > before.size_bytes
+            and m.algbw_GBps < part * before.algbw_GBps
+        ):
+            part, pair = m.algbw_GBps / before.algbw_GBps, (before, m)
+    if pair is None:
+        return []
+    before, m = pair
+    return [
+        FileFinding(
+            f"fall-{measured.collective}",
+            f"{measured.collective} falls from {gbps(before.algbw_GBps)} GB/s at "
+            f"{size_text(before.size_bytes)} to {gbps(m.algbw_GBps)} GB/s at "
+            f"{size_text(m.size_bytes)}",
+            "a rate should not fall as sizes grow: look for what changes there, such as the "
+            "tuner's algorithm or protocol (NCCL_DEBUG_SUBSYS=TUNING), registration or paging of "
+            "memory, a shared network, or heat, and repeat those sizes",
+        )
+    ]
+
+
+def _leave_alone(collective: str, what: str, share: float, limits: Limits) -> FileFinding:
+    text = f"{what} is {percent(share)} of the bound"
+    if share > ROUNDING:
+        text = f"{what} is at the bound and above the rates that NCCL counts ({limits.rates})"
+    elif share < NEAR:
+        text += ", which rests on a datasheet's rates, of which packets leave about four fifths"
+    return FileFinding(f"near-bound-{collective}", text, "nothing: leave it alone")
+
+
+def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
+    return FileFinding(
+        f"below-bound-{collective}",
+        f"{what} is {percent(share)} of the bound, and nothing that was tried exceeds stock on "
+        f"paper by {float(_MIN_GAIN - 1) * 100:.0f} % and more",
+        "",
+    )
 
 
 def _explain_above(measured: MeasuredVerdict) -> FileFinding:
     limits, peak = measured.limits, measured.peak
-    assert limits is not None and peak.share is not None
+    assert limits is not None
     algbw, in_network = peak.measured.algbw_GBps, limits.in_network_GBps
-    if in_network and limits.any_way_GBps < in_network and algbw <= float(in_network) * ABOVE:
+    if in_network and limits.any_way_GBps < in_network and algbw <= float(in_network) * ROUNDING:
         why = (
             "probably that no switch adds: NVLS lets NVSwitches add, and then the bound is "
             f"{gbps(in_network)} GB/s ({percent(algbw / float(in_network))} of it); "
             f"{limits.possible}"
         )
-    elif algbw <= float(limits.any_way_GBps) * ABOVE and limits.any_way_GBps > limits.one_way_GBps:
+    elif (
+        algbw <= float(limits.any_way_GBps) * ROUNDING and limits.any_way_GBps > limits.one_way_GBps
+    ):
         why = (
             "probably that a pair of GPUs has a single path: the multipath bound is "
             f"{gbps(limits.any_way_GBps)} GB/s"
@@ -258,7 +351,7 @@ def _explain_above(measured: MeasuredVerdict) -> FileFinding:
             why += f" (even with switches that add the bound is {gbps(in_network)} GB/s)"
     return FileFinding(
         f"above-bound-{measured.collective}",
-        f"{measured.collective} was measured at {gbps(algbw)} GB/s, {percent(peak.share)} of the "
-        f"bound of {gbps(limits.one_way_GBps)} GB/s: an assumption of the bound is wrong",
+        f"{measured.collective} was measured at {gbps(algbw)} GB/s, more than the bound of "
+        f"{gbps(limits.one_way_GBps)} GB/s, which is withdrawn: an assumption of it is wrong",
         why,
     )

@@ -14,8 +14,17 @@ from ..ir.collective import Collective
 from .advice import Spell, advise, name_command
 from .machine import Machines, RankMap, map_ranks
 from .options import OVER_RINGS, Limits, Options, find_limits, find_options
+from .ranking import rank_findings
 from .rates import rate_rings, rate_trees
-from .reading import Location, Measurement, ObservedCommunicator, Parents, Reading
+from .readers.table_ranks import TOLERANCE
+from .reading import (
+    FileFinding,
+    Location,
+    Measurement,
+    ObservedCommunicator,
+    Parents,
+    Reading,
+)
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
 # Most communicators to judge per file: a job with several dimensions of parallelism has a handful
@@ -61,8 +70,10 @@ class Judge:
         for m in reading.measurements:
             if self.collective in (None, m.collective):
                 groups[m.collective, m.ranks].append(m)
+        self._raise_assumed(verdict, groups)
         for (name, ranks), measurements in groups.items():
-            self._judge_measurements(verdict, name, ranks, measurements)
+            verdict.measured.append(self._compare(verdict, name, ranks, measurements))
+            self._share(verdict.measured[-1])
         for communicator in reading.communicators[:_MAX_COMMUNICATORS]:
             # One communicator without channels is enough to say that they are missing.
             if communicator.rings or communicator.trees or not verdict.communicators:
@@ -70,16 +81,48 @@ class Judge:
         left = len(reading.communicators) - _MAX_COMMUNICATORS
         if left > 0:
             verdict.notes.append(f"{left} more communicators are not judged")
-        verdict.findings += advise(verdict, self.spell)
+        verdict.findings = rank_findings([*verdict.findings, *advise(verdict, self.spell)])
         return verdict
 
-    def _judge_measurements(
-        self, verdict: FileVerdict, name: str, ranks: int, measurements: list[Measurement]
+    def _raise_assumed(
+        self, verdict: FileVerdict, groups: Mapping[tuple[str, int], list[Measurement]]
     ) -> None:
+        """Replace the assumed PCIe rate of a file's machine if a measurement rules it out.
+
+        The next generation whose bound nothing exceeds is assumed then. If all are too slow, PCIe
+        is not at fault, and the machine is unchanged.
+        """
+        given = raised = verdict.machine
+        for (name, ranks), measurements in groups.items():
+            while self._compare(verdict, name, ranks, measurements).is_ruled_out:
+                faster = raised.raise_pcie()
+                if faster is None:
+                    verdict.machine = given
+                    return
+                raised = verdict.machine = faster
+        if raised is not given and raised.pcie is not None:
+            link = raised.pcie
+            verdict.findings.append(
+                FileFinding(
+                    "rate-withdrawn",
+                    "a measurement exceeds the bound at the PCIe rate that was assumed, which is "
+                    f"withdrawn: Gen{link.generation} x{link.width} "
+                    f"({float(link.bandwidth_GBps):g} GB/s) is assumed instead, the slowest that "
+                    "allows it",
+                    "give PCIe's rate in GB/s if you know it, or a topology with it (topo-probe's "
+                    "JSON, NCCL_TOPO_DUMP_FILE)",
+                )
+            )
+
+    def _compare(
+        self, verdict: FileVerdict, name: str, ranks: int, measurements: list[Measurement]
+    ) -> MeasuredVerdict:
+        """Return measurements with their bounds, without shares and options yet."""
         measured = MeasuredVerdict(
-            name, ranks or self._count_ranks(verdict), [MeasuredRow(m, None) for m in measurements]
+            name,
+            ranks or self._count_ranks(verdict, name, measurements),
+            [MeasuredRow(m, None) for m in measurements],
         )
-        verdict.measured.append(measured)
         try:
             measured.rank_map = self._map_ranks(verdict, measured.ranks, verdict.reading.locations)
             router = self._router(measured.rank_map.topology)
@@ -87,30 +130,49 @@ class Judge:
             measured.limits = self._limits(collective, router)
         except TopoplanError as error:
             measured.why_not = str(error)
+        return measured
+
+    def _share(self, measured: MeasuredVerdict) -> None:
+        """Add the shares of the bound and the options; none if assumed rates are ruled out."""
+        if measured.limits is None or measured.rank_map is None:
             return
-        measured.options = self._options(collective, router)
         bound = float(measured.limits.one_way_GBps)
+        if measured.is_ruled_out:
+            measured.why_not = (
+                f"the bound of {bound:.4g} GB/s is withdrawn: it rests on assumed rates "
+                f"({measured.limits.rates}), which the measurement exceeds"
+            )
+            return
+        collective = Collective.with_default_root(measured.collective, measured.ranks)
+        router = self._router(measured.rank_map.topology)
+        measured.options = self._options(collective, router)
         measured.rows = [
             MeasuredRow(m, m.algbw_GBps / bound, _predict(measured.options, m.size_bytes))
-            for m in measurements
+            for m in (row.measured for row in measured.rows)
         ]
 
-    def _count_ranks(self, verdict: FileVerdict) -> int:
-        """Return the number of ranks of a table that does not state it; 0 without a machine.
+    def _count_ranks(self, verdict: FileVerdict, name: str, measurements: list[Measurement]) -> int:
+        """Return the number of ranks of a table that does not state it; 0 if it stays unknown.
 
         It is that of the communicators in the log around the table if they agree, else that of all
-        GPUs of the machine.
+        GPUs of the machine if busbw / algbw is not that of another number.
         """
         sizes = {c.ranks for c in verdict.reading.communicators}
         if len(sizes) == 1:
             return sizes.pop()
         topology = verdict.machine.topology
-        if topology is None:
+        if topology is None or len(topology.ranks) < 2:
             return 0
-        verdict.notes.append(
+        peak = max(measurements, key=lambda m: m.algbw_GBps)
+        factor = Collective.with_default_root(name, len(topology.ranks)).bus_factor()
+        if abs(peak.busbw_GBps - peak.algbw_GBps * float(factor)) > TOLERANCE * peak.algbw_GBps:
+            return 0
+        note = (
             f"the file does not say how many ranks there were; assumed {len(topology.ranks)}, "
             "all GPUs"
         )
+        if note not in verdict.notes:
+            verdict.notes.append(note)
         return len(topology.ranks)
 
     def _map_ranks(
@@ -124,9 +186,14 @@ class Judge:
             raise InputError(verdict.machine.source)
         if ranks < 2:
             raise InputError(
-                f"{ranks} rank: nothing is sent" if ranks else "the number of ranks is not known"
+                f"{ranks} rank: nothing is sent"
+                if ranks
+                else "the number of ranks is not known: the file does not say it, and busbw / "
+                "algbw is not that of all GPUs of the machine"
             )
-        return map_ranks(verdict.machine.topology, ranks, locations, verdict.reading.where)
+        # A file may have several tables, and the list of devices is that of the largest.
+        listed = locations if max(locations, default=0) < ranks else {}
+        return map_ranks(verdict.machine.topology, ranks, listed, verdict.reading.where)
 
     def _judge_channels(
         self, verdict: FileVerdict, communicator: ObservedCommunicator

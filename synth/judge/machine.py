@@ -3,12 +3,17 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
+from ...topo.boards import find_pcie_link
 from ...topo.derived.hosts import group_by_host
+from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
-from ...topo.graph import Device, Topology
-from ...topo.loader.resolve import LOCAL, load_for_planning
+from ...topo.graph import Device, Link, Topology
+from ...topo.hardware import PcieLink
+from ...topo.loader.resolve import LOCAL, load, load_for_planning
+from ...topo.notes import assumed
 from .reading import Location, Reading
 
 # Usual file name endings of a graph dump or a log.
@@ -26,16 +31,43 @@ _MAX_FILES = 200
 _SNIFF_BYTES = 64 * 2**10
 
 
+# The kind of link whose rate a GPU's name tells.
+_PCIE = "pcie"
+
+
 @dataclass(frozen=True)
 class JudgedMachine:
     """A topology and its origin; without a topology, `source` is the reason why there is none.
 
-    `argument` is the name of the machine on the command line.
+    `argument` is the name of the machine on the command line. `pcie` is the PCIe link that is
+    assumed in place of the one that the topology's file left open, None if none is.
     """
 
     topology: Topology | None
     source: str
     argument: str
+    pcie: PcieLink | None = None
+
+    def assume_pcie(self, link: PcieLink, reason: str) -> "JudgedMachine":
+        """Return the machine with its assumed PCIe rates replaced by that of `link`.
+
+        It is the machine itself if no PCIe rate is assumed.
+        """
+        if self.topology is None or not any(map(_is_open, self.topology.links)):
+            return self
+        source = assumed(f"Gen{link.generation} x{link.width}, {reason}")
+        (topology,) = state_rates([self.topology], {_PCIE: link.bandwidth_GBps}, source)
+        return replace(self, topology=topology, pcie=link)
+
+    def raise_pcie(self) -> "JudgedMachine | None":
+        """Return the machine with the next faster PCIe assumed; None if no PCIe rate is assumed."""
+        links = self.topology.links if self.topology is not None else ()
+        rates = [link.bandwidth_GBps for link in links if _is_open(link)]
+        faster = (PcieLink(generation, 16) for generation in range(3, 7))
+        link = next((x for x in faster if rates and x.bandwidth_GBps > min(rates)), None)
+        if link is None:
+            return None
+        return self.assume_pcie(link, "as less was ruled out by a measurement")
 
 
 @dataclass(frozen=True)
@@ -54,25 +86,43 @@ class Machines:
     """Finder and cache of the machines that files are from.
 
     A file's machine is the one `named` by the user, else the first of the topology files `given`
-    among the files, else the topology next to the file, else the local machine. `how_named` is the
-    `source` of a named one.
+    among the files, else the topology next to the file, else the one in the file itself, else the
+    local machine. `how_named` is the `source` of a named one. `rates` replace assumed ones, as in
+    `state_rates`.
     """
 
-    def __init__(self, named: str | None, given: list[str], how_named: str = "as named") -> None:
-        self.named, self.given, self.how_named = named, given, how_named
+    def __init__(
+        self,
+        named: str | None,
+        given: list[str],
+        how_named: str = "as named",
+        rates: Mapping[str, Fraction] | None = None,
+    ) -> None:
+        self.named, self.given, self.how_named, self.rates = named, given, how_named, rates or {}
         self._cache: dict[str, JudgedMachine] = {}
 
     def find(self, reading: Reading) -> JudgedMachine:
         """Return the machine that a file is from; without a topology if none is found.
 
-        Raise InputError if its topology cannot be read.
+        Where the names of GPUs in the file tell a PCIe rate that the topology leaves open, it is
+        assumed. Raise InputError if its topology cannot be read.
         """
+        machine = self._find(reading)
+        models = sorted({x.model for x in reading.locations.values() if x.model})
+        links = {find_pcie_link(model) for model in models}
+        link = links.pop() if len(links) == 1 else None
+        return machine if link is None else machine.assume_pcie(link, f"by the GPU: {models[0]}")
+
+    def _find(self, reading: Reading) -> JudgedMachine:
         if self.named is not None:
             return self._load(self.named, self.how_named)
         if self.given:
             return self._load(self.given[0], "given with the files")
         if beside := _find_beside(reading):
             return self._load(beside, "beside the file")
+        if reading.machine is not None:
+            topology = self._plan_for(reading.machine)
+            return JudgedMachine(topology, "NCCL's graph, in the log", reading.where)
         try:
             machine = self._load(LOCAL, "this machine, as no other was named")
             why_not = "this machine has no GPU"
@@ -85,8 +135,15 @@ class Machines:
 
     def _load(self, argument: str, source: str) -> JudgedMachine:
         if argument not in self._cache:
-            self._cache[argument] = JudgedMachine(load_for_planning(argument)[0], source, argument)
+            self._cache[argument] = JudgedMachine(self._plan_for(load(argument)), source, argument)
         return self._cache[argument]
+
+    def _plan_for(self, topology: Topology) -> Topology:
+        return load_for_planning(state_rates([topology], self.rates)[0])[0]
+
+
+def _is_open(link: Link) -> bool:
+    return link.kind == _PCIE and link.is_assumed
 
 
 def is_topology_file(name: str) -> bool:

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.exact import parse_fraction
-from ...topo.graph import Topology
+from ...topo.graph import Link, Topology
 from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
@@ -39,6 +39,20 @@ _MAX_ORDERED_RANKS = _MAX_PLAN_RANKS = 64
 # Longest rank order, in GPUs, to list in full.
 _MAX_NAMED = 16
 
+# Share of the rate of its channels, or of the links, from which a measurement counts as reaching
+# it: latency and protocol take the rest even at large sizes.
+NEAR = 0.85
+# The same of links at datasheet rates that carry data in packets of their own: NCCL itself counts
+# four fifths of an NVLink or xGMI link (20 of 25 GB/s on an A100).
+_NEAR_DATASHEET = 0.8 * NEAR
+_DATASHEET_KINDS = ("nvlink", "xgmi")
+
+# Multiple of a bound from which a measurement counts as above it: tables round rates to two digits.
+ROUNDING = 1.005
+# The same of links at NCCL's count: PCIe Gen3 x16 carries up to 15.75 GB/s and counts as 12, an
+# NVLink 25 and counts as 20.
+_ABOVE_COUNTED = {"pcie": 15.75 / 12, "nvlink": 25 / 20}
+
 # Collectives that NCCL runs over rings (allreduce over trees as well).
 OVER_RINGS = ("allreduce", "allgather", "reduce-scatter")
 GRAPH_FILE, RANK_ORDER, PLAN = "graph-file", "rank-order", "plan"
@@ -52,7 +66,9 @@ class Limits:
     `in_network_GBps` the bound with all switches adding that could (None if none could).
     `assumption` states in words what the first two assume, `rates` the links that the single-path
     bound depends on, and `possible` the switches that could add. `kind` is that of the single-path
-    bound's certificate.
+    bound's certificate. `is_assumed` is whether no source states the rate of one of these links.
+    Measurements count as reaching the bound from the share `near` on, and as exceeding it from
+    `most`: the rates that NCCL counts are below those of the links.
     """
 
     one_way_GBps: Fraction
@@ -62,18 +78,22 @@ class Limits:
     rates: str
     possible: str
     kind: str
+    is_assumed: bool = False
+    near: float = NEAR
+    most: float = ROUNDING
 
 
 @dataclass(frozen=True)
 class Option:
     """An alternative to what a file shows: its name, algbw in GB/s at large sizes, and description.
 
-    Names are "graph-file", "rank-order" and "plan".
+    Names are "graph-file", "rank-order" and "plan"; `shape` is that of a graph file's channels.
     """
 
     name: str
     algbw_GBps: Fraction
     what: str
+    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,19 +118,30 @@ def find_limits(collective: Collective, router: Router) -> Limits:
     topology, effort = router.topology, Effort(_TIME_LIMIT_S)
     bounds = find_bounds(collective, router, effort)
     in_network = bound_in_network(collective, topology, bounds.multipath, effort)
+    links = _find_links(bounds.single_path, topology)
+    is_datasheet = any(x.kind in _DATASHEET_KINDS and not x.counted_by for x in links)
     return Limits(
         bounds.single_path.algbw_GBps,
         bounds.multipath.algbw_GBps,
         None if in_network is None else in_network.algbw_GBps,
         f"a single path per pair of GPUs, {describe_assumption(topology)}, the topology's rates",
-        describe_links(bounds.single_path, topology),
+        describe_links(links, topology),
         describe_possible(topology),
         bounds.single_path.kind,
+        any(link.is_assumed for link in links),
+        _NEAR_DATASHEET if is_datasheet else NEAR,
+        max((_find_room(link) for link in links), default=ROUNDING),
     )
 
 
-def describe_links(bound: Bound, topology: Topology) -> str:
-    """List the links that a bound's certificate depends on: "8 x pcie 12 GB/s (...)"."""
+def _find_room(link: Link) -> float:
+    """Return the multiple of a link's rate up to which it may carry data."""
+    is_counted = link.counted_by or (link.kind == "pcie" and link.is_assumed)
+    return _ABOVE_COUNTED.get(link.kind, ROUNDING) if is_counted else ROUNDING
+
+
+def _find_links(bound: Bound, topology: Topology) -> list[Link]:
+    """Return the links that a bound's certificate depends on, one of each parallel pair."""
     if "inside" in bound.certificate:
         inside = set(bound.certificate["inside"])
         pairs = [(a, b) for a, b in topology.capacity_GBps if a in inside and b not in inside]
@@ -120,16 +151,19 @@ def describe_links(bound: Bound, topology: Topology) -> str:
             for a, b, price in bound.certificate.get("prices", ())
             if parse_fraction(price) > 0
         ]
+    link_of = {(x.src, x.dst): x for x in topology.links}
+    # Certificates of symmetric machines price one direction for both.
+    return [link_of[pair if pair in link_of else pair[::-1]] for pair in pairs]
+
+
+def describe_links(links: list[Link], topology: Topology) -> str:
+    """List links by kind and rate: "8 x pcie 12 GB/s (...)"."""
     counts: Counter[tuple[str, Fraction]] = Counter()
     sources: dict[tuple[str, Fraction], str] = {}
-    link_of = {(x.src, x.dst): x for x in topology.links}
-    for a, b in pairs:
-        # Certificates of symmetric machines price one direction for both.
-        pair = (a, b) if (a, b) in link_of else (b, a)
-        link = link_of.get(pair)
-        key = link.kind if link else "link", topology.capacity_GBps.get(pair, Fraction(0))
+    for link in links:
+        key = link.kind, topology.capacity_GBps[link.src, link.dst]
         counts[key] += 1
-        if link and link.source:
+        if link.source:
             sources.setdefault(key, f" ({link.source})")
     listed = [
         f"{count} x {key[0]} {float(key[1]):g} GB/s{sources.get(key, '')}"
@@ -197,7 +231,7 @@ def _find_graph_file(collective: Collective, router: Router, shape: str) -> Opti
     else:
         rate = rate_trees([chain_parents(order) for order in orders], router)
     what = f"{len(orders)} {shape}{'' if len(orders) == 1 else 's'} through all GPUs"
-    return Option(GRAPH_FILE, rate.algbw_GBps, what)
+    return Option(GRAPH_FILE, rate.algbw_GBps, what, shape)
 
 
 def _find_rank_order(collective: Collective, router: Router) -> Option:

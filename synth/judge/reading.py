@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...topo.graph import Topology
+
 # A ring: every rank once.
 Order = tuple[int, ...]
 # A tree: the parent of each rank; -1 for the root.
@@ -14,7 +16,7 @@ class Location:
     """The location of a rank: its host, the number of its GPU there, and its PCI address.
 
     Each is None if the file does not state it. `bus` has three forms: "0000:1b:00.0", "0000:1b:00"
-    and "1b" (the bus alone).
+    and "1b" (the bus alone). `model` is the GPU's name ("NVIDIA A40").
     """
 
     host: str | None = None
@@ -22,6 +24,7 @@ class Location:
     bus: str | None = None
     # True if `dev` is NVML's number, which CUDA_VISIBLE_DEVICES does not change; else it is CUDA's.
     physical: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Reading:
     """The contents of a file. `kind` names its format in messages; `notes` list skipped parts.
 
     `locations` are those of the measured ranks, `topology_files` the dumps of the machine's
-    topology that the text names.
+    topology that the text names, `machine` the topology that the text itself has.
     """
 
     where: str
@@ -123,6 +126,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     topology_files: tuple[str, ...] = ()
     is_graph_file: bool = False
+    machine: Topology | None = None
 
 
 def chain_parents(order: Sequence[int]) -> Parents:

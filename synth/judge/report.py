@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .advice import describe_limit, gbps, percent
-from .options import Limits, Options
+from .advice import describe_limit, gbps, percent, size_text
+from .options import ROUNDING, Limits, Options
 from .rates import Rate
+from .reading import FileFinding
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
 
 # Most rows of a table of measurements: the largest sizes, at which bandwidth decides.
 _MAX_ROWS = 12
 # Values of `Measurement.how` for results of topo-run, which get separate rows.
 _RACED = ("plan", "stock")
-# Binary units, since message sizes are nearly always powers of two.
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 # The metrics for Prometheus, and their help.
 _METRICS = {
     "topo_judge_algbw_gbps": "Measured algorithm bandwidth in GB/s (1e9 bytes a second).",
@@ -33,14 +32,6 @@ def write_text(verdicts: Sequence[FileVerdict], least: float | None) -> str:
     return "\n".join("".join(f"{x}\n" for x in _list_lines(v, least)) for v in verdicts)
 
 
-def size_text(size_bytes: int) -> str:
-    """Format a size in the largest binary unit of which it is a multiple."""
-    for unit, name in _UNITS:
-        if size_bytes >= unit and size_bytes % unit == 0:
-            return f"{size_bytes // unit} {name}"
-    return f"{size_bytes} B"
-
-
 def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
     reading, machine = verdict.reading, verdict.machine
     lines = [f"{reading.where}: {reading.kind}{f', {reading.library}' if reading.library else ''}"]
@@ -50,15 +41,13 @@ def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
         if topology is None
         else f"  topology: {topology.name}, {len(topology.ranks)} GPUs ({machine.source})"
     )
+    lines += _list_finding_lines(f"verdict: {verdict.verdict.name}", verdict.verdict)
     for channels in verdict.communicators:
         lines += _list_channel_lines(channels)
     for measured in verdict.measured:
         lines += _list_measured_lines(measured)
-    for finding in verdict.findings:
-        at = f" (line {finding.line})" if finding.line else ""
-        lines.append(f"  {finding.name}: {finding.message}{at}")
-        if finding.advice:
-            lines.append(f"      -> {finding.advice}")
+    for finding in verdict.findings[1:]:
+        lines += _list_finding_lines(f"also {finding.name}", finding)
     lines += [f"  note: {note}" for note in verdict.notes]
     if least is not None:
         lines += [
@@ -67,6 +56,12 @@ def _list_lines(verdict: FileVerdict, least: float | None) -> list[str]:
             for what, share in verdict.shares
         ]
     return lines
+
+
+def _list_finding_lines(head: str, finding: FileFinding) -> list[str]:
+    at = f" (line {finding.line})" if finding.line else ""
+    advice = [f"      -> {finding.advice}"] if finding.advice else []
+    return [f"  {head}: {finding.message}{at}", *advice]
 
 
 def _describe_limits(collective: str, limits: Limits) -> str:
@@ -119,7 +114,7 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
     If there are many sizes, only the largest and the one with the peak are listed.
     """
     head = f"  {measured.collective} on {measured.ranks or 'an unknown number of'} ranks, measured"
-    if measured.limits is None:
+    if measured.limits is None or measured.why_not:
         lines = [f"{head}; not compared with a bound: {measured.why_not}"]
     else:
         lines = [
@@ -140,7 +135,7 @@ def _list_measured_lines(measured: MeasuredVerdict) -> list[str]:
         lines.append(f"    ({len(rows) - len(shown)} smaller sizes are in the JSON)")
     for row in shown:
         m = row.measured
-        share = "" if row.share is None else percent(row.share)
+        share = "" if row.share is None else "above" if row.share > ROUNDING else percent(row.share)
         plan = "" if row.plan_GBps is None else gbps(row.plan_GBps)
         lines.append(
             f"    {size_text(m.size_bytes):>10} {gbps(m.algbw_GBps):>9} {gbps(m.busbw_GBps):>9} "
@@ -168,6 +163,25 @@ def write_json(
     if least is not None:
         out |= {"least": least, "passed": bool(shares) and min(shares) >= least}
     return out
+
+
+def write_gate(
+    verdicts: Sequence[FileVerdict], least: float, refused: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Return what a build needs to pass or fail, as one JSON object of one line (docs/judge.md).
+
+    `least` is the required share of the bound.
+    """
+    whole = write_json(verdicts, least, refused)
+    return {
+        "passed": whole["passed"] and not refused,
+        "at_least": least,
+        "share": whole["share"],
+        "files": [
+            {key: file[key] for key in ("file", "share", "verdict")} for file in whole["files"]
+        ],
+        "refused": whole["refused"],
+    }
 
 
 def _list_shares(verdicts: Sequence[FileVerdict]) -> list[float]:
@@ -218,12 +232,19 @@ def _verdict_json(verdict: FileVerdict) -> dict[str, Any]:
         "topology_source": verdict.machine.source,
         "communicators": [_channels_json(c) for c in verdict.communicators],
         "measured": [_measured_json(m) for m in verdict.measured],
-        "findings": [
-            {"name": f.name, "message": f.message, "advice": f.advice or None, "line": f.line}
-            for f in verdict.findings
-        ],
+        "verdict": _finding_json(verdict.verdict),
+        "findings": [_finding_json(f) for f in verdict.findings],
         "notes": verdict.notes,
         "share": min((share for _, share in verdict.shares), default=None),
+    }
+
+
+def _finding_json(finding: FileFinding) -> dict[str, Any]:
+    return {
+        "name": finding.name,
+        "message": finding.message,
+        "advice": finding.advice or None,
+        "line": finding.line,
     }
 
 

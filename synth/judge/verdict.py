@@ -1,15 +1,12 @@
 """A verdict: the measurements and channels of a file next to the bounds of its machine."""
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from .machine import JudgedMachine, RankMap
 from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement, ObservedCommunicator, Reading
-
-# Multiple of the bound from which a measurement counts as above it: tables round rates to two
-# digits.
-ABOVE = 1.005
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,11 @@ class MeasuredRow:
 
 @dataclass
 class MeasuredVerdict:
-    """The measurements of one collective; `why_not` is the reason if they could not be judged."""
+    """The measurements of one collective; `why_not` is the reason if they could not be judged.
+
+    Then no row has a share, though `limits` may exist: a measurement that exceeds a bound on
+    assumed rates withdraws it.
+    """
 
     collective: str
     ranks: int
@@ -43,8 +44,20 @@ class MeasuredVerdict:
 
     @property
     def is_above(self) -> bool:
-        """Whether the peak exceeds the bound by more than the rounding of tables."""
-        return self.peak.share is not None and self.peak.share > ABOVE
+        """Whether the peak exceeds the bound by more than its links may carry above their rates."""
+        return self.limits is not None and self._exceeds(self.limits.one_way_GBps)
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether the peak exceeds a bound on assumed rates, also if switches add."""
+        if self.limits is None or not self.limits.is_assumed:
+            return False
+        limits = self.limits
+        return self._exceeds(max(limits.one_way_GBps, limits.in_network_GBps or Fraction(0)))
+
+    def _exceeds(self, bound_GBps: Fraction) -> bool:
+        most = self.limits.most if self.limits is not None else 1.0
+        return self.peak.measured.algbw_GBps > float(bound_GBps) * most
 
 
 @dataclass
@@ -91,7 +104,7 @@ class FileVerdict:
     machine: JudgedMachine
     measured: list[MeasuredVerdict] = field(default_factory=list)
     communicators: list[ChannelVerdict] = field(default_factory=list)
-    findings: list[FileFinding] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)  # the verdict first
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -111,3 +124,13 @@ class FileVerdict:
             for name in c.rates
             if (share := c.share(name)) is not None
         ]
+
+    @property
+    def verdict(self) -> FileFinding:
+        """The first of the findings; without any, why nothing was judged."""
+        return next(iter(self.findings), FileFinding("not-judged", self.find_reason()))
+
+    def find_reason(self) -> str:
+        """Return why nothing was compared with a bound."""
+        reasons = [m.why_not for m in self.measured] + [c.why_not for c in self.communicators]
+        return next(filter(None, reasons), self.machine.source)

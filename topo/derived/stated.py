@@ -55,8 +55,12 @@ def parse_rates(texts: Iterable[str]) -> dict[str, Fraction]:
     return rates
 
 
-def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -> list[Topology]:
-    """Return the machines with their assumed rates replaced by `rates`.
+def state_rates(
+    topologies: Sequence[Topology],
+    rates: Mapping[str, Fraction],
+    source: str = "as given by the user",
+) -> list[Topology]:
+    """Return the machines with their assumed rates replaced by `rates`, which are from `source`.
 
     Rates are in GB/s in one direction, keyed by the kinds in RATES or `network`. For NVLink, xGMI
     and NVLink-C2C, a rate is that of one link and is multiplied by the number of bonded links.
@@ -64,7 +68,7 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
     that kind.
     """
     used: set[str] = set()
-    stated = [_state(topology, rates, used) for topology in topologies]
+    stated = [_state(topology, rates, source, used) for topology in topologies]
     for kind, rate in rates.items():
         if kind not in used:
             names = join_first((topology.name for topology in topologies), 3)
@@ -80,9 +84,11 @@ def state_rates(topologies: Sequence[Topology], rates: Mapping[str, Fraction]) -
     return stated
 
 
-def _state(topology: Topology, rates: Mapping[str, Fraction], used: set[str]) -> Topology:
+def _state(
+    topology: Topology, rates: Mapping[str, Fraction], source: str, used: set[str]
+) -> Topology:
     """Return one machine with the rates, and add the kinds that replaced a rate to `used`."""
-    links = tuple(_state_link(link, rates, used) for link in topology.links)
+    links = tuple(_state_link(link, rates, source, used) for link in topology.links)
     devices = tuple(_state_nic(device, rates, used) for device in topology.devices)
     if links == topology.links and devices == topology.devices:
         return topology
@@ -92,7 +98,7 @@ def _state(topology: Topology, rates: Mapping[str, Fraction], used: set[str]) ->
     return replace(topology, links=links, devices=devices, extra=extra)
 
 
-def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Link:
+def _state_link(link: Link, rates: Mapping[str, Fraction], source: str, used: set[str]) -> Link:
     rate = rates.get(link.kind)
     if rate is None or not link.is_assumed:
         return link
@@ -100,7 +106,7 @@ def _state_link(link: Link, rates: Mapping[str, Fraction], used: set[str]) -> Li
     return replace(
         link,
         bandwidth_GBps=rate * link.count if link.kind in _BONDED else rate,
-        source="as given by the user",
+        source=source,
     )
 
 

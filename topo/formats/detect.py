@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
-from . import amd_smi, hwloc_xml, nccl_xml, smi
+from . import amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
 
 if TYPE_CHECKING:
     from .clusters import Box
@@ -54,6 +54,7 @@ FORMATS = (
     ),
     Format("text of rocm-smi --showtopo or amd-smi topology", amd_smi.looks_like, amd_smi.read),
     Format("text of nvidia-smi topo or nvidia-smi nvlink", smi.looks_like, smi.read),
+    Format("a log of NCCL with its graph (=== System)", nccl_log.looks_like, nccl_log.read),
 )
 
 _TOPO = "give nvidia-smi topo -m of the machine, or run topo-probe on it"

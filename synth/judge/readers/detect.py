@@ -6,6 +6,8 @@ from html import unescape
 from pathlib import Path
 
 from ....topo.errors import InputError
+from ....topo.formats import nccl_log
+from ....topo.graph import Topology
 from ..reading import FileFinding, Reading
 from .log_lines import Signatures
 from .nccl_log import LogReader
@@ -29,6 +31,8 @@ _EXPECTED = (
     "JSON of nccl-tests or rccl-tests, topo-run's JSON, or lines of NCCL Inspector"
 )
 _BEFORE_THE_ROOT = re.compile(r"\s*(?:<\?.*?\?>\s*|<!--.*?-->\s*)*", re.DOTALL)
+# Findings on the network, which a run on one host does not use.
+_BETWEEN_HOSTS = ("no-gdr", "network-socket")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OTHERS = {
     r"^[ \t]*GPU\d+(?:[ \t]+\S+)*[ \t]+X\b|NVIDIA-SMI \d|^Legend:|^GPU \d+: .*UUID": "nvidia-smi's "
@@ -146,7 +150,10 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
     reading = log.reading(where)
     kinds = [f"table of {table.kind or 'nccl-tests'}"] if measurements else []
     kinds += [reading.kind] if log.says_something else []
-    findings = reading.findings
+    findings = (*reading.findings, *table.findings)
+    hosts = {location.host for location in table.locations.values()} - {None}
+    if log.is_on_one_host and len(hosts) < 2:
+        findings = tuple(f for f in findings if f.name not in _BETWEEN_HOSTS)
     if any(m.wrong for m in measurements):
         findings += (
             FileFinding(
@@ -173,7 +180,16 @@ def _read_lines(text: str, where: str, collective: str | None) -> Reading:
             ),
         ),
         reading.topology_files,
+        machine=_read_machine(text, where),
     )
+
+
+def _read_machine(text: str, where: str) -> Topology | None:
+    """Return the machine that a log prints; None if it prints none, or is cut before its GPUs."""
+    try:
+        return nccl_log.read(text, where) if nccl_log.looks_like(text) else None
+    except InputError:
+        return None
 
 
 def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
@@ -193,6 +209,11 @@ def _explain(text: str, count: int, log: LogReader, table: TableReader) -> str:
         return (
             f", line {log.last_line}: the log is cut: it ends before rings and trees are listed; "
             "give the whole log of the start (NCCL_DEBUG_SUBSYS=INIT,GRAPH,TUNING)"
+        )
+    if nccl_log.looks_like(text):
+        return (
+            ": NCCL's graph alone, which says what the machine is; name it as the topology, and "
+            "give here a table or the whole log"
         )
     if log.lines:
         return (

@@ -159,6 +159,7 @@ def _read_nccl_tests(data: Mapping[str, Any], where: str) -> Reading:
                 host if isinstance(host, str) else None,
                 _whole(device.get("device")),
                 read_bus(str(device.get("device_hex"))),
+                model=str(device.get("device_info") or "") or None,
             )
     ranks, config = max(locations, default=-1) + 1, data.get("config")
     if not ranks and isinstance(config, dict):

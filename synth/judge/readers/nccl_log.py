@@ -250,6 +250,16 @@ class LogReader:
             or not all(x.startswith(("warning", "variable", "network")) for x in self.findings)
         )
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether nothing in the log tells of a second host."""
+        drafts = [draft for _, draft in self.drafts]
+        return (
+            len(self.signatures.hosts) < 2
+            and all((draft.nodes or 1) == 1 for draft in drafts)
+            and not any(name.startswith("NET") for d in drafts for name in d.transports)
+        )
+
     def reading(self, where: str) -> Reading:
         """Return the contents of the log, named `where`, after its last line.
 

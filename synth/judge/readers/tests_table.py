@@ -12,8 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from ..reading import Location, Measurement
+from ..reading import FileFinding, Location, Measurement
 from .log_lines import Signatures, name_collective
+from .table_ranks import (
+    TOLERANCE,
+    Half,
+    Started,
+    choose_ranks,
+    describe_separate_jobs,
+    ran_alone,
+)
 
 # Types as nccl-tests and rccl-tests print them, in all versions.
 _TYPES = (
@@ -28,8 +36,12 @@ _HEADER = re.compile(r"\b(?:size|bytes)\b.*\btime\b.*\balgbw\b.*\bbusbw\b")
 _COUNTS = re.compile(r"\bnThreads? (\d+) nGpus (\d+) ")
 _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)"
-    r"\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\]"
+    r"\s+device\s+(\d+)\s+\[\s*([0-9a-fA-Fx:.]+)\](?:\s+(\S.*?))?\s*$"
 )
+# The number of processes that a launcher's command line states.
+_PROCESSES = re.compile(r"(?:^|\s)(?:-np|-n|--np|--ntasks)[ =](\d{1,6})\b")
+# What mpirun puts before each line, at the end of a row that a message broke.
+_LAUNCHER = re.compile(r"\s*\[[\w,.:\- ]*\](?:<\w+>)?:?\s*$")
 _STARTING = re.compile(r"Collective test starting: *(\S+)")
 _COMMAND = re.compile(
     r"\b((?:all_?reduce|all_?gather|reduce_?scatter|broadcast|reduce|all_?to_?all|alltoallv|gather"
@@ -45,22 +57,16 @@ _ADDING = ("allreduce", "reduce-scatter", "reduce")
 _MAX_ROWS = 100_000
 # Longest line, in characters, to search for the name of a collective: longer ones are prose.
 _MAX_HINT = 200
-# Tolerance of busbw / algbw against the factor of a collective: tables print two decimals.
-_TOLERANCE = 0.02
 # Values after the root of a row: time, algbw, busbw and errors, twice.
 _VALUES = 8
-
-# Time in us, algbw and busbw in GB/s, and whether results were wrong.
-_Half = tuple[float, float, float, bool]
 
 
 @dataclass(frozen=True)
 class _Row:
     """A row: its table, the test if named, its size in bytes, and the values after the root.
 
-    `halves` are the values out of place and, if present, in place. `ranks` is the number of ranks
-    if the text states it: `listed` one by one, else those of each process. `hint` is a collective
-    that was named before the table.
+    `halves` are the values out of place and, if present, in place. `started` is what the text says
+    of the start of the test. `hint` is a collective that was named before the table.
     """
 
     table: int
@@ -70,21 +76,22 @@ class _Row:
     root: int | None
     halves: list[list[str]]
     line: int
-    ranks: int
-    listed: bool
+    started: Started
     hint: str | None
 
 
 class TableReader:
     """Collector of the tables of a text: `take` each line, then call `finish`.
 
-    `finish` fills `others`: tests that are no collective here, with the line that names them.
+    `finish` fills `others`: tests that are no collective here, with the line that names them; and
+    `findings`: how tests were started wrongly.
     """
 
     def __init__(self, signatures: Signatures) -> None:
         self.signatures = signatures
         self.rows: list[_Row] = []
-        self.locations: dict[int, Location] = {}
+        self.started = [Started()]
+        self.findings: list[FileFinding] = []
         self.header_line = 0
         self.kind = ""
         self.library: str | None = None
@@ -94,20 +101,19 @@ class TableReader:
         self._command: str | None = None
         self._pending: list[str] | None = None
         self._pending_line = 0
-        self._gpus = 0
         self._table = 0
         self._hint: str | None = None
 
     def take(self, line: str, number: int) -> None:
         """Parse one line of the text; `number` counts lines from 1."""
         own = self.signatures.cut_off(line)
+        if len(own) < len(line):
+            own = _LAUNCHER.sub("", own)
         if not own.strip():
             return
         # The quick tests before each pattern keep large logs fast.
         if "ank" in own and (match := _RANK.search(own)) is not None:
-            rank, host, device, bus = match.groups()
-            if len(rank) < 7 and len(device) < 7:
-                self.locations[int(rank)] = Location(host, int(device), read_bus(bus))
+            self._take_rank(match)
         elif "algbw" in own and _HEADER.search(own):
             self.header_line = self.header_line or number
             self._end_row()
@@ -123,19 +129,44 @@ class TableReader:
             match = _STARTING.search(line) or _COMMAND.search(line)
             if match is not None and not line.lstrip("# ").startswith("Collective test concluded"):
                 self._command = match[1].rsplit("/", 1)[-1]
+                self._take_processes(line[: match.start()])
         elif len(line) < _MAX_HINT:
             names = {name_collective(word) for word in _WORDS.findall(line.lower())} - {None}
             if names:
                 self._hint = names.pop() if len(names) == 1 else None
         if "nGpus" in line and (match := _COUNTS.search(line)) is not None:
-            self._gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
+            gpus = int(match[1]) * int(match[2]) if len(match[1] + match[2]) < 10 else 0
+            self._find_start().gpus = gpus
             self.header_line = self.header_line or number
-            self.locations = {}
         if "ccl-" in line and (match := _VERSION.search(line)) is not None:
             self.kind = self.kind or match[1] or ""
             if (code := re.search(r"library=(\d{4,6})", line)) is not None:
                 name = "RCCL" if "rccl" in line else "NCCL"
                 self.library = f"{name} {read_version(int(code[1]))}"
+
+    def _find_start(self) -> Started:
+        """Return what is known of the start of the next table."""
+        if self.started[-1].has_rows:
+            self.started.append(Started())
+        return self.started[-1]
+
+    def _take_rank(self, match: re.Match[str]) -> None:
+        rank, host, device, bus, model = match.groups()
+        if len(rank) < 7 and len(device) < 7:
+            started = self._find_start()
+            started.jobs += int(rank) == 0
+            location = Location(host, int(device), read_bus(bus), model=model)
+            started.locations.setdefault(int(rank), location)
+
+    def _take_processes(self, launcher: str) -> None:
+        """Record the number of processes on a command line, before the name of the test."""
+        if (match := _PROCESSES.search(launcher)) is not None:
+            self._find_start().processes = int(match[1])
+
+    @property
+    def locations(self) -> dict[int, Location]:
+        """The longest list of devices."""
+        return max((started.locations for started in self.started), key=len)
 
     def _begin_row(self, match: re.Match[str], number: int, is_cut: bool) -> None:
         """Parse the available part of a row; `is_cut` if a message follows on the same line."""
@@ -188,6 +219,7 @@ class TableReader:
         if len(rest) < min(after_root, 4):
             self.notes.append(f"line {self._pending_line}: a row that is cut, left out")
             return
+        self.started[-1].has_rows = True
         self.rows.append(
             _Row(
                 self._table,
@@ -197,8 +229,7 @@ class TableReader:
                 root,
                 _split_halves(rest, columns),
                 self._pending_line,
-                len(self.locations) or self._gpus,
-                bool(self.locations),
+                self.started[-1],
                 self._hint,
             )
         )
@@ -209,25 +240,32 @@ class TableReader:
         `asked` is the collective that the user named, if any.
         """
         self._end_row()
-        out = []
+        out: list[Measurement] = []
         tables: dict[object, list[_Row]] = defaultdict(list)
         for row in self.rows:
             reduces = row.operation not in (None, "none")
             tables[row.table, row.command, reduces, row.root].append(row)
         for rows in tables.values():
-            name, n = _infer_collective(rows, asked)
-            if name is None:
-                self.others.setdefault(rows[0].command or "unknown", rows[0].line)
-                continue
-            for row in rows:
-                for how, half in zip(("out-of-place", "in-place"), row.halves, strict=False):
-                    values = _read_half(half)
-                    if values is not None and row.size > 0:
-                        time_us, algbw, busbw, wrong = values
-                        out.append(
-                            Measurement(name, n, row.size, algbw, busbw, time_us, how, wrong)
-                        )
+            out += self._measure(rows, asked)
         return tuple(out)
+
+    def _measure(self, rows: list[_Row], asked: str | None) -> list[Measurement]:
+        """Return the measurements of one table; none if it is of no collective."""
+        by_how = _read_halves(rows)
+        halves = [half for _, _, half in by_how]
+        name = _infer_collective(rows, halves, asked)
+        if name is None:
+            self.others.setdefault(rows[0].command or "unknown", rows[0].line)
+            return []
+        ranks = choose_ranks(name, halves, rows[0].started)
+        finding = describe_separate_jobs(rows[0].started, ranks, rows[0].line)
+        if finding is not None and finding not in self.findings:
+            self.findings.append(finding)
+        return [
+            Measurement(name, ranks, size, algbw, busbw, time_us, how, wrong)
+            for size, how, (time_us, algbw, busbw, wrong) in by_how
+            if size > 0
+        ]
 
 
 def _read_columns(line: str) -> list[str]:
@@ -246,7 +284,7 @@ def _split_halves(values: list[str], columns: list[str]) -> list[list[str]]:
     return [values] if is_single else [values[:width], values[width:]]
 
 
-def _read_half(values: Sequence[str]) -> _Half | None:
+def _read_half(values: Sequence[str]) -> Half | None:
     """Return the values of one half of a row; None if they are not usable numbers."""
     if len(values) < 3:
         return None
@@ -261,18 +299,48 @@ def _read_half(values: Sequence[str]) -> _Half | None:
     return time_us, algbw, busbw, error.isdigit() and int(error) > 0
 
 
-def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | None, int]:
-    """Return the collective of a table and its number of ranks; the name is None for other tests.
+def _read_halves(rows: Sequence[_Row]) -> list[tuple[int, str, Half]]:
+    """Return the size, the variant and the values of each half of each row.
+
+    Times of the oldest tables are in milliseconds. Until June 2020 allgather and reduce-scatter
+    printed busbw in place of algbw, so the time gives their algbw.
+    """
+    read = [
+        (row.size, how, half)
+        for row in rows
+        for how, values in zip(("out-of-place", "in-place"), row.halves, strict=False)
+        if (half := _read_half(values)) is not None
+    ]
+    size, _, (time, algbw, busbw, _) = max(
+        read, key=lambda entry: entry[2][1], default=(0, "", (0.0, 0.0, 0.0, False))
+    )
+    if time == 0 or algbw < 1:
+        return read
+    in_us = size / time * 1e-3 / algbw
+    unit = 1e-3 if in_us > 100 else 1.0
+    excess = in_us * unit
+    is_old = abs(busbw - algbw) <= TOLERANCE and 1 + TOLERANCE / 4 < excess < 2 + TOLERANCE
+    is_old = is_old and (rows[0].root is None or rows[0].root < 0)
+    return [
+        (size, how, (time / unit, size / time * unit * 1e-3 if is_old else algbw, busbw, wrong))
+        for size, how, (time, algbw, busbw, wrong) in read
+        if time > 0
+    ]
+
+
+def _infer_collective(
+    rows: Sequence[_Row], halves: Sequence[Half], asked: str | None
+) -> str | None:
+    """Return the collective of a table; None for other tests.
 
     The name of the test decides, else the rows. The ratio busbw / algbw is 2(n-1)/n for allreduce
     and (n-1)/n for the others without a root; alltoall is not checked in place, and prints N/A
     there.
     """
     first = rows[0]
-    ranks, listed = max((row.ranks, row.listed) for row in rows)
-    halves = (_read_half(values) for row in rows for values in row.halves)
-    fastest = max(filter(None, halves), key=lambda half: half[1], default=None)
-    factor = fastest[2] / fastest[1] if fastest and fastest[1] > 1 else None
+    fastest = max(halves, key=lambda half: half[1], default=None)
+    is_exact = fastest is not None and fastest[1] > 1 and not ran_alone(halves)
+    factor = fastest[2] / fastest[1] if fastest is not None and is_exact else None
     adds = first.operation not in (None, "none")
     name = name_collective(first.command or "")
     # The name of a test may stem from an earlier table, so it is ignored if the rows have an
@@ -281,16 +349,16 @@ def _infer_collective(rows: Sequence[_Row], asked: str | None) -> tuple[str | No
     if first.command is None or not is_plausible:
         if first.root is not None and first.root >= 0:
             name = "reduce" if adds else "broadcast"
-        elif not adds and (factor is None or factor < 1 + _TOLERANCE):
+        elif not adds and (factor is None or factor < 1 + TOLERANCE):
             is_alltoall = all(map(_is_unchecked, rows)) or "alltoall" in (asked, first.hint)
             name = "alltoall" if is_alltoall else "allgather"
         elif factor is None:
             name = "reduce-scatter" if asked == "reduce-scatter" else "allreduce"
         else:
             # With two ranks the factor of allreduce is 1, that of reduce-scatter a half.
-            scatters = factor < (1 - _TOLERANCE if ranks != 2 else 0.75)
+            scatters = factor < (1 - TOLERANCE if first.started.listed != 2 else 0.75)
             name = "reduce-scatter" if scatters else "allreduce"
-    return name, _choose_ranks(name, fastest, ranks, listed)
+    return name
 
 
 def _is_unchecked(row: _Row) -> bool:
@@ -300,33 +368,6 @@ def _is_unchecked(row: _Row) -> bool:
         return False
     # Older versions print 1e+00 if nothing was checked.
     return errors[1] == "N/A" or (errors[0] == "0e+00" and "e+" in errors[1])
-
-
-def _choose_ranks(name: str | None, fastest: _Half | None, ranks: int, listed: bool) -> int:
-    """Return the number of ranks; 0 if unknown.
-
-    It is the number of ranks listed unless busbw / algbw shows that there are more, else the number
-    that this ratio implies, else that of each process.
-    """
-    guess = _guess_ranks(name, fastest)
-    if listed and fastest is not None and guess > ranks:
-        expected = (2 if name == "allreduce" else 1) * (ranks - 1) / ranks
-        listed = abs(fastest[2] / fastest[1] - expected) <= _TOLERANCE
-    return ranks if listed else guess or (ranks if ranks > 1 else 0)
-
-
-def _guess_ranks(name: str | None, fastest: _Half | None) -> int:
-    """Return the number of ranks that busbw / algbw implies; 0 if two decimals allow several."""
-    if fastest is None or fastest[1] <= 1 or name in (None, "broadcast", "reduce"):
-        return 0
-    _, algbw, busbw, _ = fastest
-    passes = 2 if name == "allreduce" else 1
-    # Rounding errs by 0.005 in each of the two figures.
-    part, doubt = busbw / algbw / passes, 0.006 / algbw * (1 + busbw / algbw) / passes
-    if not 0.4 < part < 1:
-        return 0
-    n = round(1 / (1 - part))
-    return n if 2 <= n <= 1024 and abs((n - 1) / n - part) <= doubt < 0.5 / n**2 else 0
 
 
 def read_bus(text: str) -> str | None:

@@ -1,0 +1,33 @@
+"""The order of a file's findings: the first is the verdict, which the others do not contradict."""
+
+from collections.abc import Sequence
+
+from .reading import FileFinding
+
+# Beginnings of the names of findings, by what they are. Results that mean nothing come first.
+_VOID = ("wrong-results", "single-rank", "separate-jobs")
+# Causes of loss, the most certain first.
+_CAUSES = (
+    *("simple-order", "p2p-refused", "shared-memory", "network-socket", "no-gdr"),
+    "variable-",
+)
+_LOSSES = ("fall-", "below-channels-", "tuner-", "offer-", "order-", "below-bound-")
+_HEALTHY = ("above-bound-", "near-bound-", "nvls-")
+_REMARKS = ("rate-withdrawn", "warning-")
+
+
+def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
+    """Return findings in the order of what they matter.
+
+    What could cause a loss counts before it; where nothing is lost, it is a remark.
+    """
+    is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
+    is_healthy = not is_lossy and any(finding.name.startswith(_HEALTHY) for finding in findings)
+    middle = (*_HEALTHY, *_CAUSES) if is_healthy else (*_CAUSES, *_LOSSES, *_HEALTHY)
+    order = (*_VOID, *middle, *_REMARKS)
+
+    def place(finding: FileFinding) -> int:
+        begins = (at for at, name in enumerate(order) if finding.name.startswith(name))
+        return next(begins, len(order))
+
+    return sorted(dict.fromkeys(findings), key=place)

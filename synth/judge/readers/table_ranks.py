@@ -1,0 +1,116 @@
+"""The number of ranks of a table: stated by its text, or implied by its rates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor, inf
+
+from ..reading import FileFinding, Location
+
+# Tolerance of busbw / algbw against the factor of a collective: tables print two decimals.
+TOLERANCE = 0.02
+# Half of the last printed digit of algbw and busbw in GB/s, with room for the rounding of sums.
+_ROUNDING_GBps = 0.006
+# Rates in GB/s below which two decimals say nothing about a ratio.
+_MIN_GBps = 1.0
+# More ranks than any job has: larger numbers come from damage.
+_MAX_RANKS = 1 << 20
+
+# Time in us, algbw and busbw in GB/s, and whether results were wrong.
+Half = tuple[float, float, float, bool]
+
+
+@dataclass
+class Started:
+    """What a text says of how a test was started, before its table.
+
+    `locations` are the listed ranks. `gpus` is the number of GPUs of each process and `processes`
+    that of the launcher's command line, 0 if unknown; `jobs` counts how often rank 0 is listed.
+    """
+
+    locations: dict[int, Location] = field(default_factory=dict)
+    gpus: int = 0
+    processes: int = 0
+    jobs: int = 0
+    has_rows: bool = False
+
+    @property
+    def listed(self) -> int:
+        """The number of ranks by the list of devices, of which people often cut out the middle."""
+        return max(self.locations, default=-1) + 1
+
+
+def choose_ranks(name: str | None, halves: Sequence[Half], started: Started) -> int:
+    """Return the number of ranks of a table of the collective `name`; 0 if unknown.
+
+    The first stated number that busbw / algbw allows wins: that of the list of devices, that of
+    the command line, that of one process. Without one, the ratio itself decides if it allows a
+    single number, or a single multiple of the GPUs of a process.
+    """
+    if ran_alone(halves):
+        return 1
+    low, high = _bound_ranks(name, halves)
+    stated = (started.listed, started.processes * max(started.gpus, 1), started.gpus)
+    for ranks in stated:
+        if ranks > 1 and low <= ranks <= high:
+            return ranks
+    if high == inf:
+        return int(started.listed == 1 and low <= 2)
+    step = started.gpus if started.gpus > 1 and floor(high) > ceil(low) else 1
+    fits = range(-(-ceil(low) // step) * step, floor(high) + 1, step)
+    return fits[0] if len(fits) == 1 else 0
+
+
+def ran_alone(halves: Sequence[Half]) -> bool:
+    """Return whether busbw is 0 at every rate: each rank was a job of its own."""
+    return any(algbw > _MIN_GBps for _, algbw, _, _ in halves) and not any(
+        busbw for _, _, busbw, _ in halves
+    )
+
+
+def _bound_ranks(name: str | None, halves: Sequence[Half]) -> tuple[float, float]:
+    """Return the least and the largest number of ranks that all rows' busbw / algbw allow."""
+    if name in (None, "broadcast", "reduce"):
+        return 2, inf
+    low, high = 2.0, inf
+    passes = 2 if name == "allreduce" else 1
+    # The fastest rows are the most exact, so a row that contradicts them is ignored.
+    for _, algbw, busbw, _ in sorted(halves, key=lambda half: -half[1]):
+        if algbw < _MIN_GBps:
+            break
+        part = busbw / algbw / passes
+        doubt = _ROUNDING_GBps / algbw * (1 + busbw / algbw) / passes
+        if not 0.4 < part < 1 + doubt:
+            continue
+        least = 1 / (1 - part + doubt)
+        most = 1 / (1 - part - doubt) if part + doubt < 1 else inf
+        if least <= high and most >= low:
+            low, high = max(low, least), min(high, most)
+    return low, high if high < _MAX_RANKS else inf
+
+
+def describe_separate_jobs(started: Started, ranks: int, line: int) -> FileFinding | None:
+    """Return a finding if the processes of a table were jobs of their own; None if they were not.
+
+    `ranks` is that of each job, `line` the table's first row.
+    """
+    advice = (
+        "rebuild nccl-tests with MPI (make clean; make MPI=1), or give one process several GPUs "
+        "(-g); then give the new table"
+    )
+    if ranks == 1:
+        jobs = f" ({started.jobs} jobs of one rank)" if started.jobs > 1 else ""
+        return FileFinding(
+            "single-rank",
+            f"busbw is 0: every rank ran alone{jobs}, so nothing was sent and nothing is judged",
+            advice,
+            line,
+        )
+    if started.jobs > 1 and started.listed > 1:
+        return FileFinding(
+            "separate-jobs",
+            f"rank 0 is listed {started.jobs} times: that many jobs of {started.listed} ranks ran "
+            "side by side, not one job of all",
+            advice,
+            line,
+        )
+    return None

@@ -1,0 +1,277 @@
+"""topo-judge's verdicts through the command: healthy machines are left alone, and each case that
+people post gets the verdict it deserves.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nccl_samples import DEVICES, GRAPH, HEADER, row, sign, write_log, write_table
+
+from topoplan.cli import judge as command
+
+# nvidia-smi topo -m of two GPUs below one CPU, which gives no rates.
+PAIR = (
+    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t{0}\t0-31\t0\nGPU1\t{0}\t X \t0-31\t0\n"
+)
+
+
+class Desk:
+    """Judges texts with the command, in a folder of their own."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
+
+    def run(self, text: str, *arguments: str) -> tuple[int, str, str]:
+        file = self.folder / "file.txt"
+        file.write_text(text, encoding="utf-8")
+        code = command.main([str(file), *arguments])
+        captured = self.capsys.readouterr()
+        return code, captured.out, captured.err
+
+    def judge(self, text: str, *arguments: str) -> dict[str, Any]:
+        """Return the JSON of one file."""
+        code, out, err = self.run(text, *arguments, "--json")
+        assert code == 0, err
+        (file,) = json.loads(out)["files"]
+        if file["findings"]:
+            assert file["verdict"] == file["findings"][0]
+        else:
+            assert file["verdict"]["name"] == "not-judged" and file["share"] is None
+        return dict(file)
+
+    def matrix(self, label: str) -> str:
+        file = self.folder / f"{label}.matrix.txt"
+        file.write_text(PAIR.format(label), encoding="utf-8")
+        return str(file)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return Desk(tmp_path, capsys)
+
+
+def names(file: dict[str, Any]) -> list[str]:
+    return [finding["name"] for finding in file["findings"]]
+
+
+def is_offer(name: str) -> bool:
+    return name.startswith(("offer", "order", "tuner"))
+
+
+A100, H100, V100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-32GB"
+# Machine, ranks, collective, GPU, busbw as such machines measure it at 1 GiB.
+HEALTHY = [
+    ("dgx-a100", 8, "allreduce", A100, 234),
+    ("dgx-a100", 8, "allgather", A100, 228),
+    ("dgx-a100", 8, "reduce-scatter", A100, 229),
+    ("dgx-a100", 4, "allreduce", A100, 232),
+    ("dgx-a100", 2, "allreduce", A100, 231),
+    ("dgx-h100", 8, "allreduce", H100, 480),  # NVLS
+    ("dgx-h100", 8, "allreduce", H100, 370),  # and without
+    ("dgx-h100", 8, "allgather", H100, 362),
+    ("dgx-h100", 4, "allreduce", H100, 340),
+    ("dgx1", 8, "allreduce", V100, 130),
+    ("dgx2", 16, "allreduce", "Tesla V100-SXM3-32GB", 122),
+    ("switch:8@48", 8, "allreduce", "NVIDIA H100 PCIe", 43),
+    ("pcie-2socket", 4, "allreduce", "NVIDIA A40", 21),
+    ("pcie-2socket", 4, "allgather", "NVIDIA A40", 21.5),
+    ("pcie-2socket", 2, "allreduce", "NVIDIA A40", 20.5),
+    ("NV4", 2, "allreduce", "NVIDIA A40", 86),
+    ("NV12", 2, "allreduce", "NVIDIA A100 80GB PCIe", 240),
+    ("PHB", 2, "allreduce", "Tesla T4", 12.4),  # more than NCCL counts for Gen3
+    ("PIX", 2, "allreduce", "NVIDIA GeForce RTX 4090", 21.5),
+    ("PHB", 2, "allgather", "NVIDIA GeForce RTX 5090", 43),
+]
+
+
+@pytest.mark.parametrize(("machine", "ranks", "collective", "gpu", "busbw"), HEALTHY)
+def test_a_healthy_machine_is_left_alone(
+    desk: Desk, machine: str, ranks: int, collective: str, gpu: str, busbw: float
+) -> None:
+    topology = desk.matrix(machine) if machine.isupper() or machine[:2] == "NV" else machine
+    file = desk.judge(write_table(busbw, ranks, collective, gpu), "--topology", topology)
+    assert not any(map(is_offer, names(file)))
+    assert names(file)[0].startswith(("near-bound", "above-bound"))
+    assert len(names(file)) == 1
+
+
+def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: Desk) -> None:
+    file = desk.judge(write_table(17, 8), "--topology", "pcie-2socket")
+    (offer,) = [f for f in file["findings"] if f["name"] == "offer-allreduce"]
+    assert "13.71 GB/s, 1.25 times the 10.97 GB/s" in offer["message"]
+    assert "if every link carries" in offer["message"] and "P2P" in offer["message"]
+    assert "leave it alone" not in json.dumps(file["findings"])
+
+
+def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
+    slow = HEADER + row(1 << 20, 0.00001, 0.00002) * 2
+    file = desk.judge(slow, "--topology", "pcie-2socket")
+    assert "000.00 times" not in json.dumps(file["findings"])
+
+
+def test_what_stops_p2p_comes_first_and_nothing_is_offered(desk: Desk) -> None:
+    refused = sign(0, "Could not enable P2P between dev 1(=1b000) and dev 0(=1a000)")
+    file = desk.judge(refused + write_table(9, 8), "--topology", "pcie-2socket")
+    assert names(file)[0] == "p2p-refused" and not any(map(is_offer, names(file)))
+
+
+def system(*gpus_below: tuple[int, str], indent: str = "              ") -> str:
+    """The lines of one rank: two CPUs, 24 GB/s PCIe, 10 GB/s between the CPUs."""
+    lines = ["=== System : maxBw 24.0 totalBw 24.0 ==="]
+    for cpu in (0, 1):
+        lines += [f"CPU/0-{cpu} (1/1/2)", f"+ PCI[24.0] - PCI/0-{cpu + 1}b000 (1000c010)"]
+        for rank, bus in gpus_below:
+            if rank // 2 == cpu:
+                lines.append(f"{indent}+ PCI[24.0] - GPU/0-{bus} ({rank})")
+                if rank < 2:
+                    peer = gpus_below[1 - rank][1]
+                    lines.append(f"{indent}{indent}+ NVL[48.0] - GPU/0-{peer}")
+        lines.append(f"+ SYS[10.0] - CPU/0-{1 - cpu}")
+    return "".join(sign(0, line) for line in (*lines, "=" * 42))
+
+
+GPUS = ((0, "10000"), (1, "11000"), (2, "12000"), (3, "13000"))
+
+
+def test_the_graph_in_a_log_is_the_machine(desk: Desk) -> None:
+    file = desk.judge(system(*GPUS) + write_table(12, 4))
+    assert file["topology_source"] == "NCCL's graph, in the log" and file["topology"]["ranks"] == 4
+    (measured,) = file["measured"]
+    # 10 GB/s between the sockets, each way: every byte crosses twice (chains).
+    assert measured["bound"]["one_way_GBps"] == pytest.approx(10)
+    assert measured["placed"] == "by PCI address"
+    both = system(*GPUS).replace("node07", "node08") + system(*GPUS)
+    assert desk.judge(both + write_table(12, 4))["topology"]["ranks"] == 8
+    code, _, err = desk.run(system(*GPUS))
+    assert code == 2 and "name it as the topology" in err
+    cut = system(*GPUS).splitlines(True)[:3]
+    assert desk.judge("".join(cut) + write_table(12, 4))["topology"] is None
+
+
+def test_a_name_of_a_gpu_gives_the_pcie_rate_and_a_given_rate_wins(desk: Desk) -> None:
+    table, matrix = write_table(20, 2, gpu="NVIDIA GeForce RTX 4090"), desk.matrix("PHB")
+    by_name = desk.judge(table, "--topology", matrix)
+    assert by_name["share"] == pytest.approx(20 / 24, rel=0.01)
+    assert "RTX 4090" in by_name["measured"][0]["bound"]["rests_on"]
+    given = desk.judge(table, "--topology", matrix, "--rate", "pcie=48")
+    assert given["share"] == pytest.approx(20 / 48, rel=0.01)
+    for wrong in ("pcie", "cable=3", "pcie=0"):
+        code, out, err = desk.run(table, "--topology", matrix, "--rate", wrong)
+        assert code == 2 and out == "" and len(err.splitlines()) == 1
+    code, _, err = desk.run(table, "--topology", "dgx-a100", "--rate", "pcie=48")
+    assert code == 2 and "only assumed" in err
+
+
+def test_an_assumed_rate_that_a_measurement_exceeds_is_withdrawn(desk: Desk) -> None:
+    matrix, unknown = desk.matrix("PHB"), "NVIDIA Graphics Device"
+    file = desk.judge(write_table(22, 2, gpu=unknown), "--topology", matrix)
+    assert "rate-withdrawn" in names(file) and 0.9 < file["share"] <= 1
+    assert "Gen4 x16" in file["measured"][0]["bound"]["rests_on"]
+    beyond = desk.judge(write_table(500, 2, gpu=unknown), "--topology", matrix)
+    assert beyond["share"] is None and names(beyond) == ["above-bound-allreduce"]
+    assert beyond["measured"][0]["above_bound"] and "withdrawn" in beyond["verdict"]["message"]
+
+
+def test_ranks_that_ran_alone_are_named(desk: Desk) -> None:
+    one = DEVICES.format(0, 16)
+    rows = row(1 << 27, 2500.0, 0.0) + row(1 << 28, 2600.0, 0.0)
+    file = desk.judge(one * 4 + HEADER + rows, "--topology", "dgx-a100")
+    assert file["verdict"]["name"] == "single-rank" and file["share"] is None
+    assert "4 jobs of one rank" in file["verdict"]["message"]
+    unlisted = desk.judge(HEADER + rows, "--topology", "dgx-a100")
+    assert unlisted["verdict"]["name"] == "single-rank" and unlisted["share"] is None
+    twice = "".join(DEVICES.format(i, 16 + i) * 2 for i in range(8))
+    file = desk.judge(twice + HEADER + row(1 << 30, 133, 232.75), "--topology", "dgx-a100")
+    assert file["verdict"]["name"] == "separate-jobs" and "8 ranks" in file["verdict"]["message"]
+
+
+def rates(ranks: int, *algbw: float) -> str:
+    sizes = (1 << 33 >> i for i in range(len(algbw)))
+    return "".join(
+        row(size, rate, rate * 2 * (ranks - 1) / ranks)
+        for size, rate in zip(sizes, algbw, strict=True)
+    )
+
+
+def test_the_number_of_ranks_is_that_of_the_last_one_listed_or_of_the_rates(desk: Desk) -> None:
+    last = "#  Rank {} Group  0 Pid  14840 on slurm device  3 [0x01] NVIDIA GB200\n"
+    several = "".join(
+        last.format(n - 1) + HEADER + rates(n, *figures)
+        for n, figures in ((72, (423.16, 428.2)), (1440, (203.01, 190.87)))
+    )
+    assert [m["ranks"] for m in desk.judge(several)["measured"]] == [72, 1440]
+    each = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8\n" + HEADER
+    for ranks, figures in ((40, (11.92, 9.27, 5.13)), (32, (11.92, 9.27))):
+        (measured,) = desk.judge(each + rates(ranks, *figures))["measured"]
+        assert measured["ranks"] == ranks
+    launched = "$ mpirun -np 5 -H a,b,c,d,e ./build/all_reduce_perf -b 8 -g 8 -n 20\n"
+    assert desk.judge(launched + each + rates(40, 2.2))["measured"][0]["ranks"] == 40
+    # The figures fit too many numbers, and not that of the machine.
+    vague = desk.judge(HEADER + rates(40, 2.2), "--topology", "dgx-a100")
+    assert vague["measured"][0]["ranks"] == 0 and vague["share"] is None
+
+
+OLD_HEADER = """\
+#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)             (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+
+
+def test_an_allgather_of_before_june_2020_is_rated_by_its_time(desk: Desk) -> None:
+    """Its algbw is busbw: (n - 1) / n of what newer versions print."""
+    half = f"{(1 << 27) / 20 * 1e-3:9.1f} {15:7.2f} {15:7.2f} 0e+00"
+    old = f"{1 << 27:12d} {1 << 25:12d}   float {half} {half}\n"
+    file = desk.judge(OLD_HEADER + old, "--topology", "switch:4@20")
+    (measured,) = file["measured"]
+    assert (measured["collective"], measured["ranks"]) == ("allgather", 4)
+    assert measured["peak"]["algbw_GBps"] == pytest.approx(20, rel=1e-3)
+    assert file["share"] == pytest.approx(20 / (20 * 4 / 3), rel=1e-3)
+    half = f"{(1 << 27) / 20 * 1e-3:9.1f} {20:7.2f} {20:7.2f} 0e+00"
+    two = f"{1 << 27:12d} {1 << 25:12d}   float    sum {half} {half}\n"
+    (measured,) = desk.judge(OLD_HEADER + two, "--topology", "switch:2@20")["measured"]
+    assert (measured["collective"], measured["peak"]["algbw_GBps"]) == ("allreduce", 20)
+
+
+def test_what_mpirun_puts_into_rows_is_not_a_cut(desk: Desk) -> None:
+    message = "[0] h1:1:1 [0] NCCL INFO 8192 Bytes -> Algo 0 proto 0 time 26.5\n"
+    half = "[0]   1000.3   134.18   251.58      0"
+    broken = (
+        f"[0]   134217728      33554432     float     sum      -1{message}{half}{message}{half}\n"
+    )
+    text = "".join(f"[0] {line}\n" for line in HEADER.splitlines()) + broken
+    file = desk.judge(text)
+    assert [r["busbw_GBps"] for r in file["measured"][0]["rows"]] == [251.58, 251.58]
+    assert not any("cut" in note for note in file["notes"])
+
+
+def test_a_fall_between_sizes_is_the_verdict(desk: Desk) -> None:
+    table = HEADER + row(1 << 25, 15.4, 15.4) + row(1 << 26, 2.75, 2.75)
+    file = desk.judge(table, "--topology", "switch:2@16")
+    assert names(file) == ["fall-allreduce"]
+    assert "15.4 GB/s at 32 MiB to 2.75 GB/s at 64 MiB" in file["verdict"]["message"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_gpudirect_rdma_matters_between_hosts_only(desk: Desk, nodes: int) -> None:
+    lines = write_log([[0, 1]] * 2, [[-1, 0]] * 2)
+    lines.insert(3, sign(0, f"comm 0x550 rank 0 nRanks 2 nNodes {nodes} localRanks 2 localRank 0"))
+    lines.insert(3, sign(0, "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"))
+    assert ("no-gdr" in names(desk.judge("".join(lines)))) == (nodes == 2)
+
+
+def test_a_gate_is_one_line_of_json_and_an_exit_code(desk: Desk) -> None:
+    topology = ("--topology", "switch:4@75")
+    table = "".join(DEVICES.format(i, 16 + i) for i in range(4)) + HEADER + row(1 << 30, 46, 69)
+    for least, expected in (("0.9", 0), ("0.95", 1)):
+        code, out, err = desk.run(table, *topology, "--at-least", least)
+        (line,) = out.splitlines()
+        data = json.loads(line)
+        assert code == expected and err == "" and data["passed"] == (expected == 0)
+        assert data["at_least"] == float(least) and data["share"] == pytest.approx(0.92)
+        assert data["files"][0]["verdict"]["name"] == "near-bound-allreduce"
+    code, out, err = desk.run(GRAPH.format('<gpu dev="0"/><gpu dev="1"/>'), "--at-least", "0.9")
+    assert code == 2 and json.loads(out)["passed"] is False and len(err.splitlines()) == 1

@@ -1,0 +1,162 @@
+"""Read the machine that NCCL or RCCL prints in its log: the lines from "=== System" to "=====".
+
+With NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=GRAPH each rank prints the graph of its host: the PCI
+tree below each CPU, indented, and the links that leave it (NVL, XGMI, C2C, SYS, NET), each with the
+rate in GB/s that the library counts. GPUs have their rank in parentheses.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from ..derived.hosts import join_hosts
+from ..errors import InputError
+from ..graph import Device, Link, Topology
+from ..hardware import LATENCY_us, nvswitch_adding
+from ..notes import counted
+
+_START = re.compile(r"=== System : max(?:Bw|Width|Speed)\b")
+_END = "=" * 20
+_WRITER = re.compile(r"([\w.\-]+):\d+:\d+ \[-?\d+\]")
+_LINE = re.compile(
+    r"(?P<indent> *)(?:\+ (?P<link>[A-Z0-9]+)\[ *(?P<rate>\d{1,9}(?:\.\d{1,9})?)\] - )?"
+    r"(?P<kind>CPU|GPU|PCI|DEV|NIC|NET|NVS)/(?:(?P<system>[0-9a-fA-F]{1,16})-)?"
+    r"(?P<number>[0-9a-fA-F]{1,16})(?: \((?P<rank>\d{1,7})\))?"
+)
+_LINK_KINDS = {"PCI": "pcie", "NVL": "nvlink", "XGMI": "xgmi", "C2C": "c2c", "SYS": "smp"}
+_DEVICE_KINDS = {"CPU": "cpu", "NIC": "nic"}
+# GB/s into NVSwitches above those of GPUs before Hopper (an A100: 12 links, counted as 20 each).
+_BEFORE_HOPPER_GBps = 240
+# Numbers of CPUs and NVSwitches are no PCI addresses.
+_WITHOUT_ADDRESS = ("CPU", "NVS")
+
+
+@dataclass
+class _HostGraph:
+    """What one rank prints of its host; devices and the ends of links by NCCL's names of them.
+
+    `stack` has the devices above the next line, with their columns.
+    """
+
+    host: str
+    devices: dict[str, Device] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[str, Fraction]] = field(default_factory=dict)
+    stack: list[tuple[int, str]] = field(default_factory=list)
+
+
+def looks_like(text: str) -> bool:
+    """Return whether a text contains a machine as NCCL prints it."""
+    return _START.search(text) is not None
+
+
+def read(text: str, where: str) -> Topology:
+    """Return the machine that a log describes: its hosts joined, GPUs in the order of ranks.
+
+    Of the graphs of a host, the first with the most GPUs counts. Raise InputError if none has one.
+    """
+    best: dict[str, _HostGraph] = {}
+    for graph in _read_graphs(text):
+        if graph.host not in best or len(graph.ranks) > len(best[graph.host].ranks):
+            best[graph.host] = graph
+    graphs = [graph for graph in best.values() if graph.ranks]
+    if not graphs:
+        raise InputError(
+            f"{where}: NCCL's graph (=== System) lists no GPU; give the whole log of the start "
+            "(NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH)"
+        )
+    graphs.sort(key=lambda graph: min(graph.ranks.values()))
+    hosts = [_build(graph, where) for graph in graphs]
+    return hosts[0] if len(hosts) == 1 else join_hosts(hosts)
+
+
+def _read_graphs(text: str) -> list[_HostGraph]:
+    """Return the graphs of all ranks, whose lines may be mixed; people also paste bare lines."""
+    graphs: list[_HostGraph] = []
+    current: dict[str, _HostGraph] = {}
+    for line in text.splitlines():
+        if not current and "=== System" not in line:
+            continue
+        before, level, said = line.partition("NCCL INFO ")
+        writer = _WRITER.search(before) if level else None
+        said, key = said if level else line, writer[0] if writer else ""
+        if _START.search(said):
+            current[key] = _HostGraph(writer[1] if writer else "")
+            graphs.append(current[key])
+        elif key in current and _END in said:
+            del current[key]
+        elif key in current and (match := _LINE.match(said)) is not None:
+            _take(current[key], match)
+    return graphs
+
+
+def _take(graph: _HostGraph, match: re.Match[str]) -> None:
+    """Add the device or the link of one line."""
+    kind, link, column = match["kind"], match["link"], len(match["indent"])
+    system = match["system"] or "0"
+    # All NVSwitches are one device, as for NCCL itself.
+    name = f"{kind}/{system}-{'0' if kind == 'NVS' else match['number'].lower()}"
+    if link is None:
+        if kind == "CPU":
+            graph.stack = [(column - 1, name)]
+            graph.devices[name] = _make_device(match, name)
+        return
+    while graph.stack and graph.stack[-1][0] >= column:
+        graph.stack.pop()
+    if not graph.stack:
+        return
+    above, rate = graph.stack[-1][1], Fraction(match["rate"])
+    if kind == "NET":
+        nic = graph.devices[above]
+        total = float(rate) + float(nic.extra.get("net_speed_GBps", 0))
+        graph.devices[above] = replace(nic, extra={**nic.extra, "net_speed_GBps": total})
+    if link not in _LINK_KINDS or not rate:
+        return
+    graph.links.setdefault((above, name), (_LINK_KINDS[link], rate))
+    if link == "PCI":
+        graph.devices.setdefault(name, _make_device(match, name))
+        graph.stack.append((column, name))
+        if kind == "GPU" and match["rank"] is not None:
+            graph.ranks[name] = int(match["rank"])
+    elif kind == "NVS":
+        adding = nvswitch_adding(4) if rate > _BEFORE_HOPPER_GBps else None
+        graph.devices[name] = Device(f"nvswitch-{system}", "switch", "nvswitch", in_network=adding)
+
+
+def _make_device(match: re.Match[str], name: str) -> Device:
+    kind, number = match["kind"], int(match["number"], 16)
+    bus = None
+    if kind not in _WITHOUT_ADDRESS:
+        parts = (number >> 20, number >> 12 & 255, number >> 4 & 255, number & 15)
+        bus = "{:04x}:{:02x}:{:02x}.{:x}".format(*parts)
+    if kind == "GPU":
+        # Hosts in one NVLink domain are systems of one graph.
+        host = {"host": f"system{match['system']}"} if match["system"] not in (None, "0") else {}
+        return Device(f"gpu{match['rank'] or match['number']}", bus_id=bus, extra=host)
+    if kind in _DEVICE_KINDS:
+        return Device(name.lower().replace("/", "-"), _DEVICE_KINDS[kind], bus_id=bus)
+    return Device(name.lower().replace("/", "-"), "switch", "pcie", bus_id=bus)
+
+
+def _build(graph: _HostGraph, where: str) -> Topology:
+    """Return the topology of a host; `where` names it if the log does not."""
+    gpus = sorted(graph.ranks, key=graph.ranks.__getitem__)
+    others = [name for name, device in graph.devices.items() if device.kind != "gpu"]
+    ids = {name: graph.devices[name].id for name in (*gpus, *others)}
+    links = list(_list_links(graph, ids))
+    devices = tuple(graph.devices[name] for name in ids)
+    return Topology(graph.host or where, devices, tuple(links), "NCCL's log")
+
+
+def _list_links(graph: _HostGraph, ids: dict[str, str]) -> Iterator[Link]:
+    """Yield the links in both directions; only some kinds are printed at both ends."""
+    for (src, dst), (medium, rate) in graph.links.items():
+        if src not in ids or dst not in ids:
+            continue
+        is_switched = graph.devices[dst].family == "nvswitch"
+        latency = LATENCY_us["nvswitch" if is_switched else medium]
+        link = Link(ids[src], ids[dst], rate, latency, medium, 1, counted("the log", "NCCL"))
+        yield link
+        if (dst, src) not in graph.links:
+            yield link.reversed()
