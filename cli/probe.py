@@ -121,8 +121,9 @@ def build_parser() -> Parser:
         nargs="*",
         help="local (this machine, the default); a file: topoplan JSON, NCCL or RCCL XML, hwloc "
         "XML, text of nvidia-smi topo -m or nvlink -R, rocm-smi --showtopo or amd-smi "
-        "topology; a folder or tar archive with a copy of another machine's /sys and "
-        "/proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. Several are "
+        "topology, a log of NCCL with its graph; a folder or tar archive with a copy of another "
+        "machine's /sys and /proc; or a preset such as dgx1, dgx-a100:2, mesh:4x4, ring:8@25. "
+        "Several are "
         "hosts of one machine, joined by a network and, where their GPUs are in one NVLink "
         "fabric, by that",
     )

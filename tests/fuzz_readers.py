@@ -98,10 +98,27 @@ _RICH_JSON = """{"format": "topoplan-topology", "version": 1, "name": "x", "devi
 "value": "request redirect"}, {"subject": "host", "key": "iommu", "source": "s", "missing": "who knows"}], "notes": ["n"]}
 """
 
+NCCL_LOG = """=== System : maxBw 24.0 totalBw 48.0 ===
+CPU/0-0 (1/1/2)
++ PCI[24.0] - PCI/0-1b000 (1000c010)
+              + PCI[24.0] - GPU/0-10000 (0)
+                            + NVL[240.0] - NVS/0-0
+              + PCI[24.0] - GPU/0-11000 (1)
+                            + NVL[48.0] - GPU/0-10000
+                            + C2C[300.0] - CPU/0-0
+              + PCI[12.0] - NIC/0-12000
+                            + NET[25.0] - NET/0-1 (1/0/25.000000)
++ SYS[10.0] - CPU/0-1
+CPU/0-1 (1/1/2)
++ PCI[24.0] - GPU/0-20000 (2)
+==========================================
+"""
+
 SEEDS: dict[str, Callable[[], list[str]]] = {
     "json": lambda: [_RICH_JSON, preset("pcie-2socket").dumps(), preset("dgx1").dumps()],
     "nccl-xml": lambda: [_xml("pcie-2socket"), _xml("dgx-a100:2"), _xml("dgx1"), _xml("mi250")],
     "hwloc-xml": lambda: [HWLOC],
+    "nccl-log": lambda: [NCCL_LOG],
     "smi": lambda: [SMI, smi.write(preset("pcie-2socket")), smi.write(preset("dgx1"))],
 }
 

@@ -182,8 +182,10 @@ class _Adviser:
         Both sides of the comparison are on paper, with the same rates; `channels` are those of
         the file, if it shows them.
         """
-        stock = find_stock(channels, options)
-        if stock is None or self.is_blocked:
+        if rank_map is None or self.is_blocked:
+            return []
+        stock = find_stock(collective, rank_map.topology, channels, options)
+        if stock is None:
             return []
         least = max(stock[0], measured) * _MIN_GAIN
         named = (options.best(name) for name in (GRAPH_FILE, PLAN, RANK_ORDER))
@@ -206,7 +208,7 @@ class _Adviser:
             return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, advice)]
         findings = []
         # Inside a host NCCL chooses its own rings whatever the rank order.
-        if order is not None and rank_map is not None and count_hosts(rank_map.topology) > 1:
+        if order is not None and count_hosts(rank_map.topology) > 1:
             advice = f"start ranks in that order: {self._place(collective, rank_map)}"
             findings.append(write("order", order.what, order.algbw_GBps, advice))
         if plan is not None:
@@ -262,8 +264,10 @@ def _advise_on_tuner(channels: ChannelVerdict, collective: str) -> list[FileFind
 def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> list[FileFinding]:
     """Report if less was measured than stock carries on paper."""
     limits, options, algbw = measured.limits, measured.options, measured.peak.measured.algbw_GBps
-    stock = find_stock(channels, options) if options is not None else None
-    if stock is None or limits is None or algbw >= limits.near * float(stock[0]):
+    if limits is None or options is None or measured.rank_map is None:
+        return []
+    stock = find_stock(measured.collective, measured.rank_map.topology, channels, options)
+    if stock is None or algbw >= limits.near * float(stock[0]):
         return []
     return [
         FileFinding(

@@ -2,17 +2,20 @@
 
 from fractions import Fraction
 
+from ...topo.graph import Topology
 from ..channels.channels import RING
 from .options import RANK_ORDER, Options
 from .rates import Rate
 
 
-def find_stock(channels: Rate | None, options: Options) -> tuple[Fraction, str] | None:
+def find_stock(
+    collective: str, topology: Topology, channels: Rate | None, options: Options
+) -> tuple[Fraction, str] | None:
     """Return the algbw in GB/s that stock NCCL reaches on paper, and by what; None if unknown.
 
     `channels` is the rate of those that a log or a graph file shows. Without them stock is taken
-    as the best rings that exist, which is at least what its search finds, so that an offer is
-    never made for what stock does already.
+    as the best rings that exist, which is at least what its own search finds: an offer is never
+    made for what stock does already. The rates are those of the topology, as for the options.
     """
     if channels is not None:
         return channels.algbw_GBps, f"the {channels.shape} of the file"

@@ -19,10 +19,10 @@ def load(path_or_name: str | PathLike[str], box: str | PathLike[str] | None = No
     """Return the topology of a file, a folder, a preset or this machine.
 
     A file is read by its content: topoplan's JSON, NCCL's or RCCL's XML, hwloc's XML, the text of
-    `nvidia-smi topo -m`, `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`; a
-    folder or tar archive is a copy of another machine's `/sys` and `/proc`. A name is a preset
-    (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`, this machine. Plans are read by
-    `Plan.load`.
+    `nvidia-smi topo -m`, `nvidia-smi nvlink -R`, `rocm-smi --showtopo` or `amd-smi topology`, a
+    log of NCCL with its graph; a folder or tar archive is a copy of another machine's `/sys` and
+    `/proc`. A name is a preset (`dgx1`, `dgx-a100:2`, `mesh:4x4`, `ring:8@25`), or `local`,
+    this machine. Plans are read by `Plan.load`.
 
     `box`, a preset or a file, describes each host if the file only gives the hosts' places in the
     network: Slurm's topology.conf or topology.yaml, topograph's JSON, Kubernetes nodes, a list of

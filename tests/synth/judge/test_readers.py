@@ -408,6 +408,10 @@ SAMPLES = [
     json.dumps(TESTED),
     json.dumps(RUN),
     GRAPH.format('<gpu dev="0"/><gpu dev="0x1"/>'),
+    "=== System : maxBw 24.0 totalBw 24.0 ===\nCPU/0-0 (1/1/2)\n+ PCI[24.0] - GPU/0-1000 (0)\n"
+    "+ PCI[24.0] - NIC/0-2000\n              + NET[25.0] - NET/0-0 (0/0/25.0)\n"
+    + HEADER
+    + row(1 << 26, 20, 35),
 ]
 
 

@@ -16,9 +16,9 @@ from topoplan.topo.formats.detect import read_topology_text
 from topoplan.topo.loader.resolve import resolve
 
 FUZZ = Path(__file__).parents[2] / "fuzz_readers.py"
-# Inputs a reader: 1,090 in all. `python tests/fuzz_readers.py READER COUNT` goes on for as long as
+# Inputs a reader: 1,190 in all. `python tests/fuzz_readers.py READER COUNT` goes on for as long as
 # one likes.
-INPUTS = {"json": 300, "nccl-xml": 300, "hwloc-xml": 300, "smi": 150, "sysfs": 40}
+INPUTS = {"json": 300, "nccl-xml": 300, "hwloc-xml": 300, "nccl-log": 100, "smi": 150, "sysfs": 40}
 
 
 @pytest.mark.parametrize("reader", INPUTS)
