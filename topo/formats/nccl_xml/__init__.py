@@ -19,9 +19,17 @@ from ...graph import Topology
 from .reader import read
 from .skeleton import fill_skeleton, is_skeleton
 from .vm_writer import list_vm_notes, write_for_vm
-from .writer import write_all
+from .writer import build_elements, is_amd, write_all
 
-__all__ = ["fill_skeleton", "is_skeleton", "list_vm_notes", "read", "write"]
+__all__ = [
+    "build_elements",
+    "fill_skeleton",
+    "is_amd",
+    "is_skeleton",
+    "list_vm_notes",
+    "read",
+    "write",
+]
 
 
 def write(topology: Topology, for_vm: bool = False) -> str:

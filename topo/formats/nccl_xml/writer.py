@@ -56,6 +56,15 @@ def write_all(topology: Topology) -> str:
     return format_xml(root)
 
 
+def build_elements(topology: Topology) -> Element:
+    """Return the topology as NCCL's own elements, without those that topoplan adds.
+
+    Attributes that are made up are marked `topoplan_made_up`. Whether NCCL would load a file of
+    this size is not checked.
+    """
+    return _XmlWriter(topology).build_system()
+
+
 def is_amd(topology: Topology) -> bool:
     """Return whether the machine's library is RCCL: it has xGMI links or `gcn` fields."""
     return any(x.kind == "xgmi" for x in topology.links) or any(
