@@ -1,0 +1,194 @@
+"""The model of stock NCCL: what it finds and picks on a host without a graph file."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+
+from ...topo.derived.hosts import group_by_host
+from ...topo.formats.nccl_xml import is_amd
+from ...topo.graph import Topology
+from .paths import GpuPaths, find_gpu_paths
+from .search import StockGraph, find_chains, find_rings
+from .steps import RING
+from .system import GPU, NVS, PathType, StockLink, StockSystem, build_system
+from .tuner import pick
+
+# Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
+_NVLS_SM = 90
+_kBps_PER_GBps = 10**6
+_MBps_PER_GBps = 10**3
+
+
+@dataclass(frozen=True)
+class StockChannels:
+    """The rings or chains that NCCL finds, each an order of ranks.
+
+    `speed_GBps` is the speed that NCCL counts for a channel, `pattern` its number of the pattern,
+    and `path_type` the type of the farthest hop as NCCL names it. `algbw_GBps` is that of an
+    allreduce with equal shares on the channels that NCCL uses, by the loads on the links of NCCL's
+    own graph.
+    """
+
+    orders: tuple[tuple[int, ...], ...]
+    speed_GBps: Fraction
+    pattern: int
+    path_type: str
+    same_channels: bool
+    algbw_GBps: Fraction
+
+
+@dataclass(frozen=True)
+class StockModel:
+    """What stock NCCL does on a host.
+
+    It uses the first `channels` of the rings and of the chains. `p2p` has the ordered pairs of
+    ranks that it connects with P2P, `p2p_at_sys` those with NCCL_P2P_LEVEL=SYS. If `has_nvls`,
+    NVSwitches can add data, which NCCL may prefer to both and this model leaves out. `assumes` has
+    a line for each kind of fact that the topology lacks and NCCL finds on the machine.
+    """
+
+    rings: StockChannels
+    chains: StockChannels
+    channels: int
+    p2p: frozenset[tuple[int, int]]
+    p2p_at_sys: frozenset[tuple[int, int]]
+    has_nvls: bool
+    assumes: tuple[str, ...]
+    _pick: Callable[[int], str] = field(repr=False, compare=False)
+
+    def pick(self, size_bytes: int) -> str:
+        """Return "rings" or "chains": what NCCL's tuner picks for an allreduce of a size."""
+        return self._pick(size_bytes)
+
+    @property
+    def algbw_GBps(self) -> dict[str, Fraction]:
+        """The algbw of an allreduce in GB/s at large sizes, of `rings` and of `chains`."""
+        return {"rings": self.rings.algbw_GBps, "chains": self.chains.algbw_GBps}
+
+
+@dataclass(frozen=True)
+class NotModelled:
+    """Why there is no model of a topology."""
+
+    reason: str
+
+
+# Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
+@lru_cache(maxsize=32)
+def model_stock(
+    topology: Topology, p2p_level: str | None = None, nvb: bool = True
+) -> StockModel | NotModelled:
+    """Return what NCCL does by itself on a host.
+
+    `p2p_level` is the value of NCCL_P2P_LEVEL, a type of path such as SYS; None is NCCL's default.
+    With `nvb` false, NCCL_NVB_DISABLE=1 is set. The facts are those of NCCL's XML: PCI tree, PCIe
+    speeds, CPU models, compute capabilities, numbers of NVLinks; the rates of links do not count.
+    The result is cached. Raise KeyError if `p2p_level` is not a type of path.
+    """
+    reason = _find_obstacle(topology)
+    if reason is not None:
+        return NotModelled(reason)
+    system = build_system(topology)
+    level = None if p2p_level is None else PathType[p2p_level]
+    gpu_paths = find_gpu_paths(system, level, nvb)
+    if any(path.type == PathType.DIS for path in gpu_paths.paths.values()):
+        return NotModelled("some GPUs are not connected by PCIe or NVLink in the topology")
+    rings = find_rings(system, gpu_paths)
+    chains = find_chains(system, gpu_paths, rings.channels)
+    used = min(rings.channels, chains.channels)
+    ranks = [gpu.rank for gpu in system.nodes[GPU]]
+    at_sys = find_gpu_paths(system, PathType.SYS, nvb).p2p
+    return StockModel(
+        rings=_describe(rings, gpu_paths, ranks, used),
+        chains=_describe(chains, gpu_paths, ranks, used),
+        channels=used,
+        p2p=_name_pairs(gpu_paths.p2p, ranks),
+        p2p_at_sys=_name_pairs(at_sys, ranks),
+        has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
+        assumes=tuple(_list_assumptions(system)),
+        _pick=lambda size_bytes: pick(system, rings, chains, size_bytes),
+    )
+
+
+def _find_obstacle(topology: Topology) -> str | None:
+    """Return why NCCL's graph cannot be made of a topology, None if it can."""
+    gpus = [topology.by_id[name] for name in topology.ranks]
+    if len(gpus) < 2:
+        return "NCCL needs two GPUs for a collective"
+    if is_amd(topology):
+        return "RCCL's search on AMD GPUs is not modelled"
+    if any(gpu.extra.get("stands_for") for gpu in gpus):
+        return "the topology has ranks without a GPU"
+    if len(group_by_host(gpus)) > 1:
+        return "GPUs are on several hosts"
+    linked = {
+        end
+        for link in topology.links
+        if link.kind in ("pcie", "nvlink", "c2c") or _is_in_pci_tree(topology, link.src, link.dst)
+        for end in (link.src, link.dst)
+    }
+    if not linked.issuperset(topology.ranks):
+        return "the topology is a graph without PCIe or NVLink, so NCCL's search does not apply"
+    return None
+
+
+def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
+    ends = [topology.by_id[name] for name in (src, dst)]
+    return any(end.kind == "cpu" or end.family in ("pcie", "nvswitch") for end in ends)
+
+
+def _name_pairs(
+    pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
+) -> frozenset[tuple[int, int]]:
+    return frozenset((ranks[a], ranks[b]) for a, b in pairs)
+
+
+def _describe(
+    graph: StockGraph, gpu_paths: GpuPaths, ranks: Sequence[int], used: int
+) -> StockChannels:
+    return StockChannels(
+        orders=tuple(tuple(ranks[gpu] for gpu in order) for order in graph.orders),
+        speed_GBps=Fraction(graph.speed_MBps, _MBps_PER_GBps),
+        pattern=graph.pattern,
+        path_type=graph.path_type.name,
+        same_channels=graph.same_channels,
+        algbw_GBps=_rate(graph.pattern == RING, graph.orders[:used], gpu_paths),
+    )
+
+
+def _rate(is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths) -> Fraction:
+    """Return the algbw of an allreduce in GB/s from the loads on the links.
+
+    In a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction
+    and the results the other, so each hop carries all of it both times.
+    """
+    hops: Counter[tuple[int, int]] = Counter()
+    for order in orders:
+        following = (*order[1:], order[0]) if is_ring else order[1:]
+        hops.update(zip(order, following, strict=False))
+        if not is_ring:
+            hops.update(zip(order[1:], order, strict=False))
+    loads: Counter[StockLink] = Counter()
+    for pair, count in hops.items():
+        for link in gpu_paths.paths[pair].links:
+            loads[link] += count
+    slowest = min(Fraction(link.rate_kBps, count) for link, count in loads.items())
+    gpus = len(orders[0])
+    factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
+    return slowest * len(orders) * factor / _kBps_PER_GBps
+
+
+def _list_assumptions(system: StockSystem) -> Iterator[str]:
+    """Yield a line for each kind of fact that was made up, or left to NCCL's default."""
+    made_up = {"cpu": "CPU models", "gpu": "compute capabilities", "pci": "PCI addresses"}
+    kinds = {e.tag for e in system.root.walk() if "topoplan_made_up" in e.attributes}
+    yield from (f"{made_up[kind]} are not in the topology" for kind in made_up if kind in kinds)
+    for key, name, default in (
+        ("link_speed", "speed", "Gen3"),
+        ("link_width", "width", "x16"),
+    ):
+        unknown = [e for e in system.root.walk() if e.tag == "pci" and e.get(key) in (None, "0")]
+        if unknown:
+            yield f"the PCIe {name} of {len(unknown)} devices is unknown; NCCL counts {default}"

@@ -1,0 +1,293 @@
+"""NCCL's search for rings and chains inside a host, by the rules of its graph/search.cc.
+
+NCCL tries speeds from the fastest down. At each it looks for as many channels as the links allow:
+first with one order for all, then with different ones, then over farther types of paths. The first
+pass ends at the best total; a second one tries higher speeds for as many channels. `steps` has a
+single search. Speeds are in MB/s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from .paths import GpuPaths
+from .steps import BALANCED_TREE, RING, TREE, HostLinks, SearchLimits, search
+from .system import DEV, GPU, LINK_PCI, NET, PathType, StockNode, StockSystem
+
+# NCCL has arrays for 64 channels, and doubles those it finds.
+MAX_CHANNELS = 32
+# MB/s of a channel that NCCL tries inside a host, by the lowest compute capability, times ten.
+_SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = tuple(
+    (sm, tuple(speed * 1000 for speed in speeds))
+    for sm, speeds in (
+        (100, (90, 80, 70, 60, 50, 45, 40, 30, 24, 20, 19, 18)),
+        (90, (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3)),
+        (0, (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3)),
+    )
+)
+# Steps of one search, of one that repeats an order, and of the first pass once it has channels.
+_STEPS, _STEPS_SAME, _STEPS_ALL = 1 << 14, 1 << 8, 1 << 19
+# A lower speed is tried while it is more than this share of the best one, in percent.
+_LOWEST_SHARE = 49
+# MB/s of a channel from which NCCL splits it in two; newer GPUs with many channels need the second.
+_SPLIT_MBps, _SPLIT_MANY_MBps = 25_000, 50_000
+_SPLIT_MANY_SM, _MANY_CHANNELS = 80, 4
+# MB/s of the one channel in rank order that NCCL takes if it finds none.
+_FALLBACK_MBps = 100
+# NCCL_CROSS_NIC's default, which repeats searches if there are several NICs.
+_CROSS_NIC = 2
+# From this compute capability on NCCL also tries trees at whose root all network traffic is.
+_PLAIN_TREES_SM = 90
+
+
+@dataclass(frozen=True)
+class StockGraph:
+    """NCCL's graph of rings or chains: channels of one speed, each an order of the GPUs.
+
+    GPUs are indices in NCCL's order. `links` counts the links of all channels' hops.
+    """
+
+    pattern: int
+    min_channels: int
+    max_channels: int
+    path_type: PathType
+    same_channels: bool = True
+    cross_nic: int = 0
+    speed_MBps: int = 0
+    inter_MBps: int = 0
+    links: int = 0
+    orders: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return len(self.orders)
+
+
+def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
+    """Return the rings that NCCL finds."""
+    return _GraphSearch(system, gpu_paths, RING, 1, MAX_CHANNELS).run()
+
+
+def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
+    """Return the chains that NCCL finds, as many as it has rings."""
+    return _GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
+
+
+class _GraphSearch:
+    """NCCL's searches for one graph: `best` is the best so far, `trial` what is searched for."""
+
+    def __init__(
+        self, system: StockSystem, gpu_paths: GpuPaths, pattern: int, least: int, most: int
+    ) -> None:
+        types = [path.type for (a, b), path in gpu_paths.paths.items() if a != b]
+        self.min_type, self.max_type = min(*types, PathType.SYS), max(types)
+        if (
+            pattern == RING
+            and _has_two_nvlink_domains(len(system.nodes[GPU]), gpu_paths)
+            and least == 1 < most
+        ):
+            least = 2
+        self.system, self.host = system, HostLinks(system, gpu_paths)
+        self.best = self.trial = StockGraph(pattern, least, most, self.min_type)
+        self.sm = system.min_sm
+        self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
+        self.max_rate = gpu_paths.max_rate_kBps / 1000
+        self.total_kBps = max(map(_count_total_kBps, system.nodes[DEV]))
+        self.cross_nic = _CROSS_NIC if len(system.nodes[NET]) > 1 else 0
+        # AMD's CPUs carry so little between sockets that NCCL does not mix orders across them.
+        self.is_amd = system.has_cpu("x86_64", "AuthenticAMD")
+        self.steps_left = _STEPS_ALL
+        # Links that candidates start from: in the second pass NCCL adds them to the first's.
+        self.links_before = 0
+        # Highest total of the search's candidates, with its fewest links, negative.
+        self.top = (0, 0)
+        # Steps left, and `top`, of the searches done so far.
+        self.done: dict[tuple[object, ...], tuple[int, int, int]] = {}
+
+    def run(self) -> StockGraph:
+        """Run both passes, and return the graph."""
+        self._run_first_pass()
+        self.best = _split_channels(self.best, self.sm)
+        self._run_second_pass()
+        if not self.best.orders:
+            order = tuple(range(len(self.system.nodes[GPU])))
+            self.best = replace(
+                self.best, path_type=PathType.SYS, speed_MBps=_FALLBACK_MBps, orders=(order,)
+            )
+        return self.best
+
+    def _run_first_pass(self) -> None:
+        """Search at ever lower speeds until a graph is good enough."""
+        at = self._pick_first_speed()
+        while not self._search_at(self.speeds[at]):
+            at += 1
+            if at == len(self.speeds) or (
+                self.best.orders and self.speeds[at] * 100 <= _LOWEST_SHARE * self.best.inter_MBps
+            ):
+                return
+
+    def _search_at(self, speed: int) -> bool:
+        """Search at one speed over ever farther paths; return whether the pass has ended."""
+        self.trial = replace(self.trial, speed_MBps=speed, inter_MBps=speed)
+        for cross_nic in (0, self.cross_nic):
+            if cross_nic and self.best.pattern == TREE:
+                continue
+            for path_type in map(PathType, range(self.min_type, self.max_type + 1)):
+                if self.best.orders and self.min_type < path_type > self.best.path_type:
+                    break
+                self.trial = replace(self.trial, cross_nic=cross_nic, path_type=path_type)
+                if self._search_patterns():
+                    return True
+            if not self.cross_nic:
+                break
+        return False
+
+    def _search_patterns(self) -> bool:
+        """Search over one set of paths; return whether the pass has ended."""
+        patterns = [self.best.pattern]
+        if self.sm >= _PLAIN_TREES_SM and patterns[0] == BALANCED_TREE:
+            patterns.append(TREE)
+        for pattern in patterns:
+            for same in (True, False):
+                if not same and self.is_amd and self.trial.path_type == PathType.SYS:
+                    break
+                self.trial = replace(self.trial, pattern=pattern, same_channels=same)
+                left = self._search()
+                # Steps left by a search for one order are not given back: NCCL's own count.
+                self.steps_left -= _STEPS_SAME if same else _STEPS
+                if left < 0 or self._is_full():
+                    return True
+            self.steps_left += left
+            if self.steps_left < 0 and self.best.orders:
+                return True
+        return False
+
+    def _is_full(self) -> bool:
+        """Return whether the best graph uses all that the best connected GPU has."""
+        return self.best.channels * self.best.inter_MBps * 1000 >= self.total_kBps
+
+    def _run_second_pass(self) -> None:
+        """Raise the speed while as many channels as the best graph has are found."""
+        at = next(
+            (i for i, speed in enumerate(self.speeds) if speed <= self.best.inter_MBps),
+            len(self.speeds) - 1,
+        )
+        start, speed = self.best, self.speeds[at]
+        self.links_before = start.links
+        self.trial = replace(
+            start, speed_MBps=speed, inter_MBps=speed, min_channels=start.channels, orders=()
+        )
+        left = -1
+        while left != 0 and at > 0:
+            at -= 1
+            speed = self.speeds[at]
+            if start.pattern == RING:
+                self.trial = replace(self.trial, speed_MBps=speed, inter_MBps=speed)
+            elif (
+                self.trial.speed_MBps == self.best.speed_MBps
+                and self.trial.speed_MBps < self.trial.inter_MBps * 2
+            ):
+                # Chains only speed up inside the host.
+                self.trial = replace(self.trial, speed_MBps=speed)
+            else:
+                return
+            left = self._search()
+
+    def _search(self) -> int:
+        """Run one search for `trial`, unless an equal one found nothing better than `best`.
+
+        Return the steps left, as `search` does.
+        """
+        trial = self.trial
+        table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
+        key = (id(table), trial.same_channels, trial.min_channels, self.links_before)
+        if key in self.done and not self._would_improve(*self.done[key][1:]):
+            return self.done[key][0]
+        self.top = (0, 0)
+        limits = SearchLimits(
+            ring=trial.pattern == RING,
+            same_channels=trial.same_channels,
+            min_channels=trial.min_channels,
+            max_channels=trial.max_channels,
+            steps=_STEPS_SAME if trial.same_channels else _STEPS,
+        )
+        left = search(self.host, table, limits, self._report)
+        if left >= 0:
+            self.done[key] = (left, *self.top)
+        return left
+
+    def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
+        """Take a candidate as the best graph if it is better: by its total, then its links."""
+        links += self.links_before
+        total = channels * self.trial.speed_MBps
+        self.top = max(self.top, (total, -links))
+        if not self._would_improve(total, -links):
+            return False
+        gpus = len(self.host.gpus)
+        orders = tuple(tuple(path[c * gpus : (c + 1) * gpus]) for c in range(channels))
+        self.best = replace(self.trial, links=links, orders=orders)
+        return True
+
+    def _would_improve(self, total: int, negative_links: int) -> bool:
+        best, trial = self.best, self.trial
+        best_total = best.channels * best.speed_MBps
+        return total > best_total or (
+            total == best_total
+            and (trial.pattern, trial.cross_nic) == (best.pattern, best.cross_nic)
+            and -negative_links < best.links
+        )
+
+    def _pick_first_speed(self) -> int:
+        """Return the index of the first speed at which the channels may fit the fastest GPU."""
+        total = Fraction(self.total_kBps, 1000)
+        count = len(self.system.nodes[DEV])
+        if self.trial.pattern != RING:
+            # A chain does not return to its start, so NCCL expects more of it.
+            total *= Fraction(count, count - 1)
+        fitting = (
+            i
+            for i, speed in enumerate(self.speeds)
+            if speed <= self.max_rate and speed * self.trial.min_channels <= total
+        )
+        return next(fitting, len(self.speeds) - 1)
+
+
+def _split_channels(graph: StockGraph, sm: int) -> StockGraph:
+    """Return a graph with twice as many channels of half the speed, where NCCL prefers that."""
+    speed, count = graph.speed_MBps, graph.channels
+    is_fast_enough = speed >= _SPLIT_MANY_MBps or sm <= _SPLIT_MANY_SM or count <= _MANY_CHANNELS
+    if count == 0 or speed < _SPLIT_MBps or not is_fast_enough:
+        return graph
+    most = min(2 * count, graph.max_channels)
+    parts = -(-most // count)
+    return replace(
+        graph,
+        orders=(graph.orders * 2)[:most],
+        speed_MBps=speed // parts,
+        inter_MBps=graph.inter_MBps // parts,
+    )
+
+
+def _count_total_kBps(dev: StockNode) -> int:
+    """Return kB/s of all NVLinks of a GPU, or of its PCIe link if that is more."""
+    rates = {LINK_PCI: 0, PathType.NVL: 0}
+    for link in dev.links:
+        if link.type == LINK_PCI:
+            rates[LINK_PCI] = link.rate_kBps
+        elif link.type == PathType.NVL:
+            rates[PathType.NVL] += link.rate_kBps
+    return max(rates.values())
+
+
+def _has_two_nvlink_domains(gpus: int, gpu_paths: GpuPaths) -> bool:
+    """Return whether NVLink joins the GPUs to exactly two groups of two or more.
+
+    As in NCCL a GPU belongs to the group of the last GPU before it that it has NVLinks to.
+    """
+    domain = list(range(gpus))
+    for g in range(gpus):
+        for p in range(g + 1, gpus):
+            if gpu_paths.paths[g, p].type == PathType.NVL:
+                domain[p] = domain[g]
+    return sum(domain.count(d) > 1 for d in set(domain)) == 2
