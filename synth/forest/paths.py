@@ -159,7 +159,11 @@ def level_schedule(paths: LevelPaths, collective: Collective, strategy: str) -> 
     for length in sorted(set(lengths.tolist()) - {1}):
         devices = paths.stops[lengths == length, :length][:, ::-1].astype(np.int64)
         # Paths that pass GPUs at the same places have the same hops.
-        places, which = np.unique(layout.rank_of[devices] >= 0, axis=0, return_inverse=True)
+        is_gpu = layout.rank_of[devices] >= 0
+        if is_gpu.all():
+            layout.add(devices, Fraction(1))
+            continue
+        places, which = np.unique(is_gpu, axis=0, return_inverse=True)
         for number in range(len(places)):
             layout.add(devices[which.reshape(-1) == number], Fraction(1))
     return layout.finish(strategy)
@@ -185,14 +189,17 @@ class _Layout:
         number = np.arange(first, first + len(devices))
         for hop, (a, b) in enumerate(pairwise(stops)):
             # Each route is stored once, and transfers refer to it by number.
-            between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
-            routes = [tuple(self.links.names[d] for d in row) for row in between.tolist()]
+            routes, which = [()], np.zeros(len(devices), dtype=np.int64)
+            if b > a + 1:
+                between, which = np.unique(devices[:, a + 1 : b], axis=0, return_inverse=True)
+                routes = [tuple(self.links.names[d] for d in row) for row in between.tolist()]
             step, op = np.full(len(devices), hop), np.full(len(devices), COPY)
             src, dst = ranks[:, hop], ranks[:, hop + 1]
             self.parts.append(Transfers(step, src, dst, number, op, which.reshape(-1), routes))
         each = self.collective.name == "alltoall"
         ends = zip(ranks[:, 0].tolist(), ranks[:, -1].tolist(), strict=True)
-        self.chunks += [Chunk(share / n, a if each else None, b) for a, b in ends]
+        share /= n
+        self.chunks += [Chunk(share, a if each else None, b) for a, b in ends]
 
     def finish(self, strategy: str) -> Schedule:
         """Return the schedule of all added chunks."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, overload
 
 import numpy as np
@@ -17,6 +18,8 @@ Ints = NDArray[np.int64]
 
 OPS: tuple[Op, Op] = ("copy", "reduce")
 COPY, REDUCE = 0, 1  # indices into OPS, for arrays of operations
+# Largest sort key that a 64-bit integer holds.
+_MAX_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True, order=True)
@@ -131,9 +134,15 @@ class Transfers(Sequence[Transfer]):
 
     def sorted(self) -> Transfers:
         """Return the transfers sorted by step, source, destination, chunk, operation and route."""
-        return self.taken(
-            np.lexsort((self.route, self.op, self.chunk, self.dst, self.src, self.step))
-        )
+        keys = self.step, self.src, self.dst, self.chunk, self.op, self.route
+        sizes = [int(key.max(initial=0)) + 1 for key in keys]
+        if prod(sizes) > _MAX_KEY or min(int(key.min(initial=0)) for key in keys) < 0:
+            return self.taken(np.lexsort(keys[::-1]))
+        # One key for all columns is sorted several times as fast.
+        key = np.zeros(len(self), dtype=np.int64)
+        for size, column in zip(sizes, keys, strict=True):
+            key = key * size + column
+        return self.taken(np.argsort(key, kind="stable"))
 
     def paths(self) -> tuple[list[tuple[int, int, tuple[str, ...]]], Ints]:
         """Return the distinct (src, dst, route), and for each transfer its index among them."""

@@ -21,8 +21,11 @@ from ..trees import RootedTree
 
 # 32 bits take half the memory of 64: there may be millions of stops.
 SmallInts = NDArray[np.int32]
-# Maximum number of links on all pairs' paths together, repetitions included.
-MAX_HOPS = 12_000_000
+# Maximum number of links on all pairs' paths together, repetitions included: 1,024 GPUs in a mesh
+# have 22 million, take 70 s of an idle core and 5 GB.
+MAX_HOPS = 30_000_000
+# With more hops, a gap of _ENOUGH is not reduced further: the next steps take half a minute.
+_MANY_HOPS, _ENOUGH = 10_000_000, 0.015
 # Exponent by which the busiest link's price rises while shortest paths are laid out.
 _BUSY = 2.0
 # Gaps to the time that is enough, the loosest first; each layout begins with the last one.
@@ -123,8 +126,9 @@ class LevelPaths(LinkArrays):
         Stop early if the effort is spent. If `enough` is 0, a lower bound takes its place.
         """
         enough = enough or self.find_prices()[0]
+        least = _ENOUGH if self.load.sum() > _MANY_HOPS else 0.0
         for gap in _GAPS:
-            if self.reached > enough * (1 + gap):
+            if gap >= least and self.reached > enough * (1 + gap):
                 best = self.stops.copy(), self.used.copy(), self.load.copy()
                 if not self._negotiate(enough * (1 + gap), effort):
                     self.stops, self.used, self.load = best
@@ -145,13 +149,28 @@ class LevelPaths(LinkArrays):
             if patience < 0 or effort.is_over("evening out loads"):
                 return False
             history[full] += _HISTORY
+            effort.spend(_ENTRY_S * self.used.size)
+            rows_on = self._list_rows(full)
             for link in self._random.permutation(full).tolist():
-                rows = np.flatnonzero(self.used.reshape(-1) == link) // self.used.shape[1]
-                effort.spend(_ENTRY_S * self.used.size)
                 excess = max(0, int(self.load[link] - room[link]))
-                for row in self._random.choice(rows, min(excess, len(rows)), replace=False):
-                    effort.spend(_MOVE_S + _PATH_S * len(self.links))
-                    self._move(int(row), history, room, wanted)
+                for row in self._random.permutation(rows_on[link])[:excess]:
+                    if link in self.used[row]:  # it may have moved in this turn
+                        effort.spend(_MOVE_S + _PATH_S * len(self.links))
+                        self._move(int(row), history, room, wanted)
+
+    def _list_rows(self, links: Ints) -> dict[int, Ints]:
+        """Return the rows of `used` that have each of some links."""
+        is_listed = np.zeros(len(self.links) + 1, dtype=np.bool_)
+        is_listed[links] = True  # the last entry stands for -1, after the end of a path
+        rows, columns = np.nonzero(is_listed[self.used])
+        crossed = self.used[rows, columns]
+        order = np.argsort(crossed, kind="stable")
+        starts = np.searchsorted(crossed[order], links)
+        ends = np.searchsorted(crossed[order], links, side="right")
+        return {
+            link: rows[order[start:end]]
+            for link, start, end in zip(links.tolist(), starts, ends, strict=True)
+        }
 
     def _move(self, row: int, history: Floats, room: Ints, wanted: Floats) -> None:
         """Move a pair to the path that is cheapest without it."""
