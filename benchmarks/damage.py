@@ -27,7 +27,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from harness import Results, Table, list_of, make_parser
+from harness import Results, Table, add_sample, make_parser
 
 from topoplan.topo.errors import TopoplanError
 from topoplan.topo.graph import Topology
@@ -80,14 +80,8 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="number of the first machine")
-    parser.add_argument("--runs", type=int, default=40, help="machines (default: 40)")
-    parser.add_argument("--files", nargs="*", default=[], help="topology files instead")
-    parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
+    add_sample(parser, 40, COLLECTIVES)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
-    parser.add_argument(
-        "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
-    )
     return parser.parse_args()
 
 

@@ -19,11 +19,10 @@ import random
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from damage import COLLECTIVES
-from harness import Results, Table, list_of, make_parser
+from harness import Results, Table, add_sample, make_parser
 from machine_kinds import make_machine
 
 from topoplan.synth.plan import Plan
@@ -78,14 +77,9 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="number of the first machine")
-    parser.add_argument("--runs", type=int, default=300, help="machines (default: 300)")
+    add_sample(parser, 300, COLLECTIVES, files=False)
     parser.add_argument("--machines", nargs="*", help="presets or files, with a link taken away")
     parser.add_argument("--strategy", default="auto", help="strategy of both plans")
-    parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
-    parser.add_argument(
-        "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
-    )
     return parser.parse_args()
 
 

@@ -33,6 +33,23 @@ def make_parser(doc: str | None, *, json: bool = True) -> argparse.ArgumentParse
     return parser
 
 
+def add_sample(
+    parser: argparse.ArgumentParser, runs: int, collectives: Collection[str], *, files: bool = True
+) -> None:
+    """Add the arguments of a benchmark over seeded machines, whose rows a second start continues.
+
+    `runs` machines are the default; with `files`, topology files may take their place.
+    """
+    parser.add_argument("--seed", type=int, default=1, help="number of the first machine")
+    parser.add_argument("--runs", type=int, default=runs, help=f"machines (default: {runs})")
+    if files:
+        parser.add_argument("--files", nargs="*", default=[], help="topology files instead")
+    parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
+    parser.add_argument(
+        "--collectives", type=list_of(collectives), default=list(collectives), help="some of them"
+    )
+
+
 def list_of(known: Collection[str]) -> Callable[[str], list[str]]:
     """Return an argument type: names out of `known`, separated by commas."""
 

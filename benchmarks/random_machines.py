@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from damage import COLLECTIVES
-from harness import Results, Table, list_of, make_parser
+from harness import Results, Table, add_sample, make_parser
 from machine_kinds import make_machine
 from single_path_lp import find_least_s_per_GB
 
@@ -105,15 +105,9 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="number of the first machine")
-    parser.add_argument("--runs", type=int, default=300, help="machines (default: 300)")
-    parser.add_argument("--files", nargs="*", default=[], help="topology files instead")
-    parser.add_argument("--results", type=Path, help="JSON lines, continued by a second start")
+    add_sample(parser, 300, COLLECTIVES)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per plan")
     parser.add_argument("--strategy", default="auto", help="by name, it may decline (exit 3 or 4)")
-    parser.add_argument(
-        "--collectives", type=list_of(COLLECTIVES), default=list(COLLECTIVES), help="some of them"
-    )
     return parser.parse_args()
 
 

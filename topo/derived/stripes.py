@@ -94,12 +94,12 @@ def _merge(topology: Topology, members_of_head: Mapping[str, Sequence[str]]) -> 
     for device in topology.devices:
         if device.id in members_of_head:
             members = members_of_head[device.id]
-            said = {topology.by_id[member].in_network for member in members} - {None}
-            # if they differ, the merged switch's value is unknown
+            answers = {topology.by_id[member].in_network for member in members} - {None}
+            # Where they differ, the answer for the merged switch is unknown.
             devices.append(
                 replace(
                     device,
-                    in_network=said.pop() if len(said) == 1 else None,
+                    in_network=answers.pop() if len(answers) == 1 else None,
                     extra={**device.extra, _MEMBERS: list(members)},
                 )
             )
