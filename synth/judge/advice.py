@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ...topo.graph import Topology
 from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
-from .paper import find_stock
+from .paper import find_model, find_stock
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
 from .verdict import ChannelVerdict, FileVerdict, MeasuredVerdict
@@ -204,7 +205,10 @@ class _Adviser:
         synth = {"collective": collective, "topology": machine}
         if file is not None:
             command = self.spell("topo-synth", **synth, format="nccl-graph", output="graph.xml")
-            advice = f"{prepare}{command}; then run with NCCL_GRAPH_FILE=graph.xml, and compare"
+            level = _name_level(rank_map.topology)
+            advice = (
+                f"{prepare}{command}; then run with NCCL_GRAPH_FILE=graph.xml{level}, and compare"
+            )
             return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, advice)]
         findings = []
         # Inside a host NCCL chooses its own rings whatever the rank order.
@@ -309,6 +313,13 @@ def _find_fall(measured: MeasuredVerdict) -> list[FileFinding]:
             "memory, a shared network, or heat, and repeat those sizes",
         )
     ]
+
+
+def _name_level(topology: Topology) -> str:
+    """Return the variable that an option needs if NCCL connects some pairs without P2P."""
+    model = find_model(topology)
+    is_far = model is not None and len(model.p2p) < len(model.p2p_at_sys)
+    return " NCCL_P2P_LEVEL=SYS" if is_far else ""
 
 
 def _leave_alone(collective: str, what: str, share: float, limits: Limits) -> FileFinding:

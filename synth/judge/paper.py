@@ -1,11 +1,19 @@
 """What stock NCCL reaches on paper: at large sizes, with every link at its rate."""
 
 from fractions import Fraction
+from typing import Any
 
+from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
+from ...topo.routes import HARDWARE, Router
 from ..channels.channels import RING
+from ..stock.model import StockModel, model_stock
 from .options import RANK_ORDER, Options
-from .rates import Rate
+from .rates import Rate, rate_rings, rate_trees
+from .reading import chain_parents
+
+# The size in bytes at which NCCL's pick counts: bandwidth decides there.
+_SIZE_BYTES = 1 << 30
 
 
 def find_stock(
@@ -13,11 +21,47 @@ def find_stock(
 ) -> tuple[Fraction, str] | None:
     """Return the algbw in GB/s that stock NCCL reaches on paper, and by what; None if unknown.
 
-    `channels` is the rate of those that a log or a graph file shows. Without them stock is taken
-    as the best rings that exist, which is at least what its own search finds: an offer is never
-    made for what stock does already. The rates are those of the topology, as for the options.
+    `channels` is the rate of those that a log or a graph file shows. Without them it is that of
+    the channels that NCCL's search finds, by our model of it; where there is no model, of the best
+    rings that exist, so that an offer is never made for what stock does already. The rates are
+    those of the topology, as for the options, not the constants of NCCL.
     """
     if channels is not None:
         return channels.algbw_GBps, f"the {channels.shape} of the file"
+    model = find_model(topology)
+    try:
+        rate = _rate_model(collective, model, HARDWARE.on(topology)) if model else None
+    except InfeasibleError:  # NCCL goes through a GPU where our routes have no path
+        rate = None
+    if rate is not None:
+        return rate.algbw_GBps, f"the {rate.shape} that stock NCCL finds (modelled)"
     rings = [o.algbw_GBps for o in options.options if o.shape == RING or o.name == RANK_ORDER]
-    return (max(rings), "rings") if rings else None
+    return (max(rings), "the best rings") if rings else None
+
+
+def _rate_model(collective: str, model: StockModel, router: Router) -> Rate:
+    """Return the rate of the channels that NCCL finds and picks, on the links of the topology."""
+    used = model.channels
+    if collective == "allreduce" and model.pick(_SIZE_BYTES) == "chains":
+        return rate_trees([chain_parents(order) for order in model.chains.orders[:used]], router)
+    return rate_rings(collective, model.rings.orders[:used], router)
+
+
+def find_model(topology: Topology) -> StockModel | None:
+    """Return the model of stock NCCL on a machine; None if there is none."""
+    try:
+        model = model_stock(topology)
+    except TopoplanError:
+        return None
+    return model if isinstance(model, StockModel) else None
+
+
+def write_model(topology: Topology) -> dict[str, Any] | None:
+    """Return what stock NCCL expects of an allreduce, with NCCL's constants; None if unknown."""
+    model = find_model(topology)
+    if model is None:
+        return None
+    return {
+        "algbw_GBps": {shape: float(algbw) for shape, algbw in model.algbw_GBps.items()},
+        "picked": model.pick(_SIZE_BYTES),
+    }

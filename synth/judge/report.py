@@ -6,6 +6,7 @@ from typing import Any
 
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
+from .paper import write_model
 from .rates import Rate
 from .reading import FileFinding
 from .verdict import ChannelVerdict, FileVerdict, MeasuredRow, MeasuredVerdict
@@ -155,7 +156,9 @@ def write_json(
     `refused` holds the files that could not be judged, with reasons.
     """
     shares = _list_shares(verdicts)
+    topologies = [t for v in verdicts if (t := v.judged_topology) is not None]
     out: dict[str, Any] = {
+        "stock_model": write_model(topologies[0]) if topologies else None,
         "files": [_verdict_json(verdict) for verdict in verdicts],
         "refused": [{"file": name, "message": message} for name, message in refused],
         "share": min(shares, default=None),

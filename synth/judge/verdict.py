@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from ...topo.graph import Topology
 from .machine import JudgedMachine, RankMap
 from .options import Limits, Options
 from .rates import RINGS, TREES, Rate
@@ -124,6 +125,12 @@ class FileVerdict:
             for name in c.rates
             if (share := c.share(name)) is not None
         ]
+
+    @property
+    def judged_topology(self) -> Topology | None:
+        """The machine with the GPUs in use by the first judged part; None if nothing is judged."""
+        maps = [m.rank_map for m in self.measured] + [c.rank_map for c in self.communicators]
+        return next((rank_map.topology for rank_map in maps if rank_map is not None), None)
 
     @property
     def verdict(self) -> FileFinding:

@@ -102,9 +102,19 @@ def test_a_healthy_machine_is_left_alone(
 def test_an_offer_compares_both_sides_on_paper_and_says_what_it_assumes(desk: Desk) -> None:
     file = desk.judge(write_table(17, 8), "--topology", "pcie-2socket")
     (offer,) = [f for f in file["findings"] if f["name"] == "offer-allreduce"]
-    assert "13.71 GB/s, 1.25 times the 10.97 GB/s" in offer["message"]
+    assert "13.71 GB/s, 1.25 times the 10.97 GB/s of the rings that stock NCCL" in offer["message"]
+    assert "NCCL_P2P_LEVEL=SYS" in offer["advice"]
     assert "if every link carries" in offer["message"] and "P2P" in offer["message"]
     assert "leave it alone" not in json.dumps(file["findings"])
+
+
+def test_the_model_of_stock_has_rates_of_its_own(desk: Desk) -> None:
+    """With NCCL's constants, beside shares at the machine's own rates."""
+    _, out, _ = desk.run(write_table(234, 8), "--topology", "dgx-a100", "--json")
+    model = json.loads(out)["stock_model"]
+    assert model["picked"] == "rings" and model["algbw_GBps"]["rings"] == pytest.approx(240 * 4 / 7)
+    _, out, _ = desk.run(write_table(43, 8), "--topology", "switch:8@48", "--json")
+    assert json.loads(out)["stock_model"] is None
 
 
 def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
