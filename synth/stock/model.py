@@ -67,6 +67,11 @@ class StockModel:
         """The algbw of an allreduce in GB/s at large sizes, of `rings` and of `chains`."""
         return {"rings": self.rings.algbw_GBps, "chains": self.chains.algbw_GBps}
 
+    def to_json(self, size_bytes: int) -> dict[str, object]:
+        """Return the rates, and what NCCL picks for an allreduce of a size, as JSON."""
+        rates = {kind: float(rate) for kind, rate in self.algbw_GBps.items()}
+        return {"algbw_GBps": rates, "picked": self.pick(size_bytes)}
+
 
 @dataclass(frozen=True)
 class NotModelled:

@@ -25,8 +25,9 @@ from .system import (
 
 # NCCL's numbers of patterns: a chain whose ends share the network's load, a chain, and a ring.
 BALANCED_TREE, TREE, RING = 1, 3, 4
-# Bits of a field: capacities below 2**31 MB/s, and the guard bit.
-_FIELD_BITS = 32
+# Bits of a field: capacities up to 2**23 MB/s, more than any link's, and the guard bit.
+_FIELD_BITS = 24
+_MAX_CAPACITY_MBps = (1 << _FIELD_BITS - 1) - 1
 _kBps_PER_MBps = 1000
 # Intel's CPUs pass traffic between GPUs on in small packets, for which NCCL counts 6/5 of it.
 _INTEL_FACTOR = (6, 5)
@@ -83,7 +84,8 @@ class HostLinks:
                 self.shift.setdefault(link, len(self.shift) * _FIELD_BITS)
         self.guard = sum(1 << at + _FIELD_BITS - 1 for at in self.shift.values())
         self.capacity = self.guard + sum(
-            link.rate_kBps // _kBps_PER_MBps << at for link, at in self.shift.items()
+            min(link.rate_kBps // _kBps_PER_MBps, _MAX_CAPACITY_MBps) << at
+            for link, at in self.shift.items()
         )
         self._tables: dict[tuple[int, int, tuple[tuple[int, int], ...]], HopTable] = {}
 
@@ -98,7 +100,10 @@ class HostLinks:
             if link.type != PathType.LOC or link.end.kind not in (GPU, DEV):
                 yield has_factor and link.type == LINK_PCI, link
             if link.type == PathType.NVL and link.end.kind == CPU and is_cpu(link.end, "ppc64"):
-                yield False, next(x for x in link.end.links if x.end is node)
+                yield (
+                    False,
+                    next(x for x in link.end.links if x.end is node and x.type == link.type),
+                )
             node = link.end
 
     def make_table(self, pattern: int, speed_MBps: int, farthest: PathType) -> HopTable:
@@ -113,13 +118,19 @@ class HostLinks:
         )
         key = (pattern, speed_MBps, allowed)
         if key not in self._tables:
-            hops = {pair: self._make_hop(pair, speed_MBps) for pair in allowed}
+            made = {pair: self._make_hop(pair, speed_MBps) for pair in allowed}
+            # Hops that never have room are left out, as a trial of one is not a step.
+            hops = {pair: hop for pair, hop in made.items() if self.has_room(hop)}
             nexts = tuple(
                 tuple(hops[g, p] for p in self._order_nexts(g, pattern) if (g, p) in hops)
                 for g in range(len(self.gpus))
             )
             self._tables[key] = HopTable(hops, nexts)
         return self._tables[key]
+
+    def has_room(self, hop: GpuHop) -> bool:
+        """Return whether the links of a hop could carry it alone."""
+        return self.capacity - hop.load & self.guard == self.guard
 
     def _make_hop(self, pair: tuple[int, int], speed_MBps: int) -> GpuHop:
         src, dst = pair

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from ...topo.formats.nccl_xml import build_elements
 from ...topo.formats.nccl_xml.made_up import SKYLAKE
-from ...topo.formats.nccl_xml.partial_topology import get_topoplan_attribute
+from ...topo.formats.nccl_xml.partial_topology import TOPOPLAN_PREFIX, get_topoplan_attribute
 from ...topo.formats.safe_xml import Element
 from ...topo.graph import Topology
 from ...topo.hardware import pcie_generation
@@ -55,6 +55,8 @@ _KINDS_OF_CLASS = (
     *(("0x060400", PCI), ("0x080100", PCI), ("0x068000", NVS), ("0x068001", CPU)),
     *(("0x03", GPU), ("0x02", NIC)),
 )
+# Marks a switch whose second level the reader merged.
+_FLATTENED = TOPOPLAN_PREFIX + "flattened"
 # Intel's CPUs of the time of GPUs, by PCIe generation or compute capability (times ten) at least:
 # Sapphire Rapids, Ice Lake, Broadwell.
 _MODELS_OF_TIME = ((5, 90, 0x8F), (4, 80, 0x6A), (0, 0, 0x4F))
@@ -365,30 +367,25 @@ def _get_broadcom_generation(switch: StockNode, level: int) -> int:
 
 def _flatten_broadcom_switches(system: StockSystem) -> None:
     """Merge the second level of Broadcom switches into the first, unless the reader did so."""
-    done: set[int] = set()
-    while True:
-        for switch in system.nodes[PCI]:
-            generation = _get_broadcom_generation(switch, 0)
-            if generation and id(switch) not in done and not switch.get("topoplan_flattened"):
-                break
-        else:
-            return
-        done.add(id(switch))
-        merged = [
-            link.end
-            for link in switch.links
-            if link.end.kind == PCI and _get_broadcom_generation(link.end, 1) == generation
-        ]
-        switch.links = [link for link in switch.links if link.end not in merged]
-        for sub in merged:
-            for link in sub.links:
-                if link.end is switch:
-                    continue
-                switch.links.append(StockLink(link.type, link.rate_kBps, link.end))
-                back = next((x for x in link.end.links if x.end is sub), None)
-                if back is not None:
-                    back.end = switch
-            system.remove(sub)
+    done = {switch for switch in system.nodes[PCI] if switch.get(_FLATTENED)}
+    while switch := next(
+        (x for x in system.nodes[PCI] if x not in done and _get_broadcom_generation(x, 0)), None
+    ):
+        done.add(switch)
+        generation = _get_broadcom_generation(switch, 0)
+        for sub in [link.end for link in switch.links if link.end.kind == PCI]:
+            if sub not in done and _get_broadcom_generation(sub, 1) == generation:
+                _merge_switch(system, switch, sub)
+
+
+def _merge_switch(system: StockSystem, switch: StockNode, sub: StockNode) -> None:
+    """Move all links of a switch to the switch above it."""
+    for link in sub.links:
+        if link.end is not switch:
+            switch.links.append(StockLink(link.type, link.rate_kBps, link.end))
+            if back := next((x for x in link.end.links if x.end is sub), None):
+                back.end = switch
+    system.remove(sub)
 
 
 def _put_uplinks_last(node: StockNode, above: StockNode | None) -> None:

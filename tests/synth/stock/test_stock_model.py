@@ -94,6 +94,7 @@ def test_bridged_pairs_on_one_socket() -> None:
     assert made.chains.speed_GBps == 20
     assert made.algbw_GBps == {"rings": 32, "chains": 48}
     assert [made.pick(1 << power) for power in (6, 26, 28)] == ["rings", "rings", "chains"]
+    assert made.to_json(2**28)["picked"] == "chains"
     assert made.p2p == {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert len(made.p2p_at_sys) == 12
 
@@ -112,6 +113,29 @@ def test_p2p_level_and_nvb() -> None:
     assert (0, 2) in off.p2p_at_sys
     assert (0, 2) in model(line, nvb=False, p2p_level="SYS").p2p
     assert not model(PAIRS, p2p_level="LOC").p2p
+
+
+def switch(below: str, bus: str, sub_device: str = "0xa000") -> str:
+    return (
+        f'<pci busid="0000:{bus}:00.0" class="0x060400" vendor="0x1000" device="0xc010" '
+        f'subsystem_vendor="0x1000" subsystem_device="{sub_device}" link_speed="16.0 GT/s PCIe" '
+        f'link_width="16">{below}</pci>'
+    )
+
+
+def test_broadcom_switches_are_merged_by_two_levels() -> None:
+    """As in NCCL, a third level stays a switch of its own."""
+    inner = switch(gpu(2) + gpu(3), "f2")
+    text = host(switch(gpu(0) + switch(gpu(1) + inner, "f1"), "f0"))
+    system = build_system(nccl_xml.read(text, "machine"))
+    assert [node.address for node in system.nodes["pci"]] == ["0000:f0:00.0", "0000:f2:00.0"]
+    paths = find_gpu_paths(system, None, nvb=True).paths
+    assert {pair: path.type.name for pair, path in paths.items() if pair[0] == 0} == {
+        (0, 0): "LOC",
+        (0, 1): "PIX",
+        (0, 2): "PXB",
+        (0, 3): "PXB",
+    }
 
 
 @pytest.mark.parametrize("seed", range(12))
