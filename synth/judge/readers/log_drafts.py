@@ -56,7 +56,8 @@ def finish(drafts: list[Draft], notes: list[str]) -> ObservedCommunicator:
             joined.locations[rank] = _join_locations(joined.locations.get(rank), location)
         joined.transports.update(draft.transports)
     by_channel = chain(*(of.values() for of in (joined.hops, joined.parents, joined.connections)))
-    named = chain(joined.locations, *by_channel)
+    # A log of one host names the ranks of others as ends of its connections.
+    named = chain(joined.locations, *(chain(of, of.values()) for of in by_channel))
     ranks = max((d.ranks or 0 for d in drafts), default=0) or max(named, default=-1) + 1
     rings = {c: order for c, order in joined.rings.items() if _is_order(order, ranks)}
     # Connections also belong to trees, so they only count if no rank printed a ring.

@@ -95,8 +95,9 @@ class LogReader:
         elif (match := lines.TREES.search(text)) is not None:
             self._take_trees(match, thread)
         elif (match := lines.RING_HOP.search(text)) is not None:
-            channel, _, rank, after = (int(x) for x in match.groups()[:4])
-            self._draft(thread).hops.setdefault(channel, {})[rank] = after
+            channel, before, rank, after = (int(x) for x in match.groups()[:4])
+            # Each rank says its own hop, and that before it.
+            self._draft(thread).hops.setdefault(channel, {}).update({before: rank, rank: after})
         elif (match := lines.TREE_HOP.search(text)) is not None:
             channel, parent, rank = (int(x) for x in match.groups()[:3])
             self._draft(thread).parents.setdefault(channel, {}).setdefault(rank, parent)

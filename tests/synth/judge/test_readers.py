@@ -128,6 +128,14 @@ def test_rings_are_put_together_from_what_each_rank_says_of_them() -> None:
     )
 
 
+def test_a_log_of_one_host_names_ranks_of_the_others() -> None:
+    """Connections of ranks 0 to 7 lead on to the next host; ring 0 comes back from the last."""
+    sends = "".join(sign(r, f"Ring 00 : {r} -> {r + 1} [send] via NET/IB/0") for r in range(8))
+    hops = sign(0, "Ring 00 : 39 -> 0 -> 1") + sign(0, "Tree 0 : -1 -> 0 -> 16/1/-1")
+    assert [c.ranks for c in read(sends).communicators] == [9]
+    assert [c.ranks for c in read(sends + hops).communicators] == [40]
+
+
 def test_communicators_are_told_apart_and_like_ones_counted() -> None:
     first = write_log([[0, 1, 2, 3]], [[-1, 0, 1, 2]], commit="")
     second = write_log([[0, 1]], [[-1, 0]], commit="")
