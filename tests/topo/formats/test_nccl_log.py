@@ -1,0 +1,84 @@
+"""The machine that NCCL prints in its log: PCI trees, links of all kinds, ranks and hosts."""
+
+from __future__ import annotations
+
+import pytest
+from nccl_samples import sign
+
+from topoplan.topo.errors import InputError
+from topoplan.topo.formats.detect import read_topology_text
+from topoplan.topo.graph import Topology
+
+END = "=" * 42
+# A host before 2.20 (no number of the system, capitals), as RCCL prints one, and a recent one.
+OLD = """\
+=== System : maxWidth 12.5 totalWidth 48.0 ===
+CPU/0 (1/2/4)
++ SYS[5000.0] - CPU/1
++ PCI[24.0] - PCI/31000 (1000c01010000000)
+              + PCI[24.0] - GPU/4C000 (1)
+                            + XGMI[24.0] - GPU/47000
+              + PCI[24.0] - NIC/35000
+                            + NET[12.5] - NET/0 (64300003fd7010/1/12.500000)
+                            + NET[12.5] - NET/1 (64300003fd7010/2/12.500000)
+CPU/1 (1/2/4)
++ SYS[5000.0] - CPU/0
++ PCI[24.0] - GPU/47000 (0)
+              + XGMI[24.0] - GPU/4C000
+"""
+NEW = """\
+=== System : maxBw 370.8 totalBw 370.8 ===
+CPU/0-0 (1/1/2)
++ PCI[48.0] - PCI/0-1b000 (1000c010)
+              + PCI[48.0] - GPU/0-10000 ({0})
+                            + NVL[370.8] - NVS/0-0
+                            + C2C[300.0] - CPU/0-0
+              + PCI[48.0] - GPU/0-11000 ({1})
+                            + NVL[370.8] - NVS/0-0
+"""
+
+
+def write(text: str, host: str, ranks: int = 1) -> str:
+    """The lines of some ranks of a host, one line of each rank in turn."""
+    lines = [*text.splitlines(), END]
+    return "".join(sign(rank, line, host) for line in lines for rank in range(ranks))
+
+
+def read(text: str) -> Topology:
+    return read_topology_text(text, "file")
+
+
+def rate(topology: Topology, src: str, dst: str) -> float:
+    return float(topology.capacity_GBps[src, dst])
+
+
+def test_a_tree_and_its_links_with_gpus_in_the_order_of_ranks() -> None:
+    machine = read(write(OLD, "node1", ranks=3))
+    assert machine.name == "node1" and machine.ranks == ("gpu0", "gpu1")
+    assert [machine.by_id[gpu].bus_id for gpu in machine.ranks] == ["0000:47:00.0", "0000:4c:00.0"]
+    assert rate(machine, "gpu0", "gpu1") == rate(machine, "gpu1", "gpu0") == 24
+    assert rate(machine, "gpu1", "pci-0-31000") == rate(machine, "pci-0-31000", "gpu1") == 24
+    assert rate(machine, "cpu-0-0", "cpu-0-1") == 5000
+    assert machine.by_id["nic-0-35000"].extra["net_speed_GBps"] == 25
+    assert all(link.counted_by == "NCCL" for link in machine.links)
+
+
+def test_nvswitches_and_chip_to_chip_links_go_both_directions() -> None:
+    machine = read(NEW.format(0, 1))  # bare lines, without an end
+    assert rate(machine, "nvswitch-0", "gpu1") == rate(machine, "gpu1", "nvswitch-0") == 370.8
+    assert rate(machine, "cpu-0-0", "gpu0") == rate(machine, "gpu0", "cpu-0-0") == 300
+    in_network = machine.by_id["nvswitch-0"].in_network
+    assert in_network is not None and in_network.reduce == "possible"
+
+
+def test_hosts_are_joined_in_the_order_of_their_ranks() -> None:
+    text = write(NEW.format(2, 3), "b") + write(NEW.format(0, 1), "a", ranks=2)
+    machine = read(text)
+    assert len(machine.ranks) == 4
+    assert [gpu.partition("/")[2] for gpu in machine.ranks] == ["gpu0", "gpu1", "gpu2", "gpu3"]
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_graph_that_is_cut_before_its_gpus_is_refused(cut: int) -> None:
+    with pytest.raises(InputError, match="lists no GPU"):
+        read("".join(NEW.format(0, 1).splitlines(True)[:cut]))
