@@ -9,6 +9,7 @@ from ..place.job import WHOLE
 from .machine import RankMap, count_hosts
 from .options import GRAPH_FILE, NEAR, PLAN, RANK_ORDER, ROUNDING, Limits, Options
 from .paper import find_model, find_stock
+from .ranking import is_healthy
 from .rates import RINGS, TREES, Rate
 from .reading import FileFinding, Measurement
 from .verdict import ChannelVerdict, FileVerdict, MeasuredVerdict
@@ -49,7 +50,9 @@ def advise(verdict: FileVerdict, spell: Spell = name_command) -> list[FileFindin
     for channels in verdict.communicators:
         for name in channels.rates:
             if (name, channels.communicator.ranks) not in judged:
-                findings += adviser.advise_on_channels(channels, name)
+                on_paper = adviser.advise_on_channels(channels, name)
+                # Beside measurements, only what could be better on paper matters.
+                findings += [f for f in on_paper if not judged or not is_healthy(f)]
     return list(dict.fromkeys(findings))
 
 
@@ -185,7 +188,7 @@ class _Adviser:
         """
         if rank_map is None or self.is_blocked:
             return []
-        stock = find_stock(collective, rank_map.topology, channels, options)
+        stock = find_stock(collective, rank_map.topology, channels)
         if stock is None:
             return []
         least = max(stock[0], measured) * _MIN_GAIN
@@ -267,10 +270,10 @@ def _advise_on_tuner(channels: ChannelVerdict, collective: str) -> list[FileFind
 
 def _compare_with_stock(measured: MeasuredVerdict, channels: Rate | None) -> list[FileFinding]:
     """Report if less was measured than stock carries on paper."""
-    limits, options, algbw = measured.limits, measured.options, measured.peak.measured.algbw_GBps
-    if limits is None or options is None or measured.rank_map is None:
+    limits, algbw = measured.limits, measured.peak.measured.algbw_GBps
+    if limits is None or measured.rank_map is None:
         return []
-    stock = find_stock(measured.collective, measured.rank_map.topology, channels, options)
+    stock = find_stock(measured.collective, measured.rank_map.topology, channels)
     if stock is None or algbw >= limits.near * float(stock[0]):
         return []
     return [
@@ -334,8 +337,8 @@ def _leave_alone(collective: str, what: str, share: float, limits: Limits) -> Fi
 def _report_no_option(collective: str, what: str, share: float) -> FileFinding:
     return FileFinding(
         f"below-bound-{collective}",
-        f"{what} is {percent(share)} of the bound, and nothing that was tried exceeds stock on "
-        f"paper by {float(_MIN_GAIN - 1) * 100:.0f} % and more",
+        f"{what} is {percent(share)} of the bound, and no option that was tried is known to exceed "
+        f"stock on paper by {float(_MIN_GAIN - 1) * 100:.0f} %",
         "",
     )
 

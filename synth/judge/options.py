@@ -87,13 +87,12 @@ class Limits:
 class Option:
     """An alternative to what a file shows: its name, algbw in GB/s at large sizes, and description.
 
-    Names are "graph-file", "rank-order" and "plan"; `shape` is that of a graph file's channels.
+    Names are "graph-file", "rank-order" and "plan".
     """
 
     name: str
     algbw_GBps: Fraction
     what: str
-    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def _find_graph_file(collective: Collective, router: Router, shape: str) -> Opti
     else:
         rate = rate_trees([chain_parents(order) for order in orders], router)
     what = f"{len(orders)} {shape}{'' if len(orders) == 1 else 's'} through all GPUs"
-    return Option(GRAPH_FILE, rate.algbw_GBps, what, shape)
+    return Option(GRAPH_FILE, rate.algbw_GBps, what)
 
 
 def _find_rank_order(collective: Collective, router: Router) -> Option:

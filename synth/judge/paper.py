@@ -6,9 +6,8 @@ from typing import Any
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
-from ..channels.channels import RING
 from ..stock.model import StockModel, model_stock
-from .options import RANK_ORDER, Options
+from .options import OVER_RINGS
 from .rates import Rate, rate_rings, rate_trees
 from .reading import chain_parents
 
@@ -17,26 +16,24 @@ _SIZE_BYTES = 1 << 30
 
 
 def find_stock(
-    collective: str, topology: Topology, channels: Rate | None, options: Options
+    collective: str, topology: Topology, channels: Rate | None
 ) -> tuple[Fraction, str] | None:
     """Return the algbw in GB/s that stock NCCL reaches on paper, and by what; None if unknown.
 
     `channels` is the rate of those that a log or a graph file shows. Without them it is that of
-    the channels that NCCL's search finds, by our model of it; where there is no model, of the best
-    rings that exist, so that an offer is never made for what stock does already. The rates are
-    those of the topology, as for the options, not the constants of NCCL.
+    the channels that NCCL's search finds, by our model of it. The rates are those of the topology,
+    as for the options, not the constants of NCCL.
     """
     if channels is not None:
         return channels.algbw_GBps, f"the {channels.shape} of the file"
     model = find_model(topology)
+    if model is None or collective not in OVER_RINGS:
+        return None
     try:
-        rate = _rate_model(collective, model, HARDWARE.on(topology)) if model else None
+        rate = _rate_model(collective, model, HARDWARE.on(topology))
     except InfeasibleError:  # NCCL goes through a GPU where our routes have no path
-        rate = None
-    if rate is not None:
-        return rate.algbw_GBps, f"the {rate.shape} that stock NCCL finds (modelled)"
-    rings = [o.algbw_GBps for o in options.options if o.shape == RING or o.name == RANK_ORDER]
-    return (max(rings), "the best rings") if rings else None
+        return None
+    return rate.algbw_GBps, f"the {rate.shape} that stock NCCL finds (modelled)"
 
 
 def _rate_model(collective: str, model: StockModel, router: Router) -> Rate:

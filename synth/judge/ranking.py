@@ -16,14 +16,19 @@ _HEALTHY = ("above-bound-", "near-bound-", "nvls-")
 _REMARKS = ("rate-withdrawn", "warning-")
 
 
+def is_healthy(finding: FileFinding) -> bool:
+    """Return whether a finding says that nothing is to be done."""
+    return finding.name.startswith(_HEALTHY)
+
+
 def rank_findings(findings: Sequence[FileFinding]) -> list[FileFinding]:
     """Return findings in the order of what they matter.
 
     What could cause a loss counts before it; where nothing is lost, it is a remark.
     """
     is_lossy = any(finding.name.startswith(_LOSSES) for finding in findings)
-    is_healthy = not is_lossy and any(finding.name.startswith(_HEALTHY) for finding in findings)
-    middle = (*_HEALTHY, *_CAUSES) if is_healthy else (*_CAUSES, *_LOSSES, *_HEALTHY)
+    is_well = not is_lossy and any(map(is_healthy, findings))
+    middle = (*_HEALTHY, *_CAUSES) if is_well else (*_CAUSES, *_LOSSES, *_HEALTHY)
     order = (*_VOID, *middle, *_REMARKS)
 
     def place(finding: FileFinding) -> int:

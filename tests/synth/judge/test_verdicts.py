@@ -123,6 +123,12 @@ def test_no_ratio_to_nearly_nothing_is_printed(desk: Desk) -> None:
     assert "000.00 times" not in json.dumps(file["findings"])
 
 
+def test_nothing_is_offered_where_stock_is_not_known(desk: Desk) -> None:
+    """Between hosts stock uses all NICs at once, which one ring through all GPUs does not."""
+    file = desk.judge(write_table(190, 16), "--topology", "dgx-a100:2")
+    assert names(file) == ["below-bound-allreduce"] and file["verdict"]["advice"] is None
+
+
 def test_what_stops_p2p_comes_first_and_nothing_is_offered(desk: Desk) -> None:
     refused = sign(0, "Could not enable P2P between dev 1(=1b000) and dev 0(=1a000)")
     file = desk.judge(refused + write_table(9, 8), "--topology", "pcie-2socket")
