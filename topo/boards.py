@@ -1,12 +1,13 @@
 """The PCIe link of a GPU by its name, for machines whose file gives names but no rates.
 
-Each generation is that of the vendor's datasheet of the board; all rows have 16 lanes but the last.
+Each generation is that of the vendor's datasheet of the board.
 """
 
 import re
 
 from .hardware import PcieLink
 
+# Boards with 8 PCIe lanes; all others here have 16.
 _X8 = r"RTX (?:40|50)60|RTX 4000 SFF|RX 7600"
 # Names by PCIe generation; the first that occurs in a GPU's name counts.
 _NAMES: tuple[tuple[int, str], ...] = (
