@@ -551,7 +551,7 @@ def choose_depth(topology: Topology, *, both: bool) -> tuple[list[int], int]:
         hops = np.where(reach == reach.max(), far[0], np.inf) if many else far
     middle = np.flatnonzero(hops <= _MIDDLE * hops.min() + 1).tolist()
     # Trees of one direction leave less choice: a rank receives once from each. With twice as many
-    # hops, chains of boxes end in stars, which fill the NICs: 5.5 % under the bound on 256 GPUs with
-    # two faults, and 22 % on 512 with four, where three times as many reach .2 and .02 %.
+    # hops, chains of boxes ended in stars, which fill the NICs: 256 GPUs with two faults were 5.5 %
+    # under the bound, 512 with four 22 %; with three times as many it is .2 and .02 %.
     farthest = max(1.5 * float(hops.min()), log2(len(joined)) + 1)
     return middle, ceil(farthest) * (1 if both else 3)
