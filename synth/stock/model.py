@@ -159,15 +159,18 @@ def _describe(
         pattern=graph.pattern,
         path_type=graph.path_type.name,
         same_channels=graph.same_channels,
-        algbw_GBps=_rate(graph.pattern == RING, graph.orders[:used], gpu_paths),
+        algbw_GBps=rate_orders(graph.pattern == RING, graph.orders[:used], gpu_paths),
     )
 
 
-def _rate(is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths) -> Fraction:
+def rate_orders(
+    is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths, between_cpus: int = 1
+) -> Fraction:
     """Return the algbw of an allreduce in GB/s from the loads on the links.
 
-    In a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction
-    and the results the other, so each hop carries all of it both times.
+    Orders are of GPUs in NCCL's order. Links between CPUs have `between_cpus` times their rates. In
+    a ring each hop carries 2(n-1)/n of a channel's share; in a chain the sums go one direction and
+    the results the other, so each hop carries all of it both times.
     """
     hops: Counter[tuple[int, int]] = Counter()
     for order in orders:
@@ -179,7 +182,10 @@ def _rate(is_ring: bool, orders: Sequence[Sequence[int]], gpu_paths: GpuPaths) -
     for pair, count in hops.items():
         for link in gpu_paths.paths[pair].links:
             loads[link] += count
-    slowest = min(Fraction(link.rate_kBps, count) for link, count in loads.items())
+    slowest = min(
+        Fraction(link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1), count)
+        for link, count in loads.items()
+    )
     gpus = len(orders[0])
     factor = Fraction(gpus, 2 * (gpus - 1)) if is_ring else Fraction(1)
     return slowest * len(orders) * factor / _kBps_PER_GBps

@@ -66,15 +66,15 @@ class StockGraph:
 
 def find_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     """Return the rings that NCCL finds."""
-    return _GraphSearch(system, gpu_paths, RING, 1, MAX_CHANNELS).run()
+    return GraphSearch(system, gpu_paths, RING, 1, MAX_CHANNELS).run()
 
 
 def find_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
     """Return the chains that NCCL finds, as many as it has rings."""
-    return _GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
+    return GraphSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()
 
 
-class _GraphSearch:
+class GraphSearch:
     """NCCL's searches for one graph: `best` is the best so far, `trial` what is searched for."""
 
     def __init__(
