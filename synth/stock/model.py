@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from itertools import permutations
 
 from ...topo.derived.hosts import group_by_host
+from ...topo.facts import keys
+from ...topo.facts.keys import p2p_subject
 from ...topo.formats.nccl_xml import is_amd
+from ...topo.formats.nccl_xml.made_up import view_machine
 from ...topo.graph import Topology
 from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph, find_chains, find_rings
@@ -97,14 +101,15 @@ def model_stock(
         return NotModelled(reason)
     system = build_system(topology)
     level = None if p2p_level is None else PathType[p2p_level]
-    gpu_paths = find_gpu_paths(system, level, nvb)
+    refused = _list_refused_p2p(topology)
+    gpu_paths = find_gpu_paths(system, level, nvb, refused)
     if any(path.type == PathType.DIS for path in gpu_paths.paths.values()):
         return NotModelled("some GPUs are not connected by PCIe or NVLink in the topology")
     rings = find_rings(system, gpu_paths)
     chains = find_chains(system, gpu_paths, rings.channels)
     used = min(rings.channels, chains.channels)
     ranks = [gpu.rank for gpu in system.nodes[GPU]]
-    at_sys = find_gpu_paths(system, PathType.SYS, nvb).p2p
+    at_sys = find_gpu_paths(system, PathType.SYS, nvb, refused).p2p
     return StockModel(
         rings=_describe(rings, gpu_paths, ranks, used),
         chains=_describe(chains, gpu_paths, ranks, used),
@@ -142,6 +147,18 @@ def _find_obstacle(topology: Topology) -> str | None:
 def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
     ends = [topology.by_id[name] for name in (src, dst)]
     return any(end.kind == "cpu" or end.family in ("pcie", "nvswitch") for end in ends)
+
+
+def _list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
+    """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known."""
+    view = view_machine(topology)
+    indices = [view.find_gpu_index(name) for name in topology.ranks]
+    return frozenset(
+        (a, b)
+        for a, b in permutations(range(len(indices)), 2)
+        for key in (keys.P2P_READ, keys.P2P_WRITE)
+        if view.facts.get_text(p2p_subject(indices[a], indices[b]), key) not in (None, "ok")
+    )
 
 
 def _name_pairs(

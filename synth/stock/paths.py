@@ -1,5 +1,6 @@
 """The paths that NCCL takes between GPUs, by the rules of its graph/paths.cc."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from .system import (
@@ -100,11 +101,17 @@ class GpuPaths:
     max_rate_kBps: int
 
 
-def find_gpu_paths(system: StockSystem, level: PathType | None, nvb: bool) -> GpuPaths:
+def find_gpu_paths(
+    system: StockSystem,
+    level: PathType | None,
+    nvb: bool,
+    refused: Container[tuple[int, int]] = (),
+) -> GpuPaths:
     """Return the paths between GPUs.
 
     `level` is the type of the farthest path with P2P (NCCL_P2P_LEVEL), None for NCCL's default:
-    PXB, or SYS with at most two GPUs on AMD's CPUs. `nvb` is false with NCCL_NVB_DISABLE=1.
+    PXB, or SYS with at most two GPUs on AMD's CPUs. `nvb` is false with NCCL_NVB_DISABLE=1. To the
+    pairs of ranks in `refused` the driver does not grant P2P.
     """
     gpus, cpus = system.nodes[GPU], system.nodes[CPU]
     if level is None:
@@ -117,11 +124,17 @@ def find_gpu_paths(system: StockSystem, level: PathType | None, nvb: bool) -> Gp
         cpu = min(cpus, key=lambda cpu: _measure_distance(to_cpu[cpu.index].get(dst, _NONE)))
         down = to_gpu[dst.index].get(cpu, _NONE)
         for src in gpus:
-            if src is not dst and paths[src.index, dst.index].type > level:
+            pair = src.index, dst.index
+            is_refused = paths[pair].type > level or (src.rank, dst.rank) in refused
+            if src is not dst and is_refused:
                 up = to_cpu[cpu.index].get(src, _NONE)
-                paths[src.index, dst.index] = _join_paths(up, down)
+                paths[pair] = _join_paths(up, down)
     # NCCL decides this when it connects, by the paths that data takes.
-    p2p = frozenset(pair for pair, path in paths.items() if path.links and path.type <= level)
+    p2p = frozenset(
+        (a, b)
+        for (a, b), path in paths.items()
+        if path.links and path.type <= level and (gpus[a].rank, gpus[b].rank) not in refused
+    )
     return GpuPaths(paths, p2p, _find_max_rate_kBps(system, nvb))
 
 
