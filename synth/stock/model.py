@@ -13,10 +13,13 @@ from ...topo.facts.keys import p2p_subject
 from ...topo.formats.nccl_xml import is_amd
 from ...topo.formats.nccl_xml.made_up import view_machine
 from ...topo.graph import Topology
+from .nic_rates import rate_between_hosts
+from .nic_search import find_host_chains, find_host_rings
+from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph, find_chains, find_rings
 from .steps import RING
-from .system import GPU, NVS, PathType, StockLink, StockSystem, build_system
+from .system import GPU, NET, NVS, PathType, StockLink, StockSystem, build_system
 from .tuner import pick
 
 # Compute capability, times ten, from which NVSwitches add data for NCCL (NVLS).
@@ -30,9 +33,10 @@ class StockChannels:
     """The rings or chains that NCCL finds, each an order of ranks.
 
     `speed_GBps` is the speed that NCCL counts for a channel, `pattern` its number of the pattern,
-    and `path_type` the type of the farthest hop as NCCL names it. `algbw_GBps` is that of an
-    allreduce with equal shares on the channels that NCCL uses, by the loads on the links of NCCL's
-    own graph.
+    and `path_type` the type of the farthest hop as NCCL names it. In a job of several hosts `nets`
+    has the two NICs of each channel by their `dev` numbers, at a speed of `nic_speed_GBps` over
+    paths of `nic_type`. `algbw_GBps` is that of an allreduce with equal shares on the channels that
+    NCCL uses, by the loads on the links of NCCL's own graph.
     """
 
     orders: tuple[tuple[int, ...], ...]
@@ -41,11 +45,14 @@ class StockChannels:
     path_type: str
     same_channels: bool
     algbw_GBps: Fraction
+    nets: tuple[tuple[int, int], ...] = ()
+    nic_speed_GBps: Fraction = Fraction(0)
+    nic_type: str = ""
 
 
 @dataclass(frozen=True)
 class StockModel:
-    """What stock NCCL does on a host.
+    """What stock NCCL does on a host, or on each of several equal hosts.
 
     It uses the first `channels` of the rings and of the chains. `p2p` has the ordered pairs of
     ranks that it connects with P2P, `p2p_at_sys` those with NCCL_P2P_LEVEL=SYS. If `has_nvls`,
@@ -87,9 +94,9 @@ class NotModelled:
 # Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
 @lru_cache(maxsize=32)
 def model_stock(
-    topology: Topology, p2p_level: str | None = None, nvb: bool = True
+    topology: Topology, p2p_level: str | None = None, nvb: bool = True, hosts: int = 1
 ) -> StockModel | NotModelled:
-    """Return what NCCL does by itself on a host.
+    """Return what NCCL does by itself on a host, or in a job of `hosts` such hosts.
 
     `p2p_level` is the value of NCCL_P2P_LEVEL, a type of path such as SYS; None is NCCL's default.
     With `nvb` false, NCCL_NVB_DISABLE=1 is set. The facts are those of NCCL's XML: PCI tree, PCIe
@@ -105,20 +112,39 @@ def model_stock(
     gpu_paths = find_gpu_paths(system, level, nvb, refused)
     if any(path.type == PathType.DIS for path in gpu_paths.paths.values()):
         return NotModelled("some GPUs are not connected by PCIe or NVLink in the topology")
-    rings = find_rings(system, gpu_paths)
-    chains = find_chains(system, gpu_paths, rings.channels)
+    nics = None
+    if hosts == 1:
+        rings = find_rings(system, gpu_paths)
+        chains = find_chains(system, gpu_paths, rings.channels)
+    else:
+        if not system.nodes[NET]:
+            return NotModelled("the topology has no NICs, which jobs of several hosts need")
+        nics = NicPaths(system, gpu_paths, nvb)
+        rings = find_host_rings(system, gpu_paths, nics)
+        chains = find_host_chains(system, gpu_paths, nics, rings.channels)
+        if not (rings.nets and chains.nets):
+            return NotModelled("NCCL finds no channels between hosts, and takes the simplest one")
     used = min(rings.channels, chains.channels)
-    ranks = [gpu.rank for gpu in system.nodes[GPU]]
     at_sys = find_gpu_paths(system, PathType.SYS, nvb, refused).p2p
+    described = [
+        _describe(
+            graph,
+            system,
+            rate_orders(graph.pattern == RING, graph.orders[:used], gpu_paths)
+            if nics is None
+            else rate_between_hosts(graph, used, gpu_paths, nics, hosts),
+        )
+        for graph in (rings, chains)
+    ]
     return StockModel(
-        rings=_describe(rings, gpu_paths, ranks, used),
-        chains=_describe(chains, gpu_paths, ranks, used),
+        rings=described[0],
+        chains=described[1],
         channels=used,
-        p2p=_name_pairs(gpu_paths.p2p, ranks),
-        p2p_at_sys=_name_pairs(at_sys, ranks),
+        p2p=_name_pairs(gpu_paths.p2p, system),
+        p2p_at_sys=_name_pairs(at_sys, system),
         has_nvls=bool(system.nodes[NVS]) and system.min_sm >= _NVLS_SM,
-        assumes=tuple(_list_assumptions(system)),
-        _pick=lambda size_bytes: pick(system, rings, chains, size_bytes),
+        assumes=tuple(_list_assumptions(system, hosts)),
+        _pick=lambda size_bytes: pick(system, rings, chains, size_bytes, hosts),
     )
 
 
@@ -162,21 +188,25 @@ def _list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
 
 
 def _name_pairs(
-    pairs: frozenset[tuple[int, int]], ranks: Sequence[int]
+    pairs: frozenset[tuple[int, int]], system: StockSystem
 ) -> frozenset[tuple[int, int]]:
-    return frozenset((ranks[a], ranks[b]) for a, b in pairs)
+    gpus = system.nodes[GPU]
+    return frozenset((gpus[a].rank, gpus[b].rank) for a, b in pairs)
 
 
-def _describe(
-    graph: StockGraph, gpu_paths: GpuPaths, ranks: Sequence[int], used: int
-) -> StockChannels:
+def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> StockChannels:
+    ranks = [gpu.rank for gpu in system.nodes[GPU]]
+    devs = [net.element.get_integer("dev", 0) or 0 for net in system.nodes[NET]]
     return StockChannels(
         orders=tuple(tuple(ranks[gpu] for gpu in order) for order in graph.orders),
         speed_GBps=Fraction(graph.speed_MBps, _MBps_PER_GBps),
         pattern=graph.pattern,
         path_type=graph.path_type.name,
         same_channels=graph.same_channels,
-        algbw_GBps=rate_orders(graph.pattern == RING, graph.orders[:used], gpu_paths),
+        algbw_GBps=algbw_GBps,
+        nets=tuple((devs[first], devs[last]) for first, last in graph.nets),
+        nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, _MBps_PER_GBps),
+        nic_type=graph.nic_type.name if graph.nets else "",
     )
 
 
@@ -208,7 +238,7 @@ def rate_orders(
     return slowest * len(orders) * factor / _kBps_PER_GBps
 
 
-def _list_assumptions(system: StockSystem) -> Iterator[str]:
+def _list_assumptions(system: StockSystem, hosts: int) -> Iterator[str]:
     """Yield a line for each kind of fact that was made up, or left to NCCL's default."""
     made_up = {"cpu": "CPU models", "gpu": "compute capabilities", "pci": "PCI addresses"}
     kinds = {e.tag for e in system.root.walk() if "topoplan_made_up" in e.attributes}
@@ -220,3 +250,7 @@ def _list_assumptions(system: StockSystem) -> Iterator[str]:
         unknown = [e for e in system.root.walk() if e.tag == "pci" and e.get(key) in (None, "0")]
         if unknown:
             yield f"the PCIe {name} of {len(unknown)} devices is unknown; NCCL counts {default}"
+    nets = system.nodes[NET] if hosts > 1 else []
+    for key, default in (("speed", "10 Gb/s"), ("gdr", "that they have GPUDirect")):
+        if any(not net.get(key) for net in nets):
+            yield f"the {key} of some NICs is unknown; the model takes {default}"

@@ -26,7 +26,7 @@ class StockPath:
     links: tuple[StockLink, ...]
 
 
-_NONE = StockPath(PathType.DIS, 0, ())
+NO_PATH = StockPath(PathType.DIS, 0, ())
 
 
 def find_paths(base: StockNode, nvb: bool) -> dict[StockNode, StockPath]:
@@ -57,7 +57,7 @@ def find_paths(base: StockNode, nvb: bool) -> dict[StockNode, StockPath]:
                     continue
                 kind = max(path.type, _get_type(node, link, path, max_before_relay))
                 rate = min(path.rate_kBps, link.rate_kBps)
-                old = paths.get(link.end, _NONE)
+                old = paths.get(link.end, NO_PATH)
                 if (kind, -rate, len(path.links) + 1) < (
                     old.type,
                     -old.rate_kBps,
@@ -119,16 +119,16 @@ def find_gpu_paths(
         level = PathType.SYS if is_small else PathType.PXB
     to_cpu = [find_paths(cpu, nvb) for cpu in cpus]
     to_gpu = [find_paths(gpu, nvb) for gpu in gpus]
-    paths = {(a.index, b.index): to_gpu[b.index].get(a, _NONE) for a in gpus for b in gpus}
+    paths = {(a.index, b.index): to_gpu[b.index].get(a, NO_PATH) for a in gpus for b in gpus}
     for dst in gpus:
-        cpu = min(cpus, key=lambda cpu: _measure_distance(to_cpu[cpu.index].get(dst, _NONE)))
-        down = to_gpu[dst.index].get(cpu, _NONE)
+        cpu = min(cpus, key=lambda cpu: measure_distance(to_cpu[cpu.index].get(dst, NO_PATH)))
+        down = to_gpu[dst.index].get(cpu, NO_PATH)
         for src in gpus:
             pair = src.index, dst.index
             is_refused = paths[pair].type > level or (src.rank, dst.rank) in refused
             if src is not dst and is_refused:
-                up = to_cpu[cpu.index].get(src, _NONE)
-                paths[pair] = _join_paths(up, down)
+                up = to_cpu[cpu.index].get(src, NO_PATH)
+                paths[pair] = join_paths(up, down)
     # NCCL decides this when it connects, by the paths that data takes.
     p2p = frozenset(
         (a, b)
@@ -138,12 +138,12 @@ def find_gpu_paths(
     return GpuPaths(paths, p2p, _find_max_rate_kBps(system, nvb))
 
 
-def _measure_distance(path: StockPath) -> tuple[int, PathType, int]:
+def measure_distance(path: StockPath) -> tuple[int, PathType, int]:
     """Return what decides which CPU is a GPU's own: the smallest."""
     return (-path.rate_kBps, path.type, len(path.links))
 
 
-def _join_paths(first: StockPath, second: StockPath) -> StockPath:
+def join_paths(first: StockPath, second: StockPath) -> StockPath:
     """Return the path that takes one path and then another."""
     kinds = {first.type, second.type}
     kind = PathType.P2C if kinds == {PathType.PHB, PathType.C2C} else max(kinds)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from .paths import GpuPaths
-from .steps import BALANCED_TREE, RING, TREE, HostLinks, SearchLimits, search
+from .steps import BALANCED_TREE, RING, TREE, HopTable, HostLinks, SearchLimits, search
 from .system import DEV, GPU, LINK_PCI, NET, PathType, StockNode, StockSystem
 
 # NCCL has arrays for 64 channels, and doubles those it finds.
@@ -44,7 +44,9 @@ _PLAIN_TREES_SM = 90
 class StockGraph:
     """NCCL's graph of rings or chains: channels of one speed, each an order of the GPUs.
 
-    GPUs are indices in NCCL's order. `links` counts the links of all channels' hops.
+    GPUs are indices in NCCL's order, as are the NICs in `nets`, between which each channel lies in
+    jobs of several hosts; `nic_type` is the type of the farthest path to one. `links` counts the
+    links of all channels' hops.
     """
 
     pattern: int
@@ -57,6 +59,8 @@ class StockGraph:
     inter_MBps: int = 0
     links: int = 0
     orders: tuple[tuple[int, ...], ...] = ()
+    nic_type: PathType = PathType.PIX
+    nets: tuple[tuple[int, int], ...] = ()
 
     @property
     def channels(self) -> int:
@@ -130,17 +134,24 @@ class GraphSearch:
     def _search_at(self, speed: int) -> bool:
         """Search at one speed over ever farther paths; return whether the pass has ended."""
         self.trial = replace(self.trial, speed_MBps=speed, inter_MBps=speed)
-        for cross_nic in (0, self.cross_nic):
-            if cross_nic and self.best.pattern == TREE:
-                continue
-            for path_type in map(PathType, range(self.min_type, self.max_type + 1)):
-                if self.best.orders and self.min_type < path_type > self.best.path_type:
-                    break
-                self.trial = replace(self.trial, cross_nic=cross_nic, path_type=path_type)
-                if self._search_patterns():
-                    return True
-            if not self.cross_nic:
+        for cross_nic in dict.fromkeys((0, self.cross_nic)):
+            self.trial = replace(self.trial, cross_nic=cross_nic)
+            if (not cross_nic or self.best.pattern != TREE) and self._search_types():
+                return True
+        return False
+
+    def _search_types(self) -> bool:
+        """Search over ever farther paths; return whether the pass has ended."""
+        return self._search_types_to(self.max_type)
+
+    def _search_types_to(self, farthest: PathType) -> bool:
+        """Search over ever farther paths between GPUs; return whether the pass has ended."""
+        for path_type in map(PathType, range(self.min_type, farthest + 1)):
+            if self.best.orders and self.min_type < path_type > self.best.path_type:
                 break
+            self.trial = replace(self.trial, path_type=path_type)
+            if self._search_patterns():
+                return True
         return False
 
     def _search_patterns(self) -> bool:
@@ -176,7 +187,12 @@ class GraphSearch:
         start, speed = self.best, self.speeds[at]
         self.links_before = start.links
         self.trial = replace(
-            start, speed_MBps=speed, inter_MBps=speed, min_channels=start.channels, orders=()
+            start,
+            speed_MBps=speed,
+            inter_MBps=speed,
+            min_channels=start.channels,
+            orders=(),
+            nets=(),
         )
         left = -1
         while left != 0 and at > 0:
@@ -201,7 +217,7 @@ class GraphSearch:
         """
         trial = self.trial
         table = self.host.make_table(trial.pattern, trial.speed_MBps, trial.path_type)
-        key = (id(table), trial.same_channels, trial.min_channels, self.links_before)
+        key = (id(table), trial.same_channels, trial.min_channels, *self._list_keys())
         if key in self.done and not self._would_improve(*self.done[key][1:]):
             return self.done[key][0]
         self.top = (0, 0)
@@ -212,10 +228,17 @@ class GraphSearch:
             max_channels=trial.max_channels,
             steps=_STEPS_SAME if trial.same_channels else _STEPS,
         )
-        left = search(self.host, table, limits, self._report)
+        left = self._run_search(table, limits)
         if left >= 0:
             self.done[key] = (left, *self.top)
         return left
+
+    def _list_keys(self) -> tuple[object, ...]:
+        """Return what else of the state tells searches apart."""
+        return (self.links_before,)
+
+    def _run_search(self, table: HopTable, limits: SearchLimits) -> int:
+        return search(self.host, table, limits, self._report)
 
     def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
         """Take a candidate as the best graph if it is better: by its total, then its links."""
@@ -264,6 +287,7 @@ def _split_channels(graph: StockGraph, sm: int) -> StockGraph:
     return replace(
         graph,
         orders=(graph.orders * 2)[:most],
+        nets=(graph.nets * 2)[:most],
         speed_MBps=speed // parts,
         inter_MBps=graph.inter_MBps // parts,
     )

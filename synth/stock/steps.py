@@ -6,8 +6,9 @@ so a trial costs one subtraction however long the path is. Capacities and speeds
 which NCCL rounds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from .paths import GpuPaths, StockPath
 from .system import (
@@ -29,8 +30,11 @@ BALANCED_TREE, TREE, RING = 1, 3, 4
 _FIELD_BITS = 24
 _MAX_CAPACITY_MBps = (1 << _FIELD_BITS - 1) - 1
 _kBps_PER_MBps = 1000
-# Intel's CPUs pass traffic between GPUs on in small packets, for which NCCL counts 6/5 of it.
-_INTEL_FACTOR = (6, 5)
+# Shares of a path's speed that NCCL counts on a link. Intel's CPUs pass traffic of GPUs on in small
+# packets; old GPUs answer what NICs write to them.
+_WHOLE, _INTEL_SHARE, _ACKNOWLEDGED = Fraction(1), Fraction(6, 5), Fraction(1, 8)
+# The compute capability from which GPUs do not.
+_QUIET_SM = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,19 @@ Report = Callable[[int, int, Sequence[int]], bool]
 class HostLinks:
     """The links of a host that paths between its GPUs use, as fields of packed integers."""
 
-    def __init__(self, system: StockSystem, gpu_paths: GpuPaths) -> None:
+    def __init__(
+        self,
+        system: StockSystem,
+        gpu_paths: GpuPaths,
+        others: Iterable[tuple[StockNode, StockPath]] = (),
+    ) -> None:
         self.system, self.gpu_paths = system, gpu_paths
         self.gpus = system.nodes[GPU]
         self.intel = {cpu for cpu in system.nodes[CPU] if is_cpu(cpu, "x86_64", "GenuineIntel")}
         self.shift: dict[StockLink, int] = {}
-        for (src, _), path in gpu_paths.paths.items():
-            for _, link in self.list_loads(self.gpus[src], path):
+        between_gpus = ((self.gpus[src], path) for (src, _), path in gpu_paths.paths.items())
+        for src, path in (*between_gpus, *others):
+            for _, link in self.list_loads(src, path):
                 self.shift.setdefault(link, len(self.shift) * _FIELD_BITS)
         self.guard = sum(1 << at + _FIELD_BITS - 1 for at in self.shift.values())
         self.capacity = self.guard + sum(
@@ -89,22 +99,23 @@ class HostLinks:
         )
         self._tables: dict[tuple[int, int, tuple[tuple[int, int], ...]], HopTable] = {}
 
-    def list_loads(self, src: StockNode, path: StockPath) -> Iterator[tuple[bool, StockLink]]:
-        """Yield the links that a path from GPU `src` loads, with whether a factor applies to each.
+    def list_loads(self, src: StockNode, path: StockPath) -> Iterator[tuple[Fraction, StockLink]]:
+        """Yield the links that a path from `src` loads, and how much of its speed each carries.
 
         Links between a GPU and its hardware are left out, since they are never full.
         """
-        has_factor = path.type == PathType.PHB and any(x.end in self.intel for x in path.links)
+        is_slowed = path.type == PathType.PHB and src.kind == GPU
+        is_slowed = is_slowed and any(link.end in self.intel for link in path.links)
         node = src
         for link in path.links:
-            if link.type != PathType.LOC or link.end.kind not in (GPU, DEV):
-                yield has_factor and link.type == LINK_PCI, link
-            if link.type == PathType.NVL and link.end.kind == CPU and is_cpu(link.end, "ppc64"):
-                yield (
-                    False,
-                    next(x for x in link.end.links if x.end is node and x.type == link.type),
-                )
-            node = link.end
+            end = link.end
+            if link.type != PathType.LOC or end.kind not in (GPU, DEV):
+                yield _INTEL_SHARE if is_slowed and link.type == LINK_PCI else _WHOLE, link
+            if end.kind == DEV and end.sm < _QUIET_SM and src.kind != GPU:
+                yield _ACKNOWLEDGED, _find_reverse(node, link)
+            if link.type == PathType.NVL and end.kind == CPU and is_cpu(end, "ppc64"):
+                yield _WHOLE, _find_reverse(node, link)
+            node = end
 
     def make_table(self, pattern: int, speed_MBps: int, farthest: PathType) -> HopTable:
         """Return the hops over paths of at most the type `farthest`, at a speed in MB/s."""
@@ -128,6 +139,12 @@ class HostLinks:
             self._tables[key] = HopTable(hops, nexts)
         return self._tables[key]
 
+    def get_free_MBps(self, link: StockLink, free: int) -> int:
+        """Return what is free of a link, of packed free capacities, in MB/s."""
+        if link not in self.shift:
+            return link.rate_kBps // _kBps_PER_MBps
+        return free >> self.shift[link] & _MAX_CAPACITY_MBps
+
     def has_room(self, hop: GpuHop) -> bool:
         """Return whether the links of a hop could carry it alone."""
         return self.capacity - hop.load & self.guard == self.guard
@@ -135,12 +152,14 @@ class HostLinks:
     def _make_hop(self, pair: tuple[int, int], speed_MBps: int) -> GpuHop:
         src, dst = pair
         path = self.gpu_paths.paths[pair]
-        times, over = _INTEL_FACTOR
-        load = sum(
-            (speed_MBps * times // over if has_factor else speed_MBps) << self.shift[link]
-            for has_factor, link in self.list_loads(self.gpus[src], path)
+        return GpuHop(dst, 1 << dst, self.pack(self.gpus[src], path, speed_MBps), len(path.links))
+
+    def pack(self, src: StockNode, path: StockPath, speed_MBps: int) -> int:
+        """Return the packed load of a path from `src` at a speed in MB/s."""
+        return sum(
+            int(share * speed_MBps) << self.shift[link]
+            for share, link in self.list_loads(src, path)
         )
-        return GpuHop(dst, 1 << dst, load, len(path.links))
 
     def _order_nexts(self, gpu: int, pattern: int) -> list[int]:
         """Return the GPUs that NCCL tries after `gpu`, the first one first.
@@ -162,6 +181,11 @@ class HostLinks:
                 (p - gpu) % count,
             ),
         )
+
+
+def _find_reverse(node: StockNode, link: StockLink) -> StockLink:
+    """Return the link back to `node`, from which `link` leads."""
+    return next(x for x in link.end.links if x.end is node and x.type == link.type)
 
 
 @dataclass(slots=True)

@@ -55,6 +55,8 @@ _KINDS_OF_CLASS = (
     *(("0x060400", PCI), ("0x080100", PCI), ("0x068000", NVS), ("0x068001", CPU)),
     *(("0x03", GPU), ("0x02", NIC)),
 )
+# NICs that hang on a CPU are one device to NCCL, on the first such CPU, whatever their CPUs.
+_NO_ADDRESS = "no address"
 # Marks a switch whose second level the reader merged.
 _FLATTENED = TOPOPLAN_PREFIX + "flattened"
 # Intel's CPUs of the time of GPUs, by PCIe generation or compute capability (times ten) at least:
@@ -205,14 +207,13 @@ def _assume_cpus(root: Element, topology: Topology) -> None:
 
 def _add_cpu(system: StockSystem, element: Element) -> None:
     cpu = system.add(CPU, element)
-    numa = element.get("numaid") or ""
     for child in order_children(element):
         if child.tag == "pci":
-            _add_pci(system, child, cpu, numa)
+            _add_pci(system, child, cpu)
         elif child.tag == "nic":
-            nic = system.find(NIC, f"{numa}/")
+            nic = system.find(NIC, _NO_ADDRESS)
             if nic is None:
-                nic = system.add(NIC, child, f"{numa}/")
+                nic = system.add(NIC, child, _NO_ADDRESS)
                 _join(cpu, nic, LINK_PCI, LOCAL_kBps)
             _add_nets(system, child, nic)
 
@@ -225,7 +226,7 @@ def order_children(element: Element) -> list[Element]:
     )
 
 
-def _add_pci(system: StockSystem, element: Element, parent: StockNode, numa: str) -> None:
+def _add_pci(system: StockSystem, element: Element, parent: StockNode) -> None:
     """Add a pci element below `parent`, and all below it."""
     address = element.get("busid") or ""
     width = element.get_integer("link_width", 0) or _UNKNOWN_WIDTH
@@ -242,16 +243,16 @@ def _add_pci(system: StockSystem, element: Element, parent: StockNode, numa: str
     pci_class = element.get("class") or ""
     kind = next((k for text, k in _KINDS_OF_CLASS if pci_class.startswith(text)), PCI)
     if nics := element.select("nic"):
-        nic = system.find(NIC, f"{numa}/{address}")
+        nic = system.find(NIC, address)
         if nic is None:
-            nic = system.add(NIC, element, f"{numa}/{address}")
+            nic = system.add(NIC, element, address)
             _join(nic, parent, LINK_PCI, rate_kBps)
         _add_nets(system, nics[0], nic)
     elif kind == PCI:
         switch = system.add(PCI, element, address)
         for child in order_children(element):
             if child.tag == "pci":
-                _add_pci(system, child, switch, numa)
+                _add_pci(system, child, switch)
         _join(switch, parent, LINK_PCI, rate_kBps)
 
 

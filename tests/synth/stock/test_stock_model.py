@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -168,6 +169,86 @@ def test_channels_visit_all_gpus_and_fit_the_links(seed: int) -> None:
     made = model(text)
     assert all(rate > 0 for rate in made.algbw_GBps.values())
     assert made.channels <= len(made.chains.orders)
+
+
+def nic(number: int, mbps: int = 400_000) -> str:
+    return (
+        f'<pci busid="0000:{number + 0x81:02x}:00.0" class="0x020000" link_speed="32.0 GT/s PCIe" '
+        f'link_width="16"><nic><net name="mlx5_{number}" dev="{number}" speed="{mbps}" port="1" '
+        f'guid="0x{number + 1}" gdr="1"/></nic></pci>'
+    )
+
+
+def h100_box(gpus_with_nics: Sequence[int]) -> str:
+    """Return 8 GPUs on NVSwitches, each on a PCIe switch, some with a 400 Gb/s NIC beside."""
+    nvlinks = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
+    slots = []
+    for number in range(8):
+        beside = nic(gpus_with_nics.index(number)) if number in gpus_with_nics else ""
+        below = gpu(number, nvlinks, "32.0", 90) + beside
+        slots.append(
+            f'<pci busid="0000:{number + 0x40:02x}:00.0" class="0x060400" vendor="0x10b5" '
+            f'link_speed="32.0 GT/s PCIe" link_width="16">{below}</pci>'
+        )
+    return host("".join(slots[:4]), "".join(slots[4:]), vendor="GenuineIntel")
+
+
+@pytest.mark.parametrize(
+    ("gpus_with_nics", "rings", "chains"),
+    [((0, 2, 4, 6), 102.4, 192), ((0, 1, 2, 4, 5), 128, 185.4), ((0, 1, 2, 4, 5, 6), 153.6, 202.3)],
+)
+def test_two_hosts_lose_where_nics_do_not_match_gpus(
+    gpus_with_nics: tuple[int, ...], rings: float, chains: float
+) -> None:
+    """NCCL's own results between two hosts: the rates of rings and trees."""
+    made = model_stock(nccl_xml.read(h100_box(gpus_with_nics), "machine"), hosts=2)
+    assert isinstance(made, StockModel)
+    rates = {kind: round(float(rate), 1) for kind, rate in made.algbw_GBps.items()}
+    assert rates == {"rings": rings, "chains": chains}
+    nics = range(len(gpus_with_nics))
+    assert {net for pair in made.rings.nets for net in pair} == set(nics)
+    assert made.chains.nic_type == "PIX"
+
+
+def test_jobs_of_several_hosts_need_nics() -> None:
+    made = model_stock(nccl_xml.read(PAIRS, "machine"), hosts=2)
+    assert isinstance(made, NotModelled)
+    assert "no NICs" in made.reason
+
+
+def test_pairs_between_two_hosts_by_one_nic() -> None:
+    """What NCCL 2.30.7 finds."""
+    text = PAIRS.replace("</cpu>", f"{nic(0, 100_000)}</cpu>")
+    made = model_stock(nccl_xml.read(text, "machine"), hosts=2)
+    assert isinstance(made, StockModel)
+    for channels in (made.rings, made.chains):
+        assert channels.orders == ((0, 1, 2, 3),) * 2
+        assert channels.nets == ((0, 0),) * 2
+        assert (channels.path_type, channels.nic_type) == ("PHB", "PHB")
+    assert made.rings.speed_GBps == made.rings.nic_speed_GBps == made.chains.nic_speed_GBps == 6
+    assert made.chains.speed_GBps == 9
+    picks = [made.pick(1 << power) for power in (15, 16, 19, 30)]
+    assert picks == ["chains", "rings", "chains", "chains"]
+
+
+def test_refused_p2p_goes_through_the_cpu() -> None:
+    text = host(switch(gpu(0) + gpu(1), "f0"))
+    facts = [
+        {
+            "subject": f"gpu/{a}/p2p/{b}",
+            "key": "read",
+            "value": "chipset not supported",
+            "source": "NVML",
+        }
+        for a, b in ((0, 1), (1, 0))
+    ]
+    granted = nccl_xml.read(text, "machine")
+    refused = replace(granted, extra={**granted.extra, "facts": facts})
+    assert len(model(text).p2p) == 2
+    made = model_stock(refused)
+    assert isinstance(made, StockModel)
+    assert not made.p2p
+    assert made.rings.path_type == "PHB"
 
 
 def test_topologies_without_nccl_hardware_have_a_reason() -> None:

@@ -1,0 +1,66 @@
+"""The rates that channels reach in jobs of several equal hosts, on the links of NCCL's graph."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+from .nics import NicPaths
+from .paths import GpuPaths, StockPath
+from .search import StockGraph
+from .steps import BALANCED_TREE, RING
+from .system import StockLink
+
+# Units of rates.
+_kBps_PER_GBps = 10**6
+_kBps_PER_MBps = 10**3
+
+
+def rate_between_hosts(
+    graph: StockGraph, used: int, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
+) -> Fraction:
+    """Return the algbw in GB/s of an allreduce with equal shares on the first `used` channels.
+
+    The links of each host carry what its channels send over them. Between hosts a channel is not
+    faster than the speed that NCCL counts for it.
+    """
+    graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
+    ranks = len(graph.orders[0]) * hosts
+    # How often a hop of a ring carries a share, and how often a host of NCCL's double tree sends
+    # one to its neighbours, on average.
+    passes = Fraction(2 * (ranks - 1), ranks) if graph.pattern == RING else Fraction(1)
+    neighbours = passes if graph.pattern == RING else Fraction(1 if hosts == 2 else 2)
+    loads: defaultdict[StockLink, Fraction] = defaultdict(Fraction)
+    for path, load in _list_loads(graph, gpu_paths, nics, passes, neighbours):
+        for link in path.links:
+            loads[link] += load
+    slowest_kBps = min(link.rate_kBps / load for link, load in loads.items())
+    speed_kBps = graph.inter_MBps * _kBps_PER_MBps / neighbours
+    return min(slowest_kBps, speed_kBps) * used / _kBps_PER_GBps
+
+
+def _list_loads(
+    graph: StockGraph,
+    gpu_paths: GpuPaths,
+    nics: NicPaths,
+    passes: Fraction,
+    neighbours: Fraction,
+) -> Iterator[tuple[StockPath, Fraction]]:
+    """Yield the paths of all channels, and how often each carries a channel's share."""
+    for order, (first, last) in zip(graph.orders, graph.nets, strict=True):
+        for a, b in pairwise(order):
+            yield gpu_paths.paths[a, b], passes
+            if graph.pattern != RING:
+                yield gpu_paths.paths[b, a], passes
+        if graph.pattern == RING:
+            yield nics.back[order[0], first], passes
+            yield nics.out[order[-1], last], passes
+            continue
+        # The first GPU of a balanced tree talks to half of the neighbours, the second to the rest.
+        ends = [(order[0], first)]
+        if graph.pattern == BALANCED_TREE and len(order) > 1:
+            ends.append((order[1], last))
+        for end in ends:
+            yield nics.back[end], neighbours / len(ends)
+            yield nics.out[end], neighbours / len(ends)

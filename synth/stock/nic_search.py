@@ -1,0 +1,106 @@
+"""NCCL's search for the channels of a job of several equal hosts, which begin and end at NICs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .nic_steps import NicSearch, NicSettings
+from .nics import NicPaths
+from .paths import GpuPaths
+from .search import MAX_CHANNELS, GraphSearch, StockGraph
+from .steps import BALANCED_TREE, RING, HopTable, HostLinks, SearchLimits
+from .system import DEV, PathType, StockSystem
+
+# MB/s of a channel that NCCL tries between hosts, by the lowest compute capability, times ten.
+_LOW_SPEEDS = (2400, 1200, 240, 120)
+_SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (
+        100,
+        (
+            *(96_000, 86_000, 80_000, 48_000, 45_100, 42_000, 40_000, 30_000, 24_000, 22_000),
+            *(20_000, 17_500, 15_000, 12_000, 6_000, 3_000, *_LOW_SPEEDS),
+        ),
+    ),
+    (
+        90,
+        (
+            *(48_000, 45_000, 42_000, 40_000, 30_000, 24_000, 22_000, 20_000, 17_500, 15_000),
+            *(12_000, 6_000, 3_000, *_LOW_SPEEDS),
+        ),
+    ),
+    (
+        0,
+        (
+            *(48_000, 30_000, 28_000, 24_000, 20_000, 18_000, 15_000, 12_000, 10_000, 9_000),
+            *(7_000, 6_000, 5_000, 4_000, 3_000, *_LOW_SPEEDS),
+        ),
+    ),
+)
+# GPUs from this compute capability on, times ten, need no trees over the farthest paths to NICs.
+_NEAR_NICS_SM = 90
+
+
+def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) -> StockGraph:
+    """Return the rings that NCCL finds for jobs of several hosts."""
+    return _NicGraphSearch(system, gpu_paths, nics, RING, 1, MAX_CHANNELS).run()
+
+
+def find_host_chains(
+    system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths, channels: int
+) -> StockGraph:
+    """Return the trees that NCCL finds for jobs of several hosts, as many as it has rings."""
+    return _NicGraphSearch(system, gpu_paths, nics, BALANCED_TREE, channels, channels).run()
+
+
+class _NicGraphSearch(GraphSearch):
+    """NCCL's searches for one graph of a job of several hosts."""
+
+    def __init__(
+        self,
+        system: StockSystem,
+        gpu_paths: GpuPaths,
+        nics: NicPaths,
+        pattern: int,
+        least: int,
+        most: int,
+    ) -> None:
+        super().__init__(system, gpu_paths, pattern, least, most)
+        self.nics = nics
+        into = ((nics.nets[n], path) for (_, n), path in nics.back.items())
+        out = ((self.host.gpus[g], path) for (g, _), path in nics.out.items())
+        self.host = HostLinks(system, gpu_paths, (*into, *out))
+        self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
+        types = [path.type for path in nics.out.values()]
+        self.min_nic_type, self.max_nic_type = min(*types, PathType.SYS), max(types)
+        if self.sm < _NEAR_NICS_SM:
+            self.max_nic_type = PathType.SYS
+        self.best = self.trial = replace(self.best, nic_type=self.min_nic_type)
+        rates = (path.rate_kBps for to in nics.to_net for x, path in to.items() if x.kind == DEV)
+        self.max_rate = max(rates) / 1000
+        self.search: NicSearch | None = None
+
+    def _search_types(self) -> bool:
+        for nic_type in map(PathType, range(self.min_nic_type, self.max_nic_type + 1)):
+            is_near = nic_type in (self.min_nic_type, *range(PathType.PXN + 1))
+            if self.best.orders and not is_near and nic_type > self.best.nic_type:
+                break
+            self.trial = replace(self.trial, nic_type=nic_type)
+            if self._search_types_to(max(nic_type, self.min_type)):
+                return True
+        return False
+
+    def _list_keys(self) -> tuple[object, ...]:
+        trial = self.trial
+        return (*super()._list_keys(), trial.nic_type, trial.cross_nic, trial.inter_MBps)
+
+    def _run_search(self, table: HopTable, limits: SearchLimits) -> int:
+        trial = self.trial
+        settings = NicSettings(trial.pattern, trial.cross_nic, trial.inter_MBps, trial.nic_type)
+        self.search = NicSearch(self.host, self.nics, table, limits, settings, self._report)
+        return self.search.run()
+
+    def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
+        is_better = super()._report(channels, links, path)
+        if is_better and self.search is not None:
+            nets = self.search.nets[: 2 * channels]
+            self.best = replace(self.best, nets=tuple(zip(nets[::2], nets[1::2], strict=True)))
+        return is_better
