@@ -30,14 +30,15 @@ _MANY = 2
 _SAFE = 1 << 62
 
 
-def verify(schedule: Schedule, topology: Topology) -> None:
+def verify(schedule: Schedule, topology: Topology, *, gpus_forward: bool = False) -> None:
     """Raise VerificationError unless `schedule` is well-formed and correct on `topology`.
 
-    Also raise it if the schedule overloads a link.
+    Also raise it if the schedule overloads a link, or if a route passes through a GPU, unless
+    `gpus_forward`, as in NCCL.
     """
     _check_participants(schedule, topology)
     _check_form(schedule)
-    _check_routes(schedule, topology)
+    _check_routes(schedule, topology, frozenset() if gpus_forward else frozenset(topology.ranks))
     replay(schedule)
     _check_loads(schedule, topology)
 
@@ -98,9 +99,8 @@ def _check_form(schedule: Schedule) -> None:
     _refuse_any(t, backwards, f"steps must not decrease, and be below {schedule.steps}")
 
 
-def _check_routes(schedule: Schedule, topology: Topology) -> None:
-    """Check that every route is a path of links that passes no other GPU."""
-    gpus = frozenset(topology.ranks)
+def _check_routes(schedule: Schedule, topology: Topology, gpus: frozenset[str]) -> None:
+    """Check that every route is a path of links that passes none of `gpus`."""
     paths, path_of = schedule.transfers.paths()
     for number, (src, dst, route) in enumerate(paths):
         wrong = [

@@ -82,9 +82,13 @@ def run_export(job: SynthRun) -> None:
             say,
             version=version,
             measured=args.measured,
+            size_bytes=job.size,
+            guard=not args.no_guard,
         )
         job.cut_short += effort.cut_short
-    write_extra(args, "output", job.progress, f"{args.format} written to FILE", lambda: made.text)
+    if made.reason is None:
+        done = f"{args.format} written to FILE"
+        write_extra(args, "output", job.progress, done, lambda: made.text)
     if args.json:
         body = {
             **job.head_json(),
@@ -95,6 +99,9 @@ def run_export(job: SynthRun) -> None:
             "search_complete": not job.cut_short,
         }
         print(json.dumps(body))
+    if made.reason is not None:
+        print(printable_lines(made.reason), file=sys.stderr)
+    if args.json or made.reason is not None:
         return
     # Without -o standard output is the file itself, so the description goes to standard error.
     lines = [_head_line(job, made.bounds), *made.lines, *describe_rates(job.topology)]

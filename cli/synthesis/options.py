@@ -203,6 +203,11 @@ def build_parser() -> Parser:
         "newest); older ones take fewer channels",
     )
     add(
+        "--no-guard",
+        action="store_true",
+        help="with nccl-graph: write the file even where stock NCCL is modelled to be as fast",
+    )
+    add(
         "--measured",
         action="append",
         default=[],
@@ -273,7 +278,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given({"--nccl-version": args.nccl_version}),
+            _given({"--nccl-version": args.nccl_version, "--no-guard": args.no_guard}),
             args.format != "nccl-graph",
             "{} without --format nccl-graph: it has no effect then; leave it out",
         ),

@@ -6,7 +6,7 @@ are not exactly the file's, so the variable must not stay set for subgroups.
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,14 +37,17 @@ def nccl_graph(
     *,
     nccl_version: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
-) -> Iterator[Path]:
+    guard: bool = True,
+) -> Iterator[Path | None]:
     """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a communicator.
 
     Takes a plan (its topology and collective), a topology, an argument of `load` (a preset, a file,
     `local`), or the path of a graph file, which is checked and used unchanged. PyTorch makes a
     communicator at its group's first collective, so call one inside. Yields the file's path; a file
-    made for this is removed, and the variable restored. Raise InputError or InfeasibleError, and
-    leave the variable alone, if there is no such file for the machine.
+    made for this is removed, and the variable restored. If the file needs NCCL_NVB_DISABLE=1, that
+    is set and restored, too. With `guard`, yields None and leaves the environment alone where stock
+    NCCL is modelled to be as fast on the machine. Raise InputError or InfeasibleError, and leave
+    the environment alone, if there can be no such file for the machine.
     """
     version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
     existing = (
@@ -55,7 +58,7 @@ def nccl_graph(
     if existing is not None:
         path, text = existing
         check_graph_file(read_graph_file(text, str(path)), version=version)
-        with _set_variable(path.resolve()):
+        with _set_variables({VARIABLE: str(path.resolve())}):
             yield path
         return
     router, name = _find_router(plan_or_topology)
@@ -65,25 +68,30 @@ def nccl_graph(
         router,
         Effort(time_limit_s),
         version=version,
+        guard=guard,
     )
+    if made.reason is not None:
+        yield None
+        return
     with tempfile.TemporaryDirectory(prefix="topoplan-graph-") as folder:
         path = Path(folder) / "graph.xml"
         path.write_text(made.text, encoding="utf-8")
-        with _set_variable(path):
+        with _set_variables({VARIABLE: str(path), **made.environment}):
             yield path
 
 
 @contextmanager
-def _set_variable(path: Path) -> Iterator[None]:
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(path)
+def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _find_graph_file(argument: str | os.PathLike[str]) -> tuple[Path, str] | None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from ...topo.errors import InfeasibleError
 from ...topo.graph import Device, Topology
 from ...topo.matrix import ConnectionFinder
-from ...topo.routes import route_links
+from ...topo.routes import Router, route_links
 from .graph_file import TYPES, NcclVersion
 
 _GPU = re.compile(r"(?:(.+)/)?gpu(\d{1,6})")
@@ -89,8 +89,9 @@ class PathTypes:
     if NCCL's `version` knows it.
     """
 
-    def __init__(self, topology: Topology, version: NcclVersion) -> None:
-        self._topology, self._version = topology, version
+    def __init__(self, router: Router, version: NcclVersion) -> None:
+        topology = router.topology
+        self._topology, self._router, self._version = topology, router, version
         self.connections = ConnectionFinder(topology)
         self._kinds: dict[tuple[str, str], set[str]] = {}
         for link in topology.links:
@@ -102,6 +103,8 @@ class PathTypes:
         Raise InfeasibleError if the path leaves the host, or does not exist.
         """
         a, b = self._topology.ranks[src], self._topology.ranks[dst]
+        if set((self._router.find_route(a, b) or ())[1:-1]) & set(self._topology.ranks):
+            return "NVB"
         label = self.connections.find(a, b).label
         if label in ("NET", "DIS"):
             raise InfeasibleError(

@@ -7,15 +7,15 @@ as both graphs have, so both get the same number, at which both lose little.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import cycle, islice
 
 from ...topo.errors import InfeasibleError, VerificationError
 from ...topo.graph import Topology
 from ...topo.pictures.cables import describe_rates
-from ...topo.routes import Router, route_links
+from ...topo.routes import Router
 from ...topo.version import VERSION
 from ..bounds.certificate import Bound
 from ..channels.channels import CHAIN, RING, Channels, Order, algbw_GBps, schedule_channels
@@ -28,6 +28,7 @@ from ..verify import verify
 from .gpu_numbers import GpuNumbers, PathTypes, number_gpus
 from .graph_check import check_graph_file, list_channels, list_hops, make_plain
 from .graph_file import NEWEST, RING_ID, TREE_ID, GraphFile, NcclGraph, NcclVersion, read_graph_file
+from .guard import FileChannels
 
 # Collectives that NCCL runs over rings.
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
@@ -56,6 +57,8 @@ class NcclGraphs:
 
     `ring_GBps` is that of the collective, `chain_GBps` that of allreduce. Rings or chains are None,
     with algbw 0, if no such channel exists. `bound` is the collective's single-path bound.
+    `counted_GBps` are the algbw of an allreduce by shape that the file gives to NCCL's tuner, if
+    those are at NCCL's constants instead of the machine's own rates.
     """
 
     router: Router
@@ -66,6 +69,13 @@ class NcclGraphs:
     ring_GBps: Fraction
     chain_GBps: Fraction
     bound: Bound
+    counted_GBps: Mapping[str, Fraction] = field(default_factory=dict)
+
+    @property
+    def allreduce_GBps(self) -> Mapping[str, Fraction]:
+        """The algbw of an allreduce over rings and over chains, by shape."""
+        halves = 1 if self.collective.name == "allreduce" else 2
+        return {RING: self.ring_GBps / halves, CHAIN: self.chain_GBps}
 
     @property
     def count(self) -> int:
@@ -79,20 +89,37 @@ class NcclGraphs:
         return max(self.ring_GBps, chain_GBps) / self.bound.algbw_GBps
 
 
-def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -> NcclGraphs:
-    """Return the best rings and chains for a collective on one host.
+def find_graphs(
+    request: Request, bound: Bound, version: NcclVersion = NEWEST, least: int = 1
+) -> NcclGraphs:
+    """Return the best rings and chains for a collective on one host, on the request's routes.
 
-    The collective is one of COLLECTIVES, and `bound` its single-path bound. Raise InfeasibleError
-    if the GPUs are on several hosts or too many for a file, or no ring or chain exists.
+    The collective is one of COLLECTIVES, and `bound` its single-path bound. There are `least`
+    channels or more where that loses nothing. Raise InfeasibleError if the GPUs are on several
+    hosts or too many for a file, or no ring or chain exists.
     """
-    collective, topology, n = request.collective, request.topology, request.collective.ranks
-    numbers, reducing = number_gpus(topology), request.of(Collective("allreduce", n))
+    most = limit_channels(request.collective, version)
+    return rate_graphs(request, bound, match_counts(request, prepare_finders(request), most, least))
+
+
+def limit_channels(collective: Collective, version: NcclVersion) -> int:
+    """Return the most channels of a file. Raise InfeasibleError if GPUs are too many for one."""
+    n = collective.ranks
     # The elements are <graphs>, two <graph>, and in each a <channel> with all GPUs.
     most = min(version.max_channels, (version.max_elements - 3) // (2 * (n + 1)))
     if most < 1 or n > version.max_children:
         raise InfeasibleError(
             f"NCCL {version} reads no graph file for {n} GPUs: it would have too many XML elements"
         )
+    return most
+
+
+def prepare_finders(request: Request) -> list[Rounding]:
+    """Return searches for rings, and for chains.
+
+    One is missing if no such channels exist. Raise InfeasibleError if none serves the collective.
+    """
+    reducing = request.of(Collective("allreduce", request.collective.ranks))
     finders, reasons = [], []
     for shape, wanted in ((RING, request), (CHAIN, reducing)):
         try:
@@ -100,12 +127,17 @@ def find_graphs(request: Request, bound: Bound, version: NcclVersion = NEWEST) -
         except InfeasibleError as error:
             reasons.append(str(error))
     # Without rings, chains serve allreduce only.
-    if not finders or (finders[0].shape == CHAIN and collective.name != "allreduce"):
+    if not finders or (finders[0].shape == CHAIN and request.collective.name != "allreduce"):
         raise InfeasibleError(reasons[0])
-    sized = match_counts(request, finders, most)
+    return finders
+
+
+def rate_graphs(request: Request, bound: Bound, sized: Sized) -> NcclGraphs:
+    """Return channels as graphs, with their exact rates on the request's routes."""
     rings, chains = sized.get(RING), sized.get(CHAIN)
+    reducing = request.of(Collective("allreduce", request.collective.ranks))
     return NcclGraphs(
-        request.router, collective, numbers, rings, chains,
+        request.router, request.collective, number_gpus(request.topology), rings, chains,
         Fraction(0) if rings is None else _compute_algbw(request, rings),
         Fraction(0) if chains is None else _compute_algbw(reducing, chains),
         bound,
@@ -117,7 +149,7 @@ def measure_algbw(request: Request, schedule: Schedule) -> Fraction:
 
     Raise VerificationError if the schedule is wrong.
     """
-    verify(schedule, request.topology)
+    verify(schedule, request.topology, gpus_forward=True)
     return algbw_GBps(schedule, request.topology)
 
 
@@ -125,24 +157,23 @@ def _compute_algbw(request: Request, channels: Channels) -> Fraction:
     return measure_algbw(request, schedule_channels(request, channels, f"{channels.shape}s"))
 
 
-def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
-    """Return the text of the graph file.
+def write_graphs(
+    graphs: NcclGraphs, version: NcclVersion = NEWEST, remarks: Sequence[str] = ()
+) -> str:
+    """Return the text of the graph file, with `remarks` in its comment.
 
     GPUs are named in hexadecimal with 0x, which every version reads in the same way; they have no
     rank, and there is no XML declaration. Raise VerificationError if the text, read back, does not
     have the rates of `graphs`.
     """
-    topology, lines = (
-        graphs.router.topology,
-        ['<graphs version="1">', _write_comment(graphs, version)],
-    )
-
+    topology, described = graphs.router.topology, describe_channels(graphs, version)
+    lines = ['<graphs version="1">', _write_comment(graphs, version, remarks)]
     for number, channels in ((RING_ID, graphs.rings), (TREE_ID, graphs.chains)):
         if channels is None:
             continue
         # NCCL keeps speeds as floats, of 7 digits.
-        speed = f"{float(_speed_GBps(graphs, channels)):.7g}"
-        worst = PathTypes(topology, version).find_worst(list_hops(channels))
+        speed = f"{float(described.speeds_GBps[channels.shape]):.7g}"
+        worst = described.types[channels.shape]
         lines.append(
             f'  <graph id="{number}" pattern="{_PATTERNS[number]}" crossnic="0" '
             f'nchannels="{len(channels.orders)}" speedintra="{speed}" speedinter="{speed}" '
@@ -163,26 +194,37 @@ def write_graphs(graphs: NcclGraphs, version: NcclVersion = NEWEST) -> str:
     return text
 
 
+def describe_channels(graphs: NcclGraphs, version: NcclVersion) -> FileChannels:
+    """Return the graphs as a file for a version of NCCL has them."""
+    types = PathTypes(graphs.router, version)
+    given = {each.shape: each for each in (graphs.rings, graphs.chains) if each is not None}
+    return FileChannels(
+        given,
+        {shape: _speed_GBps(graphs, each) for shape, each in given.items()},
+        {shape: types.find_worst(list_hops(each)) for shape, each in given.items()},
+    )
+
+
 def _speed_GBps(graphs: NcclGraphs, channels: Channels) -> Fraction:
     """Return the speed of a channel for which NCCL's formula gives the channels' algbw, in GB/s."""
     n, count = channels.ranks, len(channels.orders)
-    if channels.shape == CHAIN:
-        return graphs.chain_GBps * 2 / count
-    return graphs.ring_GBps * (1 + (graphs.collective.name == "allreduce")) * (n - 1) / (n * count)
+    algbw = (graphs.counted_GBps or graphs.allreduce_GBps)[channels.shape]
+    return algbw * 2 / count * (1 if channels.shape == CHAIN else Fraction(n - 1, n))
 
 
 def _check_rates(graphs: NcclGraphs, file: GraphFile) -> None:
-    ring, chain = (graphs.collective.name, graphs.ring_GBps), ("allreduce", graphs.chain_GBps)
     n, router = graphs.collective.ranks, graphs.router
+    request = Request(Collective("allreduce", n), router.topology, Effort(), router=router)
     for graph in file.graphs:
-        name, claimed = ring if graph.id == RING_ID else chain
-        request = Request(Collective(name, n), router.topology, Effort(), router=router)
+        shape = RING if graph.id == RING_ID else CHAIN
         rate = _compute_algbw(request, list_channels(graph, graphs.numbers.rank_of, file.where))
-        counted = count_algbw_GBps(graph, n) * (1 if name == "allreduce" else 2)
-        if rate != claimed or abs(counted - claimed) > claimed * _TOLERANCE:
+        counted, promised = count_algbw_GBps(graph, n), graphs.allreduce_GBps[shape]
+        stated = graphs.counted_GBps.get(shape, promised)
+        if rate != promised or abs(counted - stated) > stated * _TOLERANCE:
             raise VerificationError(
                 f"{file.where}: {graph.name} reaches {float(rate):.6g} GB/s and says "
-                f"{float(counted):.6g}, but {float(claimed):.6g} was promised"
+                f"{float(counted):.6g}, but {float(promised):.6g} and {float(stated):.6g} were "
+                "promised"
             )
 
 
@@ -195,7 +237,7 @@ def count_algbw_GBps(graph: NcclGraph, ranks: int) -> Fraction:
     return total * ranks / (2 * (ranks - 1)) if graph.id == RING_ID else total / 2
 
 
-def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> str:
+def _write_comment(graphs: NcclGraphs, version: NcclVersion, remarks: Sequence[str]) -> str:
     topology = graphs.router.topology
     reached = [
         f"{shape} {float(rate):.4g}"
@@ -215,21 +257,23 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion) -> str:
         f"GPUs ({float(graphs.fraction):.1%} of it)",
         "assumes the topology's rates of links, that GPUs reach each other directly (P2P), and "
         "that nothing else sends",
+        *(["speeds are at NCCL's own count of links"] if graphs.counted_GBps else []),
+        *remarks,
         *describe_rates(topology),
         f"dev: {graphs.numbers.source}; only for communicators of just these GPUs",
     ]
     return "  <!-- " + "\n       ".join(map(make_plain, lines)) + " -->"
 
 
-def match_counts(request: Request, finders: Sequence[Rounding], most: int) -> Sized:
+def match_counts(request: Request, finders: Sequence[Rounding], most: int, least: int = 1) -> Sized:
     """Return channels by their shape (ring, chain), the same number of each, at most `most`.
 
-    It is the smallest number at which all shapes are near their best rates. `finders` finds the
-    channels of one shape each.
+    It is the smallest number at which all shapes are near their best rates, or one of at least
+    `least` that loses no more. `finders` finds the channels of one shape each.
     """
     given = {finder.shape: finder.name(finder.choose(most)) for finder in finders}
     matching = _Matching(request, given, {finder.shape: finder for finder in finders}, most)
-    chosen = matching.size_to(matching.choose_count())
+    chosen = matching.size_to(matching.choose_count(least))
     # If the slower shape loses much by a number that suits the faster one, its own number may suit
     # both.
     for shape, channels in given.items():
@@ -246,19 +290,20 @@ class _Matching:
     def __init__(
         self, request: Request, given: Sized, finders: dict[str, Rounding], most: int
     ) -> None:
-        self._router, self._given, self._finders, self._most = request.router, given, finders, most
-        self._crossed: dict[tuple[str, Order], Counter[tuple[str, str]]] = {}
+        self._topology, self._given, self._finders = request.topology, given, finders
+        self._most = most
+        self._uses: dict[tuple[str, Order], Counter[int]] = {}
         self._by_count = {
             shape: self._list_rates(channels, most) for shape, channels in given.items()
         }
         # Allgather and reduce-scatter only run on rings.
         self._serving = list(given) if request.collective.name == "allreduce" else [RING]
 
-    def choose_count(self) -> int:
+    def choose_count(self, least: int) -> int:
         """Return the smallest number of channels that loses little.
 
         If `most` allows, it is large enough that no channel must exceed the rate of a single
-        channel.
+        channel, and at least `least` if that loses no more.
         """
         faster = [
             max(self._by_count[shape][k] for shape in self._serving) for k in range(self._most)
@@ -267,12 +312,14 @@ class _Matching:
         fitting = [k for k in range(self._most) if faster[k] >= max(faster) * _NEAR_FASTER]
         enough = max(slower[k] for k in fitting) * _NEAR_SLOWER
         fitting = [k for k in fitting if slower[k] >= enough]
-        slow = [
+        slow = [k for k in fitting if faster[k] * 2 / (k + 1) <= _max_channel_GBps(self._topology)]
+        first = min(slow or fitting[-1:])
+        as_good = (
             k
             for k in fitting
-            if faster[k] * 2 / (k + 1) <= _max_channel_GBps(self._router.topology)
-        ]
-        return 1 + min(slow or fitting[-1:])
+            if k + 1 >= least and faster[k] >= faster[first] and slower[k] >= slower[first]
+        )
+        return 1 + max(first, next(as_good, first))
 
     def size_to(self, count: int) -> Sized:
         """Return `count` channels of each shape.
@@ -281,8 +328,7 @@ class _Matching:
         """
         out: Sized = {}
         for shape, channels in self._given.items():
-            orders = channels.orders
-            out[shape] = Channels(shape, tuple(orders[i % len(orders)] for i in range(count)))
+            out[shape] = repeat_channels(channels, count)
             if self.find_share(out, shape) < _NEAR_FASTER:
                 finder = self._finders[shape]
                 rounded = finder.name(finder.round(count))
@@ -310,25 +356,26 @@ class _Matching:
 
         Channels are repeated if there are fewer.
         """
-        total: Counter[tuple[str, str]] = Counter()
-        n, capacity, rates = channels.ranks, self._router.topology.capacity_GBps, []
-        carried = Fraction(2 * (n - 1), n) if channels.shape == RING else Fraction(1)
+        total: Counter[int] = Counter()
+        n, orders, rates = channels.ranks, self._finders[channels.shape].orders, []
+        # The loads may be those of an allgather, of which an allreduce has two.
+        times = Fraction(2 * (n - 1), orders.times[RING]) if channels.shape == RING else Fraction(1)
         for count, order in enumerate(islice(cycle(channels.orders), most), 1):
-            total.update(self._find_crossed(channels.shape, order))
-            rates.append(
-                min(capacity[link] / times for link, times in total.items()) * count / carried
-            )
+            total.update(self._find_uses(channels.shape, order))
+            busiest = max(Fraction(used) / orders.capacity[row] for row, used in total.items())
+            rates.append(count / busiest / times)
         return rates
 
-    def _find_crossed(self, shape: str, order: Order) -> Counter[tuple[str, str]]:
-        crossed = self._crossed.get((shape, order))
-        if crossed is None:
-            crossed = self._crossed[shape, order] = Counter()
-            for src, dst in list_hops(Channels(shape, (order,))):
-                route = self._router.route(src, dst)
-                assert route is not None, (src, dst)
-                crossed.update(route_links(route))
-        return crossed
+    def _find_uses(self, shape: str, order: Order) -> Counter[int]:
+        uses = self._uses.get((shape, order))
+        if uses is None:
+            uses = self._uses[shape, order] = self._finders[shape].orders.uses(shape, order)
+        return uses
+
+
+def repeat_channels(channels: Channels, count: int) -> Channels:
+    """Return `count` channels: the given ones, repeated in turn."""
+    return Channels(channels.shape, tuple(islice(cycle(channels.orders), count)))
 
 
 def _max_channel_GBps(topology: Topology) -> int:

@@ -108,7 +108,7 @@ def model_stock(
         return NotModelled(reason)
     system = build_system(topology)
     level = None if p2p_level is None else PathType[p2p_level]
-    refused = _list_refused_p2p(topology)
+    refused = list_refused_p2p(topology)
     gpu_paths = find_gpu_paths(system, level, nvb, refused)
     if any(path.type == PathType.DIS for path in gpu_paths.paths.values()):
         return NotModelled("some GPUs are not connected by PCIe or NVLink in the topology")
@@ -175,7 +175,7 @@ def _is_in_pci_tree(topology: Topology, src: str, dst: str) -> bool:
     return any(end.kind == "cpu" or end.family in ("pcie", "nvswitch") for end in ends)
 
 
-def _list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
+def list_refused_p2p(topology: Topology) -> frozenset[tuple[int, int]]:
     """Return the ordered pairs of ranks to which the driver refuses P2P, as far as is known."""
     view = view_machine(topology)
     indices = [view.find_gpu_index(name) for name in topology.ranks]

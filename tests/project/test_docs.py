@@ -283,6 +283,7 @@ def test_the_lines_of_the_page_on_nccl_set_the_variable_around_one_communicator(
     text = (ROOT / "docs" / "nccl.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     with topoplan.nccl_graph("ring:4") as path:
+        assert path is not None
         (tmp_path / "graph.xml").write_text(path.read_text())
     seen: list[str | None] = []
     stand_in = SimpleNamespace(

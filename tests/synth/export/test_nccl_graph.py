@@ -36,6 +36,8 @@ from topoplan.synth.export.graph_file import (
 )
 from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.request import Request
+from topoplan.synth.stock.model import StockModel, model_stock
+from topoplan.synth.stock.routes import NcclRouter
 from topoplan.topo.derived.degrade import Change, degrade
 from topoplan.topo.derived.stated import state_rates
 from topoplan.topo.devices import Device, Link, both_directions
@@ -77,14 +79,20 @@ def write(name: str, topology: Topology, version: str = str(NEWEST)) -> tuple[Ex
         Router(topology),
         Effort(20),
         version=parse_nccl_version(version),
+        guard=False,
     )
     return made, read_graph_file(made.text, "graph.xml")
+
+
+def route_as_nccl(topology: Topology) -> Router:
+    modelled = isinstance(model_stock(topology), StockModel)
+    return NcclRouter(Router(topology)) if modelled else Router(topology)
 
 
 def rate_of(graph: NcclGraph, topology: Topology, name: str = "allreduce") -> Fraction:
     """The algbw of a graph's channels, from the links that they cross."""
     channels = list_channels(graph, number_gpus(topology).rank_of, "graph.xml")
-    request = Request(on(name, topology), topology, Effort(20))
+    request = Request(on(name, topology), topology, Effort(20), router=route_as_nccl(topology))
     return algbw_GBps(schedule_channels(request, channels, "graph"), topology)
 
 
@@ -254,7 +262,7 @@ def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
 
 
 def test_types_are_those_of_the_worst_way() -> None:
-    types = PathTypes(read_topology_text(MATRIX, "smi"), NEWEST)
+    types = PathTypes(Router(read_topology_text(MATRIX, "smi")), NEWEST)
     assert [types.find_type(0, 1), types.find_type(2, 3), types.find_type(1, 2)] == [
         "NVL",
         "PIX",
@@ -270,8 +278,8 @@ def test_types_are_those_of_the_worst_way() -> None:
         for x in both_directions(Link(gpu, "cpu0", Fraction(100), kind="c2c"))
     ]
     grace = Topology("grace", (Device("gpu0"), Device("gpu1"), chip), tuple(links))
-    assert PathTypes(grace, NEWEST).find_type(0, 1) == "P2C"
-    assert PathTypes(grace, parse_nccl_version("2.27")).find_type(0, 1) == "PHB"
+    assert PathTypes(Router(grace), NEWEST).find_type(0, 1) == "P2C"
+    assert PathTypes(Router(grace), parse_nccl_version("2.27")).find_type(0, 1) == "PHB"
 
 
 @pytest.mark.parametrize("machine", ["dgx-a100:2", "pair"])
@@ -370,7 +378,9 @@ def test_the_command_writes_the_file_and_says_what_it_reaches(tmp_path: Path) ->
     done = run_module("topoplan.cli.synth", *args, "-o", str(path), "--json")
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
-    assert set(body["nccl_graph"]) == {"algbw_GBps", "bound_one_way", "fraction", "channels"}
+    assert body["nccl_graph"].keys() >= {"algbw_GBps", "bound_one_way", "fraction", "channels"}
+    assert body["nccl_graph"]["written"] and body["nccl_graph"]["stock_model"] is None
+    assert "without PCIe or NVLink" in body["nccl_graph"]["stock_not_modelled"]
     assert set(body["nccl_graph"]["algbw_GBps"]) == {"rings", "chains"}
     assert (
         body["nccl_graph"]["fraction"] == 1
@@ -426,10 +436,12 @@ def test_the_variable_is_set_for_a_moment(
     else:
         monkeypatch.setenv("NCCL_GRAPH_FILE", before)
     with pytest.raises(ZeroDivisionError), topoplan.nccl_graph(preset("ring:4")) as path:
+        assert path is not None
         assert os.environ["NCCL_GRAPH_FILE"] == str(path)
         check_graph_file(read_graph_file(path.read_text(), str(path)), range(4), inside=True)
         raise ZeroDivisionError
-    assert os.environ.get("NCCL_GRAPH_FILE") == before and not path.exists()
+    assert path is not None and not path.exists()
+    assert os.environ.get("NCCL_GRAPH_FILE") == before
 
 
 def test_a_plan_a_name_and_a_file_are_taken(
@@ -438,6 +450,7 @@ def test_a_plan_a_name_and_a_file_are_taken(
     monkeypatch.delenv("NCCL_GRAPH_FILE", raising=False)
     for argument in ("ring:4", plans("ring:4"), topoplan.Plan.load(plans("ring:4"))):
         with topoplan.nccl_graph(argument, nccl_version="2.20") as path:
+            assert path is not None
             assert read_graph_file(path.read_text(), "g").graphs[0].channels
     own = tmp_path / "own.xml"
     own.write_text(GOOD)
