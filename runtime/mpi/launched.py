@@ -1,6 +1,7 @@
 """Set torchrun's variables in ranks that mpirun or srun started."""
 
 import os
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,21 +14,24 @@ from .library import describe_mpi, load_mpi
 class Launcher:
     """A launcher of MPI ranks.
 
-    `rank` and `ranks` are the names of the environment variables that hold a process's rank and the
-    number of ranks.
+    `rank`, `ranks` and `on_host` are the names of the environment variables that hold a process's
+    rank, the number of ranks, and that of the ranks on its host.
     """
 
     name: str
     rank: str
     ranks: str
+    on_host: str
 
 
 # srun sets the rank in a batch script as well, but the number of a step's tasks only in the tasks
 # of a step
 LAUNCHERS = (
-    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Launcher("MPICH", "PMI_RANK", "PMI_SIZE"),
-    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    ),
+    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
 
@@ -45,6 +49,23 @@ def number_of_launch() -> int:
     """Return this process's global rank as its launcher set it (RANK, or MPI's); 0 if none did."""
     launcher = find_launcher()
     return int(os.environ.get("RANK" if launcher is None else launcher.rank, "0"))
+
+
+def count_hosts() -> tuple[int, str]:
+    """Return the number of equal hosts of this process's job, and the variables that say so.
+
+    They are torchrun's, then the launchers'. One host, by no variable, if none are set.
+    """
+    names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
+    for pair in names:
+        # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
+        found = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
+        if all(found):
+            ranks, on_host = (int(match[0]) for match in found if match)
+            if on_host:
+                texts = (f"{name}={os.environ[name]}" for name in pair)
+                return max(-(-ranks // on_host), 1), ", ".join(texts)
+    return 1, ""
 
 
 def join_mpi() -> bool:

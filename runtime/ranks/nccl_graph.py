@@ -15,6 +15,7 @@ from ...synth.export.graph_check import check_graph_file
 from ...synth.export.graph_file import (
     MAX_CHARACTERS,
     NEWEST,
+    GraphFile,
     looks_like_graph_file,
     parse_nccl_version,
     read_graph_file,
@@ -27,6 +28,7 @@ from ...topo.errors import InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load_for_planning
 from ...topo.routes import Router
+from ..mpi.launched import count_hosts
 
 VARIABLE = "NCCL_GRAPH_FILE"
 
@@ -38,6 +40,7 @@ def nccl_graph(
     nccl_version: str | None = None,
     time_limit_s: float = USUAL_LIMIT_S,
     guard: bool = True,
+    hosts: int | None = None,
 ) -> Iterator[Path | None]:
     """Set NCCL_GRAPH_FILE inside the `with`, for the best rings and chains in a communicator.
 
@@ -46,8 +49,10 @@ def nccl_graph(
     communicator at its group's first collective, so call one inside. Yields the file's path; a file
     made for this is removed, and the variable restored. If the file needs NCCL_NVB_DISABLE=1, that
     is set and restored, too. With `guard`, yields None and leaves the environment alone where stock
-    NCCL is modelled to be as fast on the machine. Raise InputError or InfeasibleError, and leave
-    the environment alone, if there can be no such file for the machine.
+    NCCL is modelled to be as fast on the machine. `hosts` is how many hosts the communicator's GPUs
+    are on: by default those of the job, from torchrun's or the launcher's variables; a file for one
+    host is refused in a communicator of several, and the other way round. Raise InputError or
+    InfeasibleError, and leave the environment alone, if there can be no such file for the machine.
     """
     version = parse_nccl_version(nccl_version) if nccl_version else NEWEST
     existing = (
@@ -57,10 +62,17 @@ def nccl_graph(
     )
     if existing is not None:
         path, text = existing
-        check_graph_file(read_graph_file(text, str(path)), version=version)
+        file = read_graph_file(text, str(path))
+        check_graph_file(file, version=version)
+        _check_hosts(file, hosts)
         with _set_variables({VARIABLE: str(path.resolve())}):
             yield path
         return
+    if (number := hosts or count_hosts()[0]) > 1:
+        raise InputError(
+            f"nccl_graph: the communicator is on {number} hosts, and a file made here is for one; "
+            "pass hosts=1 if all GPUs of the communicator are on one host"
+        )
     router, name = _find_router(plan_or_topology)
     made = export(
         NCCL_GRAPH,
@@ -78,6 +90,25 @@ def nccl_graph(
         path.write_text(made.text, encoding="utf-8")
         with _set_variables({VARIABLE: str(path), **made.environment}):
             yield path
+
+
+def _check_hosts(file: GraphFile, hosts: int | None) -> None:
+    """Raise InputError if a file for one host is for a communicator of several, or the reverse."""
+    found, why = count_hosts()
+    number, said = (found, f" ({why})" if why else "") if hosts is None else (hosts, "")
+    has_nets = any(nets for graph in file.graphs for nets in graph.nets)
+    if number > 1 and not has_nets:
+        raise InputError(
+            f"{file.where}: its channels have no <net>, so it is for one host, and the job has "
+            f"{number}{said}: NCCL would send all channels through one NIC; write a file with "
+            f"--hosts {number}, or pass hosts=1 if all GPUs of the communicator are on one host"
+        )
+    if number == 1 and has_nets:
+        raise InputError(
+            f"{file.where}: its channels have <net>, so it is for several hosts, and the job has "
+            f"one{said}; write a file without --hosts, or pass the communicator's number of hosts "
+            "as hosts="
+        )
 
 
 @contextmanager

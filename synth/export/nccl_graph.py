@@ -248,10 +248,11 @@ def _write_comment(graphs: NcclGraphs, version: NcclVersion, remarks: Sequence[s
         if channels is not None
     ]
     lines = [
-        f"topoplan {VERSION}: {graphs.count} channels through {graphs.collective.ranks} GPUs of "
+        f"topoplan {VERSION}, for jobs of one host (in one of several NCCL would send all through "
+        f"one NIC): {graphs.count} channels through {graphs.collective.ranks} GPUs of "
         f"{topology.name}",
         f"fingerprint {topology.fingerprint}, for NCCL "
-        f"{version if version < NEWEST else 'up to ' + str(NEWEST)} and one host",
+        f"{version if version < NEWEST else 'up to ' + str(NEWEST)}",
         f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; {graphs.collective.name} "
         f"could reach at most {float(graphs.bound.algbw_GBps):.4g} with a single path per pair of "
         f"GPUs ({float(graphs.fraction):.1%} of it)",

@@ -463,3 +463,34 @@ def test_a_plan_a_name_and_a_file_are_taken(
     with pytest.raises(InputError), topoplan.nccl_graph(str(tmp_path / "missing.xml")):
         pytest.fail("a missing file was taken")
     assert "NCCL_GRAPH_FILE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("variables", "hosts"),
+    [
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
+        ({"OMPI_COMM_WORLD_SIZE": "12", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 3),
+        ({"SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, 4),
+    ],
+)
+def test_files_for_one_host_are_refused_in_jobs_of_several(
+    variables: dict[str, str], hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NCCL_GRAPH_FILE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    one, several = tmp_path / "one.xml", tmp_path / "several.xml"
+    one.write_text(GOOD)
+    between = GOOD.replace("<channel>", '<channel><net dev="0"/>')
+    several.write_text(between.replace("</channel>", '<net dev="0"/></channel>'))
+    with pytest.raises(InputError, match="for several hosts"), topoplan.nccl_graph(several):
+        pytest.fail("a file for several hosts was taken on one")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = f"has {hosts} .*--hosts {hosts}"
+    with pytest.raises(InputError, match=words) as refused, topoplan.nccl_graph(one):
+        pytest.fail("a file for one host was taken on several")
+    assert "\n" not in str(refused.value) and "NCCL_GRAPH_FILE" not in os.environ
+    with topoplan.nccl_graph(several):
+        assert os.environ["NCCL_GRAPH_FILE"] == str(several)
+    with topoplan.nccl_graph(one, hosts=1):
+        assert os.environ["NCCL_GRAPH_FILE"] == str(one)
