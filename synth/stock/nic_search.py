@@ -71,6 +71,7 @@ class _NicGraphSearch(GraphSearch):
         self.speeds = next(speeds for sm, speeds in _SPEEDS_MBps if self.sm >= sm)
         types = [path.type for path in nics.out.values()]
         self.min_nic_type, self.max_nic_type = min(*types, PathType.SYS), max(types)
+        self.nic_types = {*types, *(path.type for path in nics.back.values())}
         if self.sm < _NEAR_NICS_SM:
             self.max_nic_type = PathType.SYS
         self.best = self.trial = replace(self.best, nic_type=self.min_nic_type)
@@ -90,7 +91,9 @@ class _NicGraphSearch(GraphSearch):
 
     def _list_keys(self) -> tuple[object, ...]:
         trial = self.trial
-        return (*super()._list_keys(), trial.nic_type, trial.cross_nic, trial.inter_MBps)
+        # Farther types allow no more where no path to a NIC has them.
+        farthest = max((x for x in self.nic_types if x <= trial.nic_type), default=None)
+        return (*super()._list_keys(), farthest, trial.cross_nic, trial.inter_MBps)
 
     def _run_search(self, table: HopTable, limits: SearchLimits) -> int:
         trial = self.trial
