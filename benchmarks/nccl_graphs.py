@@ -1,207 +1,169 @@
-"""What equal rings and chains reach as NCCL_GRAPH_FILE can say them, machine by machine: python
-benchmarks/nccl_graphs.py
+"""Graph files beside modelled stock NCCL, machine by machine: python benchmarks/nccl_graphs.py
 
-First come machines whose one-way optima were found by other means ("wanted"), then presets and
-recorded machines with at most 16 GPUs (in ../shared, where it is present). Rates are of an
-allreduce, in GB/s of algbw, from the exact loads of the links: of at most 32 equal channels ("of
-K"), and beside them of the best free shares. "fraction" is the better of rings and chains over the
-bound for one way a pair; the least that it must be is .97 up to 8 GPUs, and .95 up to 16. A sparse
-mesh of direct links has no such chains: there the bound is for trees, and nothing is asked.
-"prefix" is the least that any prefix of the channels reaches of what so many of them could at best,
-each limited by its own busiest link, or by the bound.
+    python benchmarks/nccl_graphs.py                      recorded machines and presets
+    python benchmarks/nccl_graphs.py --only dgx1v
+    python benchmarks/nccl_graphs.py --runs 200 --seed 7 --results hosts.jsonl    random hosts too
+
+Recorded machines are those of ../shared, where it is present, with at most 16 GPUs. Stock and file
+are the algbw of an allreduce in GB/s at NCCL's constants, each of what NCCL's tuner picks at 1 GiB;
+"x1", "x2" and "x4" are their ratio with links between CPUs at once, twice and four times NCCL's
+constants. "own" is the file's algbw at the machine's own rates, "fraction" its share of the bound
+over NCCL's routes. Exit code 1 if a written file is below stock, or under .97 of the bound on a
+recorded machine with at most 8 GPUs (.95 up to 16): random NVLinks allow no such chains. Files are
+"held back" where the best channels at the machine's own rates are below stock at NCCL's constants.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness import make_parser
-from one_way import MACHINES, SHARED, open_machine
+from harness import Results, Table, add_sample, make_parser
+from single_path import MACHINES, SHARED, open_machine
 
-if TYPE_CHECKING:
-    from topoplan.topo.graph import Topology
+from topoplan.synth.export.choice import ChosenGraphs, choose_graphs
+from topoplan.synth.export.graph_file import NEWEST
+from topoplan.synth.export.guard import BETWEEN_CPUS, WORTH_WRITING
+from topoplan.synth.ir.collective import collective_on
+from topoplan.synth.numeric.effort import Effort
+from topoplan.synth.stock.model import NotModelled
+from topoplan.topo.errors import InfeasibleError, InputError
+from topoplan.topo.graph import Topology
+from topoplan.topo.loader.resolve import load_for_planning
 
-PRESETS = (
-    "dgx1",
-    "dgx2",
-    "dgx-a100",
-    "dgx-h100",
-    "mi250",
-    "mi300x",
-    "pcie-2socket",
-    "z52",
-    "dgx-a100:2",
+PRESETS = ("dgx1", "dgx2", "dgx-a100", "dgx-h100", "pcie-2socket")
+FOLDERS = ("inputs/nccl_stock", "inputs/nccl_graphs", "machines")
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter")
+_MAX_RANKS = 16
+_SIZE_bytes = 1 << 30
+# The least share of the bound, up to so many GPUs.
+_LEAST = {8: 0.97, 16: 0.95}
+_COLUMNS = (
+    ("machine", "machine", "<34"),
+    ("collective", "collective", "<14"),
+    ("ranks", "GPUs", ">4"),
+    ("stock_GBps", "stock", ">8.2f"),
+    ("stock_picked", "takes", "<6"),
+    ("file_GBps", "file", ">8.2f"),
+    ("picked", "takes", "<6"),
+    *((f"x{factor}", f"x{factor}", ">6.3f") for factor in BETWEEN_CPUS),
+    ("own_GBps", "own", ">8.2f"),
+    ("fraction", "fraction", ">8.4f"),
+    ("channels", "K", ">3"),
+    ("cpu_s", "cpu s", ">6.1f"),
+    ("written", "written", "<7"),
+    ("met", "met", "<4"),
 )
-# Graphs of direct links, some without good chains: nothing is asked of them.
-GRAPHS = ("ring:8", "torus:4x4", "hypercube:4", "mesh:3x3", "mesh:4x4", "path:8")
-MOST_RANKS = 16
-# The least fraction of the bound, up to so many GPUs.
-LEAST = {8: 0.97, 16: 0.95}
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A machine, with the one-way optimum that is wanted of it where one is known, and whether
-    something is asked of it.
-    """
-
-    name: str
-    topology: Topology
-    wanted_GBps: float | None = None
-    asked: bool = True
-
-
-def list_machines() -> Iterator[Machine]:
-    """Yield the machines of the table, the presets, and the recorded machines that are here."""
-    from topoplan.topo.derived.degrade import Change, degrade
-    from topoplan.topo.errors import InputError
-    from topoplan.topo.loader.resolve import load_for_planning, resolve
-
+def list_machines(args: argparse.Namespace) -> Iterator[tuple[str, Topology | None]]:
+    """Yield the machines by name, None where a file is absent."""
     seen: set[str] = set()
-    for name, file, text, wanted in MACHINES:
-        topology = open_machine(file, text)
-        if topology is None:
-            print(f"{name:<28} skipped: {file} is not in {SHARED}", file=sys.stderr)
-            continue
+    for name, file, text, _ in MACHINES:
         seen.add(Path(file or name).name)
-        yield Machine(name, topology, wanted)
-    for name in (*PRESETS, *GRAPHS):
-        if name not in seen:
-            yield Machine(name, resolve(name), None, name in PRESETS)
-    for path in sorted((SHARED / "machines").rglob("*")):
-        if not path.is_file() or path.suffix not in (".xml", ".txt", ".bz2") or path.name in seen:
-            continue
-        try:
-            topology = load_for_planning(str(path))[0]
-        except InputError:
-            continue  # skeletons, and texts that describe no machine
-        if 2 <= len(topology.ranks) <= MOST_RANKS:
-            yield Machine(path.name[:28], topology)
-        if path.name == "topo_16p1h.xml":
-            yield Machine(
-                "  its GCDs 0 to 7", degrade(topology, Change(without_ranks=tuple(range(8, 16))))
-            )
+        yield name, open_machine(file, text)
+    yield from ((name, load_for_planning(name)[0]) for name in PRESETS if name not in seen)
+    for folder in FOLDERS:
+        if not (SHARED / folder).is_dir():
+            yield folder, None
+        for path in sorted((SHARED / folder).rglob("*")):
+            ending = path.suffix in (".xml", ".txt", ".bz2") and "graph.xml" not in path.name
+            if not (path.is_file() and ending) or path.name in seen:
+                continue
+            try:
+                topology = load_for_planning(str(path))[0]
+            except InputError:
+                continue  # skeletons, and texts that describe no machine
+            if 2 <= len(topology.ranks) <= _MAX_RANKS:
+                yield path.name[:34], topology
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from random_hosts import make_host
+
+    for seed in range(args.seed, args.seed + args.runs):
+        yield f"random host {seed}", make_host(seed)
 
 
-def measure(machine: Machine, collective_name: str = "allreduce") -> dict[str, Any]:
-    """Return the figures of a machine."""
-    from topoplan.synth.bounds.certificate import check_bound
-    from topoplan.synth.bounds.single_path import find_bounds
-    from topoplan.synth.channels.channels import SHAPES, Channels, algbw_GBps, schedule_channels
-    from topoplan.synth.channels.columns import pack_orders
-    from topoplan.synth.channels.rounding import find_channels
-    from topoplan.synth.numeric.effort import Effort
-    from topoplan.synth.planner.synthesize import collective_on
-    from topoplan.synth.request import Request
-    from topoplan.synth.verify import verify
-    from topoplan.topo.errors import InfeasibleError
-    from topoplan.topo.routes import Router
-
-    topology = machine.topology
+def measure(name: str, topology: Topology, collective_name: str) -> dict[str, Any] | None:
+    """Return the figures of a machine; None if its stock is not modelled."""
+    topology, router = load_for_planning(topology)
     collective = collective_on(collective_name, topology)
-    router = Router(topology)
-    bound = find_bounds(collective, router).single_path
-    check_bound(bound, collective, topology, router)
-    row: dict[str, Any] = {
-        "machine": machine.name,
+    started = time.process_time()
+    try:
+        chosen = choose_graphs(collective, router, Effort(), None, NEWEST, _SIZE_bytes)
+    except InfeasibleError:
+        return None
+    if isinstance(chosen.stock, NotModelled):
+        return None
+    assert chosen.comparison is not None and chosen.host is not None
+    compared, graphs = chosen.comparison, chosen.graphs
+    rings_only = collective_name != "allreduce"
+    written = chosen.is_worth_writing
+    row = {
+        "machine": name,
+        "collective": collective_name,
         "ranks": collective.ranks,
-        "one_way_GBps": float(bound.algbw_GBps),
-        "wanted_GBps": machine.wanted_GBps,
+        "stock_GBps": float(chosen.host.rate_picked_stock(rings_only, _SIZE_bytes)),
+        "stock_picked": "rings" if rings_only else chosen.stock.pick(_SIZE_bytes),
+        "file_GBps": float(compared.algbw_GBps),
+        "picked": compared.picked,
+        **{f"x{factor}": float(compared.ratios[None, factor]) for factor in BETWEEN_CPUS},
+        "own_GBps": float(graphs.fraction * graphs.bound.algbw_GBps),
+        "fraction": float(graphs.fraction),
+        "channels": graphs.count,
+        "nvb": chosen.nvb,
+        "cpu_s": time.process_time() - started,
+        "written": written,
     }
-    for shape in SHAPES:
-        started = time.process_time()
-        request = Request(collective, topology, Effort())
-        try:
-            channels = find_channels(request, shape)
-        except InfeasibleError:
-            row[shape] = None
-            continue
-        seconds = time.process_time() - started
-        schedule = schedule_channels(request, channels, shape)
-        verify(schedule, topology)
-        rate = algbw_GBps(schedule, topology)
-        alone = [rate_of(request, Channels(shape, (order,))) for order in channels.orders]
-        prefixes = [
-            rate_of(request, Channels(shape, channels.orders[:m])) for m in range(1, len(alone))
-        ]
-        best = [min(bound.algbw_GBps, m * max(alone)) for m in range(1, len(alone))]
-        row[shape] = {
-            "algbw_GBps": float(rate),
-            "channels": len(channels.orders),
-            "seconds": seconds,
-            "free_shares_GBps": pack_orders(
-                Request(collective, topology, Effort()), [shape]
-            ).algbw_GBps,
-            "fraction": float(rate / bound.algbw_GBps),
-            "prefix": float(
-                min((x / y for x, y in zip(prefixes, best, strict=True)), default=Fraction(1))
-            ),
-        }
-    row["fraction"] = max((row[shape]["fraction"] for shape in SHAPES if row[shape]), default=0.0)
-    asked = machine.asked and collective_name == "allreduce"
-    row["least"] = next(
-        (least for most, least in LEAST.items() if asked and collective.ranks <= most), 0.0
-    )
-    return row
+    if not written or _is_near_bound(name, chosen):
+        return row | {"met": not written or _is_above(chosen)}
+    # Where the best channels at the machine's own rates are below stock at NCCL's, less is asked.
+    best = choose_graphs(collective, router, Effort(), None, NEWEST, _SIZE_bytes, guard=False)
+    is_held = best.comparison is not None and not best.comparison.is_safe
+    return row | {"met": is_held and _is_above(chosen), "note": "held back" if is_held else ""}
 
 
-def rate_of(request: Any, channels: Any) -> Fraction:
-    """Return the algbw of channels in GB/s."""
-    from topoplan.synth.channels.channels import algbw_GBps, schedule_channels
+def _is_above(chosen: ChosenGraphs) -> bool:
+    assert chosen.comparison is not None
+    ratios = chosen.comparison.ratios.values()
+    return chosen.comparison.gain >= WORTH_WRITING and min(ratios) >= Fraction(1)
 
-    return algbw_GBps(schedule_channels(request, channels, channels.shape), request.topology)
 
-
-def tell(row: dict[str, Any]) -> str:
-    """Return the line of a machine."""
-    wanted = f"{row['wanted_GBps']:8.2f}" if row["wanted_GBps"] is not None else " " * 8
-    cells = [f"{row['machine']:<28} {row['ranks']:>4} {row['one_way_GBps']:8.2f} {wanted}"]
-    for shape in ("ring", "chain"):
-        found = row[shape]
-        cells.append(
-            f"{found['algbw_GBps']:8.2f} {found['channels']:3d} {found['free_shares_GBps']:8.2f} "
-            f"{found['prefix']:6.3f} "
-            f"{found['seconds']:5.1f}"
-            if found
-            else f"{'none':>8} {'':3} {'':8} {'':6} {'':5}"
-        )
-    return "  ".join(
-        [
-            *cells,
-            f"{row['fraction']:.4f}" + (" TOO LITTLE" if row["fraction"] < row["least"] else ""),
-        ]
-    )
+def _is_near_bound(name: str, chosen: ChosenGraphs) -> bool:
+    """Return whether a file is near the bound; random meshes have no such chains."""
+    ranks = chosen.graphs.collective.ranks
+    least = next(share for most, share in _LEAST.items() if ranks <= most)
+    return name.startswith("random") or float(chosen.graphs.fraction) >= least
 
 
 def main() -> int:
-    """Print the table; return 1 where a fraction is too little."""
+    """Print the table; return 1 where a file is below stock or its bound."""
     parser = make_parser(__doc__)
     parser.add_argument("--only", default="", help="machines whose name contains this")
-    parser.add_argument(
-        "--collective",
-        default="allreduce",
-        help="allreduce, or allgather or reduce-scatter: rings alone",
-    )
+    add_sample(parser, 0, COLLECTIVES, files=False)
+    parser.set_defaults(collectives=["allreduce"])
     args = parser.parse_args()
-    if not args.json:
-        print(f"{'':<28} {'':>4} {'bound':>8} {'':>8}  {'rings':<34}  {'chains':<34}")
-        figures = f"{'GB/s':>8} {'K':>3} {'free':>8} {'prefix':>6} {'cpu s':>5}"
-        print(f"{'machine':<28} GPUs {'one way':>8} {'wanted':>8}  {figures}  {figures}  fraction")
-    missed = False
-    for machine in list_machines():
-        if args.only not in machine.name:
+    table = Table(_COLUMNS, as_json=args.json)
+    results = Results(args.results, ("machine", "collective"))
+    for name, topology in list_machines(args):
+        if args.only not in name:
             continue
-        row = measure(machine, args.collective)
-        missed = missed or row["fraction"] < row["least"]
-        print(json.dumps(row) if args.json else tell(row), flush=True)
-    return int(missed)
+        if topology is None:
+            print(f"{name:<34} skipped: it is not in {SHARED}", file=sys.stderr)
+            continue
+        for collective in args.collectives:
+            if results.has(machine=name, collective=collective):
+                continue
+            row = measure(name, topology, collective)
+            if row is not None:
+                results.add(row)
+                table.add(row, row.get("note", ""))
+    table.end()
+    return int(not all(row["met"] for row in results.rows))
 
 
 if __name__ == "__main__":

@@ -183,14 +183,17 @@ def _is_good_enough(rated: Sequence[_Rated], fastest: Fraction, reachable: Fract
 def _choose(rated: Sequence[_Rated]) -> _Rated:
     """Return the best of what is safe, if anything is.
 
-    It is among the best at the machine's own rates and, of these, at NCCL's constants.
+    It is near the best both at the machine's own rates and at NCCL's constants; among equals the
+    one with the largest least ratio to stock.
     """
     rated = [each for each in rated if each[1].is_safe] or rated
     fastest = max(graphs.fraction for graphs, _ in rated)
-    rated = [each for each in rated if each[0].fraction >= fastest * _EQUAL]
-    best = max(compared.gain for _, compared in rated)
-    rated = [each for each in rated if each[1].gain >= best * _EQUAL]
-    return max(rated, key=lambda each: (each[1].least, each[0].fraction, not each[0].counted_GBps))
+    most = max(compared.gain for _, compared in rated)
+    shares = [min(graphs.fraction / fastest, each.gain / most) for graphs, each in rated]
+    near = [
+        each for each, share in zip(rated, shares, strict=True) if share >= max(shares) * _EQUAL
+    ]
+    return max(near, key=lambda each: (each[1].least, each[0].fraction, not each[0].counted_GBps))
 
 
 def _count_rates(graphs: NcclGraphs, host: StockHost) -> dict[str, Fraction]:

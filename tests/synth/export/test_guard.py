@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from random_graphs import on
+from random_hosts import make_host
 
 import topoplan
 from topoplan.cli import synth
@@ -29,36 +29,6 @@ from topoplan.topo.routes import Router
 
 SIZE_bytes = 1 << 30
 COMMAND = ("--collective", "allreduce", "--format", "nccl-graph")
-
-
-def make_host(seed: int) -> Topology:
-    """A host with random PCIe, sockets and NVLinks, as NCCL's XML."""
-    chance = random.Random(seed)
-    count, sockets = chance.choice([2, 3, 4, 4, 5, 6, 8]), chance.choice([1, 2, 2])
-    sm, speed = chance.choice([(70, "8.0"), (80, "16.0"), (90, "32.0"), (89, "16.0")])
-    nvlinks: dict[int, str] = dict.fromkeys(range(count), "")
-    for _ in range(chance.randrange(2 * count)):
-        a, b = chance.sample(range(count), 2)
-        for end, target in ((a, b), (b, a)):
-            nvlinks[end] += (
-                f'<nvlink target="0000:{target + 1:02x}:00.0" count="{2}" tclass="0x03"/>'
-            )
-    gpus = [
-        f'<pci busid="0000:{i + 1:02x}:00.0" class="0x030200" link_speed="{speed} GT/s PCIe" '
-        f'link_width="16"><gpu dev="{i}" rank="{i}" sm="{sm}" gdr="1">{nvlinks[i]}</gpu></pci>'
-        for i in range(count)
-    ]
-    vendor, model = chance.choice(
-        [("AuthenticAMD", 49), ("GenuineIntel", 85), ("GenuineIntel", 143)]
-    )
-    cut = chance.randrange(1, count + 1) if sockets == 2 else count
-    cpus = "".join(
-        f'<cpu numaid="{i}" arch="x86_64" vendor="{vendor}" familyid="6" modelid="{model}">'
-        f"{''.join(part)}</cpu>"
-        for i, part in enumerate((gpus[:cut], gpus[cut:]))
-        if part
-    )
-    return nccl_xml.read(f'<system version="1">{cpus}</system>', f"random{seed}")
 
 
 def make_file(topology: Topology, collective: str = "allreduce") -> Export:
