@@ -238,7 +238,18 @@ def _list_topologies(arguments: argparse.Namespace) -> list[Topology]:
         return [join_ranks()]
     from ..topo.loader.resolve import resolve
 
+    _warn_of_repeated(names)
     return [resolve(name, arguments.box) for name in names]
+
+
+def _warn_of_repeated(names: list[str]) -> None:
+    """Warn of files that are named twice, which count as different hosts that are alike."""
+    paths = [Path(name).resolve() for name in names if Path(name).is_file()]
+    for path in dict.fromkeys(path for path in paths if paths.count(path) > 1):
+        print_error(
+            f"{PROG}: warning: {path.name} is given {paths.count(path)} times; counted as so many "
+            "hosts that are alike"
+        )
 
 
 def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topology:

@@ -5,7 +5,7 @@
  * FUNCTION may be "*". What has no line is not supported, and a link without a state does not exist.
  * FAKE_NVML_CALLS, if set, names a file that gets a line "FUNCTION GPU OTHER" for every call.
  *
- *   driver, version, cuda_version, count
+ *   driver, version, cuda_version, count, confidential (0)
  *   gpu.N.bus_id, .uuid, .name, .sm (70), .max_generation, .max_width, .generation, .width, .numa_id, .mig
  *   gpu.N.cpus, gpu.N.nodes (numbers between commas)
  *   gpu.N.link.L.state, .remote_type, .remote_bus_id, .version
@@ -170,6 +170,15 @@ int nvmlSystemGetNVMLVersion(char *out, unsigned size) {
 int nvmlSystemGetCudaDriverVersion(int *out) {
     FAIL_AS_TOLD(NONE, NONE);
     return number_of(find("cuda_version"), out);
+}
+
+int nvmlSystemGetConfComputeState(unsigned *out) {
+    int on = 0;
+    FAIL_AS_TOLD(NONE, NONE);
+    number_of(find("confidential"), &on);
+    memset(out, 0, 3 * sizeof *out);
+    out[1] = (unsigned)on;
+    return SUCCESS;
 }
 
 int nvmlDeviceGetCount_v2(int *out) {

@@ -13,7 +13,7 @@ assumed rates (of the network, of topo-place, of boxes of clusters).
 | no-driver | NVML does not answer | | the reason | doctor, errors |
 | gpu-not-listed | a GPU on PCI, unknown to the driver | PCI address | vendor | doctor, errors |
 | gpu-lost | a GPU no longer answers the driver | its id | the reason | errors |
-| gpu-hidden | CUDA_VISIBLE_DEVICES hides GPUs | their ids | | errors |
+| gpu-hidden | CUDA_VISIBLE_DEVICES or the job hides GPUs | their ids | | errors, doctor |
 | no-gpus | the file lists no GPU | | | errors |
 | link-without-peer | links lead to no known GPU | GPUs | nvlink or xgmi | doctor |
 | nvlinks-left-out | the text shows PCIe routes instead of NVLinks | | | doctor, GPUDirect |

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..facts import Facts, load_facts
 from ..facts.keys import qualify
 from ..graph import Topology
-from . import driver, links, nics, p2p, pcie, places, rates, stock
+from . import driver, fabric, links, nics, p2p, pcie, places, rates, stock
 from .view import SEVERITIES, Check, DoctorView, Finding, join_names
 
 __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "report"]
@@ -23,6 +23,7 @@ __all__ = ["CHECKS", "Examination", "Finding", "examine", "list_findings", "repo
 # Every check, in the order of the findings of one severity.
 CHECKS: tuple[Check, ...] = (
     *driver.CHECKS,
+    *fabric.CHECKS,
     *links.CHECKS,
     *p2p.CHECKS,
     *pcie.CHECKS,
@@ -93,6 +94,7 @@ def examine(topology: Topology) -> Examination:
     findings = [
         *_merge_findings(hosts),
         *_check_fabrics(parts),
+        *_check_copies(parts),
     ]
     findings += _list_new_findings(whole.findings, findings)
     checked = dict.fromkeys(name for e in (*hosts.values(), whole) for name in e.checked)
@@ -182,12 +184,10 @@ def _check_fabrics(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
             fabrics = find_fabrics(topology, load_facts(topology.extra, topology.name))
         except InputError:
             continue  # reported as a finding of that host
-        for gpu, fabric in fabrics.items():
-            gpus_in[fabric].append((host, gpu))
-    for cluster in dict.fromkeys(fabric.cluster for fabric in gpus_in):
-        cliques = {
-            fabric.clique: gpus for fabric, gpus in gpus_in.items() if fabric.cluster == cluster
-        }
+        for gpu, own in fabrics.items():
+            gpus_in[own].append((host, gpu))
+    for cluster in dict.fromkeys(own.cluster for own in gpus_in):
+        cliques = {own.clique: gpus for own, gpus in gpus_in.items() if own.cluster == cluster}
         members = [member for gpus in cliques.values() for member in gpus]
         if len(cliques) > 1 and len({host for host, _ in members}) > 1:
             listed = " | ".join(
@@ -203,6 +203,27 @@ def _check_fabrics(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
                 (f"fabric_cluster = {cluster} (NVML)",),
                 "have the fabric manager put them into one partition if one job is to use them all",
             )
+
+
+def _check_copies(hosts: Mapping[str, Topology]) -> Iterator[Finding]:
+    """Report GPUs with one UUID on several hosts: a warning, since one host was given twice."""
+    by_uuid: dict[str, list[str]] = defaultdict(list)
+    for host, topology in hosts.items():
+        for ident in topology.ranks:
+            if uuid := topology.by_id[ident].extra.get("uuid"):
+                by_uuid[str(uuid)].append(qualify(host, ident))
+    copies = {uuid: gpus for uuid, gpus in by_uuid.items() if len(gpus) > 1}
+    if copies:
+        about = tuple(gpu for gpus in copies.values() for gpu in gpus)
+        yield Finding(
+            "warning",
+            "same-host-twice",
+            about,
+            f"{join_names(about)}: the same GPUs by their UUIDs, so one host's file was given "
+            "several times",
+            tuple(f"{gpus[0]} uuid = {uuid} (the topology)" for uuid, gpus in copies.items()),
+            "give each host's own file",
+        )
 
 
 def _sort(findings: Sequence[Finding]) -> tuple[Finding, ...]:

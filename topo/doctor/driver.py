@@ -1,20 +1,17 @@
-"""Checks of the driver: its answers, GPUs that it does not list, MIG, NVLinks and fabrics."""
+"""Checks of the driver: its answers, GPUs that it does not list, its modes, and NVLinks."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
-from ..derived.parts import NO_CLUSTER
 from ..facts import keys
-from ..facts.keys import GPU, NVML, PCI, Key, gpu_subject, pci_subject
+from ..facts.keys import GPU, NVML, PCI, gpu_subject, pci_subject
 from ..notes import Note
+from .fabric import describe_pending_fabric
 from .links import MIN_PEERS, check_link_counts
-from .view import Case, Check, DoctorView, Finding, join_names
+from .view import Case, Check, DoctorView, Finding, has_two_gpus, join_names
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
-_FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
-_NOT_YET = ("not started", "in progress")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
@@ -73,16 +70,24 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
 def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
     """Report NVIDIA GPUs on PCI that a working driver does not list: a warning.
 
-    If they are bound to another driver, such as vfio-pci for a virtual machine, it is a note. The
+    If the driver lists no GPU at all, it is an error. If they are bound to another driver, such as
+    vfio-pci for a virtual machine, it is a note. GPUs are not reported if the driver counts as many
+    whose address it does not tell: those that are lost, or that this process may not use. The
     source is the facts or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
-    listed = {
+    # If the driver lists none, the probe takes the GPUs from PCI.
+    none_listed = view.facts.get_number(NVML, keys.NVML_COUNT) == 0
+    addresses = [
         view.facts.get_text(gpu_subject(index), keys.GPU_BUS_ID)
-        for index in view.facts.list_names(GPU)
-    }
+        for index in (() if none_listed else view.facts.list_names(GPU))
+    ]
+    listed = {*addresses}
     answers = listed or view.facts.get_source(NVML, keys.NVML_COUNT)
+    missing = [bus_id for bus_id in _list_nvidia_gpus(view) if answers and bus_id not in listed]
+    if len(missing) == addresses.count(None):
+        missing = []
     cases: list[Case] = [
         (
             "" if bound == "nvidia" else bound or "",
@@ -93,8 +98,7 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
                 if view.facts.get_source(pci_subject(bus_id), key)
             ],
         )
-        for bus_id in (_list_nvidia_gpus(view) if answers else ())
-        if bus_id not in listed
+        for bus_id in missing
         for bound in [view.facts.get_text(pci_subject(bus_id), keys.PCI_DRIVER)]
     ]
     if not listed - {None}:
@@ -103,12 +107,17 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         ]
     for bound, about, evidence in view.group(cases):
         yield Finding(
-            "note" if bound else "warning",
+            "note" if bound else "error" if none_listed else "warning",
             "gpu-not-listed",
             about,
-            f"{join_names(about)}: on PCI, but not among the GPUs that the driver lists"
+            f"{join_names(about)}: on PCI, but "
+            + (
+                "the driver lists no GPU"
+                if none_listed
+                else "not among the GPUs that the driver lists"
+            )
             + (f": bound to {bound}" if bound else ""),
-            evidence,
+            (*evidence, *([view.format_fact(NVML, keys.NVML_COUNT)] if none_listed else [])),
             "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in "
             "the kernel log",
         )
@@ -145,6 +154,49 @@ def check_lost_gpus(view: DoctorView) -> Iterator[Finding]:
         )
 
 
+def check_denied_gpus(view: DoctorView) -> Iterator[Finding]:
+    """Report GPUs that this process may not use (fact `denied`): a note.
+
+    NVML counts the GPUs outside a job's cgroup, too. If no other GPU is left, it is a warning.
+    """
+    denied = [
+        index
+        for index in view.facts.list_names(GPU)
+        if view.facts.get_source(gpu_subject(index), keys.GPU_DENIED) is not None
+    ]
+    if denied:
+        yield Finding(
+            "note" if len(denied) < len(view.facts.list_names(GPU)) else "warning",
+            "gpu-not-permitted",
+            tuple(view.gpu_of[index] for index in denied),
+            f"{join_names([view.gpu_of[index] for index in denied])}: not for this process, as in "
+            "a job or container that was given other GPUs; nothing is wrong with them for that",
+            tuple(view.format_fact(gpu_subject(index), keys.GPU_DENIED) for index in denied),
+            "to see the whole machine, run topo-probe outside the job or as root",
+        )
+
+
+def check_confidential_computing(view: DoctorView) -> Iterator[Finding]:
+    """Report confidential computing on a machine with several GPUs: a warning.
+
+    GPUs in that mode have no P2P, neither over PCIe nor over NVLink, except in the protected PCIe
+    mode of whole machines. It is a note if the driver grants P2P.
+    """
+    if view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) != "on" or not has_two_gpus(view):
+        return
+    granted = any(fact.key == keys.P2P_READ and fact.value == "ok" for fact in view.facts.items)
+    yield Finding(
+        "note" if granted else "warning",
+        "confidential-computing",
+        tuple(view.index_of),
+        "confidential computing is on"
+        + ("" if granted else ", so the GPUs have no P2P and everything goes through host memory"),
+        (view.format_fact(NVML, keys.NVML_CONFIDENTIAL),),
+        "switch it off if the job does not need it (nvidia-smi conf-compute), or use the protected "
+        "PCIe mode where the platform has it",
+    )
+
+
 def check_mig(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs with MIG on (fact `mig`): an error.
 
@@ -166,52 +218,6 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
         )
 
 
-def check_fabric(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose fabric (NVSwitch or NVL72) is not started or not completed.
-
-    That is an error, since NVLink does not work there. GPUs of one machine in different clusters
-    or cliques are a warning: no NVLink joins them.
-    """
-    pending: list[Case] = []
-    parts: dict[tuple[str, str | None], list[str]] = defaultdict(list)
-    evidence_of: list[str] = []
-    for index, ident in view.gpu_of.items():
-        subject = gpu_subject(index)
-        state = view.facts.get_text(subject, keys.GPU_FABRIC_STATE)
-        if state in _NOT_YET:
-            pending.append((state, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),)))
-        cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
-        if state == "completed" and not NO_CLUSTER.fullmatch(cluster):
-            parts[cluster, view.facts.get_text(subject, keys.GPU_FABRIC_CLIQUE)].append(ident)
-            evidence_of += [
-                view.format_fact(subject, key)
-                for key in _FABRIC
-                if view.facts.get_source(subject, key)
-            ]
-    for state, about, evidence in view.group(pending):
-        yield Finding(
-            "error",
-            "fabric-not-completed",
-            about,
-            f"{join_names(about)}: the fabric's state is {state!r}, so NVLink through the switches "
-            "does not work",
-            evidence,
-            "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch "
-            "trays; then reset the GPUs",
-        )
-    if len(parts) > 1:
-        about = tuple(ident for part in parts.values() for ident in part)
-        yield Finding(
-            "warning",
-            "fabric-split",
-            about,
-            f"the GPUs are in {len(parts)} cliques or clusters that no NVLink joins: "
-            + " | ".join(map(join_names, parts.values())),
-            tuple(evidence_of),
-            "have the fabric manager put them into one partition if one job is to use them all",
-        )
-
-
 def check_any_active(view: DoctorView) -> Iterator[Finding]:
     """Report GPUs on boards with NVLink (such as SXM modules) if the driver has no NVLink active.
 
@@ -221,8 +227,7 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     about = view.without_nvlink
     subjects = {ident: view.find_subject(ident) for ident in about}
     if not about or any(
-        view.facts.get_text(subject, keys.GPU_FABRIC_STATE) in _NOT_YET
-        for subject in subjects.values()
+        describe_pending_fabric(view, subject) is not None for subject in subjects.values()
     ):
         return
     yield Finding(
@@ -243,25 +248,21 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     )
 
 
-def check_fabric_health(view: DoctorView) -> Iterator[Finding]:
-    """Report GPUs whose fabric the driver does not call healthy (fact `fabric_health`): a warning.
+def check_unknown_nvlinks(view: DoctorView) -> Iterator[Finding]:
+    """Warn about GPUs whose NVLinks the driver does not tell, so that they are judged without.
 
-    Such a fabric works at a lower rate, or will soon not work.
+    A driver whose library does not answer at all is reported as such.
     """
-    for health, about, evidence in view.group(
-        (health, (ident,), (view.format_fact(gpu_subject(index), keys.GPU_FABRIC_HEALTH),))
-        for index, ident in view.gpu_of.items()
-        if (health := view.facts.get_text(gpu_subject(index), keys.GPU_FABRIC_HEALTH))
-        not in (None, "healthy")
-    ):
+    about = tuple(gpu for gpu in view.nvlinks_unknown if view.list_nvlinks(gpu))
+    if about:
         yield Finding(
             "warning",
-            "fabric-unhealthy",
+            "nvlink-unknown",
             about,
-            f"{join_names(about)}: the NVLink fabric is not well: {health}",
-            evidence,
-            "check nvidia-smi -q (Fabric, Health), the fabric manager's log and the switches for "
-            "SXid errors",
+            f"{join_names(about)}: whether NVLinks are active is not known, so all is judged and "
+            "planned without them",
+            tuple(view.format_fact(view.list_nvlinks(gpu)[0], keys.NVLINK_STATE) for gpu in about),
+            "see nvidia-smi nvlink -s; inside a container or a MIG instance ask on the host",
         )
 
 
@@ -337,16 +338,28 @@ CHECKS = (
         ),
         "no answer of the driver",
     ),
-    Check("MIG", check_mig, lambda view: view.knows_of_gpus(keys.GPU_MIG), "no MIG modes"),
     Check(
-        "fabric",
-        check_fabric,
-        lambda view: view.knows_of_gpus(keys.GPU_FABRIC_STATE),
-        "no states of a fabric",
+        "GPUs that are not permitted",
+        check_denied_gpus,
+        lambda view: view.facts.get_source(NVML, keys.NVML_COUNT),
+        "no answer of the driver",
     ),
+    Check(
+        "confidential computing",
+        check_confidential_computing,
+        lambda view: view.facts.get_source(NVML, keys.NVML_CONFIDENTIAL),
+        "no mode of confidential computing",
+    ),
+    Check("MIG", check_mig, lambda view: view.knows_of_gpus(keys.GPU_MIG), "no MIG modes"),
     Check(
         "any active NVLink",
         check_any_active,
+        lambda view: view.nvlink_subjects,
+        "no states of NVLinks",
+    ),
+    Check(
+        "unknown NVLinks",
+        check_unknown_nvlinks,
         lambda view: view.nvlink_subjects,
         "no states of NVLinks",
     ),
@@ -355,11 +368,5 @@ CHECKS = (
         check_inactive_links,
         lambda view: view.nvlink_subjects,
         "no states of NVLinks",
-    ),
-    Check(
-        "health of the fabric",
-        check_fabric_health,
-        lambda view: view.knows_of_gpus(keys.GPU_FABRIC_HEALTH),
-        "no health of a fabric",
     ),
 )

@@ -206,7 +206,7 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
     group, and groups whose members all have fewer links than those of other groups: one of several
     bridges is missing.
     """
-    for group in view.like_gpus:
+    for group in () if view.hides_peers else view.like_gpus:
         yield from _find_thin_bridges(view, group)
         size, bare = _find_bridge_size(view, group)
         if size and len(bare) >= size:
@@ -292,7 +292,7 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
     all pairs are linked: a mesh that lost a link). If GPUs are bridged in groups, `check_bridges`
     judges those in no group and groups that have fewer links as a whole.
     """
-    for group in view.like_gpus:
+    for group in () if view.hides_peers else view.like_gpus:
         size, _ = _find_bridge_size(view, group)
         if size and len(_group_by_links(view, group)) > 1:
             continue  # reported as `missing-bridge`

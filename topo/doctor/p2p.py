@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..facts import keys
-from ..facts.keys import HOST, P2P, PCI, p2p_subject, parse_pair, pci_subject
+from ..facts.keys import HOST, NVML, P2P, PCI, gpu_subject, p2p_subject, parse_pair, pci_subject
 from ..facts.view import WIRES
 from .view import Check, DoctorView, Finding, join_names
 
@@ -27,8 +27,10 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
 
     A refusal is an error if the GPUs share a PCIe switch or an NVLink, but a warning if this GPU
     model has no P2P, and a note if the path goes through a CPU. `check_p2p_directions` reports
-    access that is refused in one direction only.
+    access that is refused in one direction only. Refusals that follow from MIG or confidential
+    computing, which `driver` reports, are left out.
     """
+    unknown = {*view.nvlinks_unknown}
     for (joined, status), about, evidence in view.group(
         ((_find_joint(view, a, b, subject), status), (a, b), (view.format_fact(subject, key),))
         for a, b, subject in _list_pairs(view)
@@ -45,6 +47,8 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
             + (
                 f" though they have {joined} between them"
                 if joined
+                else "; whether NVLink joins them is not known"
+                if unknown & {*about}
                 else "; the path goes through a CPU"
             ),
             evidence,
@@ -90,8 +94,14 @@ def _reverse(subject: str) -> str:
 def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
     for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
         a, b = parse_pair(subject, P2P) or ("", "")
-        if a != b:
+        if a != b and not _is_isolated(view, a, b):
             yield view.gpu_of.get(a, f"gpu{a}"), view.gpu_of.get(b, f"gpu{b}"), subject
+
+
+def _is_isolated(view: DoctorView, a: str, b: str) -> bool:
+    """Return whether MIG or confidential computing keeps two GPUs (indices) from each other."""
+    modes = (view.facts.get_text(gpu_subject(index), keys.GPU_MIG) for index in (a, b))
+    return "on" in modes or view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on"
 
 
 def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..facts import keys
-from ..facts.keys import pci_subject
+from ..facts.keys import pci_subject, split_host
 from ..facts.view import WIRES
 from ..graph import Device
 from ..hardware import LOCAL_GBps
@@ -143,11 +143,15 @@ def _find_cpus(view: DoctorView, ident: str) -> frozenset[str]:
 def _guess_sockets(view: DoctorView) -> dict[str, str]:
     """Assign each CPU to a socket by halving the list of NUMA nodes.
 
-    This applies if no socket is known and the number of NUMA nodes is even and at least four.
-    Return an empty dict for other machines.
+    This applies to a single host if no socket is known and the number of NUMA nodes is even and at
+    least four. Return an empty dict for other machines.
     """
     nodes = sorted(view.cpus, key=lambda cpu: (cpu.numa_node is None, cpu.numa_node or 0))
-    if any(map(_get_socket, nodes)) or len(nodes) <= _MAX_SOCKETS or len(nodes) % _MAX_SOCKETS:
+    if (
+        any(_get_socket(cpu) or split_host(cpu.id)[0] for cpu in nodes)
+        or len(nodes) <= _MAX_SOCKETS
+        or len(nodes) % _MAX_SOCKETS
+    ):
         return {}
     return {
         cpu.id: f"half {i * _MAX_SOCKETS // len(nodes)} of the NUMA nodes"

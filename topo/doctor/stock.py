@@ -9,8 +9,6 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from ..facts import keys
-from ..facts.keys import pci_subject
-from ..facts.view import read_pci_details
 from ..graph import Device, Link
 from ..matrix import ConnectionFinder
 from .view import (
@@ -30,7 +28,6 @@ _MIN_RING_GBps = Fraction(18)
 _MIN_SM = 100
 # With more GPUs, rings over PCIe are not judged, since that needs the route of each pair.
 _MAX_ROUTED = 32
-_MAKERS: dict[str, str | None] = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 
 def check_bridged_groups(view: DoctorView) -> Iterator[Finding]:
@@ -79,7 +76,7 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
     gpus = [
         g.id
         for g in view.gpus
-        if (_find_sm(view, g) or 0) >= _MIN_SM and _find_maker(view, g) != "AMD"
+        if (_find_sm(view, g) or 0) >= _MIN_SM and view.find_maker(g.id) != "AMD"
     ]
     if not 1 < len(gpus) <= _MAX_ROUTED:
         return
@@ -125,7 +122,7 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
     """
     of_maker: dict[str, list[str]] = defaultdict(list)
     for gpu in view.gpus:
-        if (maker := _find_maker(view, gpu)) is not None:
+        if (maker := view.find_maker(gpu.id)) is not None:
             of_maker[maker].append(gpu.id)
     if len(of_maker) < 2:
         return
@@ -137,15 +134,6 @@ def check_makers(view: DoctorView) -> Iterator[Finding]:
         f"GPUs of different makers ({listed}): neither NCCL nor RCCL makes one collective of them",
         tuple(f"{ids[0]} maker = {maker} (the topology)" for maker, ids in of_maker.items()),
         "plan for those of one maker; over all of them only gloo works, through host memory",
-    )
-
-
-def _find_maker(view: DoctorView, gpu: Device) -> str | None:
-    # The PCI vendor decides; else an attribute that only one maker's files have.
-    vendor = view.facts.get_text(pci_subject(gpu.bus_id), keys.PCI_VENDOR) if gpu.bus_id else None
-    return _MAKERS.get(
-        str(vendor or read_pci_details(gpu).get("vendor")),
-        "AMD" if "gcn" in gpu.extra else "NVIDIA" if "sm" in gpu.extra else None,
     )
 
 

@@ -176,12 +176,25 @@ class DoctorView(MachineView):
 
     @cached_property
     def like_gpus(self) -> tuple[tuple[Device, ...], ...]:
-        """The GPUs grouped by model: by name, architecture and PCI device, if given."""
+        """The GPUs grouped by model: by name, architecture, PCI vendor and device, if given."""
         groups: dict[tuple[str, ...], list[Device]] = defaultdict(list)
         for gpu in self.gpus:
-            model = *map(gpu.extra.get, ("name", "sm", "gcn")), read_pci_details(gpu).get("device")
+            pci = read_pci_details(gpu)
+            model = (
+                *map(gpu.extra.get, ("name", "sm", "gcn")),
+                *map(pci.get, ("vendor", "device")),
+            )
             groups[tuple(map(str, model))].append(gpu)
         return tuple(tuple(group) for group in groups.values())
+
+    @cached_property
+    def hides_peers(self) -> bool:
+        """Whether GPUs are linked directly, and some are hidden, so that numbers of links differ.
+
+        CUDA_VISIBLE_DEVICES or the job's cgroup hides them.
+        """
+        kinds = {self.topology.by_id[end].kind for pair in self.links_between for end in pair}
+        return kinds == {"gpu"} and bool(self.list_notes("gpu-hidden"))
 
     @cached_property
     def links_from(self) -> Mapping[str, tuple[Link, ...]]:
@@ -313,18 +326,6 @@ class DoctorView(MachineView):
     def knows_of_gpus(self, key: Key[Any]) -> bool:
         """Return whether the facts have a value of `key` for at least one GPU."""
         return any(self.facts.get_source(gpu_subject(i), key) for i in self.gpu_of)
-
-    def list_nvlinks(self, gpu: str, state: str | None = None) -> list[str]:
-        """Return the subjects (`gpu/N/nvlink/L`) of a GPU's NVLinks in the facts.
-
-        `gpu` is a device id; `state` ("active" or "inactive") selects links, None all. The result
-        is empty if the facts do not mention the GPU.
-        """
-        return [
-            subject
-            for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
-            if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
-        ]
 
     def group(self, cases: Iterable[Case]) -> list[tuple[Any, tuple[str, ...], tuple[str, ...]]]:
         """Merge cases (key, device ids, evidence lines) with equal keys.

@@ -120,6 +120,7 @@ NVML_DRIVER = Key[str]("nvml", "driver", "version of the driver")
 NVML_VERSION = Key[str]("nvml", "version", "version of NVML")
 NVML_CUDA_VERSION = Key[str]("nvml", "cuda_version", "CUDA version of the driver, such as 12.4")
 NVML_COUNT = Key[int]("nvml", "count", "number of GPUs")
+NVML_CONFIDENTIAL = Key[str]("nvml", "confidential_computing", "on, off")
 
 # -- a GPU
 
@@ -153,7 +154,12 @@ GPU_FABRIC_CLIQUE = Key[int]("gpu/N", "fabric_clique", "number of the clique")
 GPU_FABRIC_HEALTH = Key[str](
     "gpu/N", "fabric_health", "healthy, or what is wrong: degraded bandwidth, unhealthy routes ..."
 )
+# How the reason begins why a fabric whose registration ended with an error has no state.
+FABRIC_FAILED = "registration with the fabric failed"
 GPU_LOST = Key[str]("gpu/N", "lost", "why the GPU does not answer; known only where it does not")
+GPU_DENIED = Key[str](
+    "gpu/N", "denied", "why this process may not use the GPU; known only where it may not"
+)
 
 NVLINK_STATE = Key[str]("gpu/N/nvlink/L", "state", "active, inactive")
 NVLINK_REMOTE_KIND = Key[str]("gpu/N/nvlink/L", "remote_kind", "gpu, cpu, switch")

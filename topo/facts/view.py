@@ -8,12 +8,22 @@ from typing import Any
 
 from ..graph import Device, Topology
 from . import Facts, keys
-from .keys import GPU, NVLINK, gpu_subject, parse_pair
+from .keys import GPU, NVLINK, NVML, gpu_subject, parse_pair, pci_subject
 
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
 
 _BOARDS_WITH_NVLINK = re.compile(r"SXM|\bHBM3|\bH20\b|\bH200\b|\bH800\b|\bB[123]00\b|\bGB[123]00\b")
+# Compute capabilities, times ten, of generations without NVLink: Ada, Blackwell of workstations and
+# GB10, and the integrated GPUs of Xavier and Orin (NVIDIA's datasheets).
+_WITHOUT_NVLINK = (72, 87, 89, 120, 121)
+_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_MAKER_NAMES = {
+    "AMD": re.compile(r"\bAMD\b|Instinct|\bMI\d{2,3}X?\b"),
+    "NVIDIA": re.compile(r"NVIDIA|Tesla|GeForce|Quadro"),
+}
+# Tools in the sources of devices.
+_MAKER_TOOLS = {"AMD": re.compile(r"rocm-smi|amd-smi"), "NVIDIA": re.compile(r"nvidia-smi|NVML")}
 _CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 
 
@@ -100,7 +110,9 @@ class MachineView:
         """The ids of GPUs with no active NVLink in the facts, although their boards have NVLink.
 
         Such boards are SXM modules and the like. The result is empty if any GPU on such a board has
-        an active NVLink, or if there is only one GPU to list: it may be alone on purpose.
+        an active NVLink, or if there is only one GPU to list: it may be alone on purpose. GPUs
+        whose NVLinks the driver does not tell are not listed, nor those in MIG mode, which have
+        none.
         """
         dead: list[str] = []
         for gpu in self.gpus:
@@ -112,18 +124,87 @@ class MachineView:
             )
             if index is None or not _BOARDS_WITH_NVLINK.search(name) or _CARDS.search(name):
                 continue
+            if self.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
+                continue
             states = [
                 self.facts.get_text(s, keys.NVLINK_STATE)
                 for s in self.nvlink_subjects.get(index, ())
             ]
             if "active" in states:
                 return ()
-            if (
-                states
-                or (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
+            if (states and None not in states) or (
+                not states
+                and (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
             ):
                 dead.append(gpu.id)
         return tuple(dead) if len(dead) > 1 else ()
+
+    @cached_property
+    def nvlinks_unknown(self) -> tuple[str, ...]:
+        """The ids of GPUs that may have NVLinks of which the driver does not tell.
+
+        Its library does not answer, or it fails for the states of their links and none is known
+        to be active. GPUs of generations without NVLink, and of other makers, are not listed.
+        """
+        is_silent = self.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None
+        return tuple(
+            gpu.id
+            for gpu in self.gpus
+            if (index := self.index_of.get(gpu.id)) is not None
+            and self.facts.get_number(gpu_subject(index), keys.GPU_SM) not in _WITHOUT_NVLINK
+            and self.find_maker(gpu.id) in (None, "NVIDIA")
+            and (is_silent or self._has_unknown_states(index))
+        )
+
+    def _has_unknown_states(self, index: str) -> bool:
+        states = [
+            self.facts.get_text(s, keys.NVLINK_STATE) for s in self.nvlink_subjects.get(index, ())
+        ]
+        return None in states and "active" not in states
+
+    def find_maker(self, gpu: str) -> str | None:
+        """Return NVIDIA, AMD or Intel, the maker of the GPU with device id `gpu`; None if unknown.
+
+        The PCI vendor decides; else attributes, links and names that only one maker's GPUs have.
+        """
+        device = self.topology.by_id[gpu]
+        vendor = (
+            self.facts.get_text(pci_subject(device.bus_id), keys.PCI_VENDOR)
+            if device.bus_id
+            else None
+        )
+        return _MAKERS.get(str(vendor or read_pci_details(device).get("vendor"))) or next(
+            (
+                maker
+                for maker, attribute, link in (("AMD", "gcn", "xgmi"), ("NVIDIA", "sm", "nvlink"))
+                if attribute in device.extra
+                or link in self._wires_of.get(gpu, ())
+                or _MAKER_NAMES[maker].search(str(device.extra.get("name", "")))
+                or _MAKER_TOOLS[maker].search(str(device.source))
+            ),
+            None,
+        )
+
+    @cached_property
+    def _wires_of(self) -> Mapping[str, frozenset[str]]:
+        kinds: dict[str, set[str]] = defaultdict(set)
+        for link in self.topology.links:
+            if link.kind in WIRES:
+                kinds[link.src].add(link.kind)
+                kinds[link.dst].add(link.kind)
+        return {ident: frozenset(of_gpu) for ident, of_gpu in kinds.items()}
+
+    def list_nvlinks(self, gpu: str, state: str | None = None) -> list[str]:
+        """Return the subjects (`gpu/N/nvlink/L`) of a GPU's NVLinks in the facts.
+
+        `gpu` is a device id; `state` ("active" or "inactive") selects links, None all. The result
+        is empty if the facts do not mention the GPU.
+        """
+        return [
+            subject
+            for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
+            if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
+        ]
 
     def find_gpu_index(self, gpu: str) -> str:
         """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`.

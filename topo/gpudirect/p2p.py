@@ -17,7 +17,7 @@ from itertools import combinations
 
 from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
-from ..facts.keys import p2p_subject, split_host
+from ..facts.keys import NVML, p2p_subject, split_host
 from ..graph import Topology
 from .nccl_paths import PCIE_PATHS, is_within
 from .pcie import HERE, judge_pcie
@@ -80,9 +80,19 @@ def judge_p2p(view: PairView, a: str, b: str) -> Answer:
 def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
-    sm = view.get_gpu_number(a, keys.GPU_SM)
-    hidden = maker == NVIDIA and path in _FAR and _may_lack_nvlinks(view, a)
-    if hidden:
+    far = maker == NVIDIA and path in _FAR
+    silent = far and {a, b} <= {*view.nvlinks_unknown}
+    if silent:
+        yield Answer(
+            "unknown",
+            "the driver does not tell whether NVLink joins them; by PCIe they are too far from "
+            "each other",
+            (f"NVLinks: {_explain_silence(view, a)}",),
+            "see nvidia-smi nvlink -s",
+        )
+    hidden = silent or (far and _may_lack_nvlinks(view, a))
+    if hidden and not silent:
+        sm = view.get_gpu_number(a, keys.GPU_SM)
         yield Answer(
             "unknown",
             "the file lists no NVLinks, which NCCL would find by itself; by PCIe they are too far "
@@ -97,6 +107,13 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
         yield from _judge_distance(view, a, path, maker)
     if path in PCIE_PATHS:
         yield from judge_pcie(view, a, b, path, from_file=False)
+
+
+def _explain_silence(view: PairView, gpu: str) -> str:
+    reasons = (
+        view.facts.get_reason(subject, keys.NVLINK_STATE) for subject in view.list_nvlinks(gpu)
+    )
+    return next(filter(None, reasons), view.explain_missing(NVML, keys.NVML_LIBRARY))
 
 
 def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
@@ -149,7 +166,10 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
         rule, advice = _REFUSED.get(
             refusal, ("the driver does not allow P2P", "see nvidia-smi topo -p2p r")
         )
-        if path in ("NVL", "NVB"):
+        if view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on":
+            rule = "confidential computing is on, in which GPUs do not reach each other's memory"
+            advice = "switch it off, or use the protected PCIe mode where the platform has it"
+        elif path in ("NVL", "NVB"):
             rule = f"{rule}, although NVLink joins them"
             advice = (
                 "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric "

@@ -13,7 +13,6 @@ from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
 _ENDS = ("gpu", "nic")
-_VENDORS = {"0x1002": AMD, "0x10de": NVIDIA}
 
 
 class PairView(MachineView):
@@ -92,21 +91,8 @@ class PairView(MachineView):
         return attribute if text is None and isinstance(attribute, str) else text
 
     def find_maker(self, gpu: str) -> str:
-        """Return NVIDIA or AMD, by the GPU's PCI vendor if it is known.
-
-        Otherwise xGMI links, or an attribute that only RCCL's files have, indicate AMD; else it is
-        NVIDIA.
-        """
-        seems_amd = "gcn" in self.topology.by_id[gpu].extra or gpu in self._with_xgmi
-        return _VENDORS.get(
-            self.get_pci_text(gpu, keys.PCI_VENDOR) or "", AMD if seems_amd else NVIDIA
-        )
-
-    @cached_property
-    def _with_xgmi(self) -> frozenset[str]:
-        return frozenset(
-            end for x in self.topology.links if x.kind == "xgmi" for end in (x.src, x.dst)
-        )
+        """Return NVIDIA or AMD, the maker whose library's rules hold; NVIDIA if it is unknown."""
+        return AMD if super().find_maker(gpu) == AMD else NVIDIA
 
     # -- bridges
 

@@ -4,12 +4,12 @@ NVML reports NVLinks, AMD's driver xGMI links.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import permutations
 
 from ..facts import Facts, keys
-from ..facts.keys import gpu_subject, nvlink_subject, pci_subject, xgmi_subject
+from ..facts.keys import GPU, gpu_subject, nvlink_subject, pci_subject, xgmi_subject
 from ..graph import Device, Link, both_directions
 from ..hardware import (
     LATENCY_us,
@@ -45,11 +45,12 @@ def join_nvlinks(
         facts.get_text(gpu_subject(index), keys.GPU_BUS_ID): device
         for index, device in gpus.items()
     }
+    hidden = _Hidden(facts, at.keys())
     for index, device in gpus.items():
         counts[device] = Counter()
         unplaced: Counter[str] = Counter()
         for link in list_active_links(facts, index):
-            peer, oddity = _find_peer(facts, link, at, cpu_of.get(device))
+            peer, oddity = _find_peer(facts, link, at, cpu_of.get(device), hidden)
             if peer is not None and peer != device:
                 counts[device][peer] += 1
             if oddity:
@@ -152,8 +153,25 @@ def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[L
     )
 
 
+class _Hidden:
+    """The addresses of GPUs that are no ranks because this process may not see or use them."""
+
+    def __init__(self, facts: Facts, shown: Collection[str | None]) -> None:
+        indices = facts.list_names(GPU)
+        self.any_denied = any(facts.get_text(gpu_subject(i), keys.GPU_DENIED) for i in indices)
+        self.addresses = {
+            facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+            for i in indices
+            if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None
+        } - {*shown}
+
+    def __contains__(self, bus_id: str | None) -> bool:
+        # The driver does not tell the addresses of GPUs that it denies.
+        return self.any_denied or bus_id in self.addresses
+
+
 def _find_peer(
-    facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None
+    facts: Facts, link: str, at: Mapping[str | None, str], cpu: str | None, hidden: _Hidden
 ) -> tuple[str | None, str | None]:
     """Return the device at the other end of a link, and a note if that end is unusual.
 
@@ -172,7 +190,7 @@ def _find_peer(
     if kind == "cpu":
         return cpu, None
     if kind == "gpu":
-        return None, f"to {bus_id}, a GPU that is not listed here"
+        return None, None if bus_id in hidden else f"to {bus_id}, a GPU that is not listed here"
     return NVSWITCH, _UNKNOWN_END
 
 

@@ -37,7 +37,7 @@ from .linux.gpudirect import read_gpudirect
 from .linux.gpus import read_kfd, read_unlisted
 from .linux.sysfs import list_folder, read_locality, read_network, read_sysfs
 from .nvml.questions import read_nvml
-from .visible import note_lost, note_missing, note_unlisted, select_visible
+from .visible import note_denied, note_lost, note_missing, note_unlisted, select_visible
 
 SOURCE = "probed on the machine itself"
 
@@ -77,7 +77,7 @@ def probe_local(
         facts = _gather(root, nvml)
         listed = {
             nvml.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in nvml.list_names(GPU)
-        }
+        } - {None}
         captured = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
         if listed and captured and not captured & listed:
             facts = _gather(
@@ -115,7 +115,8 @@ def join(facts: Facts, environment: Mapping[str, str] = MappingProxyType({})) ->
     """Return the topology that follows from facts, without querying the machine.
 
     Its ranks are the GPUs that CUDA_VISIBLE_DEVICES in `environment` shows. All GPUs are ranks if
-    it is absent or NVML does not answer, except those lost. `probe_local` gathers the facts first.
+    it is absent or NVML does not answer, except those that are lost, or that the process may not
+    use. `probe_local` gathers the facts first.
     """
     return _Joiner(facts, environment).join()
 
@@ -130,11 +131,12 @@ class _Joiner:
             i
             for i in facts.list_names(GPU)
             if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None
+            and facts.get_text(gpu_subject(i), keys.GPU_DENIED) is None
         )
         visible, notes = select_visible(
             facts, answering, environment if facts.get_number(NVML, keys.NVML_COUNT) else {}
         )
-        self.notes: list[str] = [*notes, *note_lost(facts)]
+        self.notes: list[str] = [*notes, *note_lost(facts), *note_denied(facts)]
         self.gpus = {
             facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible
         }

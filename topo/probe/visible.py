@@ -125,6 +125,22 @@ def note_lost(facts: Facts) -> Iterator[Note]:
             )
 
 
+def note_denied(facts: Facts) -> Iterator[Note]:
+    """Yield a note on the GPUs that this process may not use (fact `denied`); they are no ranks."""
+    reasons = {
+        f"gpu{index}": reason
+        for index in facts.list_names(GPU)
+        if (reason := facts.get_text(gpu_subject(index), keys.GPU_DENIED)) is not None
+    }
+    if reasons:
+        yield Note(
+            f"{', '.join(reasons)}: not for this process ({next(iter(reasons.values()))}), as in a "
+            "job that was given other GPUs; left out",
+            "gpu-hidden",
+            reasons,
+        )
+
+
 def note_unlisted(facts: Facts) -> Iterator[Note]:
     """Yield a note for each GPU that is on PCI but not listed by the driver.
 
@@ -141,12 +157,12 @@ def note_unlisted(facts: Facts) -> Iterator[Note]:
     without_address = [
         i
         for i in facts.list_names(GPU)
-        if facts.get_text(gpu_subject(i), keys.GPU_LOST)
-        and not facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+        if not facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
+        and any(facts.get_text(gpu_subject(i), key) for key in (keys.GPU_LOST, keys.GPU_DENIED))
     ]
     for bus_id, vendor in (
         gpus.items() if len(gpus) != len(without_address) else ()
-    ):  # if the numbers match, these are the lost GPUs
+    ):  # if the numbers match, these are the GPUs that are lost or not for this process
         yield Note(
             f"{bus_id}: a GPU of {vendor} that NVML does not list; it is no rank",
             "gpu-not-listed",

@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import count_examples
 
+from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.doctor import CHECKS, Finding, examine, list_findings, report
+from topoplan.topo.facts.keys import FABRIC_FAILED
 from topoplan.topo.graph import Device, Link, Topology, both_directions
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.notes import Note
@@ -187,6 +189,38 @@ def measured(machine: Machine, a: str, b: str, GBps: object) -> Machine:
 def p2p(machine: Machine, pair: tuple[int, int], status: str, two_way: bool = True) -> Machine:
     ways = (pair, pair[::-1]) if two_way else (pair,)
     return with_facts(machine, {(f"gpu/{a}/p2p/{b}", "read"): status for a, b in ways})
+
+
+COPIED = ("host0/gpu0", "host1/gpu0")
+
+
+def two_hosts(second: str) -> Machine:
+    """Two hosts with a GPU each; the second GPU has this UUID."""
+    hosts = [
+        Topology(f"h{i}", (Device("gpu0", extra={"uuid": uuid}), Device("cpu0", "cpu")), links)
+        for i, uuid in enumerate(("GPU-0", second))
+        for links in [cable("gpu0", "cpu0", 24, "pcie")]
+    ]
+    return join_hosts(hosts)
+
+
+def p2p_refused(machine: Machine) -> Machine:
+    for pair in combinations(range(4), 2):
+        machine = with_facts(
+            machine,
+            {
+                (f"gpu/{a}/p2p/{b}", key): "not supported"
+                for a, b in (pair, pair[::-1])
+                for key in ("read", "write")
+            },
+        )
+    return machine
+
+
+def silent_nvlinks() -> FactTable:
+    return {
+        (f"gpu/{i}/nvlink/0", "state"): {"missing": "Insufficient Permissions"} for i in range(4)
+    }
 
 
 def no_nvlinks(machine: Machine) -> Machine:
@@ -620,6 +654,28 @@ def faults() -> list[Case]:
         ("error", "gpu-lost", ("gpu2",), with_facts(box, {("gpu/2", "lost"): "GPU is lost"}), box),
         ("warning", "gpu-not-listed", SPARE, with_facts(box, stray), with_facts(box, aspeed)),
         ("note", "gpu-not-listed", SPARE, with_facts(box, given_away), box),
+        ("note", "gpu-not-permitted", ("gpu2",), with_facts(box, {("gpu/2", "denied"): "no"}), box),
+        (
+            "warning",
+            "confidential-computing",
+            GPUS,
+            p2p_refused(with_facts(box, {("nvml", "confidential_computing"): "on"})),
+            with_facts(box, {("nvml", "confidential_computing"): "off"}),
+        ),
+        (
+            "warning",
+            "nvlink-unknown",
+            GPUS,
+            with_facts(no_nvlinks(box), silent_nvlinks()),
+            no_nvlinks(box),
+        ),
+        (
+            "error",
+            "fabric-not-completed",
+            ("gpu1",),
+            with_facts(box, {("gpu/1", "fabric_state"): {"missing": f"{FABRIC_FAILED}: Unknown"}}),
+            box,
+        ),
         (
             "error",
             "no-driver",
@@ -661,6 +717,7 @@ def faults() -> list[Case]:
         ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(120, 12), of_sm(120, 24)),
         ("warning", "nccl-no-ring", ("gpu0", "gpu1"), of_sm(100, 12), of_sm(90, 12)),
         ("warning", "mixed-makers", ("gpu0", "gpu1"), made_by("0x1002"), made_by("0x10de")),
+        ("warning", "same-host-twice", COPIED, two_hosts("GPU-0"), two_hosts("GPU-1")),
         # figures
         ("note", "mlopart", ("gpu0", "gpu1"), locality_parts(True), locality_parts(False)),
         (

@@ -70,6 +70,7 @@ FACTS_OF = {
     "nvmlSystemGetDriverVersion": {"driver"},
     "nvmlSystemGetNVMLVersion": {"version"},
     "nvmlSystemGetCudaDriverVersion": {"cuda_version"},
+    "nvmlSystemGetConfComputeState": {"confidential_computing"},
     "nvmlDeviceGetPciInfo_v3": {"bus_id"},
     "nvmlDeviceGetUUID": {"uuid"},
     "nvmlDeviceGetName": {"name"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...facts import Fact, Value, keys
-from ...facts.keys import Key, gpu_subject
+from ...facts.keys import P2P, Key, gpu_subject
 
 FIELD_VALUES = "nvmlDeviceGetFieldValues"
 # Members of nvmlValue_t, by nvmlValueType_t.
@@ -31,12 +31,13 @@ class Nvml:
     """The open library, and the GPUs found to be lost.
 
     `module` is pynvml; `lost` maps a GPU's subject to the fact `lost` if a query returned the error
-    GpuIsLost.
+    GpuIsLost or ResetRequired. `denied` has the subjects of which a query returned NoPermission.
     """
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.lost: dict[str, Fact] = {}
+        self.denied: set[str] = set()
         self.errors: tuple[type[Exception], ...] = list_errors(module)
 
     def ask(
@@ -58,7 +59,7 @@ class Nvml:
         except self.errors as error:
             if isinstance(error, let_through):
                 raise
-            self._note_lost(subject, function, error)
+            self._note_failure(subject, function, error)
             return Fact(subject, key, None, function, describe_error(error))
 
     def list_error_classes(self, *names: str) -> tuple[type[Exception], ...]:
@@ -78,7 +79,7 @@ class Nvml:
         try:
             values = getattr(self.module, FIELD_VALUES)(gpu.handle, list(ids))
         except self.errors as error:
-            self._note_lost(gpu.subject, FIELD_VALUES, error)
+            self._note_failure(gpu.subject, FIELD_VALUES, error)
             return [describe_error(error)] * len(ids)
         return [self._read_field(value) for value in values]
 
@@ -89,10 +90,13 @@ class Nvml:
             return f"a value of type {value.valueType}, which is not known here"
         return int(getattr(value.value, _VALUE_MEMBERS[value.valueType]))
 
-    def _note_lost(self, subject: str, function: str, error: Exception) -> None:
-        if isinstance(error, self.list_error_classes("GpuIsLost")):
-            gpu = "/".join(subject.split("/")[:2])  # the subject may also be a link's or a pair's
+    def _note_failure(self, subject: str, function: str, error: Exception) -> None:
+        if isinstance(error, self.list_error_classes("GpuIsLost", "ResetRequired")):
+            # A link's GPU is lost with it. Of a pair either may be: see `links.read_p2p`.
+            gpu = subject if P2P in subject else "/".join(subject.split("/")[:2])
             self.lost.setdefault(gpu, Fact(gpu, keys.GPU_LOST, describe_error(error), function))
+        elif isinstance(error, self.list_error_classes("NoPermission")):
+            self.denied.add(subject)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from ...facts import Fact, keys
-from ...facts.keys import Key, p2p_subject
+from ...facts.keys import P2P, Key, gpu_subject, p2p_subject, parse_pair
 from .library import FIELD_VALUES, Gpu, Nvml, describe_error, read_pci_address
 
 # Kinds of devices at the other end of an NVLink, by nvmlIntNvLinkDeviceType_t; 255 is unknown.
@@ -197,7 +197,8 @@ def _make_fact(subject: str, key: Key[int], field: int, answer: int | str) -> Fa
 def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
     """Yield the facts `gpu/N/p2p/M` of every ordered pair of `gpus`.
 
-    They are the status of each kind of access, and the common PCIe ancestor.
+    They are the status of each kind of access, and the common PCIe ancestor. A GPU that is lost
+    meanwhile has the fact `lost`, too.
     """
     for a, b in combinations(gpus, 2):
         forth, back = p2p_subject(a.index, b.index), p2p_subject(b.index, a.index)
@@ -221,6 +222,27 @@ def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
                     read=_read_status,
                 )
             yield replace(ancestor, subject=subject)
+    yield from _find_lost(nvml, gpus)
+
+
+def _find_lost(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
+    """Yield the fact `lost` of GPUs that the queries of pairs found lost.
+
+    The error does not tell which GPU of a pair it is: it is the one that no longer tells its UUID
+    either, else the only one that all failed pairs have in common.
+    """
+    pairs = {s: {*pair} for s in nvml.lost if (pair := parse_pair(s, P2P)) is not None}
+    if not pairs:
+        return
+    for gpu in gpus:
+        nvml.ask(gpu.subject, keys.GPU_UUID, "nvmlDeviceGetUUID", gpu.handle, read=str)
+    lost = [gpu.subject for gpu in gpus if gpu.subject in nvml.lost]
+    common = set.intersection(*pairs.values())
+    first = nvml.lost[next(iter(pairs))]
+    if lost:
+        yield from (nvml.lost[subject] for subject in lost)
+    elif len(common) == 1:
+        yield replace(first, subject=gpu_subject(*common))
 
 
 def _read_status(code: Any) -> str:

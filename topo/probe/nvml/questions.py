@@ -2,7 +2,8 @@
 
 These are its identity, position, PCIe link, MIG mode and fabric. Indices are NVML's own and ignore
 CUDA_VISIBLE_DEVICES; match GPUs by PCI address or UUID. A GPU that is lost, or has no handle, has
-the fact `lost` and at most its identity.
+the fact `lost` and at most its identity. One that this process may not use (NVML counts the GPUs
+outside a job's cgroup, too) has the fact `denied`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -77,8 +79,12 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
     yield nvml.ask(
         NVML, keys.NVML_CUDA_VERSION, "nvmlSystemGetCudaDriverVersion", read=_format_cuda_version
     )
+    yield nvml.ask(
+        NVML, keys.NVML_CONFIDENTIAL, "nvmlSystemGetConfComputeState", read=_read_confidential
+    )
     count = nvml.ask(NVML, keys.NVML_COUNT, "nvmlDeviceGetCount")
     yield count
+    no_permission = nvml.list_error_classes("NoPermission")
     gpus: list[Gpu] = []
     for index in range(count.value if isinstance(count.value, int) else 0):
         try:
@@ -86,10 +92,16 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
         except nvml.errors as error:
             yield Fact(
                 gpu_subject(index),
-                keys.GPU_LOST,
+                keys.GPU_DENIED if isinstance(error, no_permission) else keys.GPU_LOST,
                 describe_error(error),
                 "nvmlDeviceGetHandleByIndex",
             )
+            continue
+        identity = tuple(_ask_all(nvml, gpu, _IDENTITY))
+        yield from identity
+        if gpu.subject in nvml.denied and all(fact.value is None for fact in identity):
+            refused = identity[0]
+            yield replace(refused, key=keys.GPU_DENIED, value=refused.missing, missing=None)
             continue
         yield from _read_gpu(nvml, gpu)
         if gpu.subject in nvml.lost:
@@ -100,7 +112,6 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
 
 
 def _read_gpu(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
-    yield from _ask_all(nvml, gpu, _IDENTITY)
     if gpu.subject in nvml.lost:
         return
     yield from _ask_all(nvml, gpu, _PLACE)
@@ -158,6 +169,13 @@ def _check_node(number: Any) -> int:
     if number < 0:
         raise ValueError(f"the driver says {number}: not known")
     return int(number)
+
+
+def _read_confidential(state: Any) -> str:
+    # nvmlConfComputeSystemState_t: the feature is 0 (disabled) or 1 (enabled).
+    if state.ccFeature not in (0, 1):
+        raise ValueError(f"the feature is {state.ccFeature}, which is not known here")
+    return "on" if state.ccFeature else "off"
 
 
 def _read_mig(modes: Any) -> str:
@@ -261,7 +279,6 @@ def _read_fabric_state(nvml: Nvml, info: Any, _: Any) -> str:
     state = _FABRIC_STATES[info.state]
     if state == "completed" and info.status:
         raise ValueError(
-            "registration with the fabric failed: "
-            f"{describe_error(nvml.module.NVMLError(info.status))}"
+            f"{keys.FABRIC_FAILED}: {describe_error(nvml.module.NVMLError(info.status))}"
         )
     return state
