@@ -14,7 +14,7 @@ from ...topo.formats.nccl_xml import is_amd
 from ...topo.formats.nccl_xml.made_up import view_machine
 from ...topo.graph import Topology
 from .nic_rates import rate_between_hosts
-from .nic_search import find_host_chains, find_host_rings
+from .nic_search import SearchTooLongError, find_host_chains, find_host_rings
 from .nics import NicPaths
 from .paths import GpuPaths, find_gpu_paths
 from .search import StockGraph, find_chains, find_rings
@@ -120,8 +120,11 @@ def model_stock(
         if not system.nodes[NET]:
             return NotModelled("the topology has no NICs, which jobs of several hosts need")
         nics = NicPaths(system, gpu_paths, nvb)
-        rings = find_host_rings(system, gpu_paths, nics)
-        chains = find_host_chains(system, gpu_paths, nics, rings.channels)
+        try:
+            rings = find_host_rings(system, gpu_paths, nics)
+            chains = find_host_chains(system, gpu_paths, nics, rings.channels)
+        except SearchTooLongError:
+            return NotModelled("NCCL's search between such hosts takes too long to repeat")
         if not (rings.nets and chains.nets):
             return NotModelled("NCCL finds no channels between hosts, and takes the simplest one")
     used = min(rings.channels, chains.channels)

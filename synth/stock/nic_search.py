@@ -37,17 +37,30 @@ _SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = (
 )
 # GPUs from this compute capability on, times ten, need no trees over the farthest paths to NICs.
 _NEAR_NICS_SM = 90
+# Trials of hops after which the search is given up: about 10 s of an idle core. NCCL itself takes
+# a tenth of that or more; boxes with 8 GPUs stay far below.
+_MAX_TRIALS = 30_000_000
+
+
+class SearchTooLongError(Exception):
+    """NCCL's search would take too long to repeat."""
 
 
 def find_host_rings(system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths) -> StockGraph:
-    """Return the rings that NCCL finds for jobs of several hosts."""
+    """Return the rings that NCCL finds for jobs of several hosts.
+
+    Raise SearchTooLongError where the search is not repeated to its end.
+    """
     return _NicGraphSearch(system, gpu_paths, nics, RING, 1, MAX_CHANNELS).run()
 
 
 def find_host_chains(
     system: StockSystem, gpu_paths: GpuPaths, nics: NicPaths, channels: int
 ) -> StockGraph:
-    """Return the trees that NCCL finds for jobs of several hosts, as many as it has rings."""
+    """Return the trees that NCCL finds for jobs of several hosts, as many as it has rings.
+
+    Raise SearchTooLongError where the search is not repeated to its end.
+    """
     return _NicGraphSearch(system, gpu_paths, nics, BALANCED_TREE, channels, channels).run()
 
 
@@ -78,6 +91,7 @@ class _NicGraphSearch(GraphSearch):
         rates = (path.rate_kBps for to in nics.to_net for x, path in to.items() if x.kind == DEV)
         self.max_rate = max(rates) / 1000
         self.search: NicSearch | None = None
+        self.trials = 0
 
     def _search_types(self) -> bool:
         for nic_type in map(PathType, range(self.min_nic_type, self.max_nic_type + 1)):
@@ -99,7 +113,11 @@ class _NicGraphSearch(GraphSearch):
         trial = self.trial
         settings = NicSettings(trial.pattern, trial.cross_nic, trial.inter_MBps, trial.nic_type)
         self.search = NicSearch(self.host, self.nics, table, limits, settings, self._report)
-        return self.search.run()
+        left = self.search.run()
+        self.trials += (limits.steps - max(left, 0)) * len(self.host.gpus)
+        if self.trials > _MAX_TRIALS:
+            raise SearchTooLongError
+        return left
 
     def _report(self, channels: int, links: int, path: Sequence[int]) -> bool:
         is_better = super()._report(channels, links, path)
