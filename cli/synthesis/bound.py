@@ -100,7 +100,8 @@ def run_export(job: SynthRun) -> None:
         }
         print(json.dumps(body))
     if made.reason is not None:
-        print(printable_lines(made.reason), file=sys.stderr)
+        hint = "--no-guard writes it all the same"
+        print(printable_lines(f"{made.reason}; {hint}"), file=sys.stderr)
     if args.json or made.reason is not None:
         return
     # Without -o standard output is the file itself, so the description goes to standard error.

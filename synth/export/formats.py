@@ -15,6 +15,7 @@ from .binary_trees import find_depth
 from .choice import ChosenGraphs, choose_graphs
 from .gpu_numbers import number_gpus
 from .graph_file import NEWEST, NcclVersion
+from .guard import USUAL_SIZE_bytes
 from .nccl_graph import COLLECTIVES, write_graphs
 from .nccl_tuner import write_nccl_tuner
 from .rccl_env import find_rccl_env, write_rccl_env
@@ -23,8 +24,6 @@ from .verdict import describe_choice, explain_refusal, find_environment, list_ch
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
 # All formats.
 FORMATS = (NCCL_GRAPH, RCCL_ENV, NCCL_TUNER)
-# The size that files are made for unless one is given: large enough for the links to decide.
-USUAL_SIZE_bytes = 1 << 30
 # Work of the bound in seconds of an idle core, and its share of the time limit.
 _BOUND_WORK_S, _BOUND_CLOCK = 20.0, 0.5
 

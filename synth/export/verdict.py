@@ -64,8 +64,7 @@ def explain_refusal(chosen: ChosenGraphs, size_bytes: int) -> str | None:
         why = f"with links between CPUs {worst} times as fast stock NCCL may be above"
     return (
         f"no file written: {why}: by NCCL's own count its {picked} reach {float(stock):.4g} GB/s "
-        f"algbw of allreduce, the file's {compared.picked} {float(compared.algbw_GBps):.4g}; "
-        "--no-guard writes it all the same"
+        f"algbw of allreduce, the file's {compared.picked} {float(compared.algbw_GBps):.4g}"
     )
 
 

@@ -208,10 +208,8 @@ class _Adviser:
         synth = {"collective": collective, "topology": machine}
         if file is not None:
             command = self.spell("topo-synth", **synth, format="nccl-graph", output="graph.xml")
-            level = _name_level(rank_map.topology)
-            advice = (
-                f"{prepare}{command}; then run with NCCL_GRAPH_FILE=graph.xml{level}, and compare"
-            )
+            settings = f"NCCL_GRAPH_FILE=graph.xml{file.settings}{_name_level(rank_map.topology)}"
+            advice = f"{prepare}{command}; then run with {settings}, and compare"
             return [write("offer", f"a graph file ({file.what})", file.algbw_GBps, advice)]
         findings = []
         # Inside a host NCCL chooses its own rings whatever the rank order.

@@ -15,25 +15,22 @@ from ...topo.routes import Router
 from ..bounds.certificate import Bound
 from ..bounds.in_network import bound_in_network, describe_assumption, describe_possible
 from ..bounds.single_path import find_bounds
-from ..channels.channels import CHAIN, RING
-from ..channels.rounding import find_channels
+from ..export.choice import choose_graphs
+from ..export.graph_file import NEWEST
+from ..export.guard import USUAL_SIZE_bytes
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
 from ..place.job import WHOLE
 from ..place.placing import place
 from ..plan import Plan
 from ..planner.synthesize import synthesize
-from ..request import Request
 from .machine import count_hosts
-from .rates import rate_rings, rate_trees
-from .reading import chain_parents
+from .rates import rate_rings
 
 # Time limit of each search: a log names few collectives, and a person waits for the answer.
 _TIME_LIMIT_S = 20.0
 # Most GPUs for a search of channels: one node, since a graph file describes a node.
 _MAX_CHANNEL_RANKS = 16
-# NCCL's MAXCHANNELS in most versions.
-_MAX_CHANNELS = 32
 # Most GPUs for rank orders and plans, which take seconds; topo-place and topo-synth do more.
 _MAX_ORDERED_RANKS = _MAX_PLAN_RANKS = 64
 # Longest rank order, in GPUs, to list in full.
@@ -87,12 +84,14 @@ class Limits:
 class Option:
     """An alternative to what a file shows: its name, algbw in GB/s at large sizes, and description.
 
-    Names are "graph-file", "rank-order" and "plan".
+    Names are "graph-file", "rank-order" and "plan". `settings` has variables that a graph file
+    needs.
     """
 
     name: str
     algbw_GBps: Fraction
     what: str
+    settings: str = ""
 
 
 @dataclass(frozen=True)
@@ -191,9 +190,7 @@ def find_options(collective: Collective, router: Router) -> Options:
         elif collective.ranks > _MAX_CHANNEL_RANKS:
             missing.append(f"rings and chains are searched for at most {_MAX_CHANNEL_RANKS} GPUs")
         else:
-            if collective.name == "allreduce":
-                attempt("chains", lambda: _find_graph_file(collective, router, CHAIN))
-            attempt("rings", lambda: _find_graph_file(collective, router, RING))
+            attempt("graph file", lambda: _find_graph_file(collective, router))
         if collective.ranks > _MAX_ORDERED_RANKS:
             missing.append(
                 f"rank orders are searched for at most {_MAX_ORDERED_RANKS} GPUs (topo-place "
@@ -222,15 +219,26 @@ def find_options(collective: Collective, router: Router) -> Options:
     return Options(tuple(options), plan, tuple(missing))
 
 
-def _find_graph_file(collective: Collective, router: Router, shape: str) -> Option:
-    request = Request(collective, router.topology, Effort(_TIME_LIMIT_S), quick=True, router=router)
-    orders = find_channels(request, shape, _MAX_CHANNELS).orders
-    if shape == RING:
-        rate = rate_rings(collective.name, orders, router)
-    else:
-        rate = rate_trees([chain_parents(order) for order in orders], router)
-    what = f"{len(orders)} {shape}{'' if len(orders) == 1 else 's'} through all GPUs"
-    return Option(GRAPH_FILE, rate.algbw_GBps, what)
+def _find_graph_file(collective: Collective, router: Router) -> Option:
+    """Return the file that topo-synth writes, on NCCL's routes at the rates of the topology.
+
+    Raise InfeasibleError if it writes none, since stock NCCL is as good by the model of it.
+    """
+    effort = Effort(_TIME_LIMIT_S)
+    chosen = choose_graphs(collective, router, effort, None, NEWEST, USUAL_SIZE_bytes)
+    if not chosen.is_worth_writing:
+        raise InfeasibleError("stock NCCL is at the bound, or above, by its own count of links")
+    rates = {"rings": chosen.graphs.ring_GBps, "chains": chosen.graphs.chain_GBps}
+    faster = "chains" if rates["chains"] > rates["rings"] else "rings"
+    picked = chosen.comparison.picked if chosen.comparison else faster
+    if collective.name != "allreduce":
+        picked = "rings"
+    count = chosen.graphs.count
+    return Option(
+        GRAPH_FILE,
+        rates[picked],
+        f"{count} {picked if count > 1 else picked[:-1]} through all GPUs",
+    )
 
 
 def _find_rank_order(collective: Collective, router: Router) -> Option:

@@ -6,13 +6,12 @@ from typing import Any
 from ...topo.errors import InfeasibleError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
+from ..export.guard import USUAL_SIZE_bytes
 from ..stock.model import StockModel, model_stock
+from ..stock.routes import NcclRouter
 from .options import OVER_RINGS
 from .rates import Rate, rate_rings, rate_trees
 from .reading import chain_parents
-
-# The size in bytes at which NCCL's pick counts: bandwidth decides there.
-_SIZE_BYTES = 1 << 30
 
 
 def find_stock(
@@ -21,8 +20,8 @@ def find_stock(
     """Return the algbw in GB/s that stock NCCL reaches on paper, and by what; None if unknown.
 
     `channels` is the rate of those that a log or a graph file shows. Without them it is that of
-    the channels that NCCL's search finds, by our model of it. The rates are those of the topology,
-    as for the options, not the constants of NCCL.
+    the channels that NCCL's search finds, by our model of it, on NCCL's routes. The rates are those
+    of the topology, as for the options, not the constants of NCCL.
     """
     if channels is not None:
         return channels.algbw_GBps, f"the {channels.shape} of the file"
@@ -30,8 +29,8 @@ def find_stock(
     if model is None or collective not in OVER_RINGS:
         return None
     try:
-        rate = _rate_model(collective, model, HARDWARE.on(topology))
-    except InfeasibleError:  # NCCL goes through a GPU where our routes have no path
+        rate = _rate_model(collective, model, NcclRouter(HARDWARE.on(topology)))
+    except InfeasibleError:  # NCCL uses PCIe that the topology lacks
         return None
     return rate.algbw_GBps, f"the {rate.shape} that stock NCCL finds (modelled)"
 
@@ -39,7 +38,7 @@ def find_stock(
 def _rate_model(collective: str, model: StockModel, router: Router) -> Rate:
     """Return the rate of the channels that NCCL finds and picks, on the links of the topology."""
     used = model.channels
-    if collective == "allreduce" and model.pick(_SIZE_BYTES) == "chains":
+    if collective == "allreduce" and model.pick(USUAL_SIZE_bytes) == "chains":
         return rate_trees([chain_parents(order) for order in model.chains.orders[:used]], router)
     return rate_rings(collective, model.rings.orders[:used], router)
 
@@ -58,7 +57,4 @@ def write_model(topology: Topology) -> dict[str, Any] | None:
     model = find_model(topology)
     if model is None:
         return None
-    return {
-        "algbw_GBps": {shape: float(algbw) for shape, algbw in model.algbw_GBps.items()},
-        "picked": model.pick(_SIZE_BYTES),
-    }
+    return model.to_json(USUAL_SIZE_bytes)

@@ -143,12 +143,14 @@ def _compare(section: Section, plan: Plan) -> list[str]:
     titles = ["size", "schedule", "plan, us", "algbw, GB/s", "busbw, GB/s", "of the bound"]
     text = f"All times are predicted. Host costs: {describe_host(plan.topology)}."
     if section.stock is not None:
-        titles += ["stock's ring, us", "ring / plan"]
-        text += (
-            f" Stock is a model too: one {section.stock.what}, costed like the plan. It stands for "
-            "a library that ignores the machine; NCCL searches several rings and trees of its own "
-            "and is often faster: topo-run measures it."
-        )
+        titles += ["stock, us", "stock / plan"]
+        text += f" Stock is a model too: {section.stock.what}, costed like the plan."
+        if not section.stock.is_nccl:
+            text += (
+                " It stands for a library that ignores the machine; NCCL searches several rings "
+                "and trees of its own and is often faster."
+            )
+        text += " topo-run measures it."
     return [make_table(titles, rows, right=(0, 2, 3, 4, 5, 6, 7)), make_paragraph(text, soft=True)]
 
 

@@ -1,14 +1,16 @@
-"""Predicted time of a stock ring, with the same cost model as for plans.
+"""Predicted time of the stock collective, with the same cost model as for plans.
 
-The ring is in rank order, or else in the first order with routes. This models a library that
-ignores the machine (gloo, or a hand-written ring); it is no measurement. NCCL searches for rings
-itself, and may be faster.
+On hosts that the model of stock NCCL covers these are the rings or chains that NCCL finds and
+picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the first order
+with routes: that models a library that ignores the machine (gloo, or a hand-written ring). Neither
+is a measurement.
 """
 
 from fractions import Fraction
 
 from ...topo.errors import InfeasibleError
 from ...topo.routes import Router
+from ..channels.channels import CHAIN, RING, Channels, schedule_channels
 from ..cost.affine import Cost, costs_between_gpus, tighten
 from ..cost.host_costs import host_of
 from ..cost.segmentation import time_us
@@ -18,6 +20,8 @@ from ..ir.schedule import Schedule, compose
 from ..ir.transfers import Op
 from ..numeric.effort import Effort
 from ..request import Request, Send, build_schedule, segment_counts
+from ..stock.model import StockModel, model_stock
+from ..stock.routes import NcclRouter
 
 # The number of times that data travels around the ring.
 _RINGS = {"allreduce": 2, "allgather": 1, "reduce-scatter": 1}
@@ -28,11 +32,12 @@ _MAX_SEARCHED, _MAX_TRIED, _MAX_NAMED = 64, 20_000, 16
 
 
 class StockRing:
-    """Predicted times of a collective as a ring in rank order, without regard to the machine.
+    """Predicted times of a collective as stock NCCL's channels, or as a ring in rank order.
 
     If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
-    pipelined chain. `what` describes the choice. Raise InfeasibleError for other collectives, and
-    if no order of ranks has routes.
+    pipelined chain. If stock NCCL is modelled, its own rings and chains are taken instead, except
+    on hosts with measured costs. `what` describes the choice. Raise InfeasibleError for other
+    collectives, and if no order of ranks has routes.
     """
 
     def __init__(self, collective: Collective, router: Router) -> None:
@@ -44,7 +49,12 @@ class StockRing:
             more = " ..." if collective.ranks > _MAX_NAMED else ""
             order = f"the order {listed}{more}, the first that has routes"
         self._schedule: Schedule | None = None
-        if collective.name in _RINGS:
+        self._model, self._modelled = self._find_model(), dict[str, list[Cost]]()
+        if self._model is not None:
+            self._modelled = self._cost_model(self._model)
+        if self._modelled:
+            self.what = "channels, rings or chains, that stock NCCL finds and picks by our model"
+        elif collective.name in _RINGS:
             self.what = f"ring in {order}, one direction"
             self._costs = [self._cost_ring()]
         elif collective.name in _CHAINS:
@@ -53,11 +63,45 @@ class StockRing:
         else:
             raise InfeasibleError(f"{collective.name} has no ring")
 
+    @property
+    def is_nccl(self) -> bool:
+        """Whether the times are those of NCCL's own channels."""
+        return bool(self._modelled)
+
     def time_s(self, size_bytes: int) -> float:
         """Return the predicted seconds for a buffer."""
         if self._host is not None and self._schedule is not None:
             return time_us(self._schedule, self._topology, self._host, size_bytes) * 1e-6
-        return min(cost.time_s(size_bytes) for cost in self._costs)
+        costs = self._modelled[self._pick(size_bytes)] if self._modelled else self._costs
+        return min(cost.time_s(size_bytes) for cost in costs)
+
+    def _pick(self, size_bytes: int) -> str:
+        is_allreduce = self._collective.name == "allreduce"
+        return self._model.pick(size_bytes) if self._model and is_allreduce else "rings"
+
+    def _find_model(self) -> StockModel | None:
+        if self._collective.name not in _RINGS or self._host is not None:
+            return None
+        model = model_stock(self._topology)
+        return model if isinstance(model, StockModel) else None
+
+    def _cost_model(self, model: StockModel) -> dict[str, list[Cost]]:
+        """Return the costs of stock's rings and chains, none if the topology lacks their routes."""
+        router = NcclRouter(self._router)
+        request = Request(self._collective, self._topology, Effort(), router=router)
+        given = {RING: model.rings, CHAIN: model.chains}
+        if self._collective.name != "allreduce":
+            del given[CHAIN]
+        costs = {}
+        for shape, channels in given.items():
+            used = Channels(shape, channels.orders[: model.channels])
+            try:
+                schedule = schedule_channels(request, used, f"stock {shape}s")
+            except InfeasibleError:
+                return {}
+            segments = segment_counts(model.channels) if shape == CHAIN else [1]
+            costs[f"{shape}s"] = costs_between_gpus(schedule, self._topology, segments)
+        return costs
 
     def algbw_GBps(self, size_bytes: int) -> float:
         """Return the predicted algbw in GB/s for a buffer."""

@@ -101,7 +101,7 @@ def test_files_are_written_where_stock_loses(
     assert body["environment"] == {}
     if GAINS[name] is None:
         assert not body["written"]
-        assert body["reason"] == printed.err.splitlines()[-1]
+        assert printed.err.splitlines()[-1].startswith(body["reason"])
         assert "stock NCCL is at the bound, or above" in body["reason"]
     else:
         assert body["written"]

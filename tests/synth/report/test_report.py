@@ -14,10 +14,12 @@ import pytest
 from launch import Ended, run_module
 
 from topoplan.runtime.measuring.bench import BenchRow, draw_rows
+from topoplan.synth.channels.channels import Channels, algbw_GBps, schedule_channels
 from topoplan.synth.cost.affine import costs_between_gpus
 from topoplan.synth.cost.segmentation import reroute
 from topoplan.synth.cost.transfer_times import predict_times
 from topoplan.synth.ir.collective import Collective
+from topoplan.synth.numeric.effort import Effort
 from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_flow, list_flows
@@ -26,6 +28,8 @@ from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
 from topoplan.synth.report.page import write_machine, write_page
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
+from topoplan.synth.request import Request
+from topoplan.synth.stock.model import StockModel, model_stock
 from topoplan.synth.verify import verify
 from topoplan.topo.derived.hosts import join_hosts
 from topoplan.topo.graph import Device, Link, Topology, both_directions
@@ -240,12 +244,7 @@ def test_small_machines_are_drawn_whole() -> None:
 
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
 def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
-    for machine in (
-        load_for_planning("dgx-a100:2")[0],
-        preset("pcie-2socket"),
-        preset("dgx1"),
-        preset("ring:5"),
-    ):
+    for machine in (load_for_planning("dgx-a100:2")[0], preset("mi250"), preset("ring:5")):
         collective = Collective(name, len(machine.ranks))
         schedule = build_ring(collective, Router(machine), find_order(Router(machine)))
         verify(schedule, machine)
@@ -253,6 +252,21 @@ def test_stock_ring_costs_what_its_schedule_costs(name: str) -> None:
         ring = StockRing(collective, Router(machine))
         for size in (1 << 10, 1 << 30):
             assert ring.time_s(size) == pytest.approx(cost.time_s(size))
+
+
+def test_stock_is_what_nccl_finds_where_it_is_modelled() -> None:
+    machine = preset("pcie-2socket")
+    stock = StockRing(Collective("allreduce", 8), Router(machine))
+    model = model_stock(machine)
+    assert isinstance(model, StockModel)
+    assert stock.is_nccl
+    assert "stock NCCL" in stock.what
+    assert model.pick(1 << 30) == "rings"
+    request = Request(Collective("allreduce", 8), machine, Effort())
+    rings = Channels("ring", model.rings.orders[: model.channels])
+    limit = float(algbw_GBps(schedule_channels(request, rings, "rings"), machine))
+    assert stock.algbw_GBps(1 << 34) == pytest.approx(limit, rel=0.01)
+    assert not StockRing(Collective("broadcast", 8, 0), Router(machine)).is_nccl
 
 
 def test_rank_order_is_kept_where_it_has_routes() -> None:
