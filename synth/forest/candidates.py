@@ -20,7 +20,7 @@ from ..bounds.single_path import has_single_paths
 from ..request import Request, TreeLimits
 from .generate import MAX_ROOTS, METRIC_RANKS, LowTreePacking, grow_low_tree
 from .large.combs import comb_trees
-from .large.level_trees import LevelTrees, choose_count, choose_depth
+from .large.level_trees import SLACKS, LevelTrees, choose_count, choose_depth
 from .machine.boxes import SHAPES, Parents, rail_trees, turn_to_root
 from .machine.links import Ints, LinkArrays
 from .machine.pairs import Tree
@@ -309,12 +309,22 @@ class ForestBuilder:
 
         They are for allreduce, or out-trees for a broadcast from rank `root` if it is given.
         """
-        topology, both = self.survey.topology, root is None
-        single = has_single_paths(topology, self.collective, ROUTED_RANKS)
-        assert self.proof is not None
         most = min(_MAX_LEVEL_TREES, self.limits.max_trees or _MAX_LEVEL_TREES)
         counts = range(min(most, _MIN_LEVEL_TREES), most + 1)
-        count, gap = choose_count(LinkArrays(topology), self.proof, counts, few_roots=True)
+        links = LinkArrays(self.survey.topology)
+        assert self.proof is not None
+        for slack in SLACKS:
+            count, gap = choose_count(links, self.proof, counts, slack=slack)
+            listed = self._lay_level_trees(root, count, gap)
+            if listed:
+                self.add_weighed(listed, "trees negotiating for links", even=True)
+            if not listed or self.has_within(_NEAR) or not self._may_go_on():
+                return
+
+    def _lay_level_trees(self, root: int | None, count: int, gap: float) -> list[RootedTree]:
+        """Return `count` trees that negotiated for links, none if routes do not join all GPUs."""
+        topology, both = self.survey.topology, root is None
+        single = has_single_paths(topology, self.collective, ROUTED_RANKS)
         middle, max_depth = choose_depth(topology, both=both)
         trees = LevelTrees(
             topology,
@@ -329,14 +339,14 @@ class ForestBuilder:
         try:
             trees.grow(float(self.bound), self.effort)
         except InfeasibleError:  # links of one direction may join the GPUs where routes do not
-            return
+            return []
         trees.even_out(float(self.bound), gap, self.effort, self.say)
         listed: list[RootedTree] = []
-        for tree, count in trees.count_trees():
+        for tree, times in trees.count_trees():
             # An undirected tree is shallowest if it hangs from its centre.
             hung = self._hang(Tree(tuple(filter(None, tree.down)))) if both else tree
-            listed += [hung] * count
-        self.add_weighed(listed, "trees negotiating for links", even=True)
+            listed += [hung] * times
+        return listed
 
     def add_broadcast_trees(self, root: int) -> None:
         """Add out-trees from rank `root`, for machines too large for column generation.

@@ -268,7 +268,7 @@ class _Packer:
         if routes is None and has_single_paths(self.topology, self.collective, _ROUTED_RANKS):
             routes = OwnRoutes(self.request.router)
         # One tree per root has the fewest messages; with more, links can be filled better.
-        best, gap = choose_count(links, self.request.bound, counts, few_roots=False)
+        best, gap = choose_count(links, self.request.bound, counts)
         for count in sorted({n, best}):
             trees = LevelTrees(
                 self.topology, self.roots * (count // n), routes=routes, max_depth=max_depth

@@ -38,6 +38,8 @@ _HISTORY, _PRESENT, _IDLE = 0.1, 10.0, 0.2
 _PATIENCE = 12
 # How steeply prices rise with load for the lower bound.
 _BOUND_STEEP = (10.0, 30.0, 100.0, 300.0)
+# Most pairs of one source that move together, at the same prices.
+_TOGETHER = 16
 # Seconds of an idle core: per link in a search for paths, per move of a pair, and per entry of
 # `used` that is scanned.
 _PATH_S, _MOVE_S, _ENTRY_S = 2e-7, 2e-4, 1e-9
@@ -153,10 +155,15 @@ class LevelPaths(LinkArrays):
             rows_on = self._list_rows(full)
             for link in self._random.permutation(full).tolist():
                 excess = max(0, int(self.load[link] - room[link]))
-                for row in self._random.permutation(rows_on[link])[:excess]:
-                    if link in self.used[row]:  # it may have moved in this turn
+                # Neighbouring rows have the same source, and one search serves several of them.
+                rows = np.roll(rows_on[link], -int(self._random.integers(len(rows_on[link]) + 1)))
+                rows = rows[:excess]
+                rows = rows[(self.used[rows] == link).any(axis=1)]  # they may have moved since
+                sources = np.flatnonzero(np.diff(rows // self.ranks)) + 1
+                for together in np.split(rows, sources):
+                    for i in range(0, len(together), _TOGETHER):
                         effort.spend(_MOVE_S + _PATH_S * len(self.links))
-                        self._move(int(row), history, room, wanted)
+                        self._move(together[i : i + _TOGETHER], history, room, wanted)
 
     def _list_rows(self, links: Ints) -> dict[int, Ints]:
         """Return the rows of `used` that have each of some links."""
@@ -172,19 +179,18 @@ class LevelPaths(LinkArrays):
             for link, start, end in zip(links.tolist(), starts, ends, strict=True)
         }
 
-    def _move(self, row: int, history: Floats, room: Ints, wanted: Floats) -> None:
-        """Move a pair to the path that is cheapest without it."""
-        source, target = divmod(row, self.ranks)
-        self.load[self.used[row][self.used[row] >= 0]] -= 1
+    def _move(self, rows: Ints, history: Floats, room: Ints, wanted: Floats) -> None:
+        """Move pairs of one source to the paths that are cheapest without them."""
+        np.subtract.at(self.load, self.used[rows][self.used[rows] >= 0], 1)
         above = np.maximum(self.load + 1 - room, 0) / wanted
         prices = history * (1 + _PRESENT * above) * (_IDLE + self.load / wanted) / wanted
-        stops = self._paths_from(source, prices, np.array([target]))
+        stops = self._paths_from(int(rows[0]) // self.ranks, prices, rows % self.ranks)
         links = self._links_of(stops)
-        self.load[links[0]] += 1
+        np.add.at(self.load, links[links >= 0], 1)
         width = max(stops.shape[1], self.stops.shape[1])
         if width > self.stops.shape[1]:
             self.stops, self.used = _pad(self.stops, width), _pad(self.used, width - 1)
-        self.stops[row], self.used[row] = _pad(stops, width)[0], _pad(links, width - 1)[0]
+        self.stops[rows], self.used[rows] = _pad(stops, width), _pad(links, width - 1)
 
     def find_prices(self) -> tuple[float, Floats]:
         """Return the best lower bound found on the time, and the link prices that prove it.
