@@ -1,29 +1,280 @@
-"""The PCIe link of a GPU by its name, for machines whose file gives names but no rates.
+"""The table of GPU boards: PCIe, links to other GPUs, and memory, by name, PCI id and architecture.
 
-Each generation is that of the vendor's datasheet of the board.
+Each row names the document that has its figures. PCI ids are those of the PCI ID repository
+(pci-ids.ucw.cz, August 2026). All rates are GB/s in one direction; vendors print both together.
+GPUs of laptops are left out, and embedded ones, except those that NCCL runs on.
 """
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 from .hardware import PcieLink
 
-# Boards with 8 PCIe lanes; all others here have 16.
-_X8 = r"RTX (?:40|50)60|RTX 4000 SFF|RX 7600"
-# Names by PCIe generation; the first that occurs in a GPU's name counts.
-_NAMES: tuple[tuple[int, str], ...] = (
-    # Datasheets of Hopper and Blackwell boards; GeForce RTX 50 and RTX PRO Blackwell whitepapers.
-    (5, r"[HB][12378]\d0\b|GB?[HB]\d00|H20\b|B[23]00|GH200|RTX 50[5-9]0|RTX PRO \d000|MI3\d\d"),
-    # Datasheets of Ampere and Ada boards: A2 to A100, L4 to L40S, GeForce RTX 30 and 40.
-    (4, r"\bA(?:2|10|10G|16|30|40|100|800)\b|\bL(?:2|4|20|40|40S)\b|RTX [34]0\d0|RTX A\d{3,4}"),
-    (4, r"\d000 Ada|RTX 6000 Ada|MI(?:50|60|100|210|250)"),
-    # Whitepapers of Pascal, Volta and Turing.
-    (3, r"\b[VP](?:100|40|4)S?\b|\bT4G?\b|RTX 20\d0|GTX 1\d\d0|TITAN|Quadro"),
+# Columns: name; pattern of a name, if it is not the name itself; PCI device ids; architecture
+# (compute capability times ten, or AMD's gfx); PCIe generation and width; links to other GPUs and
+# GB/s of each; memory in GB; properties (below); source. In a name the first row that matches
+# counts. Properties: `card`: NVLinks are bridges between cards. `c2c=N`: N GB/s to the CPU of its
+# module. `no-rdma`: NICs cannot access its memory.
+_TABLE = r"""
+GB300;;31a1 31c2 31c3;103;6x16;18x50;288;c2c=225;GB300 NVL72 datasheet
+B300;;3182;103;6x16;18x50;288;;DGX B300 datasheet
+GB200;;2941;100;5x16;18x50;192;c2c=225;GB200 NVL72 datasheet
+B200;;2901 2909;100;5x16;18x50;180;;DGX B200 datasheet
+B100;;2920 29bc;100;5x16;18x50;192;;Blackwell architecture technical brief
+GB10;(GB10|DGX SPARK);2e12;121;5x4;;128;c2c=345 no-rdma;DGX Spark user guide, NVIDIA/nccl#2202
+Jetson Thor;THOR;2b00;110;5x8;;128;;Jetson Thor datasheet
+GH200;;2342 2348;90;5x16;18x25;96, 144;c2c=450;GH200 datasheet
+H200 NVL;;233b;90;5x16;18x25;141;card;H200 datasheet
+H200;;2335;90;5x16;18x25;141;;H200 datasheet
+H20;H20( 3E)?;2329 232c 2328 230c 230e;90;5x16;18x25;96, 141;;H20 datasheet
+H800 PCIe;;2322;90;5x16;8x25;80;card;H800 datasheet
+H800;;2324;90;5x16;8x25;80;;H800 datasheet
+H100 NVL;;2321;90;5x16;12x25;94;card;H100 NVL product brief
+H100 PCIe;H100( 80GB)? PCIE;2331;90;5x16;12x25;80;card;H100 datasheet
+H100;;2330 2336 2337 2338 2339 233d;90;5x16;18x25;80;;H100 datasheet
+A100 PCIe;A100( \d+GB)? PCIE;20b1 20b5 20f1;80;4x16;12x25;40, 80;card;A100 datasheet
+A100;;20b0 20b2 20b3;80;4x16;12x25;40, 80;;A100 datasheet
+A800 PCIe;A800 (\d+GB )?(PCIE|ACTIVE);20f5 20f6;80;4x16;8x25;40, 80;card;A800 datasheet
+A800;;20bd 20f3;80;4x16;8x25;80;;A800 datasheet
+A30;;20b7;80;4x16;4x25;24;card;A30 datasheet
+V100 PCIe;V100(S| PCIE| FHHL);1db3 1db4 1db6 1df6;70;3x16;;16, 32;;V100 datasheet
+V100;;1db1 1db2 1db5 1db7 1db8 1df5;70;3x16;6x25;16, 32;;V100 datasheet
+Quadro GV100;GV100;1dba;70;3x16;4x25;32;card;Quadro GV100 datasheet
+TITAN V;;1d81;70;3x16;;12;;Volta whitepaper
+P100 PCIe;P100 PCIE;15f7 15f8;60;3x16;;12, 16;;P100 datasheet
+P100;;15f9 15fa 15fc;60;3x16;4x20;16;;P100 datasheet
+RTX A6000;A6000;2230;86;4x16;4x14.0625;48;card;RTX A6000 datasheet
+A40;;2235;86;4x16;4x14.0625;48;card;A40 datasheet
+RTX 3090;RTX 3090( TI)?;2203 2204;86;4x16;4x14.0625;24;card;Ampere GA102 whitepaper
+RTX A5500;A5500;2233;86;4x16;4x14.0625;24;card;RTX A5500 datasheet
+RTX A5000;A5000;2231;86;4x16;4x14.0625;24;card;RTX A5000 datasheet
+RTX A4500;A4500;2232;86;4x16;4x14.0625;20;card;RTX A4500 datasheet
+RTX PRO 6000;RTX (PRO 6000D?|6000D);2bb1 2bb2 2bb4 2bb5 2bb9 2bbc;120;5x16;;96;;RTX PRO datasheets
+RTX PRO 5000;;2bb3;120;5x16;;48, 72;;RTX PRO 5000 datasheet
+RTX PRO 4500;;2c31 2c3a;120;5x16;;32;;RTX PRO 4500 datasheet
+RTX PRO 4000 SFF;RTX PRO 4000 (BLACKWELL )?SFF;2c33;120;5x8;;24;;RTX PRO 4000 SFF datasheet
+RTX PRO 4000;;2c34;120;5x16;;24;;RTX PRO 4000 datasheet
+RTX PRO 2000;;2d30;120;5x8;;16;;RTX PRO 2000 datasheet
+RTX 5090;RTX 5090( D)?;2b85 2b87 2b8c;120;5x16;;32;;RTX Blackwell whitepaper
+RTX 5080;;2c02;120;5x16;;16;;RTX Blackwell whitepaper
+RTX 5070;RTX 5070( TI)?;2c05 2f04;120;5x16;;12, 16;;RTX Blackwell whitepaper
+RTX 5060;RTX 50[56]0( TI)?;2d04 2d05 2d83;120;5x8;;8, 16;;RTX Blackwell whitepaper
+RTX 6000 Ada;;26b1;89;4x16;;48;;RTX 6000 Ada datasheet
+RTX 5880 Ada;RTX 5[08][08]0 ADA;26b2 26b3;89;4x16;;32, 48;;RTX 5000 Ada datasheet
+RTX 4000 Ada;RTX 4[05]00 (SFF )?ADA;27b0 27b1 27b2;89;4x16;;20, 24;;RTX 4000 and 4500 Ada datasheets
+RTX 2000 Ada;RTX 2000E? ADA;28b0;89;4x8;;16;;RTX 2000 Ada datasheet
+L40S;;26b9;89;4x16;;48;;L40S datasheet
+L40;L40G?;26b5 26b8;89;4x16;;48;;L40 datasheet
+L20;;26b7 26ba;89;4x16;;48;;L20 product brief
+L4;;27b8;89;4x16;;24;;L4 datasheet
+L2;;27b6;89;4x16;;24;;L2 product brief
+RTX 4090;RTX 4090( D)?;2684 2685;89;4x16;;24;;Ada architecture whitepaper
+RTX 4080;RTX 4080( SUPER)?;2702 2703 2704;89;4x16;;16;;Ada architecture whitepaper
+RTX 4070;RTX 4070( TI)?( SUPER)?;2705 2782 2783 2786;89;4x16;;12, 16;;Ada architecture whitepaper
+RTX 4060;RTX 40[56]0( TI)?;2803 2805 2808 2882;89;4x8;;8, 16;;Ada architecture whitepaper
+A10;A10[GM]?;2236 2237 2238;86;4x16;;24;;A10 datasheet
+A16;;25b6;86;4x16;;4 x 16;;A16 datasheet
+A2;;;86;4x8;;16;;A2 datasheet
+RTX A4000;A4000;24b0;86;4x16;;16;;RTX A4000 datasheet
+RTX A2000;A2000;2531 2571;86;4x16;;6, 12;;RTX A2000 datasheet
+RTX A1000;A(1000|400);25b0 25b2;86;4x8;;4, 8;;RTX A1000 datasheet
+RTX 3080;RTX 3080( TI)?;2205 2206 2208 220a 2216;86;4x16;;10, 12;;Ampere GA102 whitepaper
+RTX 3070;RTX 3070( TI)?;2482 2484 2488;86;4x16;;8;;Ampere GA102 whitepaper
+RTX 3060;RTX 3060( TI)?;2486 2487 2489 2503 2504;86;4x16;;8, 12;;Ampere GA102 whitepaper
+RTX 3050;;2507 2582;86;4x8;;8;;GeForce RTX 3050 specifications
+TITAN RTX;;1e02;75;3x16;2x25;24;card;Turing whitepaper
+RTX 2080 Ti;;1e04 1e07;75;3x16;2x25;11;card;Turing whitepaper
+RTX 2080;RTX 2080( SUPER)?;1e81 1e82 1e87;75;3x16;1x25;8;card;Turing whitepaper
+RTX 2070;RTX 20[67]0( SUPER)?;1e84 1ec2 1f02;75;3x16;;8;;Turing whitepaper
+Quadro RTX 8000;(QUADRO )?RTX [68]000;1e30 1e36;75;3x16;2x25;24, 48;card;Quadro RTX 8000 datasheet
+Quadro RTX 5000;(QUADRO )?RTX 5000;1eb0;75;3x16;1x25;16;card;Quadro RTX 5000 datasheet
+Quadro RTX 4000;(QUADRO )?RTX 4000;1eb1;75;3x16;;8;;Quadro RTX 4000 datasheet
+T4;T4G?;1eb4 1eb8;75;3x16;;16;;T4 datasheet
+P40;;1b38;61;3x16;;24;;P40 datasheet
+P4;;1bb3;61;3x16;;8;;P4 datasheet
+TITAN Xp;TITAN X( PASCAL|P)?;1b00 1b02;61;3x16;;12;;GeForce TITAN Xp specifications
+GTX 1080;GTX 10[678]0( TI)?;1b06 1b80 1b81 1b82;61;3x16;;8, 11;;GeForce GTX 1080 whitepaper
+K80;;102d;37;3x16;;24;;K80 board specification
+M60;M[46]0;17fd 13f2;52;3x16;;24;;M40 and M60 board specifications
+MI355X;;75a3;gfx950;5x16;7x76.8;288;;MI355X datasheet
+MI350X;MI350[XP]?;75a0 75a8;gfx950;5x16;7x76.8;288;;MI350X datasheet
+MI325X;;74a5 74b9;gfx942;5x16;7x64;256;;MI325X datasheet
+MI308X;;74a2;gfx942;5x16;7x64;192;;MI308X: as MI300X
+MI300A;;74a0;gfx942;5x16;8x64;128;;MI300A datasheet
+MI300X;MI300X?;74a1 74a9 74b5 74bd;gfx942;5x16;7x64;192;;MI300X datasheet
+MI250X;;7408;gfx90a;4x16;8x50;64 a die;;MI250X datasheet
+MI250;;740c;gfx90a;4x16;8x50;64 a die;;MI250 datasheet
+MI210;;740f;gfx90a;4x16;3x50;64;;MI210 datasheet
+MI100;;738c 738e;gfx908;4x16;3x46;32;;MI100 datasheet
+MI60;;66a0;gfx906;4x16;2x50;32;;MI60 datasheet
+MI50;(MI50|RADEON PRO VII);66a1;gfx906;4x16;2x46;16, 32;;MI50 datasheet
+MI25;;6860;gfx900;3x16;;16;;MI25 datasheet
+R9700;(AI PRO )?R9700;7551;gfx1201;5x16;;32;;Radeon AI PRO R9700 datasheet
+RX 9070;RX 9070( XT| GRE)?;7550;gfx1201;5x16;;16;;Radeon RX 9070 specifications
+W7900;(PRO )?W7900;7448 744a;gfx1100;4x16;;48;;Radeon PRO W7900 datasheet
+RX 7900;RX 7900( XTX?| GRE)?;744c;gfx1100;4x16;;24;;Radeon RX 7900 specifications
+RX 7600;RX 7600( XT)?;;gfx1102;4x8;;8, 16;;Radeon RX 7600 specifications
+"""
+# NVLink generation by the lowest compute capability, times ten (whitepapers of P100, V100, A100,
+# H100 and Blackwell).
+_NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
+# RCCL's older name of an architecture.
+_GCN_ALIASES = {"910": "gfx90a"}
+# Names that mean a GPU wherever they occur; shorter ones (T4, A10) only behind a maker or a number.
+_DISTINCTIVE = re.compile(
+    r"(?:RTX|GTX|TITAN|QUADRO|MI\d|GB\d|GH\d|[ABHV]\d00|P100|L40S|DGX SPARK|JETSON).*"
 )
+_MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
 
 
-def find_pcie_link(name: str) -> PcieLink | None:
-    """Return the PCIe link of a GPU ("NVIDIA GeForce RTX 4090"); None for an unknown name."""
-    for generation, pattern in _NAMES:
-        if re.search(pattern, name, re.IGNORECASE):
-            return PcieLink(generation, 8 if re.search(_X8, name, re.IGNORECASE) else 16)
-    return None
+@dataclass(frozen=True)
+class Board:
+    """A GPU as it is sold.
+
+    `sm` is the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` (""
+    for NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of
+    one. `is_card` says that its NVLinks are bridges between cards; `c2c_GBps` is the rate to the
+    CPU of its module, None if it has no NVLink-C2C. `has_rdma` is False if NICs cannot access its
+    memory.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    ids: tuple[str, ...]
+    sm: int | None
+    gcn: str
+    pcie: PcieLink
+    wires: int
+    wire_GBps: Fraction
+    memory_GB: str
+    is_card: bool
+    c2c_GBps: Fraction | None
+    has_rdma: bool
+    source: str
+
+    @property
+    def kind(self) -> str:
+        """The kind of its links to other GPUs: nvlink or xgmi."""
+        return "xgmi" if self.gcn else "nvlink"
+
+
+def _parse_row(row: str) -> Board:
+    name, pattern, ids, arch, pcie, wires, memory, properties, source = row.split(";")
+    generation, width = pcie.split("x")
+    count, _, rate = wires.partition("x")
+    c2c = re.search(r"c2c=(\d+)", properties)
+    spelled = (pattern or name.upper()).replace(" ", " ?")
+    return Board(
+        name,
+        re.compile(rf"(?<![A-Z0-9])(?:{spelled})(?![A-Z0-9])"),
+        tuple(ids.split()),
+        int(arch) if arch.isdecimal() else None,
+        "" if arch.isdecimal() else arch,
+        PcieLink(int(generation), int(width)),
+        int(count or 0),
+        Fraction(rate or 0),
+        memory,
+        "card" in properties,
+        Fraction(c2c[1]) if c2c else None,
+        "no-rdma" not in properties,
+        source,
+    )
+
+
+BOARDS: tuple[Board, ...] = tuple(map(_parse_row, _TABLE.strip().splitlines()))
+# No GPU has more NVLinks, or xGMI links, than this.
+MAX_NVLINKS = max(board.wires for board in BOARDS if not board.gcn)
+MAX_XGMI_LINKS = max(board.wires for board in BOARDS if board.gcn)
+# The fastest NVLink and xGMI link, in GB/s.
+FASTEST_NVLINK_GBps = max(board.wire_GBps for board in BOARDS if not board.gcn)
+FASTEST_XGMI_GBps = max(board.wire_GBps for board in BOARDS if board.gcn)
+
+
+def get_board(name: str) -> Board:
+    """Return the row with this name, which must be in the table."""
+    return next(board for board in BOARDS if board.name == name)
+
+
+@lru_cache(maxsize=1024)  # a log repeats a few names on thousands of lines
+def find_board(name: str) -> Board | None:
+    """Return the board of a GPU's name ("NVIDIA H100 80GB HBM3"); None if it is in no row."""
+    spelled = _spell(name)
+    if re.search(r"\b(LAPTOP|MOBILE|EMBEDDED)\b", spelled):
+        return None
+    # GeForce cards are also known by their number alone.
+    candidates = (spelled, f"RTX {spelled}") if spelled.strip().isdecimal() else (spelled,)
+    return next((b for b in BOARDS if any(b.pattern.search(text) for text in candidates)), None)
+
+
+def find_mentioned(line: str) -> set[str]:
+    """Return the names of the boards that a line of text mentions; `8x H100` is one, `T4` none."""
+    spelled, names = _spell(line), set()
+    for board in BOARDS:
+        for match in board.pattern.finditer(spelled):
+            if _DISTINCTIVE.fullmatch(match[0]) or _MAKER.search(spelled[: match.start()]):
+                names.add(board.name)
+        spelled = board.pattern.sub("-", spelled)  # H100 NVL is no H100
+    return names
+
+
+def _spell(name: str) -> str:
+    """Return a name in upper case, with single spaces, and with a space after "8x"."""
+    spelled = re.sub(r"[^A-Z0-9]+", " ", name.upper()[:400])
+    return re.sub(r"\b(\d{1,3}) ?X ?(?=[A-Z0-9])", r"\1X ", spelled)
+
+
+def find_by_id(device: str) -> Board | None:
+    """Return the board with a PCI device id, such as 2330 or 0x2330; None if it is in no row."""
+    number = device.lower().removeprefix("0x")
+    return next((board for board in BOARDS if number in board.ids), None)
+
+
+def find_by_architecture(sm: int | None = None, gcn: str = "") -> tuple[Board, ...]:
+    """Return the boards with a compute capability (times ten), or one of AMD's architectures.
+
+    If none has the capability `sm`, it is the newest older one. `gcn` is gfx942, 942 or
+    gfx90a:sramecc+.
+    """
+    if sm is not None:
+        nearest = max((b.sm for b in BOARDS if b.sm is not None and b.sm <= sm), default=None)
+        return tuple(b for b in BOARDS if b.sm is not None and b.sm == nearest)
+    name = gcn.split(":")[0].strip().lower()
+    name = _GCN_ALIASES.get(name, name if name.startswith("gfx") else f"gfx{name}")
+    return tuple(board for board in BOARDS if board.gcn == name)
+
+
+def find_wire_GBps(boards: Iterable[Board]) -> Fraction | None:
+    """Return GB/s of one link of these boards, as far as they have links; None if they differ."""
+    rates = {board.wire_GBps for board in boards if board.wires}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
+    """Return the datasheet's GB/s of one NVLink or xGMI link in one direction.
+
+    `kind` is "nvlink" or "xgmi". `gpu` is the `extra` of a GPU's device: its `name` decides, else
+    `sm` (compute capability times ten) or `gcn` (AMD's architecture, such as gfx942). The result is
+    None for another kind, or if these do not determine the rate.
+    """
+    named, sm = find_board(str(gpu.get("name") or "")), gpu.get("sm")
+    boards = (
+        (named,)
+        if named is not None and named.wires
+        else find_by_architecture(sm)
+        if isinstance(sm, int) and kind == "nvlink"
+        else find_by_architecture(gcn=str(gpu.get("gcn") or ""))
+    )
+    return find_wire_GBps(b for b in boards if b.kind == kind)
+
+
+def has_nvlink(sm: int | None) -> bool:
+    """Return whether GPUs of a compute capability (times ten) are mostly sold on NVLink modules."""
+    return any(b.wires and not b.is_card for b in find_by_architecture(sm or 0))
+
+
+def nvlink_generation(sm: int) -> int:
+    """Return the NVLink generation of a GPU from its compute capability times ten."""
+    return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)

@@ -22,18 +22,8 @@ NVLINK_DATASHEET_GBps: Mapping[int, Fraction] = {
     5: Fraction(50),  # Blackwell architecture brief: 18 links, 1.8 TB/s both directions together
 }
 
-# NVLinks of the largest GPU of a generation (P100, V100, A100, H100, B200; same sources).
-NVLINK_LINKS_PER_GPU: Mapping[int, int] = {1: 4, 2: 6, 3: 12, 4: 18, 5: 18}
-
-# Lowest compute capability (times ten) of each generation; the whitepapers above.
-_NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
 # NVLink generation of NVSwitches by PCI device id (PCI ID repository: GV100, GA100 and GH100).
 NVSWITCH_GENERATIONS: Mapping[str, int] = {"1ac1": 2, "1ac2": 2, "1af1": 3, "22a3": 4}
-
-
-def nvlink_generation(sm: int) -> int:
-    """Return the NVLink generation of a GPU from its compute capability times ten."""
-    return next((generation for least, generation in _NVLINK_GENERATION_OF_SM if sm >= least), 1)
 
 
 def nvswitch_adding(
@@ -90,21 +80,9 @@ def c2c_GBps(bw: int, count: int) -> Fraction:
     return Fraction(bw * count, 1000)
 
 
-# GB/s of one MI250 Infinity Fabric link in one direction (MI250 datasheet: 100 GB/s per link,
-# both directions).
-XGMI_DATASHEET_MI250_GBps = Fraction(50)
-
-# GB/s of one MI300X Infinity Fabric link in one direction (datasheet: 7 links, 128 GB/s each both
-# directions).
-XGMI_DATASHEET_MI300X_GBps = Fraction(64)
-
 _XGMI_COUNTED_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
     (re.compile(r"(gfx)?9[45]\w"), Fraction(48)),  # MI300 and MI350: GFX94X, GFX95X
     (re.compile(r"910|(gfx)?90a"), Fraction(36)),  # MI200
-)
-_XGMI_DATASHEET_GBps: tuple[tuple[re.Pattern[str], Fraction], ...] = (
-    (re.compile(r"(gfx)?942"), XGMI_DATASHEET_MI300X_GBps),
-    (re.compile(r"910|(gfx)?90a"), XGMI_DATASHEET_MI250_GBps),
 )
 
 
@@ -113,25 +91,9 @@ def xgmi_counted_GBps(gcn: str) -> Fraction:
 
     `gcn` is the architecture: 906, 910, gfx942.
     """
-    return _look_up(gcn, _XGMI_COUNTED_GBps) or Fraction(24)  # Vega and MI100
-
-
-def _look_up(gcn: str, rates: tuple[tuple[re.Pattern[str], Fraction], ...]) -> Fraction | None:
     name = gcn.split(":")[0].strip().lower()
-    return next((rate for pattern, rate in rates if pattern.fullmatch(name)), None)
-
-
-def find_datasheet_GBps(kind: str, gpu: Mapping[str, object]) -> Fraction | None:
-    """Return the datasheet's GB/s of one NVLink or xGMI link in one direction.
-
-    `kind` is "nvlink" or "xgmi". `gpu` is the `extra` of a GPU's device, of which `sm` (compute
-    capability times ten) or `gcn` (AMD's architecture, such as gfx942) is used. The result is None
-    for another kind, or if these do not determine the model.
-    """
-    sm = gpu.get("sm")
-    if kind == "nvlink" and isinstance(sm, int) and sm != _SM_WITH_BRIDGES:
-        return NVLINK_DATASHEET_GBps[nvlink_generation(sm)]
-    return _look_up(str(gpu.get("gcn") or ""), _XGMI_DATASHEET_GBps) if kind == "xgmi" else None
+    fitting = (rate for pattern, rate in _XGMI_COUNTED_GBps if pattern.fullmatch(name))
+    return next(fitting, Fraction(24))  # Vega and MI100
 
 
 # Transfer rate of a lane in GT/s, by PCI Express generation (PCI Express base specifications).

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.boards import find_pcie_link
+from ...topo.boards import find_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
@@ -109,7 +109,8 @@ class Machines:
         """
         machine = self._find(reading)
         models = sorted({x.model for x in reading.locations.values() if x.model})
-        links = {find_pcie_link(model) for model in models}
+        boards = {find_board(model) for model in models}
+        links = {board.pcie if board else None for board in boards}
         link = links.pop() if len(links) == 1 else None
         return machine if link is None else machine.assume_pcie(link, f"by the GPU: {models[0]}")
 

@@ -4,17 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
+from ..boards import MAX_NVLINKS, MAX_XGMI_LINKS, FASTEST_NVLINK_GBps, FASTEST_XGMI_GBps
 from ..exact import parse_positive
 from ..facts.view import WIRES
 from ..graph import Device, Link
-from ..hardware import (
-    NVLINK_LINKS_PER_GPU,
-    LOCAL_GBps,
-    NVLINK_DATASHEET_GBps,
-    PCIE_GTps,
-    nvlink_counted_GBps,
-    xgmi_counted_GBps,
-)
+from ..hardware import LOCAL_GBps, PCIE_GTps, nvlink_counted_GBps, xgmi_counted_GBps
 from .view import (
     Case,
     Check,
@@ -30,17 +24,9 @@ from .view import (
 # the declaration is doubtful.
 SLOW, BROKEN, FAST = Fraction(7, 10), Fraction(4, 10), Fraction(115, 100)
 
-# GB/s of one MI350 Infinity Fabric link in one direction (datasheet: 153.6 GB/s per link,
-# both directions).
-_XGMI_FASTEST_GBps = Fraction(384, 5)
-
-# Links that a link of count 1 may represent, if a file has all xGMI of a GPU as one link.
-_XGMI_LINKS_PER_GPU = 8
 # GB/s of Gen6 x16 in one direction, without any coding or headers.
 _PCIE_MAX_GBps = max(PCIE_GTps.values()) * 16 / 8
 
-_NVLINK_FASTEST_GBps = max(NVLINK_DATASHEET_GBps.values())
-_NVLINK_MAX_LINKS = max(NVLINK_LINKS_PER_GPU.values())
 # Share of a link's usual rate below which a declared NVLink or xGMI link is probably PCIe.
 _PLAUSIBLE = Fraction(6, 10)
 
@@ -146,9 +132,10 @@ def _find_limit(view: DoctorView, link: Link) -> Fraction | None:
         view.topology.by_id[end].kind for end in (link.src, link.dst)
     }:
         return None
+    # A link of count 1 may stand for all links of a GPU.
     if link.kind == "nvlink":
-        return _NVLINK_FASTEST_GBps * (link.count if link.count > 1 else _NVLINK_MAX_LINKS)
-    return _XGMI_FASTEST_GBps * (link.count if link.count > 1 else _XGMI_LINKS_PER_GPU)
+        return FASTEST_NVLINK_GBps * (link.count if link.count > 1 else MAX_NVLINKS)
+    return FASTEST_XGMI_GBps * (link.count if link.count > 1 else MAX_XGMI_LINKS)
 
 
 def _is_unlimited(link: Link) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from ..boards import find_board
 from ..graph import Device, Topology
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, parse_pair, pci_subject
@@ -13,7 +14,6 @@ from .keys import GPU, NVLINK, NVML, gpu_subject, parse_pair, pci_subject
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
 
-_BOARDS_WITH_NVLINK = re.compile(r"SXM|\bHBM3|\bH20\b|\bH200\b|\bH800\b|\bB[123]00\b|\bGB[123]00\b")
 # Compute capabilities, times ten, of generations without NVLink: Ada, Blackwell of workstations and
 # GB10, and the integrated GPUs of Xavier and Orin (NVIDIA's datasheets).
 _WITHOUT_NVLINK = (72, 87, 89, 120, 121)
@@ -24,7 +24,6 @@ _MAKER_NAMES = {
 }
 # Tools in the sources of devices.
 _MAKER_TOOLS = {"AMD": re.compile(r"rocm-smi|amd-smi"), "NVIDIA": re.compile(r"nvidia-smi|NVML")}
-_CARDS = re.compile(r"\b(?:NVL|PCIe)\b", re.IGNORECASE)
 
 
 class MachineView:
@@ -122,7 +121,8 @@ class MachineView:
                 or self.facts.get_text(gpu_subject(index), keys.GPU_NAME)
                 or ""
             )
-            if index is None or not _BOARDS_WITH_NVLINK.search(name) or _CARDS.search(name):
+            board = find_board(name)
+            if index is None or board is None or not board.wires or board.is_card or board.gcn:
                 continue
             if self.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
                 continue

@@ -1,18 +1,21 @@
 """Read the tables that AMD's tools print: `rocm-smi --showtopo` and `amd-smi topology`.
 
 The tables cover all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and more. A
-pair with XGMI and one hop has links of its own. Rates are only in a table of bandwidths, if there
+pair with XGMI and the weight of one hop has links of its own: "hops" is 1 for all GPUs that xGMI
+joins, also over others (ROCm/rocm-systems#5763). Rates are only in a table of bandwidths, if there
 is one (`rocm-smi --shownodesbw`, amd-smi's NUMA BW): the minimum and maximum in MB/s of each pair,
 the rates of one link and of all its links. Otherwise they are assumed, and their source says so.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 from pathlib import PurePath
 
+from ..boards import BOARDS, Board, get_board
 from ..devices import Device, Link, both_directions
 from ..errors import InputError
 from ..facts import Fact, Facts, facts_to_json, keys
@@ -20,13 +23,13 @@ from ..facts.keys import gpu_subject, xgmi_subject
 from ..graph import Topology
 from ..hardware import (
     LATENCY_us,
+    PcieLink,
     QPI_DATASHEET_GBps,
-    XGMI_DATASHEET_MI250_GBps,
-    XGMI_DATASHEET_MI300X_GBps,
     pcie_link,
 )
 from ..names import join_first
 from ..notes import assumed
+from .gpu_names import GpuNames, find_gpu_names, list_boards
 
 # No machine has as many GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256
@@ -50,15 +53,21 @@ _SNIFF = re.compile(
 _SNIFF_CHARACTERS = 2**20
 _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NUMA = re.compile(
-    r"GPU\[(\d{1,4})\]\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
+    r"GPU ?\[?(\d{1,4})\]?\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
 )
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 # Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
-# The recorded texts give one xGMI hop the weight 15; that weights add up over hops is assumed.
+# Weight of one xGMI hop; more hops have a multiple of it (amdgpu; ROCm/rocm-systems#7372).
 _WEIGHT_OF_A_HOP = 15
-# Number of GPUs on an MI300X board, each joined to all others.
+# GPUs on an MI300X board, each joined to all others; with fewer links it is taken for an MI250.
 _MESH = 8
+# Architectures of boards on which eight GPUs are joined pairwise.
+_MESHED = ("gfx942", "gfx950")
+_UNKNOWN_PCIE = (
+    pcie_link(None, None),
+    assumed("Gen3 x16, as RCCL takes PCIe links that are not known"),
+)
 SOURCE = "rocm-smi --showtopo or amd-smi topology"
 
 
@@ -105,7 +114,13 @@ def read(text: str, where: str) -> Topology:
     notes: list[str] = []
     ids = {name: f"gpu{i}" for i, name in enumerate(output.names)}
     nodes = _find_nodes(output, notes)
-    links = [*_join_xgmi(output, ids, notes), *_join_pcie(output, ids, nodes)]
+    pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
+    names = find_gpu_names(text)
+    model = _choose_model(output, names, pairs)
+    links = [
+        *_join_xgmi(output, ids, pairs, model, notes),
+        *_join_pcie(output, ids, nodes, model.pcie),
+    ]
     cpus = [
         Device(f"cpu{node}", "cpu", numa_node=node if output.nodes else None, source=SOURCE)
         for node in dict.fromkeys(nodes.values())
@@ -116,9 +131,12 @@ def read(text: str, where: str) -> Topology:
             numa_node=nodes.get(name) if output.nodes else None,
             bus_id=_read_bus_id(name),
             source=SOURCE,
-            extra={"pci": {"vendor": "0x1002"}},
+            extra={
+                "pci": {"vendor": "0x1002"},
+                **({"name": names.by_index[i]} if i in names.by_index else {}),
+            },
         )
-        for name in output.names
+        for i, name in enumerate(output.names)
     ]
     return Topology(
         PurePath(where).stem or where,
@@ -192,18 +210,55 @@ def _read_bus_id(name: str) -> str | None:
 def _is_direct(output: AmdOutput, a: str, b: str) -> bool:
     """Return whether xGMI joins two GPUs without another GPU in between."""
     hops = output.get_number(HOPS, a, b)
-    if hops is None:
-        weight = output.get_number(WEIGHT, a, b)
-        hops = None if weight is None else weight // _WEIGHT_OF_A_HOP
+    weight = output.get_number(WEIGHT, a, b)
+    if weight and weight % _WEIGHT_OF_A_HOP == 0:
+        hops = max(hops or 1, weight // _WEIGHT_OF_A_HOP)
     return output.get_cell(TYPE, a, b).upper() == "XGMI" and hops in (None, 1)
 
 
-def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> Iterator[Link]:
-    pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
-    rate, reason = XGMI_DATASHEET_MI250_GBps, "xGMI links of an MI250"
-    if len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2:
-        rate = XGMI_DATASHEET_MI300X_GBps
-        reason = "xGMI of an MI300X (eight GPUs, each joined to all others)"
+@dataclass(frozen=True)
+class _Model:
+    """The board of the GPUs, how it is known in words, and the others that they can be."""
+
+    board: Board
+    how: str
+    others: tuple[Board, ...] = ()
+
+    @property
+    def pcie(self) -> tuple[PcieLink, str]:
+        """The PCIe link, and its source; that of unknown GPUs if the board is only assumed."""
+        pcie = self.board.pcie
+        if self.others:
+            return _UNKNOWN_PCIE
+        return pcie, assumed(f"Gen{pcie.generation} x{pcie.width}, {self.how}")
+
+
+def _choose_model(output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, str]]) -> _Model:
+    """Return the board of the GPUs: the one that is named, else one with links as in `pairs`."""
+    named = names.find(0)
+    if named is not None and named[0].gcn:
+        return _Model(named[0], f"by the GPUs: {named[1]}")
+    most = max(Counter(gpu for pair in pairs for gpu in pair).values(), default=0)
+    is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
+    others = tuple(
+        board
+        for board in BOARDS
+        if board.gcn and board.wires >= most
+        if (board.gcn in _MESHED) == is_mesh or len(output.names) < _MESH
+    )
+    board = get_board("MI300X" if is_mesh else "MI250")
+    shape = " (eight GPUs, each joined to all others)" if is_mesh else ""
+    return _Model(board, f"xGMI links of an {board.name}{shape}", others)
+
+
+def _join_xgmi(
+    output: AmdOutput,
+    ids: Mapping[str, str],
+    pairs: Sequence[tuple[str, str]],
+    model: _Model,
+    notes: list[str],
+) -> Iterator[Link]:
+    rate, reason = model.board.wire_GBps, model.how
     without: list[str] = []
     for a, b in pairs:
         listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, a, b))
@@ -219,6 +274,11 @@ def _join_xgmi(output: AmdOutput, ids: Mapping[str, str], notes: list[str]) -> I
             without.append(f"{ids[a]} - {ids[b]}")
         yield from both_directions(
             Link(ids[a], ids[b], total, LATENCY_us["xgmi"], "xgmi", count, said)
+        )
+    if without and model.others:
+        notes.append(
+            f"no names of GPUs; with these links they can be {list_boards(model.others)}; "
+            f"{model.board.name} is assumed; rocm-smi --showproductname beside it says which"
         )
     if without:
         notes.append(
@@ -261,7 +321,10 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
 
 
 def _join_pcie(
-    output: AmdOutput, ids: Mapping[str, str], nodes: Mapping[str, int]
+    output: AmdOutput,
+    ids: Mapping[str, str],
+    nodes: Mapping[str, int],
+    pcie: tuple[PcieLink, str],
 ) -> Iterator[Link]:
     """Yield the links from GPUs to their CPUs, and those between CPUs."""
     for name, node in nodes.items():
@@ -269,10 +332,10 @@ def _join_pcie(
             Link(
                 ids[name],
                 f"cpu{node}",
-                pcie_link(None, None).bandwidth_GBps,
+                pcie[0].bandwidth_GBps,
                 LATENCY_us["pcie"],
                 "pcie",
-                source=assumed("Gen3 x16, as RCCL takes PCIe links that are not known"),
+                source=pcie[1],
             )
         )
     for a, b in combinations(dict.fromkeys(nodes.values()), 2):

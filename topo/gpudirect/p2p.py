@@ -15,6 +15,7 @@ is equal; it then needs the IMEX service on each host, which is not checked here
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
+from ..boards import has_nvlink
 from ..derived.parts import CLIQUE, CLUSTER
 from ..facts import keys
 from ..facts.keys import NVML, p2p_subject, split_host
@@ -27,8 +28,6 @@ from .view import AMD, NVIDIA, PairView
 # NCCL uses P2P through an AMD CPU if a host has at most this many GPUs.
 _MANY_GPUS = 2
 _READ_AND_WRITE = (keys.P2P_READ, keys.P2P_WRITE)
-# Compute capabilities, times ten, of GPU generations with NVLink.
-_WITH_NVLINK = (60, 70, 80, 90, 100, 103)
 _FAR = {"PHB": "through a CPU", "SYS": "through the link between CPUs"}
 _WIRED = {
     (NVIDIA, "NVL"): "NVLink joins them, and the driver allows it",
@@ -238,7 +237,7 @@ def _may_lack_nvlinks(view: PairView, gpu: str) -> bool:
     if any(note.kind == "nvlinks-left-out" for note in view.topology.notes):
         return True
     return (
-        view.get_gpu_number(gpu, keys.GPU_SM) in _WITH_NVLINK
+        has_nvlink(view.get_gpu_number(gpu, keys.GPU_SM))
         and view.find_subject(gpu) not in view.subjects
         and not any(
             view.paths.wired.get(g) or view.paths.find_kind(g, gpu) == "NVL"

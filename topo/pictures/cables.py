@@ -10,8 +10,8 @@ from fractions import Fraction
 from functools import reduce
 from operator import add
 
+from ..boards import find_datasheet_GBps
 from ..graph import Device, Link, Topology
-from ..hardware import find_datasheet_GBps
 
 # Names of link kinds in tables and pictures; other kinds are shown unchanged.
 KIND_NAMES = {

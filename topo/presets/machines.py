@@ -8,15 +8,12 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
+from ..boards import Board, get_board, nvlink_generation
 from ..graph import Device, Link, Topology, both_directions
 from ..hardware import (
-    NVLINK_LINKS_PER_GPU,
     QUANTUM_ADDING,
     LATENCY_us,
-    NVLINK_DATASHEET_GBps,
     QPI_DATASHEET_GBps,
-    XGMI_DATASHEET_MI250_GBps,
-    XGMI_DATASHEET_MI300X_GBps,
     nvswitch_adding,
     pcie_GBps,
 )
@@ -76,7 +73,7 @@ def dgx1(boxes: int = 1) -> Topology:
 
     `boxes` is ignored: the preset is a single server.
     """
-    source, rate = "DGX-1 with V100 system architecture whitepaper", NVLINK_DATASHEET_GBps[2]
+    source, rate = "DGX-1 with V100 system architecture whitepaper", get_board("V100").wire_GBps
     pairs = sorted([(pair, 2) for pair in DGX1_DOUBLE] + [(pair, 1) for pair in DGX1_SINGLE])
     links = [
         x for (a, b), n in pairs for x in _join(f"gpu{a}", f"gpu{b}", rate, "nvlink", source, n)
@@ -90,7 +87,8 @@ def dgx2(boxes: int = 1) -> Topology:
     The six NVSwitches of a board are one switch. `boxes` is ignored: it is a single server.
     """
     source = "NVSwitch technical overview"
-    rate, links_each = NVLINK_DATASHEET_GBps[2], NVLINK_LINKS_PER_GPU[2]
+    board = get_board("V100")
+    rate, links_each = board.wire_GBps, board.wires
     switches = [
         Device(f"nvswitch{b}", "switch", "nvswitch", numa_node=b, in_network=nvswitch_adding(2))
         for b in range(2)
@@ -107,12 +105,12 @@ def dgx2(boxes: int = 1) -> Topology:
 
 
 def _put_on_nvswitches(
-    name: str, gpus: list[Device], boxes: int, generation: int, net_GBps: Fraction, source: str
+    name: str, gpus: list[Device], boxes: int, board: Board, net_GBps: Fraction, source: str
 ) -> Topology:
     """Connect each box's GPUs by one layer of NVSwitches, and several boxes by a port per GPU."""
-    rate, links_each = NVLINK_DATASHEET_GBps[generation], NVLINK_LINKS_PER_GPU[generation]
+    rate, links_each = board.wire_GBps, board.wires
     per_box = len(gpus) // boxes
-    adding = nvswitch_adding(generation)
+    adding = nvswitch_adding(nvlink_generation(board.sm or 0))
     switches = _mark_boxes(
         [Device(f"nvswitch{b}", "switch", "nvswitch", in_network=adding) for b in range(boxes)],
         boxes,
@@ -139,7 +137,7 @@ def dgx_a100(boxes: int = 1) -> Topology:
     """
     # The user guide prints these NUMA nodes for GPU pairs 0-1, 2-3, 4-5, 6-7.
     gpus, source = _make_gpus(8, (3, 1, 7, 5), boxes), "DGX A100 datasheet and user guide"
-    return _put_on_nvswitches("dgx-a100", gpus, boxes, 3, _HDR_GBps, source)
+    return _put_on_nvswitches("dgx-a100", gpus, boxes, get_board("A100"), _HDR_GBps, source)
 
 
 def dgx_h100(boxes: int = 1) -> Topology:
@@ -148,7 +146,8 @@ def dgx_h100(boxes: int = 1) -> Topology:
     Rates are 450 GB/s per GPU inside a box and 50 GB/s per GPU between boxes (NDR InfiniBand).
     """
     gpus = _make_gpus(8, (0, 1), boxes)
-    return _put_on_nvswitches("dgx-h100", gpus, boxes, 4, _NDR_GBps, "DGX H100 datasheet")
+    board = get_board("H100")
+    return _put_on_nvswitches("dgx-h100", gpus, boxes, board, _NDR_GBps, "DGX H100 datasheet")
 
 
 def gb200_nvl72(racks: int = 1) -> Topology:
@@ -166,7 +165,7 @@ def gb200_nvl72(racks: int = 1) -> Topology:
         extra = several if racks > 1 else {"host": f"tray{tray}"}
         gpus.append(Device(f"gpu{i}", numa_node=i % 4 // 2, extra=extra))
     source = "GB200 NVL72 datasheet; between racks a ConnectX-7 of 400 Gb/s a GPU is assumed"
-    return _put_on_nvswitches("gb200-nvl72", gpus, racks, 5, _NDR_GBps, source)
+    return _put_on_nvswitches("gb200-nvl72", gpus, racks, get_board("GB200"), _NDR_GBps, source)
 
 
 def mi250(boxes: int = 1) -> Topology:
@@ -176,7 +175,7 @@ def mi250(boxes: int = 1) -> Topology:
     """
     source = "MI250 datasheet; adjacency as in RCCL's recorded topo_16p1h.xml"
     gpus = _make_gpus(16, (0, 1, 2, 3), boxes)
-    rate = XGMI_DATASHEET_MI250_GBps
+    rate = get_board("MI250").wire_GBps
     links = [
         x
         for first in range(0, 16 * boxes, 16)
@@ -205,7 +204,7 @@ def mi300x(boxes: int = 1) -> Topology:
 
     `boxes` is ignored: the preset is a single server.
     """
-    source, rate = "MI300X platform datasheet", XGMI_DATASHEET_MI300X_GBps
+    source, rate = "MI300X platform datasheet", get_board("MI300X").wire_GBps
     links = [
         x
         for a, b in combinations(range(8), 2)

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import permutations
 
+from ..boards import find_datasheet_GBps, nvlink_generation
 from ..facts import Facts, keys
 from ..facts.keys import GPU, gpu_subject, nvlink_subject, pci_subject, xgmi_subject
 from ..graph import Device, Link, both_directions
 from ..hardware import (
     LATENCY_us,
     NVLINK_DATASHEET_GBps,
-    nvlink_generation,
     nvswitch_adding,
     xgmi_counted_GBps,
 )
@@ -24,9 +24,6 @@ from ..notes import Note, Source
 NVSWITCH = "nvswitch0"
 
 SOURCE = "NVML: active NVLinks"
-_SM86_GBps = Fraction(
-    225, 16
-)  # RTX A6000 datasheet: 112.5 GB/s over 4 links, both directions together
 _UNKNOWN_END = "with an unknown other end; taken for an NVSwitch, as NCCL does"
 _GENERATION_OF_VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}  # nvmlNvlinkVersion_t
 
@@ -116,12 +113,18 @@ def list_active_links(facts: Facts, index: str) -> list[str]:
 def find_link_GBps(facts: Facts, index: str) -> Fraction:
     """Return the datasheet rate of a single NVLink of a GPU, in GB/s in one direction.
 
-    `index` is the GPU's NVML index. The compute capability decides, else the version of the links;
-    if both are unknown, the third generation is assumed.
+    `index` is the GPU's NVML index. The name or the compute capability decides, else the version of
+    the links; if all are unknown, the third generation is assumed.
     """
-    if facts.get_number(gpu_subject(index), keys.GPU_SM) == 86:
-        return _SM86_GBps
-    return NVLINK_DATASHEET_GBps[_find_generation(facts, index) or 3]
+    subject = gpu_subject(index)
+    known = {
+        "name": facts.get_text(subject, keys.GPU_NAME),
+        "sm": facts.get_number(subject, keys.GPU_SM),
+    }
+    return (
+        find_datasheet_GBps("nvlink", known)
+        or NVLINK_DATASHEET_GBps[_find_generation(facts, index) or 3]
+    )
 
 
 def _find_generation(facts: Facts, index: str) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
+from ...boards import nvlink_generation
 from ...exact import parse_fraction
 from ...graph import Device, Link, both_directions
 from ...hardware import (
@@ -17,7 +18,6 @@ from ...hardware import (
     LOCAL_GBps,
     c2c_GBps,
     nvlink_counted_GBps,
-    nvlink_generation,
     nvswitch_adding,
     xgmi_counted_GBps,
 )

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import count
 from pathlib import PurePath
 
+from ...boards import has_nvlink
 from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link, Topology, both_directions
@@ -39,8 +40,6 @@ _MAX_Mbps = 10**9
 _UNSPECIFIED_NET_Mbps = 10_000
 # The smallest boards with NVLink, such as HGX A100 4-GPU; fewer GPUs may be cards without a bridge.
 _MIN_BOARD_GPUS = 4
-# Compute capabilities, times ten, of GPUs that are mostly sold on such boards.
-_NVLINK_CAPABILITIES = ("60", "70", "80", "90", "100", "103")
 
 
 def read(text: str, where: str) -> Topology:
@@ -365,11 +364,12 @@ def _read_nic(
 def _note_missing_nvlinks(partial: PartialTopology, gpus: list[GpuElement]) -> None:
     """Note GPUs without nvlink elements whose model comes with NVLink."""
     first = gpus[0].element
+    sm = first.get("sm") or ""
     if (
         len(gpus) >= _MIN_BOARD_GPUS
         and not any(gpu.element.select("nvlink", "xgmi") for gpu in gpus)
         and first.get("gcn") is None
-        and first.get("sm") in _NVLINK_CAPABILITIES
+        and has_nvlink(int(sm) if sm.isdecimal() and len(sm) < 5 else None)
     ):
         partial.notes.add(
             f"{len(gpus)} GPUs of sm {first.get('sm')}",

@@ -9,8 +9,10 @@ is made for, and noted.
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
+from ...boards import find_board, find_by_architecture, find_by_id
 from ...errors import InputError
 from ...facts import Facts, keys, load_facts
 from ...facts.keys import GPU, gpu_subject, net_subject, pci_subject, rdma_subject
@@ -27,25 +29,6 @@ _DECLARED = re.compile(r"(\d+(?:\.\d+)? GT/s) x(\d{1,2})")
 # No GPU that NCCL or RCCL runs on is made for less than Gen3: lower generations are placeholders or
 # were read while idle.
 _PLACEHOLDER_GENERATION = 2
-# PCIe generation by the lowest compute capability, times ten (datasheets: V100 3, A100 4, H100 and
-# B200 5, B300 6).
-_GENERATION_OF_SM: tuple[tuple[int, int], ...] = ((120, 5), (103, 6), (90, 5), (80, 4), (30, 3))
-
-_GENERATION_OF_NAME: tuple[tuple[re.Pattern[str], int], ...] = (
-    (re.compile(r"\bG?B300\b"), 6),
-    (re.compile(r"\b(G?H100|H800|G?H200|H20|G?B[12]00|RTX 50\d\d|RTX PRO|MI3\d\d[AX]?)\b"), 5),
-    (
-        re.compile(
-            r"\b(A100|A800|A[1-4]0G?|A16|L4|L20|L40S?|RTX [34]0\d\d|RTX A\d+|MI2\d\dX?|MI100)\b"
-        ),
-        4,
-    ),
-    (re.compile(r"\b(V100S?|P100|P40|P4|T4|RTX 20\d\d|MI[56]0)\b"), 3),
-)
-_GENERATION_OF_GCN: tuple[tuple[re.Pattern[str], int], ...] = (
-    (re.compile(r"(gfx)?9[45]\w"), 5),
-    (re.compile(r"(gfx)?(90[68a]|910)"), 4),
-)
 # The generation whose 16 lanes carry a NIC of this speed (ConnectX-5, -6 and -7); faster NICs have
 # Gen6.
 _GENERATION_OF_Gbps: tuple[tuple[int, int], ...] = ((100, 3), (200, 4), (400, 5))
@@ -364,23 +347,18 @@ def _find_gpu_link(gpu: Device, facts: Facts, index: str | None) -> PcieLink:
     for generation, width in by_nvml:
         if _PLACEHOLDER_GENERATION < generation in PCIE_GTps and 1 <= width <= 32:
             return PcieLink(generation, width, ("the GPU's own most, as NVML says",))
+    name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
     gcn = str(gpu.extra.get("gcn") or "").split(":")[0]
-    for pattern, generation in _GENERATION_OF_GCN:
-        if pattern.fullmatch(gcn):
-            return PcieLink(generation, 16, (f"what {gcn} is made for",))
     sm = gpu.extra.get("sm")
     sm = sm if isinstance(sm, int) else facts.get_number(subject, keys.GPU_SM)
-    for least, generation in _GENERATION_OF_SM:
-        if sm is not None and sm >= least and not gcn:
-            return PcieLink(
-                generation,
-                16,
-                (f"what GPUs of compute capability {sm // 10}.{sm % 10} are made for",),
-            )
-    name = str(gpu.extra.get("name") or facts.get_text(subject, keys.GPU_NAME) or "")
-    for pattern, generation in _GENERATION_OF_NAME:
-        if pattern.search(name):
-            return PcieLink(generation, 16, (f"what {name} is made for",))
+    known = find_by_id(str(read_pci_details(gpu).get("device") or "")) or find_board(name)
+    what = f"{name or (known.name if known else gcn)} is"
+    boards = (known,) if known else find_by_architecture(gcn=gcn) if gcn else ()
+    if not boards and sm is not None and not gcn:
+        what = f"GPUs of compute capability {sm // 10}.{sm % 10} are"
+        boards = find_by_architecture(sm)
+    if boards:
+        return replace(boards[0].pcie, assumed=(f"what {what} made for",))
     return PcieLink(3, 16, ("as NCCL takes it, since nothing is known of the GPU",))
 
 

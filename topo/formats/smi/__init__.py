@@ -17,8 +17,18 @@ from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
 from ...matrix import LABELS, ConnectionFinder
 from ...notes import Note
+from ..gpu_names import GpuNames, find_gpu_names
+from .candidates import choose_boards
 from .cells import list_some, read_cells
-from .facts import MAX_PAIRED, SOURCE, build_matrix_facts, build_p2p_facts, is_p2p, read_affinities
+from .facts import (
+    MAX_PAIRED,
+    SOURCE,
+    build_matrix_facts,
+    build_p2p_facts,
+    has_own_memory,
+    is_p2p,
+    read_affinities,
+)
 from .inferred import InferredTopology, assume_rates
 from .nvlink_output import (
     REMOTE,
@@ -80,7 +90,13 @@ def read(text: str, where: str) -> Topology:
     (they do not contain connections), matrices of different machines, a matrix without a GPU's row
     or with too many devices, and rows with more or fewer cells than columns.
     """
-    output = parse_output(text, where)
+    return _read(text, where, GpuNames())
+
+
+def _read(text: str, where: str, others: GpuNames) -> Topology:
+    """Read as `read` does; `others` are the names elsewhere, used if the text has none."""
+    output, names = parse_output(text, where), find_gpu_names(text)
+    names = names if names.by_index or names.mentioned else others
     tables = [table for table in output.tables if table.rows]
     p2p = [table for table in tables if is_p2p(table)]
     matrices = [table for table in tables if not is_p2p(table)]
@@ -97,10 +113,10 @@ def read(text: str, where: str) -> Topology:
             )
     hosts = {matrix.host for matrix in matrices}
     if len(matrices) > 1 and (None in hosts or len(hosts) > 1):
-        return _read_hosts(text, matrices, where)
+        return _read_hosts(text, matrices, names, where)
     if not any(GPU_NAME.fullmatch(name) for name in table.rows):
         raise _make_rowless_error(table, where)
-    return _read_matrix(table, output, p2p, where)
+    return _read_matrix(table, output, p2p, names, where)
 
 
 def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
@@ -109,7 +125,7 @@ def _make_rowless_error(table: LabelMatrix, where: str) -> InputError:
     )
 
 
-def _read_hosts(text: str, matrices: list[LabelMatrix], where: str) -> Topology:
+def _read_hosts(text: str, matrices: list[LabelMatrix], names: GpuNames, where: str) -> Topology:
     """Read and join hosts with equal matrices; the text after a matrix belongs to its host."""
     if len(matrices) * len(matrices[0].names) > _MAX_DEVICES:
         raise InputError(
@@ -119,7 +135,7 @@ def _read_hosts(text: str, matrices: list[LabelMatrix], where: str) -> Topology:
     stem = PurePath(where).stem or where
     lines, cuts = text.split("\n"), [0, *(matrix.start - 1 for matrix in matrices[1:]), None]
     hosts = [
-        replace(read("\n".join(lines[start:end]), where), name=matrix.host or f"{stem} {i}")
+        replace(_read("\n".join(lines[start:end]), where, names), name=matrix.host or f"{stem} {i}")
         for i, (matrix, (start, end)) in enumerate(zip(matrices, pairwise(cuts), strict=True))
     ]
     joined = join_hosts(hosts, name=stem)
@@ -162,36 +178,42 @@ def _read_without_matrix(output: SmiOutput, p2p: list[LabelMatrix], where: str) 
 
 
 def _read_matrix(
-    table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], where: str
+    table: LabelMatrix, output: SmiOutput, p2p: list[LabelMatrix], names: GpuNames, where: str
 ) -> Topology:
-    """Read a matrix of `topo -m`, completed from the other parts of the output."""
+    """Read a matrix of `topo -m`, completed from the other parts of the output and from names."""
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
-    inferred = InferredTopology(
-        cells, read_affinities(table, notes), SOURCE, notes=notes, rates=assume_rates(cells)
-    )
-    inferred.has_nic_rows = any(not GPU_NAME.fullmatch(name) for name in table.rows)
     listings = output.nvlinks_by_gpu
-    strangers = [f"gpu{gpu}" for gpu in listings if f"gpu{gpu}" not in cells.ids]
+    strangers = [
+        f"gpu{gpu}"
+        for gpu, listing in listings.items()
+        if (listing.remote or listing.speed) and f"gpu{gpu}" not in cells.ids
+    ]
     if strangers:
-        listings = {}  # all listings are of another machine
+        listings, names = {}, GpuNames()  # all listings are of another machine
         notes.append(
             f"nvidia-smi nvlink lists {list_some(strangers)}, which the matrix does not have; "
             "left out"
         )
+    affinities = read_affinities(table, notes)
+    boards, how = choose_boards(cells, names, affinities, has_own_memory(table), notes)
+    inferred = InferredTopology(
+        cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how)
+    )
+    inferred.has_nic_rows = any(not GPU_NAME.fullmatch(name) for name in table.rows)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
-    join_other_links(inferred, choose_nvlink_rate(listings), switched)
+    join_other_links(inferred, choose_nvlink_rate(listings, inferred.rates), switched)
     facts = [
         *build_matrix_facts(table, cells),
         *build_p2p_facts(p2p, frozenset(table.names), notes),
     ]
     if len(table.names) > MAX_PAIRED:
         notes.append(f"more than {MAX_PAIRED} devices: facts of pairs are left out")
+    identities = {f"gpu{gpu}": {"name": name} for gpu, name in names.by_index.items()}
+    identities |= {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
     devices = [
-        *list_matrix_devices(
-            inferred, {f"gpu{gpu}": listing.identity for gpu, listing in listings.items()}
-        ),
+        *list_matrix_devices(inferred, identities),
         *inferred.devices,
     ]
     notes += _find_mismatches(Topology("labels", tuple(devices), tuple(inferred.links)), inferred)

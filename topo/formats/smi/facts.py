@@ -75,6 +75,11 @@ def read_affinities(table: LabelMatrix, notes: list[str]) -> dict[int, Affinity]
     return {i: Affinity(cpus[i], nodes[i]) for i, row in rows.items() if row}
 
 
+def has_own_memory(table: LabelMatrix) -> bool:
+    """Return whether GPUs have NUMA nodes of their own, as those with a Grace CPU do."""
+    return any(_get_ranges(row.affinities, GPU_NUMA) for row in table.rows.values())
+
+
 def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
     """Return an affinity that consists of numbers and ranges, None for any other text."""
     text = affinities.get(column, "")

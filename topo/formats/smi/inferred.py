@@ -1,74 +1,70 @@
 """The topology that is inferred from a matrix, and the rates that are assumed for its links.
 
-A matrix gives no rates; the number of NVLinks reveals the generation of the GPUs. V100 have 6
-NVLinks and PCIe Gen3, A100 12 and Gen4, H100 and B200 18 and Gen5 (NVIDIA's datasheets). Machines
-are built with NICs that match their GPUs: HDR InfiniBand (200 Gb/s) in DGX A100, NDR (400 Gb/s) in
-DGX H100 and B200. H100 PCIe and NVL cards with bridges also have 12 NVLinks; they are taken for
-A100, which a PCIe rate given by the user (48 GB/s) corrects.
+A matrix gives no rates: the boards that its GPUs are, or can be, decide (candidates.py).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from ...boards import Board
 from ...graph import Device, Link, both_directions
-from ...hardware import NVLINK_LINKS_PER_GPU, PcieLink, pcie_link
+from ...hardware import LATENCY_us, PcieLink, pcie_link
 from ...notes import assumed
-from .cells import Cells, count_nvlinks, iterate_members
+from .cells import Cells, iterate_members
 
-# No GPU has more NVLinks than this.
-MAX_NVLINKS = max(NVLINK_LINKS_PER_GPU.values())
+# Assumed for GPUs of which nothing is known.
+UNKNOWN_PCIE = pcie_link(None, None)
+# Gb/s of the NICs in machines with NVSwitches, by the lowest compute capability, times ten.
+_NIC_Gbps = ((103, 800), (90, 400), (80, 200))
 
 
 @dataclass(frozen=True)
 class AssumedRates:
-    """The assumed PCIe link and GB/s per NIC (None if unknown), each with its source."""
+    """The assumed rates of PCIe, of one NVLink and of a NIC (GB/s, None if unknown).
 
-    pcie: PcieLink
-    pcie_source: str
+    Each has its source. `boards` are those of the GPUs that are known, by column.
+    """
+
+    pcie: PcieLink = UNKNOWN_PCIE
+    pcie_source: str = assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
+    nvlink_GBps: Fraction = Fraction(25)
+    nvlink_source: str = assumed("25 GB/s an NVLink, as in most generations")
     nic_GBps: Fraction | None = None
     nic_source: str = ""
+    boards: Mapping[int, Board] = field(default_factory=dict)
+    how: str = ""
 
 
-# Assumed for GPUs with more NVLinks than the first number.
-_BY_NVLINKS = (
-    (
-        12,
-        AssumedRates(
-            PcieLink(5, 16),
-            assumed("Gen5 x16 (32 GT/s), by the GPUs (H100 and later: 18 NVLinks)"),
-            Fraction(50),
-            "400 Gb/s, by the GPUs (H100 and later: 18 NVLinks)",
-        ),
-    ),
-    (
-        6,
-        AssumedRates(
-            PcieLink(4, 16),
-            assumed("Gen4 x16 (16 GT/s), by the GPUs (A100: 12 NVLinks)"),
-            Fraction(25),
-            "200 Gb/s, by the GPUs (A100: 12 NVLinks)",
-        ),
-    ),
-)
-# Assumed if NVLinks reveal nothing.
-UNKNOWN_RATES = AssumedRates(
-    pcie_link(None, None), assumed("Gen3 x16, as NCCL takes PCIe links that are not known")
-)
+def assume_rates(boards: Mapping[int, Board], how: str) -> AssumedRates:
+    """Return the rates to assume for a machine with these boards, by column; `how` is in sources.
 
-
-def assume_rates(cells: Cells) -> AssumedRates:
-    """Return the rates to assume for a machine, by the largest number of NVLinks of any GPU."""
-    most = max((_count_gpu_nvlinks(row) for row in cells.labels), default=0)
-    return next((rates for fewer, rates in _BY_NVLINKS if most > fewer), UNKNOWN_RATES)
-
-
-def _count_gpu_nvlinks(row: list[str | None]) -> int:
-    """Return the number of a GPU's NVLinks: the sum over its labels.
-
-    A sum that exceeds the links of any GPU means NVSwitches; then the largest label counts.
+    Of several boards the fastest PCIe and the slowest NVLink count. NICs are known only of machines
+    with NVSwitches: HDR InfiniBand (200 Gb/s) for A100, NDR (400 Gb/s) for Hopper and B200, 800
+    Gb/s for B300 (datasheets of DGX A100, H100, B200 and B300).
     """
-    counts = [count_nvlinks(label) for label in row]
-    return sum(counts) if sum(counts) <= MAX_NVLINKS else max(counts)
+    if not boards:
+        return AssumedRates()
+    fastest = max(boards.values(), key=lambda board: board.pcie.bandwidth_GBps)
+    wired = [board.wire_GBps for board in boards.values() if board.wires]
+    rates = AssumedRates(
+        fastest.pcie, assumed(f"{_describe(fastest.pcie)}, {how}"), boards=boards, how=how
+    )
+    if not wired:
+        return rates
+    rates = replace(
+        rates,
+        nvlink_GBps=min(wired),
+        nvlink_source=assumed(f"{float(min(wired)):g} GB/s an NVLink, {how}"),
+    )
+    Gbps = next((Gbps for sm, Gbps in _NIC_Gbps if (fastest.sm or 0) >= sm), None)
+    if Gbps is None or fastest.is_card:
+        return rates
+    return replace(rates, nic_GBps=Fraction(Gbps, 8), nic_source=f"{Gbps} Gb/s, {how}")
+
+
+def _describe(link: PcieLink) -> str:
+    return f"Gen{link.generation} x{link.width}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class InferredTopology:
     devices: list[Device] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    rates: AssumedRates = UNKNOWN_RATES
+    rates: AssumedRates = field(default_factory=AssumedRates)
     node: dict[int, int] = field(default_factory=dict)
     root: dict[int, str] = field(default_factory=dict)
     overruled: set[frozenset[int]] = field(default_factory=set)
@@ -121,6 +117,21 @@ class InferredTopology:
     def join(self, link: Link) -> None:
         """Add a link in both directions."""
         self.links += both_directions(link)
+
+    def join_pcie(self, below: str, above: str, to_cpu: bool = False) -> None:
+        """Join a device to the switch or CPU above it, by NVLink-C2C if it is a GPU that has it."""
+        rates = self.rates
+        board = rates.boards.get(self.cells.ids.index(below)) if below in self.cells.ids else None
+        if board is not None and board.c2c_GBps and to_cpu:
+            by = assumed(f"{float(board.c2c_GBps):g} GB/s of NVLink-C2C, {rates.how}")
+            self.join(Link(below, above, board.c2c_GBps, LATENCY_us["c2c"], "c2c", source=by))
+            return
+        pcie = rates.pcie if board is None else board.pcie
+        source = rates.pcie_source
+        if pcie != rates.pcie:
+            source = assumed(f"{_describe(pcie)}, {rates.how}")
+        rate = pcie.bandwidth_GBps
+        self.join(Link(below, above, rate, LATENCY_us["pcie"], "pcie", source=source))
 
     def get_names(self, mask: int) -> list[str]:
         """Return the ids of a set's devices."""

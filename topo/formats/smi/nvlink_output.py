@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
+from ...boards import find_board
 from ...errors import InputError
 from ...facts import Fact, keys
 from ...facts.keys import gpu_subject, nvlink_subject
 from ...graph import Device, Link, both_directions
 from ...hardware import LATENCY_us, NVLINK_DATASHEET_GBps, nvswitch_adding
 from .cells import list_some
-from .other_links import NVLINK_SOURCE, NVLINK_GBps
+from .inferred import AssumedRates, assume_rates
 from .parser import NvlinkListing, SmiOutput
 
 STATUS, REMOTE = "nvidia-smi nvlink -s", "nvidia-smi nvlink -R"
@@ -40,16 +41,18 @@ def match_peers(listings: Mapping[int, NvlinkListing]) -> dict[str, int] | None:
     return gpu_at if fits else None
 
 
-def choose_nvlink_rate(listings: Mapping[int, NvlinkListing]) -> tuple[Fraction, str]:
+def choose_nvlink_rate(
+    listings: Mapping[int, NvlinkListing], rates: AssumedRates
+) -> tuple[Fraction, str]:
     """Return the rate of one NVLink in GB/s in one direction, and its source.
 
     It is the slowest rate that -s reports, or the datasheet's rate if they differ by at most 7 %.
-    If none is reported, it is an assumed one.
+    If none is reported, it is the one in `rates`.
     """
     speeds = {speed for listing in listings.values() for speed in listing.speed.values()}
     reported = [speed for speed in speeds if speed and float(speed) > 0]
     if not reported:
-        return NVLINK_GBps, NVLINK_SOURCE
+        return rates.nvlink_GBps, rates.nvlink_source
     slowest = min(reported, key=Fraction)
     raw = Fraction(slowest)
     source = f"{STATUS}: {slowest} GB/s a link"
@@ -77,7 +80,8 @@ def join_nvlinks(output: SmiOutput, where: str) -> tuple[list[Device], list[Link
         Device(f"gpu{gpu}", bus_id=address.get(gpu), source=REMOTE, extra=listing.identity)
         for gpu, listing in sorted(listings.items())
     ]
-    rate, source = choose_nvlink_rate(listings)
+    boards = {gpu: known for gpu, x in listings.items() if (known := find_board(x.name))}
+    rate, source = choose_nvlink_rate(listings, assume_rates(boards, "by the names of the GPUs"))
     latency = LATENCY_us["nvswitch" if gpu_at is None else "nvlink"]
     links: list[Link] = []
     odd: list[str] = []

@@ -10,21 +10,18 @@ both are possible, and nothing depends on it.
 
 from fractions import Fraction
 
+from ...boards import MAX_NVLINKS, get_board
 from ...graph import DEFAULT_BANDWIDTH_GBps, Device, Link
-from ...hardware import LATENCY_us, XGMI_DATASHEET_MI250_GBps, nvswitch_adding
+from ...hardware import LATENCY_us, nvswitch_adding
 from ...notes import assumed
 from .cells import count_nvlinks, find_components, iterate_members, list_some, split_label
-from .inferred import MAX_NVLINKS, InferredTopology
-
-# Assumed GB/s of one NVLink in one direction: right for V100 to H100 (P100: 20, B200: 50).
-NVLINK_GBps = Fraction(25)
-NVLINK_SOURCE = assumed("25 GB/s an NVLink, as in most generations")
+from .inferred import InferredTopology
 
 # Bounds the switches: a matrix of 512 devices could need one for each of its 131,000 pairs.
 _MAX_SWITCHES = 4096
 # Labels of direct links other than NV#: kind, GB/s of one link in one direction, and source.
 _RATES = {
-    "XGMI": ("xgmi", XGMI_DATASHEET_MI250_GBps, assumed("xGMI links of an MI250")),
+    "XGMI": ("xgmi", get_board("MI250").wire_GBps, assumed("xGMI links of an MI250")),
     "C2C": (
         "c2c",
         Fraction(450),

@@ -29,7 +29,7 @@ RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _COLUMNS = (
     (CPU, re.compile(r"CPU\s*Affinity")),
     (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
-    (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity")),
+    (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))")),
 )
 # Replaces the spaces in names of columns while a heading is split; no line has it.
 _SPACE = "\x00"
@@ -53,7 +53,9 @@ _DEVICE = re.compile(r"[A-Za-z][\w.:@-]{0,63}")
 _P2P = re.compile(r"-p2p(?:status)?[ \t=]+([a-z]{1,4})\b")
 _PROMPT = re.compile(r"[\w.-]{1,64}@([\w.-]{1,255})")
 _NIC_LEGEND = re.compile(r"\s{0,40}(NIC\d{1,6}):\s{0,40}(\S.{0,200})")
-_GPU_HEAD = re.compile(r"\s{0,40}GPU (\d{1,6}): (.{0,200}?)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}")
+_GPU_HEAD = re.compile(
+    r"\s{0,40}GPU (\d{1,6}): ([A-Za-z].{0,199}?|)(?: \(UUID: ([\w-]{1,80})\))?\s{0,40}"
+)
 _REMOTE = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:Remote Device )?"
     r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\b.{0,80}"

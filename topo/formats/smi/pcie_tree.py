@@ -228,17 +228,17 @@ def _name_roots(inferred: InferredTopology, cpu: str, groups: list[int]) -> None
 def _add_branch(inferred: InferredTopology, cpu: Device, group: int, parts: list[int]) -> None:
     """Add the devices at one port of a CPU: a device, a switch, or a switch above switches."""
     if group.bit_count() == 1:
-        _add_pcie_link(inferred, inferred.get_names(group)[0], cpu.id)
+        inferred.join_pcie(inferred.get_names(group)[0], cpu.id, to_cpu=True)
         return
     switches = [_add_switch(inferred, cpu.numa_node) for _ in parts]
     for part, switch in zip(parts, switches, strict=True):
         for name in inferred.get_names(part):
-            _add_pcie_link(inferred, name, switch)
+            inferred.join_pcie(name, switch)
     if len(parts) > 1:
         switches.append(_add_switch(inferred, cpu.numa_node))
     for switch in switches[:-1]:
-        _add_pcie_link(inferred, switch, switches[-1])
-    _add_pcie_link(inferred, switches[-1], cpu.id)
+        inferred.join_pcie(switch, switches[-1])
+    inferred.join_pcie(switches[-1], cpu.id)
 
 
 def _add_switch(inferred: InferredTopology, node: int | None) -> str:
@@ -247,19 +247,6 @@ def _add_switch(inferred: InferredTopology, node: int | None) -> str:
     )
     inferred.devices.append(Device(ident, "switch", "pcie", numa_node=node, source=inferred.source))
     return ident
-
-
-def _add_pcie_link(inferred: InferredTopology, below: str, above: str) -> None:
-    inferred.join(
-        Link(
-            below,
-            above,
-            inferred.rates.pcie.bandwidth_GBps,
-            LATENCY_us["pcie"],
-            "pcie",
-            source=inferred.rates.pcie_source,
-        )
-    )
 
 
 def _join_cpus(inferred: InferredTopology, nodes: list[int], cpus: list[Device]) -> None:

@@ -1,0 +1,88 @@
+"""Find the names of GPUs in text around a matrix: lists, tables and logs of several tools."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ..boards import Board, find_board, find_by_id, find_mentioned, get_board
+
+# Lines that are searched; people paste some hundred.
+_MAX_LINES = 20_000
+_INDEXED = (
+    # nvidia-smi -L, PyTorch's and vLLM's environment reports; SGLang's has "GPU 0,1,2,3: ..."
+    re.compile(r"\s{0,40}GPU (\d{1,4}(?:,\d{1,4}){0,255}): (\S.{0,100}?)(?: \(UUID: .{0,80})?\s*"),
+    # nvidia-smi's table
+    re.compile(r"\s{0,40}\|\s{1,6}(\d{1,4})\s{1,4}(\S.{0,60}?)\s{2,40}(?:On|Off|N/A)\s{0,9}\|.*"),
+    # nvidia-smi --query-gpu=index,name --format=csv
+    re.compile(r"\s{0,40}(\d{1,4}), ([A-Za-z].{2,60}?)(?:,.*)?"),
+    # rocm-smi --showproductname
+    re.compile(
+        r"\s{0,40}GPU\[(\d{1,4})\]\s{0,20}: Card (?:[Ss]eries|[Mm]odel):\s{0,20}(\S.{0,80})"
+    ),
+    # nccl-tests
+    re.compile(r".{0,40}#\s{1,4}Rank\s.{0,160}device\s{1,4}(\d{1,4}) \[.{1,20}\] (\S.{2,60})"),
+)
+
+
+@dataclass
+class GpuNames:
+    """The names in a text: of single GPUs by number, or boards that the text mentions.
+
+    `by_index` has names that are in the table of boards; `mentioned` maps a board's name to the
+    first line with it, if no single GPU is named.
+    """
+
+    by_index: dict[int, str] = field(default_factory=dict)
+    mentioned: dict[str, int] = field(default_factory=dict)
+
+    def find(self, index: int) -> tuple[Board, str] | None:
+        """Return the board of a GPU and the words that name it, None if it is not known.
+
+        A GPU without a name of its own is of the board of the others, if all are of one.
+        """
+        names = {index: self.by_index[index]} if index in self.by_index else self.by_index
+        boards = {name: board for name in names.values() if (board := _look_up(name))}
+        if len({board.name for board in boards.values()}) == 1:
+            name, board = next(iter(boards.items()))
+            return board, name
+        if len(self.mentioned) == 1:
+            name, line = next(iter(self.mentioned.items()))
+            return get_board(name), f"{name}, which line {line} mentions"
+        return None
+
+
+def find_gpu_names(text: str) -> GpuNames:
+    """Return the names of GPUs in a text; only those that the table of boards has."""
+    names = GpuNames()
+    for number, line in enumerate(text.split("\n")[:_MAX_LINES], 1):
+        indexed = dict(_read_indexed(line))
+        names.by_index = {**indexed, **names.by_index}
+        if not indexed and len(line) < 400:
+            for name in find_mentioned(line):
+                names.mentioned.setdefault(name, number)
+    for name in list(names.mentioned):
+        # "H100 NVL" and "H100" are one board, by its whole name
+        if any(other.startswith(f"{name} ") for other in names.mentioned):
+            del names.mentioned[name]
+    return names
+
+
+def list_boards(boards: Iterable[Board]) -> str:
+    """List boards with the rate of one of their links: "B300, B200 (50 GB/s a link)"."""
+    return "; ".join(
+        f"{', '.join(board.name for board in group)} ({rate:g} GB/s a link)"
+        for rate, group in groupby(boards, key=lambda board: float(board.wire_GBps))
+    )
+
+
+def _read_indexed(line: str) -> Iterator[tuple[int, str]]:
+    for pattern in _INDEXED:
+        match = pattern.fullmatch(line.rstrip("\r"))
+        if match and _look_up(match[2]):
+            yield from ((int(index), match[2].strip()) for index in match[1].split(","))
+            return
+
+
+def _look_up(name: str) -> Board | None:
+    return find_by_id(name) if name.startswith("0x") else find_board(name)

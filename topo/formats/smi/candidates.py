@@ -1,0 +1,134 @@
+"""The boards that a matrix can be of: by the names around it, else by its NVLinks and affinities.
+
+The number of NVLinks tells the generation, except 18, which GPUs of NVLink 4 (25 GB/s each) and
+NVLink 5 (50 GB/s) have. Memory of GPUs that is a NUMA node, and CPUs of 72 cores, are those of
+Grace (GH200, GB200, GB300). All that is left open is in a note, with the board that is assumed.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ...boards import BOARDS, MAX_NVLINKS, Board
+from ..gpu_names import GpuNames, list_boards
+from .cells import Cells, count_nvlinks, iterate_members, list_some
+from .inferred import Affinity
+
+_UNKNOWN = (
+    "no names of GPUs and no NVLinks: PCIe is taken as Gen3 x16, as NCCL does (T4 and V100 have "
+    "Gen3; A10, L40S and RTX 4090 Gen4; H100 PCIe, RTX 5090 and RTX PRO 6000 Gen5); the output of "
+    "nvidia-smi -L beside the matrix says which"
+)
+# The commonest board with this number of NVLinks, assumed if a matrix leaves others open.
+_ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000"}
+# The cards that bridges join in fours, and the peers that each then has.
+_FOUR = ("H200 NVL", 3)
+# Cores of a Grace CPU.
+_GRACE_CORES = 72
+_RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
+
+
+def choose_boards(
+    cells: Cells,
+    names: GpuNames,
+    affinities: Mapping[int, Affinity],
+    has_own_memory: bool,
+    notes: list[str],
+) -> tuple[dict[int, Board], str]:
+    """Return the board of each GPU, by column, and how it is known in words.
+
+    `has_own_memory` is whether GPUs have NUMA nodes of their own. The result is empty if nothing
+    tells the board; a note then says which there are.
+    """
+    gpus = list(iterate_members(cells.gpus))
+    found = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
+    named = _refuse_wrong(cells, found, notes)
+    if named:
+        words = dict.fromkeys(text for _, text in named.values())
+        return {i: board for i, (board, _) in named.items()}, f"by the GPUs: {list_some(words, 2)}"
+    if len(names.mentioned) > 1 and not names.by_index:
+        notes.append(
+            f"the text mentions {list_some(names.mentioned)}; which of them the GPUs are is not "
+            "known"
+        )
+    candidates = _list_candidates(cells, affinities, has_own_memory)
+    if not candidates:
+        if any(cells.find_near(i, "SYS") for i in gpus):
+            notes.append(_UNKNOWN)
+        return {}, ""
+    most = max(map(_count_gpu_nvlinks, cells.labels))
+    usual = _ASSUMED.get(most)
+    assumed = next((b for b in candidates if b.name == usual), candidates[-1])
+    links = f"{most} NVLink{'s' * (most > 1)}"
+    if len(candidates) > 1:
+        notes.append(
+            f"no names of GPUs; with {links} they can be {list_boards(candidates)}; "
+            f"{assumed.name} is assumed; the output of nvidia-smi -L beside the matrix says which"
+        )
+    return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links})"
+
+
+def _refuse_wrong(
+    cells: Cells, found: Mapping[int, tuple[Board, str]], notes: list[str]
+) -> dict[int, tuple[Board, str]]:
+    """Return the named boards without those that have fewer NVLinks than the matrix shows."""
+    wrong = {
+        cells.ids[i]: text
+        for i, (board, text) in found.items()
+        if _count_gpu_nvlinks(cells.labels[i]) > (0 if board.gcn else board.wires)
+    }
+    if wrong:
+        notes.append(
+            f"{list_some(wrong)}: more NVLinks than {list_some(dict.fromkeys(wrong.values()))} "
+            "has, so the name is not followed"
+        )
+    return {i: known for i, known in found.items() if cells.ids[i] not in wrong}
+
+
+def _list_candidates(
+    cells: Cells, affinities: Mapping[int, Affinity], has_own_memory: bool
+) -> tuple[Board, ...]:
+    """Return the boards that have the NVLinks of the matrix, those with the fastest links first."""
+    most = max(map(_count_gpu_nvlinks, cells.labels), default=0)
+    if not most:
+        return ()
+    peers = max(mask.bit_count() for mask in cells.with_label["NV"])
+    of_number = [b for b in BOARDS if b.kind == "nvlink" and b.wires == most]
+    if most == 4 and peers > 1 and any("NV2" in row for row in cells.labels):
+        of_number = []  # part of a DGX-1 with V100: P100 have one link to each peer
+    # Bridges join two cards, those of H200 NVL up to four; modules with few links have many peers.
+    fitting = [
+        b
+        for b in of_number
+        if (b.is_card or most > 4 if peers == 1 else not b.is_card or (b.name, peers) == _FOUR)
+    ]
+    if not fitting:
+        wires = min(b.wires for b in BOARDS if b.wires >= max(most, 6) and not b.gcn)
+        fitting = [b for b in BOARDS if b.wires == wires and not b.is_card and not b.gcn]
+    grace = [b for b in fitting if b.c2c_GBps]
+    cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
+    if has_own_memory or (cpus and all(map(_is_grace, cpus))):
+        one_each = len(set(cpus)) == len(cpus)
+        grace = [b for b in grace if (b.name == "GH200") == (one_each and bool(cpus))] or grace
+        fitting = grace or fitting
+    elif cpus:
+        fitting = [b for b in fitting if b not in grace]
+    return tuple(sorted(fitting, key=lambda board: -board.wire_GBps))
+
+
+def _is_grace(cpus: str) -> bool:
+    """Return whether these are the cores of one Grace CPU, such as 72-143."""
+    match = _RANGE.fullmatch(cpus)
+    return (
+        match is not None
+        and int(match[1]) % _GRACE_CORES == 0
+        and int(match[2]) - int(match[1]) == _GRACE_CORES - 1
+    )
+
+
+def _count_gpu_nvlinks(row: Iterable[str | None]) -> int:
+    """Return the number of a GPU's NVLinks: the sum over its labels.
+
+    A sum that exceeds the links of any GPU means NVSwitches; then the largest label counts.
+    """
+    counts = [count_nvlinks(label) for label in row]
+    return sum(counts) if sum(counts) <= MAX_NVLINKS else max(counts)
