@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 from ...synth.bounds.in_network import bound_in_network
 from ...synth.bounds.single_path import Bounds, find_bounds
 from ...synth.describe import bounds_text
 from ...synth.numeric.effort import Effort
+from ...topo.files import write_whole
 from ...topo.pictures.cables import describe_rates
 from ...topo.printable import printable_lines
 from ..shared.outputs import write_extra
@@ -72,6 +74,7 @@ def run_export(job: SynthRun) -> None:
 
     args = job.args
     version = parse_nccl_version(args.nccl_version) if args.nccl_version else NEWEST
+    beside_path = str(Path(f"{args.output}.xml").resolve()) if args.output else None
     with job.search() as say:
         effort = Effort(args.time_limit)
         made = export(
@@ -84,11 +87,15 @@ def run_export(job: SynthRun) -> None:
             measured=args.measured,
             size_bytes=job.size,
             guard=not args.no_guard,
+            beside_path=beside_path,
         )
         job.cut_short += effort.cut_short
     if made.reason is None:
         done = f"{args.format} written to FILE"
         write_extra(args, "output", job.progress, done, lambda: made.text)
+        if made.beside is not None and beside_path is not None:
+            write_whole(beside_path, made.beside, overwrite=args.force)
+            job.progress.tell(f"rings for the other collectives written to {beside_path}")
     if args.json:
         body = {
             **job.head_json(),

@@ -194,7 +194,8 @@ def build_parser() -> Parser:
         default=PLAN,
         choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"),
         help="plan (default); nccl-graph: rings and chains for NCCL_GRAPH_FILE; rccl-env: "
-        "NCCL_RINGS and RCCL_TREES; nccl-tuner: the table of NVIDIA's example tuner plugin",
+        "RCCL_TREES, with rings beside them in FILE.xml for -o FILE; nccl-tuner: the table of "
+        "NVIDIA's example tuner plugin",
     )
     add(
         "--nccl-version",
@@ -205,7 +206,8 @@ def build_parser() -> Parser:
     add(
         "--no-guard",
         action="store_true",
-        help="with nccl-graph: write the file even where stock NCCL is modelled to be as fast",
+        help="with nccl-graph and rccl-env: write the file even where stock NCCL or RCCL may be as "
+        "fast",
     )
     add(
         "--measured",
@@ -278,9 +280,14 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given({"--nccl-version": args.nccl_version, "--no-guard": args.no_guard}),
+            _given({"--nccl-version": args.nccl_version}),
             args.format != "nccl-graph",
             "{} without --format nccl-graph: it has no effect then; leave it out",
+        ),
+        (
+            _given({"--no-guard": args.no_guard}),
+            args.format not in ("nccl-graph", "rccl-env"),
+            "{} without --format nccl-graph or rccl-env: it has no effect then; leave it out",
         ),
         (
             _given({"--measured": args.measured}),

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 from ...topo.errors import InfeasibleError
+from ...topo.formats.nccl_xml import is_amd
 from ...topo.routes import Router
-from ..bounds.single_path import Bounds, find_bounds
+from ..bounds.single_path import Bounds
 from ..ir.collective import Collective
 from ..numeric.effort import Effort
-from ..request import Request
 from .binary_trees import find_depth
 from .choice import ChosenGraphs, choose_graphs
 from .gpu_numbers import number_gpus
@@ -18,7 +18,14 @@ from .graph_file import NEWEST, NcclVersion
 from .guard import USUAL_SIZE_bytes
 from .nccl_graph import COLLECTIVES, write_graphs
 from .nccl_tuner import write_nccl_tuner
-from .rccl_env import find_rccl_env, write_rccl_env
+from .rccl_choice import (
+    choose_rccl_graphs,
+    describe_rccl_choice,
+    explain_rccl_refusal,
+    list_rccl_json,
+)
+from .rccl_env import write_rccl_env
+from .rccl_env_choice import choose_rccl_env
 from .verdict import describe_choice, explain_refusal, find_environment, list_choice_json
 
 NCCL_GRAPH, RCCL_ENV, NCCL_TUNER = "nccl-graph", "rccl-env", "nccl-tuner"
@@ -34,7 +41,8 @@ class Export:
 
     `reason` is why the text should not be used, since stock is as good; None if it should.
     `bounds` are the collective's, to compare its rates with; None if the format has no rates.
-    `environment` has variables that the file needs.
+    `environment` has variables that the file needs. `beside` is the text of a second file, whose
+    path the first one names; None if there is none.
     """
 
     format: str
@@ -44,6 +52,7 @@ class Export:
     bounds: Bounds | None = None
     reason: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    beside: str | None = None
 
     @property
     def key(self) -> str:
@@ -62,13 +71,15 @@ def export(
     measured: Sequence[str] = (),
     size_bytes: int = USUAL_SIZE_bytes,
     guard: bool = True,
+    beside_path: str | None = None,
 ) -> Export:
     """Return the file, in one of FORMATS, that tunes NCCL or RCCL to a topology for a collective.
 
     `version` is NCCL's, for graph files, which are made for buffers of `size_bytes`; with `guard`
-    they have a `reason` where they are not above stock. `measured` are the measurements for the
-    tuner, each ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or InputError if the format
-    cannot express it.
+    they have a `reason` where they are not above stock. `beside_path` is where a second file will
+    be (`Export.beside`). `measured` are the measurements for the tuner, each
+    ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or InputError if the format cannot
+    express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)
@@ -82,23 +93,77 @@ def export(
             f"{library} no {collective.name}; they are for {', '.join(COLLECTIVES)}"
         )
     number_gpus(router.topology)
-    if format == NCCL_GRAPH:
-        chosen = choose_graphs(collective, router, effort, progress, version, size_bytes, guard)
-        return _export_nccl_graph(chosen, version, size_bytes, guard)
-    bounds = find_bounds(collective, router, effort.grant(_BOUND_WORK_S, _BOUND_CLOCK), progress)
-    request = Request(
-        collective, router.topology, effort, progress, bounds.single_path, router=router
+    if format == RCCL_ENV:
+        return _export_rccl_env(collective, router, effort, progress, guard, beside_path)
+    if is_amd(router.topology):
+        return _export_rccl_graph(collective, router, effort, progress, guard)
+    chosen = choose_graphs(collective, router, effort, progress, version, size_bytes, guard)
+    return _export_nccl_graph(chosen, version, size_bytes, guard)
+
+
+def _export_rccl_graph(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    guard: bool,
+) -> Export:
+    chosen = choose_rccl_graphs(collective, router, effort, progress, guard)
+    graphs, bounds, remarks = chosen.graphs, chosen.bounds, describe_rccl_choice(chosen)
+    rates = {"rings": graphs.ring_GBps, "chains": graphs.chain_GBps}
+    reason = explain_rccl_refusal(chosen) if guard else None
+    count = graphs.count
+    return Export(
+        NCCL_GRAPH,
+        write_graphs(graphs, chosen.version, remarks),
+        {
+            **_list_figures(rates, bounds, graphs.fraction, count),
+            **list_rccl_json(chosen),
+            "written": reason is None,
+            "reason": reason,
+        },
+        (
+            _summarise(rates, graphs.fraction),
+            f"{count} channel{'s' * (count > 1)}; GPUs by {graphs.numbers.source}",
+            *remarks,
+        ),
+        bounds,
+        reason,
     )
-    env = find_rccl_env(request, bounds.single_path)
+
+
+def _export_rccl_env(
+    collective: Collective,
+    router: Router,
+    effort: Effort,
+    progress: Callable[[str], None] | None,
+    guard: bool,
+    beside_path: str | None,
+) -> Export:
+    chosen = choose_rccl_env(collective, router, effort, progress)
+    env, rings, bounds = chosen.env, chosen.rings, chosen.graphs.bounds
+    reason = chosen.reason if guard else None
     rates = {"rings": env.ring_GBps, "trees": env.tree_GBps}
     deep = f"{find_depth(env.trees)} deep, for {env.channels} channels"
-    more = [f"{len(env.trees)} trees, {deep}"] if env.trees else []
+    trees = [f"{len(env.trees)} trees, {deep}"] if env.trees else []
+    remarks = list(chosen.lines)
+    if rings is not None and beside_path is None:
+        remarks.append("with -o FILE that file is written beside FILE")
+    fraction = max(rates.values()) / bounds.single_path.algbw_GBps
     return Export(
-        format,
-        write_rccl_env(env, request),
-        _list_figures(rates, bounds, env.fraction, env.channels),
-        (_summarise(rates, env.fraction), *more),
+        RCCL_ENV,
+        write_rccl_env(env, chosen.request, remarks, beside_path if rings else None),
+        {
+            **_list_figures(rates, bounds, fraction, env.channels),
+            **list_rccl_json(chosen.graphs),
+            "rings_beside": {"channels": rings.count, "file": beside_path} if rings else None,
+            "written": reason is None,
+            "reason": reason,
+        },
+        (_summarise(rates, fraction), *trees, *remarks),
         bounds,
+        reason,
+        beside=write_graphs(rings, chosen.graphs.version, chosen.lines) if rings else None,
     )
 
 

@@ -1,13 +1,17 @@
-"""A writer of RCCL's variables: NCCL_RINGS for rings through all GPUs, and RCCL_TREES for trees.
+"""A writer of RCCL's variables: RCCL_TREES for trees, or NCCL_RINGS for rings through all GPUs.
 
 RCCL names GPUs by the driver's index and takes the same numbers for ranks, so they must be 0 to n -
-1, in order. If both variables are set, RCCL uses the trees and searches for rings itself. Channel c
+1, in order. With RCCL_TREES it runs every allreduce over the trees and ignores NCCL_RINGS; rings
+for the other collectives are those of a graph file without trees, or of its plain search. Channel c
 uses the tree c mod the number of trees, so the number of channels is set to a multiple of it. From
-RCCL's sources of October 2024 (graph/rome_models.cc, graph/connect.cc).
+RCCL's sources of October 2024 (graph/search.cc, graph/rome_models.cc, graph/connect.cc,
+enqueue.cc).
 """
 
+import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,12 +33,20 @@ from .binary_trees import (
 from .gpu_numbers import number_gpus
 from .graph_check import make_plain
 from .nccl_graph import measure_algbw
+from .rccl_limits import find_rccl_version
 
 RINGS, TREES = "NCCL_RINGS", "RCCL_TREES"
-# Sizes of RCCL's arrays of channels and GPUs, and of its buffer for the text of a tree.
-_MAX_CHANNELS, _MAX_RANKS, _MAX_TREE_CHARACTERS = 32, 64, 255
+GRAPH_FILE = "NCCL_GRAPH_FILE"
+# Sizes of RCCL's arrays of GPUs, and of its buffer for the text of a tree.
+_MAX_RANKS, _MAX_TREE_CHARACTERS = 64, 255
+# Most trees: more make texts that people cannot read, and gain nothing.
+_MAX_TREES = 32
+# With fewer GPUs than this RCCL ignores a number of channels above the second.
+_FEW_GPUS, _MAX_CHANNELS_OF_FEW = 8, 64
 _LINE = re.compile(r'([A-Z_]+)=(?:"([^"\n]*)"|(\d+))')
 _NODE = re.compile(r"\((\d{1,3})|\)")
+# What a shell does not leave alone between double quotes.
+_EXPANDED = set('"$`\\\n')
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class RcclEnv:
     """Rings and trees for a machine, and their algbw in GB/s at large sizes.
 
     If there are no rings, or no trees, `rings` is None, or `trees` empty, and their algbw 0.
+    `channels` is the number that RCCL must run, 0 if it may choose.
     """
 
     topology: Topology
@@ -51,17 +64,12 @@ class RcclEnv:
     ring_GBps: Fraction
     tree_GBps: Fraction
     bound: Bound
+    channels: int
 
     @property
     def fraction(self) -> Fraction:
         """The share of the single-path bound that the faster of them reaches."""
         return max(self.ring_GBps, self.tree_GBps) / self.bound.algbw_GBps
-
-    @property
-    def channels(self) -> int:
-        """The number of channels that RCCL must run; 0 if it may choose."""
-        count = len(self.trees)
-        return count and _MAX_CHANNELS // count * count
 
 
 def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
@@ -84,14 +92,26 @@ def find_rccl_env(request: Request, bound: Bound) -> RcclEnv:
         )
     rings: Channels | None = None
     try:
-        rings = find_channels(request, RING, _MAX_CHANNELS)
+        rings = find_channels(request, RING, _MAX_TREES)
     except InfeasibleError:
         if collective.name != "allreduce":
             raise
-    trees = find_binary_trees(request, _MAX_CHANNELS) if collective.name == "allreduce" else ()
-    return RcclEnv(
-        topology, collective, rings, trees, *_compute_algbw(request, rings, trees), bound
-    )
+    trees = find_binary_trees(request, _MAX_TREES) if collective.name == "allreduce" else ()
+    rates = _compute_algbw(request, rings, trees)
+    count = next(iter(list_channel_counts(topology, len(trees))), len(trees)) if trees else 0
+    return RcclEnv(topology, collective, rings, trees, *rates, bound, count)
+
+
+def list_channel_counts(topology: Topology, trees: int) -> range:
+    """Return the numbers of channels that use a number of trees equally often, the largest first.
+
+    They are even, as RCCL doubles the rings of a graph.
+    """
+    most = 2 * find_rccl_version(topology).usual
+    if len(topology.ranks) < _FEW_GPUS:
+        most = min(most, _MAX_CHANNELS_OF_FEW)
+    step = math.lcm(trees, 2)
+    return range(most // step * step, 0, -step)
 
 
 def _compute_algbw(
@@ -106,43 +126,45 @@ def _compute_algbw(
     )
 
 
-def write_rccl_env(env: RcclEnv, request: Request) -> str:
-    """Return shell lines that set RCCL's variables, with comments on the rates.
+def write_rccl_env(
+    env: RcclEnv, request: Request, remarks: Sequence[str] = (), graph_path: str | None = None
+) -> str:
+    """Return shell lines that set RCCL's variables, with comments on the rates and `remarks`.
 
-    Raise VerificationError if the lines, read back, do not reach the rates of `env`.
+    Trees are set if there are any, else rings. `graph_path` is that of a graph file for the other
+    collectives. Raise VerificationError if the lines, read back, do not reach the rates of `env`,
+    and InputError if a shell would not take the path as it is.
     """
-    reached = [
-        f"{name} {float(rate):.4g}"
-        for name, rate in (("rings", env.ring_GBps), ("trees", env.tree_GBps))
-        if rate
-    ]
+    rates = {"trees": env.tree_GBps} if env.trees else {"rings": env.ring_GBps}
+    reached = [f"{name} {float(rate):.4g}" for name, rate in rates.items()]
     lines = [
         f"topoplan {VERSION}: for RCCL, {env.collective.name} on the {env.collective.ranks} GPUs "
         f"of {env.topology.name}",
         f"fingerprint {env.topology.fingerprint}; one host, all of its GPUs in one communicator, "
         "ranks in the GPUs' order",
         f"reaches at large sizes, GB/s algbw: {', '.join(reached)}; at most "
-        f"{float(env.bound.algbw_GBps):.4g} with a single path per pair of GPUs "
-        f"({float(env.fraction):.1%} of it)",
+        f"{float(env.bound.algbw_GBps):.4g} with a single path per pair of GPUs",
+        *remarks,
         *describe_rates(env.topology),
     ]
     values = []
-    if env.rings is not None:
-        rings = "|".join(" ".join(map(str, order)) for order in env.rings.orders)
-        values.append(f'{RINGS}="{rings}"')
     if env.trees:
-        lines.append(
-            f"if both are set RCCL takes {TREES}, and finds rings by itself; NCCL_ALGO=Tree makes "
-            "it use the trees"
-        )
         values.append(f'{TREES}="{"|".join(map(write_tree, env.trees))}"')
         values += [f"NCCL_MIN_NCHANNELS={env.channels}", f"NCCL_MAX_NCHANNELS={env.channels}"]
+    elif env.rings is not None:
+        rings = "|".join(" ".join(map(str, order)) for order in env.rings.orders)
+        values.append(f'{RINGS}="{rings}"')
+    if graph_path is not None:
+        if set(graph_path) & _EXPANDED:
+            raise InputError(
+                f"{graph_path!r}: a shell would not take this path as it is; choose one without "
+                "quotes, $, ` and backslashes"
+            )
+        values.append(f'{GRAPH_FILE}="{graph_path}"')
     text = "\n".join([*(f"# {make_plain(line)}" for line in lines), *values, ""])
     where = f"the variables for {env.topology.name}"
-    if _compute_algbw(request, *read_rccl_env(text, where, env.collective.ranks)) != (
-        env.ring_GBps,
-        env.tree_GBps,
-    ):
+    read = _compute_algbw(request, *read_rccl_env(text, where, env.collective.ranks))
+    if max(read) != (env.tree_GBps if env.trees else env.ring_GBps):
         raise VerificationError(f"{where} do not say the rings and trees of the search")
     return text
 

@@ -12,27 +12,29 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ...topo.derived.hosts import group_by_host
+from ...topo.formats.nccl_xml import is_amd
 from ...topo.graph import Topology
 from ..channels.channels import CHAIN, RING
 from .model import NotModelled, rate_orders
 from .paths import GpuPaths
 from .rccl_search import MAX_RINGS, find_rccl_chains, find_rccl_rings
-from .rccl_system import build_rccl_system, find_paths_to, find_rccl_paths
+from .rccl_system import build_rccl_system, find_architecture, find_paths_to, find_rccl_paths
 from .search import StockGraph
 from .system import CPU, GPU, NET, PathType, StockNode, StockSystem, is_cpu
 
 TABLE = "decided by RCCL's model table"
 # The table's machines, by GPUs: the numbers of other GPUs to which each has xGMI links.
 _TABLE_PEERS = {8: ({2}, {3}), 16: ({3}, {4}, {3, 4})}
-# Of these, those with trees that branch.
-_BRANCHING = ({3}, {3, 4})
+# Those with trees that branch have so many CPUs, with equally many GPUs at each.
+_BRANCHING_CPUS = 4
 # Machines that the table always decides have eight GPUs, each with xGMI to six or seven others.
 _MESH_GPUS, _MESH_PEERS = 8, (6, 7)
 # EPYC CPUs of the table: from Rome on, as family and least model.
 _EPYC = ((143, 49), (175, 0))
 _kBps_PER_GBps = 10**6
 # What RCCL's tuner expects of chains at large sizes, as a share of their rate; of rings all of it.
-_CHAIN_SHARE = Fraction(82, 100)
+# On one host of MI300 it has no chains at large sizes.
+_CHAIN_SHARE, _CHAIN_SHARE_MI300 = Fraction(82, 100), Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class RcclStock:
 class RcclHost:
     """A host as RCCL sees it, to rate channels beside those of stock RCCL.
 
-    `stock` is None if the table may decide (`reason` says so), and `may_branch` is whether the
-    table may then have trees that branch.
+    `stock` is None if the table may decide or RCCL may use NICs (`reason` says which). With the
+    table, `is_provable` is whether all routes between GPUs are known, so that bounds hold, and
+    `may_branch` whether it may have trees that branch.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -66,9 +69,16 @@ class RcclHost:
         self._index = {rank: index for index, rank in self.rank_of.items()}
         wires = count_wires(self.system)
         peers = {len(row) for row in wires.values()}
-        self.may_branch = len(wires) > _MESH_GPUS or peers in _BRANCHING
+        self.may_branch = _may_branch(self.system)
+        is_mi300 = find_architecture(topology).lower().removeprefix("gfx").startswith("94")
+        self._chain_share = _CHAIN_SHARE_MI300 if is_mi300 else _CHAIN_SHARE
         self.reason = _find_doubt(self.system, wires, peers)
+        self.is_provable = self.reason in ("", TABLE)
         self.stock = None if self.reason else _find_stock(self.system, self.paths, wires, peers)
+
+    def pick(self, rings_GBps: Fraction, chains_GBps: Fraction) -> str:
+        """Return RING or CHAIN: what RCCL's tuner picks for a large allreduce, as in tuning.cc."""
+        return CHAIN if chains_GBps * self._chain_share > rings_GBps else RING
 
     def rate(self, shape: str, orders: tuple[tuple[int, ...], ...], between_cpus: int) -> Fraction:
         """Return the algbw of an allreduce in GB/s over orders of ranks, by RCCL's constants.
@@ -87,11 +97,6 @@ class RcclHost:
         return rate_orders(shape == RING, graph.orders, self.paths, between_cpus)
 
 
-def pick(rings_GBps: Fraction, chains_GBps: Fraction) -> str:
-    """Return RING or CHAIN: what RCCL's tuner picks for a large allreduce, as in tuning.cc."""
-    return CHAIN if chains_GBps * _CHAIN_SHARE > rings_GBps else RING
-
-
 # Topologies are hashed by their devices and links, which takes milliseconds; a search takes longer.
 @lru_cache(maxsize=32)
 def model_rccl(topology: Topology) -> RcclHost | NotModelled:
@@ -99,6 +104,8 @@ def model_rccl(topology: Topology) -> RcclHost | NotModelled:
     gpus = [topology.by_id[name] for name in topology.ranks]
     if len(gpus) < 2:
         return NotModelled("RCCL needs two GPUs for a collective")
+    if not is_amd(topology):
+        return NotModelled("RCCL runs on AMD GPUs, of which the topology has none")
     if len(group_by_host(gpus)) > 1:
         return NotModelled("GPUs are on several hosts")
     host = RcclHost(topology)
@@ -120,11 +127,10 @@ def _find_doubt(
 ) -> str:
     """Return why stock's graphs are not known; empty if they are."""
     may_be_epyc = _may_be_epyc(system)
-    if may_be_epyc and peers in _TABLE_PEERS.get(len(wires), ()):
-        return TABLE
+    # With NICs near all GPUs it counts NICs in, and may send over them inside the host.
     if not _is_joined(wires) and _may_keep_nics(system, may_be_epyc):
-        return "RCCL may count NICs in, as not all GPUs are joined by xGMI"
-    return ""
+        return "RCCL may use NICs inside the host, as not all GPUs are joined by xGMI"
+    return TABLE if may_be_epyc and peers in _TABLE_PEERS.get(len(wires), ()) else ""
 
 
 def _may_be_epyc(system: StockSystem) -> bool:
@@ -137,6 +143,14 @@ def _may_be_epyc(system: StockSystem) -> bool:
         for cpu in cpus
         for family, least in _EPYC
     )
+
+
+def _may_branch(system: StockSystem) -> bool:
+    """Return whether the table may have trees that branch for a machine."""
+    cpus = [cpu.element for cpu in system.nodes[CPU]]
+    below = {sum(e.tag == "gpu" for e in cpu.walk()) for cpu in cpus}
+    is_unknown = any("topoplan_made_up" in cpu.attributes for cpu in cpus)
+    return is_unknown or (len(cpus) == _BRANCHING_CPUS and len(below) == 1)
 
 
 def _may_keep_nics(system: StockSystem, may_be_epyc: bool) -> bool:
@@ -177,7 +191,7 @@ def _find_stock(
             rings = slowest * links * n / (2 * (n - 1))
             chains = slowest * (links // 2 if links < n - 1 else Fraction(n, 2))
             return RcclStock(None, None, {RING: rings, CHAIN: chains})
-    rings_found = find_rccl_rings(system, paths)
+    searched = find_rccl_rings(system, paths)
     return RcclStock(
-        rings_found, find_rccl_chains(system, paths, min(rings_found.channels, MAX_RINGS)), {}
+        searched, find_rccl_chains(system, paths, min(searched.channels, MAX_RINGS)), {}
     )

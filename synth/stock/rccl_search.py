@@ -43,6 +43,11 @@ def find_rccl_rings(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
     return _RcclSearch(system, gpu_paths, RING, 1, most).run()
 
 
+def find_rccl_rings_without_table(system: StockSystem, gpu_paths: GpuPaths) -> StockGraph:
+    """Return the rings that RCCL's search finds where its table is passed over (RCCL_TREES)."""
+    return _RcclSearch(system, gpu_paths, RING, 1, MAX_RINGS).run()
+
+
 def find_rccl_chains(system: StockSystem, gpu_paths: GpuPaths, channels: int) -> StockGraph:
     """Return the chains that RCCL's search finds, as many as it has rings."""
     return _RcclSearch(system, gpu_paths, BALANCED_TREE, channels, channels).run()

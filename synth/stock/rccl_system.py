@@ -8,6 +8,7 @@ Intel's and ARM's CPUs. From the sources of October 2024.
 from collections.abc import Iterator
 from fractions import Fraction
 
+from ...topo.boards import BOARDS
 from ...topo.formats.safe_xml import Element
 from ...topo.graph import Topology
 from ...topo.hardware import xgmi_counted_GBps
@@ -31,22 +32,24 @@ from .system import (
 _SM = 60
 _kBps_PER_GBps = 10**6
 _NONE = StockPath(PathType.DIS, 0, ())
-# GB/s of an xGMI link from which GPUs of unknown architecture count as MI300, or as MI200: what
-# RCCL counts for these.
-_ARCHITECTURES = ((Fraction(48), "gfx942"), (Fraction(36), "gfx90a"))
 
 
 def find_architecture(topology: Topology) -> str:
     """Return the architecture of the first GPU, such as gfx942 or 906; by its links if unknown.
 
-    The result is empty for GPUs older than MI200 of which nothing is known.
+    The result is empty for GPUs of which nothing is known.
     """
     gpu = topology.by_id[topology.ranks[0]]
     if gpu.extra.get("gcn"):
         return str(gpu.extra["gcn"])
-    rates = [x.bandwidth_GBps / x.count for x in topology.links if x.kind == "xgmi"]
+    rates = {x.bandwidth_GBps / x.count for x in topology.links if x.kind == "xgmi"}
     rate = max(rates, default=Fraction(0))
-    return next((name for least, name in _ARCHITECTURES if rate >= least), "")
+    fitting = (
+        board.gcn
+        for board in BOARDS
+        if board.gcn and rate in (board.wire_GBps, xgmi_counted_GBps(board.gcn))
+    )
+    return next(fitting, "")
 
 
 def build_rccl_system(topology: Topology) -> StockSystem:

@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rccl_machines import machine, mesh
 from thorough import count_examples
 
 from topoplan.synth.channels.channels import CHAIN, RING
 from topoplan.synth.stock.model import NotModelled
-from topoplan.synth.stock.rccl import TABLE, RcclHost, model_rccl, pick
+from topoplan.synth.stock.rccl import TABLE, RcclHost, model_rccl
 from topoplan.topo.derived.degrade import Change, degrade
-from topoplan.topo.formats import nccl_xml
 from topoplan.topo.graph import Topology
 from topoplan.topo.loader.resolve import resolve
 from topoplan.topo.presets import preset
-
-Pairs = set[tuple[int, int]]
-
-
-def machine(gpus: int, wires: Pairs, gcn: str = "908", vendor: str = "AuthenticAMD") -> Topology:
-    """GPUs on one socket of Naples or Skylake, with an xGMI link between each pair in `wires`."""
-
-    def slot(gpu: int) -> str:
-        peers = [b if a == gpu else a for a, b in sorted(wires) if gpu in (a, b)]
-        links = "".join(
-            f'<xgmi target="0000:{p + 1:02x}:00.0" count="1" tclass="0x038000"/>' for p in peers
-        )
-        return (
-            f'<pci busid="0000:{gpu + 1:02x}:00.0" class="0x038000" link_speed="16.0 GT/s PCIe" '
-            f'link_width="16"><gpu dev="{gpu}" rank="{gpu}" sm="120" gcn="{gcn}" arch="1" gdr="1">'
-            f"{links}</gpu></pci>"
-        )
-
-    slots = "".join(map(slot, range(gpus)))
-    return nccl_xml.read(
-        f'<system version="2"><cpu numaid="0" arch="x86_64" vendor="{vendor}" familyid="143" '
-        f'modelid="1">{slots}</cpu></system>',
-        "machine",
-    )
 
 
 def model(topology: Topology) -> RcclHost:
@@ -55,10 +30,6 @@ def model(topology: Topology) -> RcclHost:
 def rates(topology: Topology) -> tuple[float, float]:
     host = model(topology)
     return float(host.rate_stock(RING, 1)), float(host.rate_stock(CHAIN, 1))
-
-
-def mesh(gpus: int, *missing: tuple[int, int]) -> Pairs:
-    return set(combinations(range(gpus), 2)) - set(missing)
 
 
 def test_eight_gpus_in_a_full_mesh_use_every_link() -> None:
@@ -109,10 +80,11 @@ def test_a_single_gpu_or_several_hosts_are_not_modelled() -> None:
     assert isinstance(model_rccl(preset("mi250:2")), NotModelled)
 
 
-def test_the_tuner_expects_less_of_chains() -> None:
-    assert (
-        pick(Fraction(100), Fraction(120)) == RING and pick(Fraction(100), Fraction(125)) == CHAIN
-    )
+def test_the_tuner_expects_less_of_chains_and_none_on_mi300() -> None:
+    older, mi300 = model(machine(4, mesh(4))), model(machine(4, mesh(4), "gfx942"))
+    assert older.pick(Fraction(100), Fraction(120)) == RING
+    assert older.pick(Fraction(100), Fraction(125)) == CHAIN
+    assert mi300.pick(Fraction(100), Fraction(200)) == RING
 
 
 @given(st.integers(3, 7), st.data())
