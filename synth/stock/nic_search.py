@@ -37,9 +37,9 @@ _SPEEDS_MBps: tuple[tuple[int, tuple[int, ...]], ...] = (
 )
 # GPUs from this compute capability on, times ten, need no trees over the farthest paths to NICs.
 _NEAR_NICS_SM = 90
-# Trials of hops after which the search is given up: about 10 s of an idle core. NCCL itself takes
-# a tenth of that or more; boxes with 8 GPUs stay far below.
-_MAX_TRIALS = 30_000_000
+# Paths tried after which the search is given up: about 10 s of an idle core. NCCL itself takes
+# a tenth of that; boxes with 8 GPUs stay below.
+_MAX_TRIALS = 6_000_000
 
 
 class SearchTooLongError(Exception):
@@ -114,7 +114,7 @@ class _NicGraphSearch(GraphSearch):
         settings = NicSettings(trial.pattern, trial.cross_nic, trial.inter_MBps, trial.nic_type)
         self.search = NicSearch(self.host, self.nics, table, limits, settings, self._report)
         left = self.search.run()
-        self.trials += (limits.steps - max(left, 0)) * len(self.host.gpus)
+        self.trials += self.search.trials
         if self.trials > _MAX_TRIALS:
             raise SearchTooLongError
         return left

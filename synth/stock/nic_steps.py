@@ -20,6 +20,8 @@ _FIRST_STEPS = 1 << 10
 # NCCL counts the free rate of a NIC in whole GB/s of speeds.
 _MBps_PER_GBps = 1000
 _kBps_PER_GBps = 10**6
+# Sorting a GPU among the next ones takes as long as this many trials.
+_TRIALS_OF_SORTING = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class NicSearch:
         self.gpus = len(host.gpus)
         self.path = [0] * (self.gpus * limits.max_channels)
         self.nets = [0] * (2 * limits.max_channels)
+        # Paths tried, whether or not there was room, and work that takes as long.
+        self.trials = 0
         self.back = self.gpus - 1 if limits.ring else 0
         self.find_load = lru_cache(maxsize=None)(self._find_load)
         self.list_nics = lru_cache(maxsize=None)(nics.list_nics)
@@ -101,6 +105,9 @@ class NicSearch:
         whole_MBps = wanted.speed_MBps // _MBps_PER_GBps * _MBps_PER_GBps
         is_paired = self.limits.ring and wanted.cross_nic == 2 and channel & 1
         for i in range(len(nics)):
+            # The first trial of the first channel at a NIC has steps of its own.
+            if channel > 0 and clock.left <= 0:
+                return
             net = nics[(channel + i) % len(nics)]
             if at.nic_MBps[net] < whole_MBps or (is_paired and net != self.nets[2 * channel - 1]):
                 continue
@@ -122,6 +129,8 @@ class NicSearch:
             local = self.nics.local_gpu[net]
             first_gpus = [] if local is None else [local]
             for gpu in dict.fromkeys((*first_gpus, *self.nics.list_local_gpus(net))):
+                if clock.left <= 0:
+                    break
                 yield from self._enter(below, clock, net, gpu)
 
     def _enter(self, at: ChannelPoint, clock: Clock, net: int, gpu: int) -> Iterator[Points]:
@@ -136,6 +145,8 @@ class NicSearch:
         is_halved = settings.pattern == BALANCED_TREE
         speed_MBps = settings.speed_MBps // 2 if is_halved else settings.speed_MBps
         for net in self.list_nics(settings.farthest, gpu):
+            if clock.left <= 0:
+                return
             if not self._may_end(at.channel, net, step):
                 continue
             after = self._take(at, self.find_load(gpu, net, speed_MBps, False))
@@ -176,6 +187,7 @@ class NicSearch:
 
     def _take(self, at: ChannelPoint, load: tuple[int, int] | None) -> ChannelPoint | None:
         """Return the point after a path of a load, None without one or without room."""
+        self.trials += 1
         if load is None:
             return None
         free = at.free - load[0]
@@ -202,6 +214,8 @@ class NicSearch:
             yield self._visit(at, clock, gpu, self.gpus, -1)
         else:
             for hop in self._list_hops(at, gpu, step, back):
+                if clock.left <= 0:
+                    return
                 after = self._take(at, (hop.load, hop.links))
                 if after is not None:
                     used = at.used | hop.bit
@@ -234,6 +248,8 @@ class NicSearch:
             for p in range(self.gpus)
             if p != gpu and not at.used & 1 << p and (path := paths[gpu, p]).links
         }
+
+        self.trials += _TRIALS_OF_SORTING * len(distance)
 
         def measure(p: int) -> tuple[int, ...]:
             to_gpu = self.nics.back[p, net]
