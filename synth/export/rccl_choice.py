@@ -82,11 +82,17 @@ def choose_rccl_graphs(
     most = limit_channels(collective, version)
     finders = prepare_finders(request)
     first = _fill(match_counts(request, finders, most), version)
-    graphs = rate_graphs(request, bounds.single_path, first)
     if isinstance(host, NotModelled):
+        graphs = rate_graphs(request, bounds.single_path, first)
         return ChosenRccl(graphs, bounds, version, host)
     guard = RcclGuard(request, host, list_routes(router))
-    best = ChosenRccl(graphs, bounds, version, host, guard, guard.compare(first))
+    # RCCL takes rings more often than NCCL, so numbers of channels that suit rings are tried too.
+    gathering = request.of(Collective("allgather", collective.ranks))
+    second = _fill(match_counts(gathering, finders, most), version)
+    rated = [(sized, guard.compare(sized)) for sized in (first, second)]
+    sized, compared = max(rated, key=lambda each: (each[1].is_safe, each[1].picked_GBps))
+    graphs = rate_graphs(request, bounds.single_path, sized)
+    best = ChosenRccl(graphs, bounds, version, host, guard, compared)
     if not guarded or best.is_worth_writing or not _may_gain(guard, finders, collective):
         return best
     for sized in _list_candidates(request, guard, finders, most):

@@ -55,6 +55,11 @@ class RcclComparison:
         )
         return min(ratios)
 
+    @property
+    def picked_GBps(self) -> Fraction:
+        """The algbw of what is picked for the collective, as an allreduce's, in GB/s."""
+        return self._pick(self.rates, 1)
+
     def find_ratio(self, between_cpus: int) -> Fraction:
         """Return the ratio to stock of what is picked for the collective; stock must be known."""
         return self._pick(self.rates, between_cpus) / self._pick(self.others, between_cpus)
