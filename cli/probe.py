@@ -165,6 +165,12 @@ def build_parser() -> Parser:
         "c2c, smp; may be repeated",
     )
     parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="what the GPUs are, where a text does not say: B200, 'RTX PRO 6000', MI300X; sets the "
+        "rates that are assumed",
+    )
+    parser.add_argument(
         "--box",
         metavar="BOX",
         help="what each host is, of files that only say where hosts are: a preset such as "
@@ -214,11 +220,14 @@ def _probe(arguments: argparse.Namespace) -> int:
 def _named_topology(arguments: argparse.Namespace) -> Topology:
     """Return the named topology, or that of the ranks' hosts, with the given rates."""
     topologies = _list_topologies(arguments)
-    if len(topologies) == 1 and arguments.network is None and not arguments.rate:
+    given = (arguments.network, arguments.gpu, arguments.rate or None)
+    if len(topologies) == 1 and given == (None, None, None):
         return topologies[0]
     from ..topo.derived.hosts import join_hosts
-    from ..topo.derived.stated import NETWORK, parse_rate, parse_rates, state_rates
+    from ..topo.derived.stated import NETWORK, parse_rate, parse_rates, state_board, state_rates
 
+    if arguments.gpu is not None:
+        topologies = state_board(topologies, arguments.gpu)
     topologies = state_rates(topologies, parse_rates(arguments.rate))
     if len(topologies) > 1:
         topologies = [join_hosts(topologies)]

@@ -121,6 +121,9 @@ RX 7600;RX 7600( XT)?;;gfx1102;4x8;;8, 16;;Radeon RX 7600 specifications
 # NVLink generation by the lowest compute capability, times ten (whitepapers of P100, V100, A100,
 # H100 and Blackwell).
 _NVLINK_GENERATION_OF_SM = ((100, 5), (90, 4), (80, 3), (70, 2), (60, 1))
+# Gb/s of the NICs in machines with NVSwitches, by the lowest compute capability, times ten.
+_NIC_Gbps = ((103, 800), (90, 400), (80, 200))
+_SWITCHED = 8  # modules with as many NVLinks are mostly behind NVSwitches
 # RCCL's older name of an architecture.
 _GCN_ALIASES = {"910": "gfx90a"}
 # Names that mean a GPU wherever they occur; shorter ones (T4, A10) only behind a maker or a number.
@@ -159,6 +162,17 @@ class Board:
     def kind(self) -> str:
         """The kind of its links to other GPUs: nvlink or xgmi."""
         return "xgmi" if self.gcn else "nvlink"
+
+    @property
+    def nic_Gbps(self) -> int | None:
+        """The NICs of machines with this module and NVSwitches; None for all others.
+
+        They are HDR InfiniBand for A100, NDR for Hopper and B200, and 800 Gb/s for B300 (datasheets
+        of DGX A100, H100, B200 and B300).
+        """
+        if self.is_card or self.gcn or self.wires < _SWITCHED:
+            return None
+        return next((Gbps for sm, Gbps in _NIC_Gbps if (self.sm or 0) >= sm), None)
 
 
 def _parse_row(row: str) -> Board:

@@ -18,6 +18,7 @@ assumed rates (of the network, of topo-place, of boxes of clusters).
 | link-without-peer | links lead to no known GPU | GPUs | nvlink or xgmi | doctor |
 | nvlinks-left-out | the text shows PCIe routes instead of NVLinks | | | doctor, GPUDirect |
 | no-nvlink-elements | the file has no NVLinks of GPUs whose boards have them | | | doctor |
+| board-assumed | the text names no GPUs; one of several boards is assumed | | | rates |
 | network-rate-assumed | a rate into the network is assumed | ports | the host's own words | rates |
 
 Kinds of sources, of the bandwidths of links; given rates replace assumed ones only:
@@ -48,6 +49,7 @@ NoteKind = Literal[
     "link-without-peer",
     "nvlinks-left-out",
     "no-nvlink-elements",
+    "board-assumed",
     "network-rate-assumed",
 ]
 SourceKind = Literal["stated", "assumed", "counted"]

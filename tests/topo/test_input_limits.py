@@ -192,13 +192,22 @@ def test_folders_with_more_entries_than_any_machine_are_refused(
         resolve(str(tmp_path))
 
 
-def test_more_gpus_and_nics_than_any_machine_has_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("functions", [1, 8])
+def test_more_nics_than_any_machine_has_are_one_a_bus_or_refused(
+    tmp_path: Path, functions: int
+) -> None:
     for i in range(MAX_GPUS_AND_NICS + 1):
-        folder = tmp_path / "sys/bus/pci/devices" / f"{i // 256:04x}:{i % 256:02x}:00.0"
+        bus, function = divmod(i, functions)
+        name = f"{bus // 256:04x}:{bus % 256:02x}:00.{function}"
+        folder = tmp_path / "sys/bus/pci/devices" / name
         folder.mkdir(parents=True)
         (folder / "class").write_text("0x020000")
-    with pytest.raises(InputError, match=f"more than {MAX_GPUS_AND_NICS} GPUs and NICs"):
-        list(list_gpus_and_nics(tmp_path))
+    if functions == 1:
+        with pytest.raises(InputError, match=f"are 1025, more than {MAX_GPUS_AND_NICS}"):
+            list_gpus_and_nics(tmp_path)
+        return
+    assert len(list_gpus_and_nics(tmp_path)) == MAX_GPUS_AND_NICS // functions + 1
+    assert any("1025 GPUs and NICs" in note for note in resolve(str(tmp_path)).notes)
 
 
 def test_a_pipe_in_a_captured_machine_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""Replace assumed rates of a machine by rates that the user states."""
+"""Replace assumed rates of a machine by rates, or by those of a GPU, that the user states."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from fractions import Fraction
 
+from ..boards import BOARDS, Board, find_board
 from ..devices import Device, Link
 from ..errors import InputError
 from ..exact import fraction_to_json, parse_positive
 from ..graph import Topology
-from ..hardware import ASSUMED_BY, ASSUMED_SPEED
+from ..hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us
 from ..names import join_first
+from ..notes import assumed
 
 NIC, NETWORK = "nic", "network"
 # Kinds of links whose rate may be given, and NICs.
@@ -82,6 +85,98 @@ def state_rates(
                 parameter=NETWORK if kind == NETWORK else "rate",
             )
     return stated
+
+
+def state_board(topologies: Sequence[Topology], name: str) -> list[Topology]:
+    """Return the machines with their assumed rates replaced by those of the GPU called `name`.
+
+    These are its PCIe link, its NVLinks or xGMI links, NVLink-C2C, and the NICs of its machines;
+    they stay assumptions, which `state_rates` replaces. GPUs without a name get this one. Raise
+    InputError if the table of boards has no such name, if the GPU cannot have the links of a
+    machine, or if nothing is assumed.
+    """
+    board = find_board(name)
+    if board is None:
+        near = get_close_matches(name.upper(), [b.name.upper() for b in BOARDS], 5, 0.4)
+        known = near or [b.name for b in BOARDS[:12]]
+        raise InputError(
+            f"{name!r:.60}: not in the table of GPUs; expected a name such as {', '.join(known)}; "
+            "for others give rates",
+            parameter="gpu",
+        )
+    if not any(link.is_assumed for topology in topologies for link in topology.links):
+        raise InputError(
+            f"{board.name}: {join_first((t.name for t in topologies), 3)} has no rate that is only "
+            "assumed; leave it out",
+            parameter="gpu",
+        )
+    return [_rate_as(topology, board) for topology in topologies]
+
+
+def _rate_as(topology: Topology, board: Board) -> Topology:
+    """Return a machine whose assumed rates are those of a board.
+
+    Raise InputError if one of its GPUs has the name of another.
+    """
+    for gpu in topology.ranks:
+        name = str(topology.by_id[gpu].extra.get("name") or "")
+        if find_board(name) not in (None, board):
+            raise InputError(
+                f"{topology.name} says that {gpu} is {name!r:.60}, not {board.name}; leave it out",
+                parameter="gpu",
+            )
+    extra = dict(topology.extra)
+    if "notes" in extra:
+        extra["notes"] = [note for note in topology.notes if note.kind != "board-assumed"]
+    return replace(
+        topology,
+        devices=tuple(_name_as(device, board) for device in topology.devices),
+        links=tuple(_rate_link_as(topology, link, board) for link in topology.links),
+        extra=extra,
+    )
+
+
+def _name_as(device: Device, board: Board) -> Device:
+    """Return a GPU with the board's name unless it has one, and a NIC with its assumed rate."""
+    extra = dict(device.extra)
+    if device.kind == "gpu":
+        extra.setdefault("name", board.name)
+    elif ASSUMED_SPEED in extra and board.nic_Gbps:
+        extra[ASSUMED_SPEED] = fraction_to_json(Fraction(board.nic_Gbps, 8))
+        extra[ASSUMED_BY] = f"{board.nic_Gbps} Gb/s, as machines with {board.name} have"
+    return replace(device, extra=extra)
+
+
+def _rate_link_as(topology: Topology, link: Link, board: Board) -> Link:
+    """Return a link with the board's rate if its own is assumed.
+
+    Raise InputError if the board has fewer NVLinks or xGMI links than the link bundles.
+    """
+    kinds = {topology.by_id[link.src].kind, topology.by_id[link.dst].kind}
+    if not link.is_assumed:
+        return link
+    if link.kind in ("nvlink", "xgmi"):
+        if "gpu" in kinds and (link.kind != board.kind or link.count > board.wires):
+            raise InputError(
+                f"{board.name} has {board.wires or 'no'} {board.kind} links, and {link.src} - "
+                f"{link.dst} of {topology.name} is {link.count} x {link.kind}; name another GPU",
+                parameter="gpu",
+            )
+        rate, what, kind = board.wire_GBps * link.count, "a link", link.kind
+    elif link.kind in ("pcie", "c2c") and kinds == {"gpu", "cpu"} and board.c2c_GBps:
+        rate, what, kind = board.c2c_GBps, "of NVLink-C2C", "c2c"
+    elif link.kind in ("pcie", "c2c"):
+        rate, what, kind = board.pcie.bandwidth_GBps, f"by PCIe {board.pcie}", "pcie"
+    else:
+        return link
+    one = float(rate / link.count)
+    return replace(
+        link,
+        kind=kind,
+        bandwidth_GBps=rate,
+        latency_us=link.latency_us if kind == link.kind else LATENCY_us[kind],
+        source=assumed(f"{one:g} GB/s {what}, as {board.name} has"),
+    )
 
 
 def _state(

@@ -147,6 +147,7 @@ def check_nic_slots(view: DoctorView) -> Iterator[Finding]:
         if (state := view.pcie_states.get(nic.id)) is not None
         and state.is_below_port
         and not state.is_placeholder
+        and not view.has_soldered_nics
     ):
         yield Finding(
             "warning",

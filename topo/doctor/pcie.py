@@ -25,12 +25,14 @@ _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
 def check_placeholders(view: DoctorView) -> Iterator[Finding]:
     """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines: a warning.
 
-    NCCL then assumes 0.19 GB/s. A NIC that is no faster than that is not reported.
+    NCCL then assumes 0.19 GB/s. Not reported are a NIC that is no faster than that, and a GPU with
+    NVLink-C2C, which NCCL takes instead.
     """
+    with_c2c = {link.src for link in view.topology.links if link.kind == "c2c"}
     for _, about, evidence in view.group(
         (state.device.kind, (ident,), state.evidence)
         for ident, state in view.pcie_states.items()
-        if state.is_placeholder
+        if state.is_placeholder and ident not in with_c2c
     ):
         yield Finding(
             "warning",

@@ -71,7 +71,8 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
 
     With less than 18 GB/s between GPUs (Gen4 x8, Gen3 x16), NCCL 2.25.1 and later finds no ring. It
     falls back to one channel at 0.1 GB/s in its model; without a network device it does not start.
-    Rates that are only assumed are not judged.
+    Rates that are only assumed are not judged, nor routes over a network, where NCCL accepts less,
+    nor hops with NVLink-C2C beside PCIe.
     """
     gpus = [
         g.id
@@ -82,14 +83,16 @@ def check_slow_pcie(view: DoctorView) -> Iterator[Finding]:
         return
     connections = ConnectionFinder(view.topology)
     pcie_links = {(x.src, x.dst): x for x in view.topology.links if x.kind == "pcie"}
+    for link in view.topology.links:
+        if link.kind == "c2c":
+            pcie_links.pop((link.src, link.dst), None)
     least = _MIN_RING_GBps
     slow: dict[str, Link] = {}
     for a, b in combinations(gpus, 2):
-        over_pcie = [
-            pcie_links[hop]
-            for hop in pairwise(connections.router.find_route(a, b) or ())
-            if hop in pcie_links
-        ]
+        route = connections.router.find_route(a, b) or ()
+        if any(view.topology.by_id[end].kind == "nic" for end in route):
+            continue
+        over_pcie = [pcie_links[hop] for hop in pairwise(route) if hop in pcie_links]
         if not over_pcie or any(link.is_assumed for link in over_pcie):
             continue
         worst = min(over_pcie, key=lambda link: link.bandwidth_GBps)

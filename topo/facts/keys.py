@@ -203,7 +203,7 @@ PCI_ACS = Key[str](
     "pci/BUS", "acs", "off, or the controls that are switched on, separated by commas"
 )
 PCI_DRIVER = Key[str]("pci/BUS", "driver", "kernel driver bound to the function")
-PCI_DEVICES = Key[str]("pci", "devices", "missing where no PCI functions are listed")
+PCI_DEVICES = Key[str]("pci", "devices", "missing where no PCI functions, or not all, are listed")
 
 # -- the machine
 

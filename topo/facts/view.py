@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ..boards import find_board
+from ..boards import BOARDS, Board, find_board, find_by_id
 from ..graph import Device, Topology
 from . import Facts, keys
 from .keys import GPU, NVLINK, NVML, gpu_subject, parse_pair, pci_subject
@@ -35,6 +35,7 @@ class MachineView:
     def __init__(self, topology: Topology, facts: Facts) -> None:
         self.topology = topology
         self.facts = facts
+        self._boards: dict[str, Board | None] = {}
 
     # -- devices
 
@@ -205,6 +206,37 @@ class MachineView:
             for subject in self.nvlink_subjects.get(self.index_of.get(gpu, ""), ())
             if state in (None, self.facts.get_text(subject, keys.NVLINK_STATE))
         ]
+
+    def find_board(self, gpu: str) -> Board | None:
+        """Return the board of the GPU with device id `gpu`, None if nothing tells it.
+
+        Its name decides, else its PCI device id, else a compute capability that one board has.
+        """
+        if gpu not in self._boards:
+            self._boards[gpu] = self._look_up_board(gpu)
+        return self._boards[gpu]
+
+    def _look_up_board(self, gpu: str) -> Board | None:
+        device, subject = self.topology.by_id[gpu], self.find_subject(gpu)
+        name = device.extra.get("name") or self.facts.get_text(subject, keys.GPU_NAME)
+        pci_id = read_pci_details(device).get("device")
+        if device.bus_id and not pci_id:
+            pci_id = self.facts.get_text(pci_subject(device.bus_id), keys.PCI_DEVICE)
+        sm = device.extra.get("sm") or self.facts.get_number(subject, keys.GPU_SM)
+        of_sm = [b for b in BOARDS if b.sm is not None and str(b.sm) == str(sm)]
+        return (
+            find_board(str(name or ""))
+            or find_by_id(str(pci_id or ""))
+            or (of_sm[0] if len(of_sm) == 1 else None)
+        )
+
+    @cached_property
+    def has_soldered_nics(self) -> bool:
+        """Whether all GPUs are GB10: its NICs are fixed, with half the lanes that a port needs."""
+        return bool(self.gpus) and all(
+            (board := self.find_board(gpu.id)) is not None and not board.has_rdma
+            for gpu in self.gpus
+        )
 
     def find_gpu_index(self, gpu: str) -> str:
         """Return the index N, in subjects `gpu/N`, of the GPU with device id `gpu`.

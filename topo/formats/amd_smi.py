@@ -28,7 +28,7 @@ from ..hardware import (
     pcie_link,
 )
 from ..names import join_first
-from ..notes import assumed
+from ..notes import Note, assumed
 from .gpu_names import GpuNames, find_gpu_names, list_boards
 
 # No machine has as many GPUs; every pair becomes a cell of several tables.
@@ -277,8 +277,11 @@ def _join_xgmi(
         )
     if without and model.others:
         notes.append(
-            f"no names of GPUs; with these links they can be {list_boards(model.others)}; "
-            f"{model.board.name} is assumed; rocm-smi --showproductname beside it says which"
+            Note(
+                f"no names of GPUs; with these links they can be {list_boards(model.others)}; "
+                f"{model.board.name} is assumed; rocm-smi --showproductname beside it says which",
+                "board-assumed",
+            )
         )
     if without:
         notes.append(

@@ -59,7 +59,7 @@ def find_gpu_names(text: str) -> GpuNames:
         indexed = dict(_read_indexed(line))
         names.by_index = {**indexed, **names.by_index}
         if not indexed and len(line) < 400:
-            for name in find_mentioned(line):
+            for name in sorted(find_mentioned(line)):
                 names.mentioned.setdefault(name, number)
     for name in list(names.mentioned):
         # "H100 NVL" and "H100" are one board, by its whole name

@@ -39,6 +39,7 @@ class Paths:
         for link in topology.links:
             self._kinds[link.src, link.dst].add(link.kind)
         self._kind_of: dict[tuple[str, str], str] = {}
+        self._nearest: dict[str, frozenset[str]] = {}
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
@@ -156,16 +157,20 @@ class Paths:
                 near[a][b] = None
         return near
 
-    def _list_nearest(self, gpu: str) -> tuple[str, ...]:
+    def _list_nearest(self, gpu: str) -> frozenset[str]:
         """Return the NICs nearest to a GPU by NCCL's rule: most bandwidth, then the best path."""
-        rank = {
+        if gpu in self._nearest:
+            return self._nearest[gpu]
+        worth = {
             nic: (
                 self.connections.find(gpu, nic).GBps or 0,
                 -KINDS.index(self._find_directed(gpu, nic)),
             )
             for nic in self.list_in_host(gpu, "nic")
         }
-        return tuple(nic for nic, worth in rank.items() if worth == max(rank.values()))
+        best = max(worth.values(), default=None)
+        self._nearest[gpu] = frozenset(nic for nic, own in worth.items() if own == best)
+        return self._nearest[gpu]
 
     def _starts_with_c2c(self, gpu: str, nic: str) -> bool:
         route = self.connections.router.find_route(gpu, nic)

@@ -116,7 +116,7 @@ def _judge_nic(view: PairView, nic: str) -> Iterator[Answer]:
 
 
 def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
-    gdr, name = view.get_attribute(gpu, "gdr"), view.get_gpu_name(gpu)
+    gdr, name, board = view.get_attribute(gpu, "gdr"), view.get_gpu_name(gpu), view.find_board(gpu)
     lost = view.facts.get_text(view.find_subject(gpu), keys.GPU_LOST)
     if lost is not None:
         yield Answer(
@@ -125,7 +125,14 @@ def _judge_gpu(view: PairView, gpu: str, maker: str) -> Iterator[Answer]:
             (lost,),
             "see dmesg for its Xid, reset it or restart the machine",
         )
-    if gdr == 0:
+    if board is not None and not board.has_rdma:
+        yield Answer(
+            "no",
+            f"NICs cannot access the memory of a {board.name}, whatever its driver says: RDMA goes "
+            "through host memory, which is the same memory",
+            (f"GPU: {name or board.name}",),
+        )
+    elif gdr == 0:
         yield Answer(
             "no",
             "the GPU does not do GPUDirect RDMA",

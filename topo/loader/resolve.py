@@ -1,5 +1,6 @@
 """Find the topology that an argument names: this machine (`local`), a file, or a preset."""
 
+import re
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def resolve(argument: str, box: str | None = None) -> Topology:
             raise _unused_box(argument)
         return probe("/" if is_local else path)
     if exists:
-        if not path.is_file():  # reading a FIFO would block forever
+        if not path.is_file() and not _is_given_open(argument):
+            # reading a FIFO that nobody writes would block forever
             raise InputError(
                 f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
                 "first"
@@ -108,6 +110,11 @@ def resolve(argument: str, box: str | None = None) -> Topology:
     if box is not None:
         raise _unused_box(argument)
     return machine
+
+
+def _is_given_open(argument: str) -> bool:
+    """Return whether a path names an open pipe: /dev/stdin, or a shell's <(command)."""
+    return re.fullmatch(r"/dev/stdin|/(dev|proc/self)/fd/\d{1,6}", argument) is not None
 
 
 def _unused_box(argument: str) -> InputError:

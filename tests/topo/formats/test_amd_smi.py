@@ -91,6 +91,23 @@ def test_pcie_and_indirect_xgmi_are_no_links_between_two_gpus() -> None:
         assert counted(read(text)) == ({"gpu": 4, "cpu": 2}, {"xgmi": 2, "pcie": 4, "smp": 1})
 
 
+@pytest.mark.parametrize("spelled", ["GPU[{}]\t\t: {}", "GPU {}          : {}"])
+def test_weights_tell_direct_xgmi_whatever_the_hops(spelled: str) -> None:
+    """A ring of four, as rocm-smi prints it: hops 1 for all, weight 15 for each xGMI hop."""
+    names = [f"GPU{i}" for i in range(4)]
+    weight = {0: "0", 1: "15", 2: "30", 3: "15"}
+    text = table("== Weight between two GPUs ==", names, lambda i, j: weight[abs(i - j)])
+    text += table("== Hops between two GPUs ==", names, lambda i, j: str(int(i != j)))
+    text += table("== Link Type between two GPUs ==", names, lambda i, j: "XGMI" if i != j else "0")
+    text += "".join(spelled.format(i, f"(Topology) Numa Node: {i // 2}") + "\n" for i in range(4))
+    machine = read(text)
+    assert counted(machine) == ({"gpu": 4, "cpu": 2}, {"xgmi": 4, "pcie": 4, "smp": 1})
+    named = read(text + "GPU[0]\t\t: Card series: \t\tAMD Instinct MI355X\n")
+    assert {float(x.bandwidth_GBps) for x in named.links if x.kind == "xgmi"} == {76.8}
+    assert {float(x.bandwidth_GBps) for x in named.links if x.kind == "pcie"} == {48}
+    assert "MI250 is assumed" in notes(machine) and "assumed;" not in notes(named)
+
+
 def test_amd_smi_gives_addresses_and_where_it_prints_them_bandwidths() -> None:
     plain, told = read(amd_smi()), read(amd_smi("50000-100000"))
     assert counted(plain) == counted(told) == ({"gpu": 4}, {"xgmi": 6})

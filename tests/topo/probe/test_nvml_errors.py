@@ -109,6 +109,12 @@ def test_without_a_library_the_reason_is_that_it_is_not_found(tmp_path: Path) ->
     ]
 
 
+def test_a_count_that_no_machine_has_ends_at_the_first_number_without_a_gpu(ask: Ask) -> None:
+    machine = hybrid_cube_mesh()
+    machine.lines["count"] = 4294967295
+    assert ask(machine).list_names("gpu") == tuple(map(str, range(8)))
+
+
 @pytest.mark.parametrize("function", FACTS_OF)
 def test_a_function_that_fails_costs_its_own_facts_only(
     monkeypatch: pytest.MonkeyPatch, function: str

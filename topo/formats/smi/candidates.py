@@ -9,14 +9,16 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ...boards import BOARDS, MAX_NVLINKS, Board
+from ...notes import Note
 from ..gpu_names import GpuNames, list_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some
 from .inferred import Affinity
 
-_UNKNOWN = (
+_UNKNOWN = Note(
     "no names of GPUs and no NVLinks: PCIe is taken as Gen3 x16, as NCCL does (T4 and V100 have "
     "Gen3; A10, L40S and RTX 4090 Gen4; H100 PCIe, RTX 5090 and RTX PRO 6000 Gen5); the output of "
-    "nvidia-smi -L beside the matrix says which"
+    "nvidia-smi -L beside the matrix says which",
+    "board-assumed",
 )
 # The commonest board with this number of NVLinks, assumed if a matrix leaves others open.
 _ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000"}
@@ -61,8 +63,12 @@ def choose_boards(
     links = f"{most} NVLink{'s' * (most > 1)}"
     if len(candidates) > 1:
         notes.append(
-            f"no names of GPUs; with {links} they can be {list_boards(candidates)}; "
-            f"{assumed.name} is assumed; the output of nvidia-smi -L beside the matrix says which"
+            Note(
+                f"no names of GPUs; with {links} they can be {list_boards(candidates)}; "
+                f"{assumed.name} is assumed; the output of nvidia-smi -L beside the matrix says "
+                "which",
+                "board-assumed",
+            )
         )
     return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links})"
 

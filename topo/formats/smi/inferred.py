@@ -15,8 +15,6 @@ from .cells import Cells, iterate_members
 
 # Assumed for GPUs of which nothing is known.
 UNKNOWN_PCIE = pcie_link(None, None)
-# Gb/s of the NICs in machines with NVSwitches, by the lowest compute capability, times ten.
-_NIC_Gbps = ((103, 800), (90, 400), (80, 200))
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,7 @@ class AssumedRates:
 def assume_rates(boards: Mapping[int, Board], how: str) -> AssumedRates:
     """Return the rates to assume for a machine with these boards, by column; `how` is in sources.
 
-    Of several boards the fastest PCIe and the slowest NVLink count. NICs are known only of machines
-    with NVSwitches: HDR InfiniBand (200 Gb/s) for A100, NDR (400 Gb/s) for Hopper and B200, 800
-    Gb/s for B300 (datasheets of DGX A100, H100, B200 and B300).
+    Of several boards the fastest PCIe and the slowest NVLink count.
     """
     if not boards:
         return AssumedRates()
@@ -57,8 +53,8 @@ def assume_rates(boards: Mapping[int, Board], how: str) -> AssumedRates:
         nvlink_GBps=min(wired),
         nvlink_source=assumed(f"{float(min(wired)):g} GB/s an NVLink, {how}"),
     )
-    Gbps = next((Gbps for sm, Gbps in _NIC_Gbps if (fastest.sm or 0) >= sm), None)
-    if Gbps is None or fastest.is_card:
+    Gbps = fastest.nic_Gbps
+    if Gbps is None:
         return rates
     return replace(rates, nic_GBps=Fraction(Gbps, 8), nic_source=f"{Gbps} Gb/s, {how}")
 

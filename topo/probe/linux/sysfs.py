@@ -177,7 +177,16 @@ def _read_pci(root: Path) -> Iterator[Fact]:
             PCI, keys.PCI_DEVICES, None, show_path(root, folder), "no PCI devices are listed"
         )
     above: dict[str, Path] = {}
-    for path in list_gpus_and_nics(root):
+    kept = list_gpus_and_nics(root)
+    if folded := sum(1 for _ in _iterate_gpus_and_nics(root)) - len(kept):
+        yield Fact(
+            PCI,
+            keys.PCI_DEVICES,
+            None,
+            show_path(root, folder),
+            f"{folded + len(kept)} GPUs and NICs; NICs on one PCI bus are listed as one",
+        )
+    for path in kept:
         bridges = list_bridges(path)
         above.update((bridge.name, bridge) for bridge in bridges)
         yield read_fact(root, path / "class", pci_subject(path.name), keys.PCI_CLASS)
@@ -193,12 +202,28 @@ def _read_pci(root: Path) -> Iterator[Fact]:
         yield from _read_device(root, bridge)
 
 
-def list_gpus_and_nics(root: Path) -> Iterator[Path]:
-    """Yield the folders of the PCI functions whose class is that of a GPU or NIC.
+def list_gpus_and_nics(root: Path) -> list[Path]:
+    """Return the folders of the PCI functions whose class is that of a GPU or NIC.
 
-    Virtual functions are left out. Raise InputError for more than MAX_GPUS_AND_NICS.
+    Virtual functions are left out. Of more than MAX_GPUS_AND_NICS, as machines with virtual
+    functions passed through have them, NICs on one PCI bus are folded into the first of them. Raise
+    InputError if even those are more.
     """
-    count = 0
+    found = list(_iterate_gpus_and_nics(root))
+    if len(found) <= MAX_GPUS_AND_NICS:
+        return [path for path, _ in found]
+    first: dict[str, Path] = {}
+    for path, is_gpu in found:
+        first.setdefault(path.name if is_gpu else path.name.rpartition(":")[0], path)
+    if len(first) > MAX_GPUS_AND_NICS:
+        raise InputError(
+            f"{root}: GPUs, and PCI buses with NICs, are {len(first)}, more than "
+            f"{MAX_GPUS_AND_NICS}; no machine has as many"
+        )
+    return list(first.values())
+
+
+def _iterate_gpus_and_nics(root: Path) -> Iterator[tuple[Path, bool]]:
     for path in list_folder(root / "sys/bus/pci/devices"):
         pci_class = read_fact(root, path / "class", pci_subject(path.name), keys.PCI_CLASS)
         if (
@@ -206,13 +231,7 @@ def list_gpus_and_nics(root: Path) -> Iterator[Path]:
             and str(pci_class.value).startswith(GPU_CLASSES + NIC_CLASSES)
             and not (path / "physfn").exists()
         ):
-            count += 1
-            if count > MAX_GPUS_AND_NICS:
-                raise InputError(
-                    f"{root}: more than {MAX_GPUS_AND_NICS} GPUs and NICs on PCI; no machine has "
-                    "as many"
-                )
-            yield path
+            yield path, str(pci_class.value).startswith(GPU_CLASSES)
 
 
 def _read_root(root: Path, path: Path) -> Fact:

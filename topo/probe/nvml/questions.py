@@ -30,6 +30,8 @@ from .library import (
 )
 from .links import read_c2c, read_nvlinks, read_p2p
 
+# No machine has as many GPUs; drivers have answered 4294967295.
+_MAX_GPUS = 1024
 # Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192
 # CPUs.
 _WORDS = 128
@@ -86,10 +88,13 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
     yield count
     no_permission = nvml.list_error_classes("NoPermission")
     gpus: list[Gpu] = []
-    for index in range(count.value if isinstance(count.value, int) else 0):
+    said = count.value if isinstance(count.value, int) else 0
+    for index in range(min(said, _MAX_GPUS)):
         try:
             gpu = Gpu(index, nvml.module.nvmlDeviceGetHandleByIndex(index))
         except nvml.errors as error:
+            if said > _MAX_GPUS:
+                break  # a count that cannot be: the first number without a GPU ends it
             yield Fact(
                 gpu_subject(index),
                 keys.GPU_DENIED if isinstance(error, no_permission) else keys.GPU_LOST,
@@ -98,6 +103,8 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
             )
             continue
         identity = tuple(_ask_all(nvml, gpu, _IDENTITY))
+        if said > _MAX_GPUS and all(fact.value is None for fact in identity):
+            break
         yield from identity
         if gpu.subject in nvml.denied and all(fact.value is None for fact in identity):
             refused = identity[0]
