@@ -237,6 +237,7 @@ def find_mentioned(line: str) -> set[str]:
 def _spell(name: str) -> str:
     """Return a name in upper case, with single spaces, and with a space after "8x"."""
     spelled = re.sub(r"[^A-Z0-9]+", " ", name.upper()[:400])
+    spelled = re.sub(r"\b(\d{1,3} ?X) ?([2345]0[6-9]0)\b", r"\1 RTX \2", spelled)  # 2x 5090
     return re.sub(r"\b(\d{1,3}) ?X ?(?=[A-Z0-9])", r"\1X ", spelled)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from ...topo.boards import find_board
+from ...topo.boards import Board, find_board
 from ...topo.derived.hosts import group_by_host
 from ...topo.derived.stated import state_rates
 from ...topo.errors import InputError, TopoplanError
@@ -59,6 +59,17 @@ class JudgedMachine:
         (topology,) = state_rates([self.topology], {_PCIE: link.bandwidth_GBps}, source)
         return replace(self, topology=topology, pcie=link)
 
+    def assume_board(self, board: Board, reason: str) -> "JudgedMachine":
+        """Return the machine with its assumed rates, of NVLink, xGMI and PCIe, those of a board."""
+        links = self.topology.links if self.topology is not None else ()
+        machine = self
+        if board.wires and any(link.kind == board.kind and link.is_assumed for link in links):
+            source = assumed(f"{float(board.wire_GBps):g} GB/s a link, {reason}")
+            rate = {board.kind: board.wire_GBps}
+            (topology,) = state_rates([t for t in (self.topology,) if t], rate, source)
+            machine = replace(self, topology=topology)
+        return machine.assume_pcie(board.pcie, reason)
+
     def raise_pcie(self) -> "JudgedMachine | None":
         """Return the machine with the next faster PCIe assumed; None if no PCIe rate is assumed."""
         links = self.topology.links if self.topology is not None else ()
@@ -104,15 +115,14 @@ class Machines:
     def find(self, reading: Reading) -> JudgedMachine:
         """Return the machine that a file is from; without a topology if none is found.
 
-        Where the names of GPUs in the file tell a PCIe rate that the topology leaves open, it is
+        Where the names of GPUs in the file tell rates that the topology leaves open, they are
         assumed. Raise InputError if its topology cannot be read.
         """
         machine = self._find(reading)
         models = sorted({x.model for x in reading.locations.values() if x.model})
         boards = {find_board(model) for model in models}
-        links = {board.pcie if board else None for board in boards}
-        link = links.pop() if len(links) == 1 else None
-        return machine if link is None else machine.assume_pcie(link, f"by the GPU: {models[0]}")
+        board = boards.pop() if len(boards) == 1 else None
+        return machine if board is None else machine.assume_board(board, f"by the GPU: {models[0]}")
 
     def _find(self, reading: Reading) -> JudgedMachine:
         if self.named is not None:

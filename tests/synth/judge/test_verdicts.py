@@ -168,11 +168,13 @@ def test_the_graph_in_a_log_is_the_machine(desk: Desk) -> None:
     assert desk.judge("".join(cut) + write_table(12, 4))["topology"] is None
 
 
-def test_a_name_of_a_gpu_gives_the_pcie_rate_and_a_given_rate_wins(desk: Desk) -> None:
+def test_a_name_of_a_gpu_gives_rates_and_a_given_rate_wins(desk: Desk) -> None:
     table, matrix = write_table(20, 2, gpu="NVIDIA GeForce RTX 4090"), desk.matrix("PHB")
     by_name = desk.judge(table, "--topology", matrix)
     assert by_name["share"] == pytest.approx(20 / 24, rel=0.01)
     assert "RTX 4090" in by_name["measured"][0]["bound"]["rests_on"]
+    wired = desk.judge(write_table(800, 2, gpu="NVIDIA B200"), "--topology", desk.matrix("NV18"))
+    assert wired["share"] == pytest.approx(800 / 900, rel=0.06)
     given = desk.judge(table, "--topology", matrix, "--rate", "pcie=48")
     assert given["share"] == pytest.approx(20 / 48, rel=0.01)
     for wrong in ("pcie", "cable=3", "pcie=0"):

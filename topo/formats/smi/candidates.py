@@ -8,7 +8,7 @@ Grace (GH200, GB200, GB300). All that is left open is in a note, with the board 
 import re
 from collections.abc import Iterable, Mapping
 
-from ...boards import BOARDS, MAX_NVLINKS, Board
+from ...boards import BOARDS, MAX_NVLINKS, Board, get_board
 from ...notes import Note
 from ..gpu_names import GpuNames, list_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some
@@ -24,6 +24,7 @@ _UNKNOWN = Note(
 _ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000"}
 # The cards that bridges join in fours, and the peers that each then has.
 _FOUR = ("H200 NVL", 3)
+_V100_LINKS = 6
 # Cores of a Grace CPU.
 _GRACE_CORES = 72
 _RANGE = re.compile(r"(\d{1,6})-(\d{1,6})")
@@ -59,6 +60,7 @@ def choose_boards(
         return {}, ""
     most = max(map(_count_gpu_nvlinks, cells.labels))
     usual = _ASSUMED.get(most)
+    # Else the slowest, for Grace the older one.
     assumed = next((b for b in candidates if b.name == usual), candidates[-1])
     links = f"{most} NVLink{'s' * (most > 1)}"
     if len(candidates) > 1:
@@ -70,7 +72,8 @@ def choose_boards(
                 "board-assumed",
             )
         )
-    return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links})"
+    some = "" if assumed.wires == most else f" of its {assumed.wires}"
+    return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links}{some})"
 
 
 def _refuse_wrong(
@@ -99,16 +102,18 @@ def _list_candidates(
         return ()
     peers = max(mask.bit_count() for mask in cells.with_label["NV"])
     of_number = [b for b in BOARDS if b.kind == "nvlink" and b.wires == most]
-    if most == 4 and peers > 1 and any("NV2" in row for row in cells.labels):
-        of_number = []  # part of a DGX-1 with V100: P100 have one link to each peer
     # Bridges join two cards, those of H200 NVL up to four; modules with few links have many peers.
     fitting = [
         b
         for b in of_number
         if (b.is_card or most > 4 if peers == 1 else not b.is_card or (b.name, peers) == _FOUR)
     ]
+    if peers > 1 and most < _V100_LINKS:
+        # P100 have one link to each peer, V100 up to two; few of their peers may be in a matrix.
+        doubled = any("NV2" in row for row in cells.labels)
+        fitting = [get_board("V100"), *([] if doubled else [get_board("P100")])]
     if not fitting:
-        wires = min(b.wires for b in BOARDS if b.wires >= max(most, 6) and not b.gcn)
+        wires = min(b.wires for b in BOARDS if b.wires >= max(most, _V100_LINKS) and not b.gcn)
         fitting = [b for b in BOARDS if b.wires == wires and not b.is_card and not b.gcn]
     grace = [b for b in fitting if b.c2c_GBps]
     cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
