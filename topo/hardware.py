@@ -220,6 +220,9 @@ def inter_cpu_GBps_of(cpu: Mapping[str, object]) -> Fraction:
 # Fields of a NIC whose rate its file does not give: the GB/s assumed when hosts are joined, and the
 # reason.
 ASSUMED_SPEED, ASSUMED_BY = "assumed_speed_GBps", "assumed_speed_by"
+# Field of a device whose file does not tell which CPU it is below: true, or the number of a group
+# of NICs that are near each other.
+ASSUMED_PLACE = "assumed_place"
 
 # Microseconds that one link takes, by kind.
 #

@@ -14,7 +14,6 @@ from ...topo.pictures.cables import (
     describe_rates,
     find_cables,
     format_rate,
-    get_kind_name,
     group_alike,
 )
 from ...topo.pictures.collapse import collapse
@@ -198,7 +197,7 @@ def _make_list(lines: Iterable[str], *, soft: bool = False) -> str:
 def _list_links(machine: Topology) -> str:
     rows = [
         (
-            get_kind_name(look.kind),
+            look.label,
             f"{len(cables):,}",
             f"{format_rate(look.GBps)} in {'one' if look.directed else 'each'} direction",
             ", ".join(dict.fromkeys(cable.width for cable in cables)),

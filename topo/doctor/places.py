@@ -14,7 +14,7 @@ from ..facts import keys
 from ..facts.keys import pci_subject, split_host
 from ..facts.view import WIRES
 from ..graph import Device
-from ..hardware import LOCAL_GBps
+from ..hardware import ASSUMED_PLACE, LOCAL_GBps
 from .links import MIN_PEERS
 from .nics import list_data_nics
 from .view import Check, DisjointSets, DoctorView, Finding, join_names
@@ -215,7 +215,7 @@ def _group_machines(view: DoctorView) -> Iterator[_Machine]:
 def _has_assumed_place(view: DoctorView, device: Device) -> bool:
     # Readers link a NIC without a PCI address to its CPU, at a rate that limits nothing.
     links = view.links_from.get(device.id, ())
-    return (
+    return bool(device.extra.get(ASSUMED_PLACE)) or (
         device.kind == "nic" and bool(links) and all(x.bandwidth_GBps >= LOCAL_GBps for x in links)
     )
 
@@ -224,8 +224,8 @@ def check_numa_nodes(view: DoctorView) -> Iterator[Finding]:
     """Report devices with an unknown NUMA node on a machine with several: a warning.
 
     These are GPUs and NICs for which sysfs reports -1 and no other source has a number, and CPUs
-    without a number on a machine that numbers others. A device is not reported if no source was
-    queried about its node.
+    without a number on a machine that numbers others (except CPUs assumed for NICs). A
+    device is not reported if no source was queried about its node.
     """
     numbered = any(cpu.numa_node is not None and cpu.numa_node >= 0 for cpu in view.cpus)
     for _, about, evidence in view.group(
@@ -249,7 +249,7 @@ def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> 
     node, subject = device.numa_node, pci_subject(device.bus_id)
     if node is not None:
         return view.format_attribute(device, "numa_node", node) if node < 0 else None
-    if device.kind == "cpu" and numbered:
+    if device.kind == "cpu" and numbered and not device.extra.get(ASSUMED_PLACE):
         return view.format_attribute(device, "numa_node", "not given")
     if device.bus_id and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0:
         return view.format_fact(subject, keys.PCI_NUMA_NODE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -11,6 +11,7 @@ from functools import reduce
 from operator import add
 
 from ..boards import find_datasheet_GBps
+from ..facts.keys import split_host
 from ..graph import Device, Link, Topology
 
 # Names of link kinds in tables and pictures; other kinds are shown unchanged.
@@ -25,6 +26,8 @@ KIND_NAMES = {
 # Names of switch families in tables and pictures.
 FAMILY_NAMES = {"pcie": "PCIe switch", "nvswitch": "NVSwitch", "network": "network switch"}
 
+# NUMA nodes of a host that are taken for a socket each if nothing says which sockets they are of.
+_MAX_SOCKETS = 2
 # A PCIe link's width in the text of a source.
 _LANES = re.compile(r"\bx(?:1|2|4|8|12|16|32)\b")
 
@@ -34,7 +37,8 @@ class Cable:
     """All links of one kind between devices `a` and `b`.
 
     If `directed`, only those from `a` to `b`. `GBps` is the bandwidth in one direction, `count` the
-    number of PCIe lanes or bonded links; `links` are those from `a` to `b`.
+    number of PCIe lanes or bonded links; `links` are those from `a` to `b`. `inside` is true of a
+    link between NUMA nodes that are, or may be, of one socket.
     """
 
     a: str
@@ -44,6 +48,12 @@ class Cable:
     count: int
     directed: bool
     links: tuple[Link, ...] = field(default=(), compare=False)
+    inside: bool = False
+
+    @property
+    def label(self) -> str:
+        """The readable name of the cable's kind."""
+        return "between NUMA nodes" if self.inside else get_kind_name(self.kind)
 
     @property
     def width(self) -> str:
@@ -70,13 +80,37 @@ def find_cables(topology: Topology) -> tuple[Cable, ...]:
         key: (reduce(add, (x.bandwidth_GBps for x in links)), sum(x.count for x in links))
         for key, links in links_of.items()
     }
+    several = count_sockets(topology) is None
+    sockets = {d.id: d.extra.get("socket") for d in topology.devices if d.kind == "cpu"}
     cables: dict[tuple[str, str, str], Cable] = {}
     for (a, b, kind), rate_and_count in total.items():
         directed = total.get((b, a, kind)) != rate_and_count
         if directed or (b, a, kind) not in cables:
             links = tuple(links_of[a, b, kind])
-            cables[a, b, kind] = Cable(a, b, kind, *rate_and_count, directed, links)
+            near = several or (sockets.get(a) is not None and sockets.get(a) == sockets.get(b))
+            inside = kind == "smp" and near and split_host(a)[0] == split_host(b)[0]
+            cables[a, b, kind] = Cable(a, b, kind, *rate_and_count, directed, links, inside)
     return tuple(cables.values())
+
+
+def count_sockets(topology: Topology) -> int | None:
+    """Return the number of sockets, None if it is unknown.
+
+    Each CPU is a NUMA node. On hosts with at most two, each is taken for a socket unless the file
+    says otherwise.
+    """
+    known: set[tuple[str, object]] = set()
+    unknown: Counter[str] = Counter()
+    for device in topology.devices:
+        if device.kind == "cpu":
+            host = str(device.extra.get("box") or split_host(device.id)[0])
+            if (socket := device.extra.get("socket")) is None:
+                unknown[host] += 1
+            else:
+                known.add((host, socket))
+    if max(unknown.values(), default=0) > _MAX_SOCKETS:
+        return None
+    return len(known) + unknown.total()
 
 
 def group_alike(cables: Iterable[Cable]) -> list[tuple[Cable, list[Cable]]]:

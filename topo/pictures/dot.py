@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from ..graph import Device, Topology
 from ..printable import printable_lines
-from .cables import Cable, find_cables, format_rate, get_kind_name
+from .cables import Cable, find_cables, format_rate
 
 _SHAPES = {"gpu": "box", "cpu": "box3d", "switch": "hexagon", "nic": "component"}
 _FILLS = {"gpu": "#eef7dd", "cpu": "#efe9f8", "switch": "#e6eefa", "nic": "#e2f4f4"}
@@ -63,7 +63,7 @@ def _write_node(device: Device, rank: int | None) -> str:
 
 
 def _write_edge(cable: Cable) -> str:
-    label = f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)}"
+    label = f"{cable.label} {format_rate(cable.GBps)}"
     direction = "forward" if cable.directed else "none"
     colour = _COLOURS.get(cable.kind, "#55606e")
     width = min(7.0, 1.0 + float(cable.GBps) ** 0.5 / 4)

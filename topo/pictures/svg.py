@@ -12,7 +12,7 @@ from itertools import cycle, groupby
 
 from ..graph import Topology
 from ..printable import quote
-from .cables import Cable, format_rate, get_kind_name
+from .cables import Cable, count_sockets, format_rate
 from .collapse import show_hosts_once
 from .layout import lay_out
 from .shapes import LETTER, TIMES, Frame, Picture, Shape
@@ -205,7 +205,7 @@ def _build_legend(style: _Style, classes: Counter[Cable]) -> Iterator[tuple[str,
         alike = list(group)
         yield (
             style.format_stroke(kind, alike[0].GBps),
-            f"{sum(classes[c] for c in alike)} {TIMES} {get_kind_name(kind)}, "
+            f"{sum(classes[c] for c in alike)} {TIMES} {alike[0].label}, "
             f"{format_rate(alike[-1].GBps)} to {format_rate(alike[0].GBps)} GB/s",
         )
 
@@ -217,7 +217,7 @@ def _format_legend_text(entry: Cable, number: int) -> str:
         else ""
     )
     return (
-        f"{number} {TIMES} {get_kind_name(entry.kind)}, {format_rate(entry.GBps)} GB/s{lanes}"
+        f"{number} {TIMES} {entry.label}, {format_rate(entry.GBps)} GB/s{lanes}"
         f"{', one direction' if entry.directed else ''}"
     )
 
@@ -232,13 +232,16 @@ def _draw_legend(
 
 
 def _summarize(topology: Topology) -> str:
+    sockets = count_sockets(topology)
     names = {
         "gpu": ("GPU", "GPUs"),
-        "cpu": ("socket", "sockets"),
+        "cpu": ("NUMA node", "NUMA nodes") if sockets is None else ("socket", "sockets"),
         "switch": ("switch", "switches"),
         "nic": ("NIC", "NICs"),
     }
     counts = Counter(d.kind for d in topology.devices)
+    if sockets is not None:
+        counts["cpu"] = sockets
     listed = (
         f"{counts[kind]} {one if counts[kind] == 1 else many}"
         for kind, (one, many) in names.items()

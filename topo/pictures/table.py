@@ -239,7 +239,7 @@ def _list_links(topology: Topology) -> Table:
     for look, cables in group_alike(find_cables(topology)):
         sources = list(dict.fromkeys(x.source for c in cables for x in c.links if x.source))
         table.add_row(
-            safe_text(get_kind_name(look.kind)),
+            safe_text(look.label),
             str(len(cables)),
             format_rate(look.GBps) + (" one direction" if look.directed else ""),
             ", ".join(dict.fromkeys(c.width for c in cables)),

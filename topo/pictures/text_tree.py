@@ -12,7 +12,7 @@ from rich.tree import Tree
 from ..errors import InputError
 from ..graph import Device, Topology
 from ..printable import printable
-from .cables import FAMILY_NAMES, Cable, find_cables, format_rate, get_kind_name
+from .cables import FAMILY_NAMES, Cable, find_cables, format_rate
 from .collapse import number_ranks, show_hosts_once
 from .console import SafeConsole, safe_text
 
@@ -121,14 +121,14 @@ def _format_line(
         "" if bus_id in device.id else bus_id,
         ""
         if cable is None
-        else f"{get_kind_name(cable.kind)} {format_rate(cable.GBps)} GB/s"
+        else f"{cable.label} {format_rate(cable.GBps)} GB/s"
         + (" one direction" if cable.directed else ""),
     )
     text.append(printable("".join(f" · {fact}" for fact in facts if fact)))
     peers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for other in crossing:
         peer = other.b if other.a == device.id else other.a
-        peers[get_kind_name(other.kind), format_rate(other.GBps)].append(peer)
+        peers[other.label, format_rate(other.GBps)].append(peer)
     for (kind, rate), names in islice(peers.items(), _MAX_KINDS):
         many = device.kind == "switch" and len(names) > 1
         peer_text = f"{len(names)} devices" if many or len(names) > _MAX_PEERS else ", ".join(names)

@@ -129,3 +129,34 @@ def test_makers_are_told_apart_across_formats_and_a_file_given_twice_is_no_error
     assert main([nvidia, nvidia, "--json", "-o", str(tmp_path / "two.json")]) == 0
     assert "is given 2 times" in capsys.readouterr().err
     assert len(resolve(str(tmp_path / "two.json")).ranks) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus"),
+    [
+        ("18-1xH100-6nic-after-numactl_id23243314046.md", 2),
+        ("27-vllm-issue-indented-8gpu-1nic-SYS_id17104797160.txt", 2),
+        ("37-8gpu-all-SYS-PIX-nic-each_deepep-128-completed.txt", 2),
+        ("47-gb200-numa-ids_sglang-11208-completed.txt", 2),
+    ],
+)
+def test_nics_far_from_all_gpus_get_no_cpu_of_their_own(
+    name: str, cpus: int, more_inputs: Callable[[str], Path]
+) -> None:
+    machine = resolve(str(more_inputs(f"probe/{name}")))
+    assert sum(d.kind == "cpu" for d in machine.devices) == cpus
+    assert not any(f.severity in BAD for f in list_findings(machine))
+
+
+def test_numa_nodes_of_one_socket_are_not_drawn_as_sockets(tmp_path: Path) -> None:
+    head = "\t".join(["", *(f"GPU{i}" for i in range(4)), "CPU Affinity", "NUMA Affinity"])
+    rows = [
+        "\t".join([f"GPU{i}", *("X" if i == j else "SYS" for j in range(4)), f"{i}", f"{i}"])
+        for i in range(4)
+    ]
+    text = tmp_path / "nps4.txt"
+    text.write_text("\n".join([head, *rows]) + "\n")
+    for form in ("tree", "svg"):
+        assert main([str(text), "--format", form, "-o", str(tmp_path / form)]) == 0
+        drawn = (tmp_path / form).read_text()
+        assert "NUMA nodes" in drawn and "socket" not in drawn

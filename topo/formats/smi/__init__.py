@@ -15,6 +15,7 @@ from ...errors import InputError
 from ...facts import Fact, Facts, facts_to_json, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
+from ...hardware import ASSUMED_PLACE
 from ...matrix import LABELS, ConnectionFinder
 from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
@@ -200,7 +201,6 @@ def _read_matrix(
     inferred = InferredTopology(
         cells, affinities, SOURCE, notes=notes, rates=assume_rates(boards, how)
     )
-    inferred.has_nic_rows = any(not GPU_NAME.fullmatch(name) for name in table.rows)
     switched = match_peers(listings) is None if any(x.remote for x in listings.values()) else None
     infer_pcie_tree(inferred, where)
     join_other_links(inferred, choose_nvlink_rate(listings, inferred.rates), switched)
@@ -299,7 +299,18 @@ def write(topology: Topology) -> str:
         names = {ident: ident.upper() for ident in names}
     nics = [device.id for device in topology.devices if device.kind == "nic"]
     names |= {nic: f"NIC{i}" for i, nic in enumerate(nics)}
-    labels = {src: [connections.find(src, dst).label for dst in names] for src in names}
+    group_of = {device.id: device.extra.get(ASSUMED_PLACE) for device in topology.devices}
+    labels = {
+        src: [
+            # A NIC whose CPU is assumed was SYS from all but its own group.
+            "SYS"
+            if (label := connections.find(src, dst).label) in ("PHB", "NODE")
+            and group_of[src] != group_of[dst]
+            else label
+            for dst in names
+        ]
+        for src in names
+    }
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
         cells = [f" {label} " if label == "X" else label for label in labels[ident]]

@@ -86,8 +86,8 @@ class InferredTopology:
 
     `affinities`, `node` and `root` map a column to its GPU's affinity, or to its device's NUMA node
     and root complex. `source` is that of all devices. `overruled` holds pairs of columns whose
-    labels were not followed, which a note explains; `unplaced` is the set of NICs whose CPU is a
-    guess. `has_nic_rows` is whether the matrix has rows of NICs, not only columns.
+    labels were not followed, which a note explains; `unplaced` maps NICs whose CPU is a guess
+    to the number of their group, from 1, whose members are near each other.
     """
 
     cells: Cells
@@ -100,8 +100,7 @@ class InferredTopology:
     node: dict[int, int] = field(default_factory=dict)
     root: dict[int, str] = field(default_factory=dict)
     overruled: set[frozenset[int]] = field(default_factory=set)
-    has_nic_rows: bool = True
-    unplaced: int = 0
+    unplaced: dict[int, int] = field(default_factory=dict)
 
     def pick_id(self, stem: str, number: int | None = None) -> str:
         """Return an unused id: `stem` with `number`, else with the first free number."""

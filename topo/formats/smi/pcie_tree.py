@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ...errors import InputError
 from ...exact import fraction_to_json
 from ...graph import Device, Link
-from ...hardware import ASSUMED_BY, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
+from ...hardware import ASSUMED_BY, ASSUMED_PLACE, ASSUMED_SPEED, LATENCY_us, QPI_DATASHEET_GBps
 from ...notes import assumed
 from .cells import PCIE_LABELS, iterate_members, list_some, unite
 from .inferred import UNKNOWN, Affinity, InferredTopology
@@ -134,28 +134,44 @@ def _note_overruled(inferred: InferredTopology, merged: list[tuple[int, int]]) -
 
 
 def _place_lonely_nics(inferred: InferredTopology, nodes: list[int]) -> list[int]:
-    """Put NICs that are SYS from all GPUs into the NUMA class with the fewest NICs.
+    """Put NICs that are SYS from all GPUs below CPUs of GPUs: they get no CPU of their own.
 
-    This applies only if there are no rows of NICs and the affinities name several NUMA nodes, since
-    nothing then indicates further nodes.
+    If there are several such CPUs, each group of NICs goes below the one with the fewest NICs. If
+    there is one, all of these NICs share one further CPU. This applies only if the affinities of
+    all CPUs with GPUs are known, since labels alone may show further NUMA nodes.
     """
     cells = inferred.cells
-    known = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
+    homes = [node for node in nodes if set(_list_affinities(inferred, node)) - {UNKNOWN}]
     lonely = [node for node in nodes if not node & cells.gpus]
-    if inferred.has_nic_rows or len(known) < 2 or not lonely:
+    if not homes or not lonely or any(node & cells.gpus for node in nodes if node not in homes):
         return nodes
     nics = unite(lonely)
-    nearest = min(known, key=lambda node: (node & ~cells.gpus).bit_count())
-    inferred.overruled |= {
-        frozenset((i, j)) for i in iterate_members(nics) for j in iterate_members(nearest)
-    }
-    place = next(cells.ids[i] for i in iterate_members(nearest) if i in inferred.affinities)
+    if len(homes) == 1 and len(lonely) == 1:
+        return nodes
+    for number, group in enumerate(lonely, 1):
+        inferred.unplaced |= dict.fromkeys(iterate_members(group), number)
+    if len(homes) == 1:
+        inferred.overruled |= _pair_up(nics, nics)
+        return [*homes, nics]
+    placed = dict.fromkeys(homes, 0)
+    for group in lonely:
+        nearest = min(homes, key=lambda node: ((node & ~cells.gpus) | placed[node]).bit_count())
+        placed[nearest] |= group
+    places = []
+    for home, group in placed.items():
+        if group:
+            inferred.overruled |= _pair_up(group, home | group)
+            gpu = next(cells.ids[i] for i in iterate_members(home) if i in inferred.affinities)
+            places.append(f"{list_some(inferred.get_names(group))} on the CPU of {gpu}")
     inferred.notes.append(
-        f"{list_some(inferred.get_names(nics))}: SYS from every GPU, and no rows of their own; "
-        f"taken to be on the CPU of {place}"
+        f"{list_some(inferred.get_names(nics))}: SYS from every GPU, so their CPU is not known; "
+        f"taken to be {', '.join(places)}"
     )
-    inferred.unplaced |= nics
-    return [node | nics if node == nearest else node for node in nodes if node not in lonely]
+    return [home | placed[home] for home in homes]
+
+
+def _pair_up(a: int, b: int) -> set[frozenset[int]]:
+    return {frozenset((i, j)) for i in iterate_members(a) for j in iterate_members(b)}
 
 
 def _add_cpu(inferred: InferredTopology, group: int) -> Device:
@@ -172,11 +188,15 @@ def _add_cpu(inferred: InferredTopology, group: int) -> Device:
         "cpu",
         numa_node=node,
         source=inferred.source,
-        extra={"cpus": cpus} if cpus else {},
+        extra={"cpus": cpus}
+        if cpus
+        else {}
+        if affinities or group & inferred.cells.gpus
+        else {ASSUMED_PLACE: True},
     )
     inferred.devices.append(cpu)
     for i in iterate_members(group):
-        if node is not None and i not in inferred.affinities and not inferred.unplaced >> i & 1:
+        if node is not None and i not in inferred.affinities and i not in inferred.unplaced:
             inferred.node[i] = node
     return cpu
 
@@ -307,6 +327,8 @@ def list_matrix_devices(
         if kind == "nic" and inferred.rates.nic_GBps is not None:
             extra[ASSUMED_SPEED] = fraction_to_json(inferred.rates.nic_GBps)
             extra[ASSUMED_BY] = inferred.rates.nic_source
+        if i in inferred.unplaced:
+            extra[ASSUMED_PLACE] = inferred.unplaced[i]
         yield Device(
             ident,
             kind,
