@@ -130,7 +130,7 @@ _GCN_ALIASES = {"910": "gfx90a"}
 _DISTINCTIVE = re.compile(
     r"(?:RTX|GTX|TITAN|QUADRO|MI\d|GB\d|GH\d|[ABHV]\d00|P100|L40S|DGX SPARK|JETSON).*"
 )
-_MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
+_MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|QUADRO|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
 
 
 @dataclass(frozen=True)
