@@ -199,6 +199,8 @@ def _parse_row(row: str) -> Board:
 
 
 BOARDS: tuple[Board, ...] = tuple(map(_parse_row, _TABLE.strip().splitlines()))
+# Any of the names, so that most lines of a long text are searched once.
+_ANY = re.compile("|".join(board.pattern.pattern for board in BOARDS))
 # No GPU has more NVLinks, or xGMI links, than this.
 MAX_NVLINKS = max(board.wires for board in BOARDS if not board.gcn)
 MAX_XGMI_LINKS = max(board.wires for board in BOARDS if board.gcn)
@@ -226,7 +228,7 @@ def find_board(name: str) -> Board | None:
 def find_mentioned(line: str) -> set[str]:
     """Return the names of the boards that a line of text mentions; `8x H100` is one, `T4` none."""
     spelled, names = _spell(line), set()
-    for board in BOARDS:
+    for board in BOARDS if _ANY.search(spelled) else ():
         for match in board.pattern.finditer(spelled):
             if _DISTINCTIVE.fullmatch(match[0]) or _MAKER.search(spelled[: match.start()]):
                 names.add(board.name)

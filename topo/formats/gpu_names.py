@@ -7,8 +7,12 @@ from itertools import groupby
 
 from ..boards import Board, find_board, find_by_id, find_mentioned, get_board
 
-# Lines that are searched; people paste some hundred.
-_MAX_LINES = 20_000
+# Lines that are searched, in less than a second; people paste some hundred.
+_MAX_LINES = 5_000
+# Longer lines are no sentences.
+_MAX_CHARACTERS = 400
+# The row of a matrix, which has labels only.
+_ROW = re.compile(r"[\s>|#]{0,40}(?:GPU|NIC|mlx5_)\d{1,6}\s")
 _INDEXED = (
     # nvidia-smi -L, PyTorch's and vLLM's environment reports; SGLang's has "GPU 0,1,2,3: ..."
     re.compile(r"\s{0,40}GPU (\d{1,4}(?:,\d{1,4}){0,255}): (\S.{0,100}?)(?: \(UUID: .{0,80})?\s*"),
@@ -55,10 +59,12 @@ class GpuNames:
 def find_gpu_names(text: str) -> GpuNames:
     """Return the names of GPUs in a text; only those that the table of boards has."""
     names = GpuNames()
-    for number, line in enumerate(text.split("\n")[:_MAX_LINES], 1):
+    for number, line in enumerate(text.split("\n", _MAX_LINES)[:_MAX_LINES], 1):
+        if len(line) > _MAX_CHARACTERS or _ROW.match(line):
+            continue
         indexed = dict(_read_indexed(line))
         names.by_index = {**indexed, **names.by_index}
-        if not indexed and len(line) < 400:
+        if not indexed:
             for name in sorted(find_mentioned(line)):
                 names.mentioned.setdefault(name, number)
     for name in list(names.mentioned):

@@ -113,7 +113,9 @@ def _list_candidates(
         doubled = any("NV2" in row for row in cells.labels)
         fitting = [get_board("V100"), *([] if doubled else [get_board("P100")])]
     if not fitting:
-        wires = min(b.wires for b in BOARDS if b.wires >= max(most, _V100_LINKS) and not b.gcn)
+        # Labels of more links than any GPU has are taken for the most.
+        least = min(max(most, _V100_LINKS), MAX_NVLINKS)
+        wires = min(b.wires for b in BOARDS if b.wires >= least and not b.gcn)
         fitting = [b for b in BOARDS if b.wires == wires and not b.is_card and not b.gcn]
     grace = [b for b in fitting if b.c2c_GBps]
     cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
