@@ -59,9 +59,9 @@ def count_hosts() -> tuple[int, str]:
     names = [("WORLD_SIZE", "LOCAL_WORLD_SIZE"), *((x.ranks, x.on_host) for x in LAUNCHERS)]
     for pair in names:
         # Slurm's is a list such as 8(x2), of as many ranks on two hosts.
-        found = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
-        if all(found):
-            ranks, on_host = (int(match[0]) for match in found if match)
+        numbers = [re.match(r"\d{1,9}", os.environ.get(name, "")) for name in pair]
+        if all(numbers):
+            ranks, on_host = (int(match[0]) for match in numbers if match)
             if on_host:
                 texts = (f"{name}={os.environ[name]}" for name in pair)
                 return max(-(-ranks // on_host), 1), ", ".join(texts)

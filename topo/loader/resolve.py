@@ -90,7 +90,7 @@ def resolve(argument: str, box: str | None = None) -> Topology:
         return probe("/" if is_local else path)
     if exists:
         if not path.is_file() and not _is_given_open(argument):
-            # reading a FIFO that nobody writes would block forever
+            # Reading a FIFO without a writer would block forever.
             raise InputError(
                 f"{argument}: neither a file nor a folder, so it is not read; copy it into a file "
                 "first"

@@ -24,6 +24,7 @@ _UNKNOWN = Note(
 _ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000"}
 # The cards that bridges join in fours, and the peers that each then has.
 _FOUR = ("H200 NVL", 3)
+# NVLinks of a V100 SXM (Tesla V100 whitepaper).
 _V100_LINKS = 6
 # Cores of a Grace CPU.
 _GRACE_CORES = 72
@@ -40,11 +41,11 @@ def choose_boards(
     """Return the board of each GPU, by column, and how it is known in words.
 
     `has_own_memory` is whether GPUs have NUMA nodes of their own. The result is empty if nothing
-    tells the board; a note then says which there are.
+    says which it is; a note then lists the boards that it could be.
     """
     gpus = list(iterate_members(cells.gpus))
-    found = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
-    named = _refuse_wrong(cells, found, notes)
+    by_name = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
+    named = _refuse_wrong(cells, by_name, notes)
     if named:
         words = dict.fromkeys(text for _, text in named.values())
         return {i: board for i, (board, _) in named.items()}, f"by the GPUs: {list_some(words, 2)}"
@@ -77,12 +78,12 @@ def choose_boards(
 
 
 def _refuse_wrong(
-    cells: Cells, found: Mapping[int, tuple[Board, str]], notes: list[str]
+    cells: Cells, by_name: Mapping[int, tuple[Board, str]], notes: list[str]
 ) -> dict[int, tuple[Board, str]]:
     """Return the named boards without those that have fewer NVLinks than the matrix shows."""
     wrong = {
         cells.ids[i]: text
-        for i, (board, text) in found.items()
+        for i, (board, text) in by_name.items()
         if _count_gpu_nvlinks(cells.labels[i]) > (0 if board.gcn else board.wires)
     }
     if wrong:
@@ -90,7 +91,7 @@ def _refuse_wrong(
             f"{list_some(wrong)}: more NVLinks than {list_some(dict.fromkeys(wrong.values()))} "
             "has, so the name is not followed"
         )
-    return {i: known for i, known in found.items() if cells.ids[i] not in wrong}
+    return {i: known for i, known in by_name.items() if cells.ids[i] not in wrong}
 
 
 def _list_candidates(

@@ -209,11 +209,11 @@ def list_gpus_and_nics(root: Path) -> list[Path]:
     functions passed through have them, NICs on one PCI bus are folded into the first of them. Raise
     InputError if even those are more.
     """
-    found = list(_iterate_gpus_and_nics(root))
-    if len(found) <= MAX_GPUS_AND_NICS:
-        return [path for path, _ in found]
+    functions = list(_iterate_gpus_and_nics(root))
+    if len(functions) <= MAX_GPUS_AND_NICS:
+        return [path for path, _ in functions]
     first: dict[str, Path] = {}
-    for path, is_gpu in found:
+    for path, is_gpu in functions:
         first.setdefault(path.name if is_gpu else path.name.rpartition(":")[0], path)
     if len(first) > MAX_GPUS_AND_NICS:
         raise InputError(
