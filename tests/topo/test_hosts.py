@@ -194,6 +194,7 @@ def tray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Topol
         machine = nvl72_tray()
         for gpu in range(4):
             machine.set(f"gpu.{gpu}.fabric.clique", clique).set(f"gpu.{gpu}.fabric.state", state)
+            machine.set(f"gpu.{gpu}.uuid", f"GPU-{name}-{gpu}")
             if cluster is not None:
                 machine.set(f"gpu.{gpu}.fabric.cluster", cluster)
         serve(monkeypatch, machine)
