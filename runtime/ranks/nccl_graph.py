@@ -94,8 +94,8 @@ def nccl_graph(
 
 def _check_hosts(file: GraphFile, hosts: int | None) -> None:
     """Raise InputError if a file for one host is for a communicator of several, or the reverse."""
-    found, why = count_hosts()
-    number, said = (found, f" ({why})" if why else "") if hosts is None else (hosts, "")
+    of_job, why = count_hosts()
+    number, said = (of_job, f" ({why})" if why else "") if hosts is None else (hosts, "")
     has_nets = any(nets for graph in file.graphs for nets in graph.nets)
     if number > 1 and not has_nets:
         raise InputError(
