@@ -88,6 +88,7 @@ def run_export(job: SynthRun) -> None:
             size_bytes=job.size,
             guard=not args.no_guard,
             beside_path=beside_path,
+            hosts=args.hosts or 1,
         )
         job.cut_short += effort.cut_short
     if made.reason is None:

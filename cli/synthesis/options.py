@@ -204,6 +204,13 @@ def build_parser() -> Parser:
         "newest); older ones take fewer channels",
     )
     add(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="with nccl-graph: write the file for jobs of N hosts like the topology, which has the "
+        "NICs (default: one host)",
+    )
+    add(
         "--no-guard",
         action="store_true",
         help="with nccl-graph and rccl-env: write the file even where stock NCCL or RCCL may be as "
@@ -245,6 +252,7 @@ def check_options(args: argparse.Namespace) -> None:
         ("--max-steps", args.max_steps, 1),
         ("--max-trees", args.max_trees, 1),
         ("--max-depth", args.max_depth, 1),
+        ("--hosts", args.hosts, 1),
         ("-k", args.slack, 0),
     ):
         if value is not None and value < least:
@@ -280,7 +288,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (
-            _given({"--nccl-version": args.nccl_version}),
+            _given({"--nccl-version": args.nccl_version, "--hosts": args.hosts}),
             args.format != "nccl-graph",
             "{} without --format nccl-graph: it has no effect then; leave it out",
         ),

@@ -68,11 +68,6 @@ def nccl_graph(
         with _set_variables({VARIABLE: str(path.resolve())}):
             yield path
         return
-    if (number := hosts or count_hosts()[0]) > 1:
-        raise InputError(
-            f"nccl_graph: the communicator is on {number} hosts, and a file made here is for one; "
-            "pass hosts=1 if all GPUs of the communicator are on one host"
-        )
     router, name = _find_router(plan_or_topology)
     made = export(
         NCCL_GRAPH,
@@ -81,6 +76,7 @@ def nccl_graph(
         Effort(time_limit_s),
         version=version,
         guard=guard,
+        hosts=count_hosts()[0] if hosts is None else hosts,
     )
     if made.reason is not None:
         yield None
@@ -100,13 +96,13 @@ def _check_hosts(file: GraphFile, hosts: int | None) -> None:
     if number > 1 and not has_nets:
         raise InputError(
             f"{file.where}: its channels have no <net>, so it is for one host, and the job has "
-            f"{number}{said}: NCCL would send all channels through one NIC; write a file with "
-            f"--hosts {number}, or pass hosts=1 if all GPUs of the communicator are on one host"
+            f"{number}{said}: NCCL would send all channels through one NIC; write a file for "
+            f"{number} hosts, or pass hosts=1 if all GPUs of the communicator are on one host"
         )
     if number == 1 and has_nets:
         raise InputError(
             f"{file.where}: its channels have <net>, so it is for several hosts, and the job has "
-            f"one{said}; write a file without --hosts, or pass the communicator's number of hosts "
+            f"one{said}; write a file for one host, or pass the communicator's number of hosts "
             "as hosts="
         )
 

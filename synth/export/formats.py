@@ -7,6 +7,7 @@ from typing import Any
 
 from ...topo.errors import InfeasibleError
 from ...topo.formats.nccl_xml import is_amd
+from ...topo.graph import Topology
 from ...topo.routes import Router
 from ..bounds.single_path import Bounds
 from ..ir.collective import Collective
@@ -16,6 +17,9 @@ from .choice import ChosenGraphs, choose_graphs
 from .gpu_numbers import number_gpus
 from .graph_file import NEWEST, NcclVersion
 from .guard import USUAL_SIZE_bytes
+from .hosts.choice import ChosenHostGraphs, choose_host_graphs
+from .hosts.graph import write_host_graphs
+from .hosts.verdict import describe_host_choice, explain_host_refusal, list_host_figures
 from .nccl_graph import COLLECTIVES, write_graphs
 from .nccl_tuner import write_nccl_tuner
 from .rccl_choice import (
@@ -72,14 +76,15 @@ def export(
     size_bytes: int = USUAL_SIZE_bytes,
     guard: bool = True,
     beside_path: str | None = None,
+    hosts: int = 1,
 ) -> Export:
     """Return the file, in one of FORMATS, that tunes NCCL or RCCL to a topology for a collective.
 
-    `version` is NCCL's, for graph files, which are made for buffers of `size_bytes`; with `guard`
-    they have a `reason` where they are not above stock. `beside_path` is where a second file will
-    be (`Export.beside`). `measured` are the measurements for the tuner, each
-    ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or InputError if the format cannot
-    express it.
+    `version` is NCCL's, for graph files, which are made for buffers of `size_bytes` in jobs of
+    `hosts` hosts like the topology; with `guard` they have a `reason` where they are not above
+    stock. `beside_path` is where a second file will be (`Export.beside`). `measured` are the
+    measurements for the tuner, each ALGORITHM/PROTOCOL/CHANNELS=FILE. Raise InfeasibleError or
+    InputError if the format cannot express it.
     """
     if format == NCCL_TUNER:
         text = write_nccl_tuner(collective, router.topology, measured)
@@ -95,6 +100,16 @@ def export(
     number_gpus(router.topology)
     if format == RCCL_ENV:
         return _export_rccl_env(collective, router, effort, progress, guard, beside_path)
+    if hosts > 1:
+        return _export_host_graphs(
+            choose_host_graphs(
+                router.topology, hosts, effort, version, size_bytes, collective.name != "allreduce"
+            ),
+            router.topology,
+            version,
+            size_bytes,
+            guard,
+        )
     if is_amd(router.topology):
         return _export_rccl_graph(collective, router, effort, progress, guard)
     chosen = choose_graphs(collective, router, effort, progress, version, size_bytes, guard)
@@ -193,6 +208,25 @@ def _export_nccl_graph(
         reason,
         find_environment(chosen),
     )
+
+
+def _export_host_graphs(
+    chosen: ChosenHostGraphs, topology: Topology, version: NcclVersion, size_bytes: int, guard: bool
+) -> Export:
+    numbers, network = number_gpus(topology), chosen.network
+    remarks = describe_host_choice(chosen, size_bytes)
+    reason = explain_host_refusal(chosen, size_bytes) if guard else None
+    figures = list_host_figures(chosen, size_bytes) | {"written": reason is None, "reason": reason}
+    rates = ", ".join(f"{name} {float(x):.4g}" for name, x in chosen.algbw_GBps.items())
+    lines = (
+        f"on {network.hosts} hosts, by NCCL's own count: {rates} GB/s algbw; {chosen.fraction:.1%} "
+        "of the bound for such channels",
+        f"{chosen.graphs.rings.channels} channels over {len(network.nets)} NICs of each host; GPUs "
+        f"by {numbers.source}",
+        *remarks,
+    )
+    text = write_host_graphs(chosen, topology, numbers, version, remarks)
+    return Export(NCCL_GRAPH, text, figures, lines, reason=reason)
 
 
 def _list_figures(

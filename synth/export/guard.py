@@ -24,7 +24,7 @@ USUAL_SIZE_bytes = 1 << 30
 # Multiples of NCCL's constant for links between CPUs at which a file must hold.
 BETWEEN_CPUS = (1, 2, 4)
 # The levels of P2P (NCCL_P2P_LEVEL) at which it must: NCCL's default, and the farthest.
-_LEVELS = (None, PathType.SYS)
+LEVELS = (None, PathType.SYS)
 # Gain over stock, at NCCL's own constants, from which a file is worth writing.
 WORTH_WRITING = Fraction(101, 100)
 _kBps_PER_GBps = 10**6
@@ -80,12 +80,12 @@ class StockHost:
     def __init__(self, topology: Topology, model: StockModel, nvb: bool = True) -> None:
         at_sys = model_stock(topology, PathType.SYS.name)
         assert isinstance(at_sys, StockModel)
-        self.models = dict(zip(_LEVELS, (model, at_sys), strict=True))
+        self.models = dict(zip(LEVELS, (model, at_sys), strict=True))
         self._system = build_system(topology)
         self._index = {gpu.rank: gpu.index for gpu in self._system.nodes[GPU]}
         refused = list_refused_p2p(topology)
         self._stock_paths, self._paths = (
-            {level: find_gpu_paths(self._system, level, through, refused) for level in _LEVELS}
+            {level: find_gpu_paths(self._system, level, through, refused) for level in LEVELS}
             for through in (True, nvb)
         )
 

@@ -35,7 +35,8 @@ class StockChannels:
     `speed_GBps` is the speed that NCCL counts for a channel, `pattern` its number of the pattern,
     and `path_type` the type of the farthest hop as NCCL names it. In a job of several hosts `nets`
     has the two NICs of each channel by their `dev` numbers, at a speed of `nic_speed_GBps` over
-    paths of `nic_type`. `algbw_GBps` is that of an allreduce with equal shares on the channels that
+    paths of `nic_type`, and `cross_nic` is NCCL's (2: channels in pairs exchange their NICs).
+    `algbw_GBps` is that of an allreduce with equal shares on the channels that
     NCCL uses, by the loads on the links of NCCL's own graph.
     """
 
@@ -48,6 +49,7 @@ class StockChannels:
     nets: tuple[tuple[int, int], ...] = ()
     nic_speed_GBps: Fraction = Fraction(0)
     nic_type: str = ""
+    cross_nic: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ def _describe(graph: StockGraph, system: StockSystem, algbw_GBps: Fraction) -> S
         nets=tuple((devs[first], devs[last]) for first, last in graph.nets),
         nic_speed_GBps=Fraction(graph.inter_MBps if graph.nets else 0, _MBps_PER_GBps),
         nic_type=graph.nic_type.name if graph.nets else "",
+        cross_nic=graph.cross_nic,
     )
 
 

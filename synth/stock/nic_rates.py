@@ -10,7 +10,7 @@ from .nics import NicPaths
 from .paths import GpuPaths, StockPath
 from .search import StockGraph
 from .steps import BALANCED_TREE, RING
-from .system import StockLink
+from .system import PathType, StockLink
 
 # Units of rates.
 _kBps_PER_GBps = 10**6
@@ -18,26 +18,52 @@ _kBps_PER_MBps = 10**3
 
 
 def rate_between_hosts(
-    graph: StockGraph, used: int, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
+    graph: StockGraph,
+    used: int,
+    gpu_paths: GpuPaths,
+    nics: NicPaths,
+    hosts: int,
+    between_cpus: int = 1,
+    counted: bool = True,
 ) -> Fraction:
     """Return the algbw in GB/s of an allreduce with equal shares on the first `used` channels.
 
-    The links of each host carry what its channels send over them. Between hosts a channel is not
-    faster than the speed that NCCL counts for it.
+    The links of each host carry what its channels send over them; those between CPUs have
+    `between_cpus` times their rates. If `counted`, a channel is not faster between hosts than the
+    speed that NCCL counts for it.
     """
     graph = replace(graph, orders=graph.orders[:used], nets=graph.nets[:used])
-    ranks = len(graph.orders[0]) * hosts
-    # How often a hop of a ring carries a share, and how often a host of NCCL's double tree sends
-    # one to its neighbours, on average.
-    passes = Fraction(2 * (ranks - 1), ranks) if graph.pattern == RING else Fraction(1)
-    neighbours = passes if graph.pattern == RING else Fraction(1 if hosts == 2 else 2)
+    slowest_kBps = min(
+        link.rate_kBps * (between_cpus if link.type == PathType.SYS else 1) / load
+        for link, load in count_loads(graph, gpu_paths, nics, hosts).items()
+    )
+    if counted:
+        _, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
+        slowest_kBps = min(slowest_kBps, graph.inter_MBps * _kBps_PER_MBps / neighbours)
+    return slowest_kBps * used / _kBps_PER_GBps
+
+
+def count_loads(
+    graph: StockGraph, gpu_paths: GpuPaths, nics: NicPaths, hosts: int
+) -> dict[StockLink, Fraction]:
+    """Return how often each link carries one channel's share of an allreduce."""
+    passes, neighbours = count_passes(graph.pattern, len(graph.orders[0]), hosts)
     loads: defaultdict[StockLink, Fraction] = defaultdict(Fraction)
     for path, load in _list_loads(graph, gpu_paths, nics, passes, neighbours):
         for link in path.links:
             loads[link] += load
-    slowest_kBps = min(link.rate_kBps / load for link, load in loads.items())
-    speed_kBps = graph.inter_MBps * _kBps_PER_MBps / neighbours
-    return min(slowest_kBps, speed_kBps) * used / _kBps_PER_GBps
+    return dict(loads)
+
+
+def count_passes(pattern: int, gpus: int, hosts: int) -> tuple[Fraction, Fraction]:
+    """Return how often a hop carries a share, and how often a host sends one to its neighbours.
+
+    `gpus` are those of a host. The second is an average for NCCL's double tree.
+    """
+    ranks = gpus * hosts
+    if pattern == RING:
+        return Fraction(2 * (ranks - 1), ranks), Fraction(2 * (ranks - 1), ranks)
+    return Fraction(1), Fraction(1 if hosts == 2 else 2)
 
 
 def _list_loads(
