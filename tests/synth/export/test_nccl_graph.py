@@ -486,7 +486,7 @@ def test_files_for_one_host_are_refused_in_jobs_of_several(
         pytest.fail("a file for several hosts was taken on one")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    words = f"has {hosts} .*--hosts {hosts}"
+    words = f"has {hosts} .*for {hosts} hosts"
     with pytest.raises(InputError, match=words) as refused, topoplan.nccl_graph(one):
         pytest.fail("a file for one host was taken on several")
     assert "\n" not in str(refused.value) and "NCCL_GRAPH_FILE" not in os.environ
