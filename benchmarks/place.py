@@ -43,8 +43,10 @@ from topoplan.topo.routes import Router, route_links
 
 Sends = list[tuple[int, int, Fraction]]
 Routes = dict[tuple[int, int], tuple[tuple[str, str], ...]]
-# The number of a dimension, a collective and bytes, each.
-Traffics = Sequence[tuple[int, str, int]]
+# The number of a dimension, a collective, the bytes of a call, and the number of calls, each.
+Traffics = Sequence[tuple[int, str, int, int]]
+# The rounds of a call, and the routes that follow each other (a ring) or are taken at once.
+Waits = tuple[Fraction, bool, list[Sends]]
 _KINDS = ("allreduce", "allgather", "alltoall", "sendrecv")
 
 
@@ -91,10 +93,13 @@ def routes_of(topology: Topology) -> Routes:
     return out
 
 
-def sends_of(sizes: Sequence[int], dimension: int, collective: str, size_bytes: int) -> Sends:
+def sends_of(
+    sizes: Sequence[int], dimension: int, collective: str, size_bytes: int, calls: int = 1
+) -> Sends:
     """Return who sends how much to whom for rings in the order of ranks, by coordinates in the
-    mesh.
+    mesh, in all calls.
     """
+    size_bytes *= calls
     n = sizes[dimension]
     coordinates = list(product(*map(range, sizes)))
     out: Sends = []
@@ -117,8 +122,23 @@ def sends_of(sizes: Sequence[int], dimension: int, collective: str, size_bytes: 
     return out
 
 
+def waits_of(
+    sizes: Sequence[int], dimension: int, collective: str, size_bytes: int, calls: int
+) -> Waits:
+    """Return the routes for which the calls of each group wait, and how often."""
+    groups: dict[tuple[int, ...], Sends] = {}
+    coordinates = list(product(*map(range, sizes)))
+    for src, dst, size in sends_of(sizes, dimension, collective, size_bytes):
+        at = coordinates[src]
+        groups.setdefault((*at[:dimension], *at[dimension + 1 :]), []).append((src, dst, size))
+    around = collective in ("allreduce", "allgather")
+    each = Fraction(sizes[dimension] - 1, sizes[dimension]) if around else 1
+    times = calls * each * (2 if collective == "allreduce" else 1)
+    return Fraction(times), around, list(groups.values())
+
+
 def seconds_of_all(
-    phases: Sequence[Sends], topology: Topology, objective: str
+    phases: Sequence[Sends], topology: Topology, objective: str, waits: Sequence[Waits] = ()
 ) -> Iterator[tuple[tuple[int, ...], Fraction]]:
     """Return every order and its objective, counted message by message, in whole numbers."""
     routes = routes_of(topology)
@@ -126,6 +146,10 @@ def seconds_of_all(
     number = {link: i for i, link in enumerate(links)}
     crossed = {pair: [number[link] for link in way] for pair, way in routes.items()}
     rates = [topology.capacity_GBps[link] * 10**9 for link in links]
+    late_us = {
+        pair: sum((topology.latency_us[link] for link in way), Fraction(0))
+        for pair, way in routes.items()
+    }
     scale = lcm(
         *((size / rate).denominator for sends in phases for _, _, size in sends for rate in rates)
     )
@@ -144,7 +168,11 @@ def seconds_of_all(
         value = (
             sum(map(max, each)) if objective == "time" else max(map(sum, zip(*each, strict=True)))
         )
-        yield order, Fraction(value, scale)
+        seconds = Fraction(value, scale)
+        for times, around, groups in waits if objective == "time" else ():
+            late = ([late_us[order[src], order[dst]] for src, dst, _ in sends] for sends in groups)
+            seconds += times * max(map(sum if around else max, late), default=0) / 10**6
+        yield order, seconds
 
 
 def write_job(sizes: Sequence[int], traffics: Traffics) -> tuple[str, str]:
@@ -152,7 +180,7 @@ def write_job(sizes: Sequence[int], traffics: Traffics) -> tuple[str, str]:
     names = "abc"
     return (
         ",".join(f"{names[i]}={size}" for i, size in enumerate(sizes)),
-        ",".join(f"{names[i]}={collective}:{size}" for i, collective, size in traffics),
+        ",".join(f"{names[i]}={calls}x{kind}:{size}" for i, kind, size, calls in traffics),
     )
 
 
@@ -165,9 +193,9 @@ def check_against_all(
     topology = merge_switches(topology)
     job, traffic = write_job(sizes, traffics)
     placed = place(topology, job, traffic, objective=objective)
-    seconds = dict(
-        seconds_of_all([sends_of(sizes, *traffic) for traffic in traffics], topology, objective)
-    )
+    sends = [sends_of(sizes, *row) for row in traffics]
+    waits = [waits_of(sizes, *row) for row in traffics]
+    seconds = dict(seconds_of_all(sends, topology, objective, waits))
     best = min(seconds.values())
     assert placed.seconds == best == seconds[placed.order], (placed, best)
     assert placed.given_seconds == seconds[tuple(range(len(placed.order)))]
@@ -196,9 +224,11 @@ def draw_machine(chance: random.Random, gpus: int = 8) -> Topology:
     for a, b in sorted({(min(pair), max(pair)) for pair in joined}):
         there = chance.randint(1, 4)
         back = there if chance.random() < 0.7 else chance.randint(1, 4)
+        # Such that latencies of a few calls matter as much as a few bytes at these rates.
+        late_us = Fraction(chance.randint(0, 4), 2000)
         links += [
-            Link(nodes[a], nodes[b], Fraction(there)),
-            Link(nodes[b], nodes[a], Fraction(back)),
+            Link(nodes[a], nodes[b], Fraction(there), late_us),
+            Link(nodes[b], nodes[a], Fraction(back), late_us),
         ]
     return Topology(
         "random", tuple(Device(x, "gpu" if x[0] == "g" else "switch") for x in nodes), tuple(links)
@@ -212,7 +242,10 @@ def print_random(machines: int) -> None:
     for _ in range(machines):
         topology = draw_machine(chance)
         sizes = chance.choice([(8,), (8,), (2, 4), (4, 2), (2, 2, 2)])
-        traffics = [(i, chance.choice(_KINDS), chance.randint(1, 5)) for i in range(len(sizes))]
+        traffics = [
+            (i, chance.choice(_KINDS), chance.randint(1, 5), chance.randint(1, 3))
+            for i in range(len(sizes))
+        ]
         placed = check_against_all(topology, sizes, traffics, chance.choice(["time", "bottleneck"]))
         gains.append(float(placed.gain))
         shares.append(float(placed.bound.seconds / placed.seconds))
@@ -311,10 +344,12 @@ def print_large() -> None:
     for spines, leaf_GBps in ((4, 400), (4, 800), (1, 400), (1, 800)):
         machine = build_boxes(128, 8, 8, spines, leaf_GBps)
         for traffic in (
-            "dp=allreduce:1G,tp=allreduce:4G,pp=sendrecv:64M",
-            "dp=allreduce:1G,tp=allreduce:64M,pp=sendrecv:16M",
-            "dp=allreduce:256M,tp=allreduce:1G,pp=sendrecv:256M",
-            "dp=allgather:2G,dp=reduce-scatter:2G,tp=allreduce:8G,pp=sendrecv:128M",
+            "dp=1x1G,tp=1x4G,pp=1x64M",
+            "dp=1x1G,tp=1x64M,pp=1x16M",
+            "dp=1x256M,tp=1x1G,pp=1x256M",
+            "dp=allgather:2G,dp=reduce-scatter:2G,tp=1x8G,pp=1x128M",
+            "dp=1G,tp=96x64M,pp=32x8M",
+            "dp=4G,tp=96x1M,pp=32x1M",
         ):
             began, core = time.monotonic(), time.process_time()
             placed = place(machine, job, traffic)

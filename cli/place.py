@@ -13,8 +13,12 @@ PROG = "topo-place"
 EXAMPLES: tuple[Example, ...] = (
     ("topo-place dgx1 --for stock", "the order in which gloo's ring is fastest"),
     (
-        "topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G",
-        "a mesh of dimensions, with what their groups send in a step",
+        "topo-place dgx-a100:4 --job dp=4,tp=8 --traffic dp=allreduce:1G,tp=96x64M",
+        "a mesh of dimensions, with what their groups send in a step: 96 calls of 64 MiB",
+    ),
+    (
+        "topo-place two-hosts.json --traffic bytes.csv",
+        "the bytes that each rank sends to each other one, as a matrix (.csv or .npy)",
     ),
     ("topo-place two-hosts.json --order 0,2,1,3", "the gain against the order that there is"),
     (
@@ -28,9 +32,11 @@ EXAMPLES: tuple[Example, ...] = (
 )
 ABOUT = """\
 Prints which GPU each rank gets, how long the job's communication takes in that order and in the
-given one, and what no order can beat. Traffic is DIMENSION=COLLECTIVE:BYTES; collectives are
-allreduce, allgather, reduce-scatter, alltoall, and sendrecv (a pipeline's: to the next rank and
-to the one before). Ranks count as in a DeviceMesh: the last dimension changes fastest.
+given one, and what no order can beat. Traffic is DIMENSION=[CALLSx][COLLECTIVE:]BYTES; collectives
+are allreduce, allgather, reduce-scatter, alltoall, and sendrecv (a pipeline's: to the next rank and
+to the one before). A dimension that is named dp, fsdp, tp, cp, ep or pp has a default collective
+and number of calls, which the output mentions; --traffic tp=1x64M states one call. Ranks count as
+in a DeviceMesh: the last dimension changes fastest.
 """
 
 
@@ -75,9 +81,10 @@ def build_parser() -> Parser:
     )
     add(
         "--traffic",
-        metavar="LIST",
-        help="what a group of each dimension does in a step: dp=allreduce:1G,tp=allreduce:64M "
-        "(default, for one group: an allreduce of 1 GiB)",
+        metavar="LIST|FILE",
+        help="what a group of each dimension does in a step: dp=allreduce:1G,tp=96x64M (default, "
+        "for one group: an allreduce of 1 GiB); or a file with a matrix of bytes from rank to "
+        "rank (.csv, .npy)",
     )
     add(
         "--for",
@@ -210,6 +217,9 @@ def _place(arguments: argparse.Namespace) -> int:
         text = json.dumps(placement.to_json()) + "\n"
     else:
         text = printable_lines(placement.describe())
+    if arguments.json or arguments.format is not None:
+        for warning in placement.list_warnings():
+            print_error(f"{PROG}: warning: {warning}")
     write_output(arguments, text)
     return 0
 

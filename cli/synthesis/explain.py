@@ -62,7 +62,8 @@ def _try_orders(job: SynthRun) -> Placement | None:
 
     The result is None if there is no model of the collective, or if the machine is too large.
     """
-    from ...synth.place.job import COLLECTIVES, STOCK
+    from ...synth.place.job import STOCK
+    from ...synth.place.kinds import COLLECTIVES
     from ...synth.place.placing import place
 
     if len(job.topology.ranks) > _MAX_ORDERED_RANKS or job.collective.name not in COLLECTIVES:

@@ -1,6 +1,7 @@
 """Proof of the best order of few ranks: by trying all orders, or by CP-SAT."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import permutations
 from math import ceil
 
@@ -9,7 +10,7 @@ from ortools.sat.python import cp_model
 
 from ..numeric.cp_sat import solve
 from ..numeric.effort import Effort
-from .job import AROUND, SPREAD, Ints
+from .job import AROUND, SPREAD, UNEVEN, Ints, Phase
 from .loads import TIME, Search
 
 # Most ranks for trying all orders: 40,320 orders.
@@ -32,11 +33,17 @@ def list_all(search: Search) -> None:
 
     For symmetric jobs, offer those with rank 0 on the first GPU only.
     """
+    for orders in list_orders(search):
+        search.offer(orders)
+
+
+def list_orders(search: Search) -> Iterator[Ints]:
+    """Yield the orders of `list_all`, a batch at a time."""
     n = search.job.ranks
     first = [0] if search.is_symmetric and n > 1 else []
     rows = np.array([[*first, *order] for order in permutations(range(len(first), n))])
     for i in range(0, len(rows), _BATCH):
-        search.offer(rows[i : i + _BATCH])
+        yield rows[i : i + _BATCH]
 
 
 class ProofModel:
@@ -78,8 +85,8 @@ class ProofModel:
             model.add_exactly_one(self.on[r, i] for r in range(n))
         if self.search.is_symmetric:
             model.add(self.on[0, 0] == 1)
-        hosts = self.search.host_of.tolist()
-        for groups in self.search.together:
+        for groups, part_of in self.search.together:
+            hosts = part_of.tolist()
             for group in groups.tolist():
                 for host in set(hosts):
                     inside = [
@@ -122,7 +129,7 @@ class ProofModel:
             heaviest[crossing] = max(heaviest[crossing], loads.weights[link])
         phases = list(zip(loads.sizes, self.of_phase, strict=True))
         if loads.objective == TIME:
-            total: cp_model.LinearExprT = 0
+            total: cp_model.LinearExprT = sum(loads.call_prices)
             for size, arcs in phases:
                 most = (best - 1) // size
                 busiest = model.new_int_var(0, most, "")
@@ -131,6 +138,11 @@ class ProofModel:
                     model.add(count <= most // weight)
                     model.add(weight * count <= busiest)
                 total += size * busiest
+            for phase, price, arcs in zip(
+                loads.phases, loads.latency_prices, self.of_phase, strict=True
+            ):
+                if price:
+                    total += price * self._add_latency(phase, arcs)
             model.add(total <= best - 1)
         else:
             total = model.new_int_var(0, best - 1, "")
@@ -140,6 +152,31 @@ class ProofModel:
                     <= total
                 )
         model.minimize(total)
+
+    def _add_latency(self, phase: Phase, arcs: _Arcs) -> cp_model.LinearExprT:
+        """Return the latency of one round of a phase, as measure_latencies does."""
+        latencies, model = self.search.loads.latencies, self.model
+        if latencies is None:
+            return 0
+        if self.is_ring:
+            return sum(int(latencies.routes[pair]) * arc for pair, arc in arcs.items())
+        least = int(latencies.routes[~np.eye(self.ranks, dtype=bool)].min())
+        slowest = int(latencies.routes.max())
+        around = phase.pattern.shape == AROUND
+        each = []
+        for u, v in zip(phase.src.tolist(), phase.dst.tolist(), strict=True):
+            route = model.new_int_var(least, slowest, "")
+            for g, h in self.pairs:
+                if latencies.routes[g, h] > least:
+                    model.add(route >= int(latencies.routes[g, h])).only_enforce_if(
+                        self.on[u, g], self.on[v, h]
+                    )
+            each.append(route)
+        size = len(phase.pattern.sends) if around else 1
+        latency = model.new_int_var(0, slowest * size, "")
+        for i in range(0, len(each), size):
+            model.add(latency >= sum(each[i : i + size]))
+        return latency
 
     def read_order(self, solver: cp_model.CpSolver) -> Ints:
         """Return the GPU of each rank in the solution that the solver found."""
@@ -165,7 +202,7 @@ def prove_best(search: Search, effort: Effort) -> int:
     if (
         search.best[0]
         or search.best[1] >= _MAX_VALUE
-        or any(phase.pattern.shape == SPREAD for phase in search.loads.phases)
+        or any(phase.pattern.shape in (SPREAD, UNEVEN) for phase in search.loads.phases)
     ):
         return 0
     model = ProofModel(search)

@@ -204,11 +204,14 @@ def _arrange(search: Search, part: Ints, order: Ints, chance: np.random.Generato
         src, dst = position[phase.src], position[phase.dst]
         within = (src >= 0) & (dst >= 0)
         if within.any() and phase.pattern.shape != SPREAD:
-            phases.append(replace(phase, src=src[within], dst=dst[within]))
+            parts = None if phase.parts is None else phase.parts[within]
+            phases.append(replace(phase, src=src[within], dst=dst[within], parts=parts))
     if not phases:
         return None
+    # A group may be cut off here, so its latency is left out.
+    routes = replace(loads.routes, crossed=loads.crossed[np.ix_(part, part)], latencies=None)
     inner = Search(
-        OrderLoads(replace(loads.routes, crossed=loads.crossed[np.ix_(part, part)]), phases, TIME),
+        OrderLoads(routes, phases, TIME),
         Job((("positions", size),), ()),
         (),
         np.zeros(size, dtype=np.int64),

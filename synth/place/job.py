@@ -21,29 +21,38 @@ uneven links.
 
 For all targets alltoall sends 1 / n of the buffer to each other rank, and sendrecv (the stages of a
 pipeline) the whole buffer to the next rank and to the one before, without wrapping around. Buffers
-have the sizes that algbw counts.
+have the sizes that algbw counts. Traffic that is given as a matrix of bytes goes directly from rank
+to rank.
+
+A call also has a latency. Around a ring data passes n - 1 routes in succession (twice for an
+allreduce), whose latencies add up; in other patterns all messages are sent at once, and the slowest
+route counts.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
+from os import PathLike
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...topo.errors import InputError
-from ..sizes import parse_size
+from ..traffic import ByteMatrix, is_matrix, read_matrix
+from .kinds import read_calls
 
 Ints = NDArray[np.int64]
 
 RING, STOCK, PLAN = "ring", "stock", "plan"
 # The targets that users may name.
 TARGETS = (RING, STOCK, PLAN)
-COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "alltoall", "sendrecv")
+# The dimension (no mesh can have one of this name) and the collective of traffic that is given as a
+# matrix of bytes.
+DIRECT, MATRIX = "rank to rank", "matrix"
 # The shapes of patterns.
-AROUND, PAIRS, LINE, SPREAD = "around", "pairs", "line", "spread"
+AROUND, PAIRS, LINE, SPREAD, UNEVEN = "around", "pairs", "line", "spread", "uneven"
 
 # The only dimension of a job without named ones.
 WHOLE = "all"
@@ -59,24 +68,36 @@ class Pattern:
     i and j are positions in the group. `shape` is "around" (a ring), "pairs" (every rank to every
     other), "line" (neighbours, in both directions) or "spread": a plan, of which `sends` only names
     the members, and which sends (p - 1) / p of `bytes_each` out of each of the p parts of the
-    machine that hold its group.
+    machine that hold its group. "uneven" is a matrix, whose phase lists the messages.
+
+    A call takes `rounds` times the latency of its routes: their sum around a ring, else the slowest
+    one's.
     """
 
     shape: str
     sends: tuple[tuple[int, int], ...]
     bytes_each: Fraction
+    rounds: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collective that each group of a dimension runs once per training step.
+    """The collective that each group of a dimension runs in a training step, in `calls` calls.
 
-    `size_bytes` is the size of its buffer, as algbw counts it.
+    `size_bytes` is the size of the buffers of all these calls together, as algbw counts it.
+    `reason` is empty if the job states the number of calls, else the assumption behind it.
     """
 
     dimension: str
     collective: str
     size_bytes: int
+    calls: int = 1
+    reason: str = ""
+
+    @property
+    def call_bytes(self) -> int:
+        """The size of the buffer of one call, rounded up."""
+        return -(-self.size_bytes // self.calls)
 
 
 @dataclass(frozen=True)
@@ -84,12 +105,19 @@ class Phase:
     """One traffic of a job, as messages of all groups from rank `src[i]` to rank `dst[i]`.
 
     These are ranks of the job. `pattern` holds the messages of one group, by positions in it.
+    Message i has `parts[i]` times the pattern's bytes, or once if `parts` is None.
     """
 
     traffic: Traffic
     pattern: Pattern
     src: Ints
     dst: Ints
+    parts: Ints | None = None
+
+    @property
+    def messages(self) -> int:
+        """The number of messages of equal size, at most."""
+        return len(self.src) if self.parts is None else int(self.parts.sum())
 
 
 @dataclass(frozen=True)
@@ -97,10 +125,12 @@ class Job:
     """A mesh of ranks, and the traffic in a training step.
 
     `dimensions` are names and sizes. Ranks count through the mesh, the last dimension fastest.
+    `matrix` is the traffic in bytes from rank to rank, if it was given as a matrix.
     """
 
     dimensions: tuple[tuple[str, int], ...]
     traffics: tuple[Traffic, ...]
+    matrix: ByteMatrix | None = field(default=None, compare=False)
 
     @property
     def ranks(self) -> int:
@@ -127,7 +157,13 @@ class Job:
         `target` is "ring", "stock" (gloo's) or "plan". Traffics without messages are left out.
         """
         phases = []
-        for traffic in self.traffics:
+        if self.matrix is not None and self.matrix.any():
+            src, dst = np.nonzero(self.matrix)
+            each = self.matrix[src, dst]
+            unit = int(np.gcd.reduce(each))
+            pattern = Pattern(UNEVEN, (), Fraction(unit))
+            phases.append(Phase(self.traffics[0], pattern, src, dst, each // unit))
+        for traffic in self.traffics if self.matrix is None else ():
             groups = self.list_groups(traffic.dimension)
             pattern = pattern_of(target, traffic.collective, groups.shape[1], traffic.size_bytes)
             if pattern.sends and pattern.bytes_each:
@@ -141,7 +177,7 @@ def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pat
 
     `target` is "ring", "stock" (gloo's algorithms) or "plan"; collectives include "sendrecv".
     """
-    n, size = ranks, Fraction(size_bytes)
+    n, size, turn = ranks, Fraction(size_bytes), Fraction(ranks - 1, ranks)
     if n == 1:
         return Pattern(AROUND, (), size)
     ring = tuple((i, (i + 1) % n) for i in range(n))
@@ -153,19 +189,17 @@ def pattern_of(target: str, collective: str, ranks: int, size_bytes: int) -> Pat
             LINE, tuple(p for hops in zip(ring[:-1], back, strict=False) for p in hops), size
         )
     if collective == "allreduce" or (target == STOCK and collective == "reduce-scatter"):
-        size *= 2
+        size, turn = 2 * size, 2 * turn
     if target == PLAN:
-        return Pattern(SPREAD, ring, size)
-    return Pattern(
-        AROUND,
-        back if target == STOCK and collective != "allgather" else ring,
-        size * (n - 1) / n,
-    )
+        return Pattern(SPREAD, ring, size, size / size_bytes if size_bytes else Fraction(1))
+    sends = back if target == STOCK and collective != "allgather" else ring
+    return Pattern(AROUND, sends, size * (n - 1) / n, turn)
 
 
-def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
-    """Return the job for texts such as `dp=4,tp=2` and `dp=allreduce:1G,tp=allgather:64M`.
+def read_job(job: str | None, traffic: str | PathLike[str] | ByteMatrix | None, ranks: int) -> Job:
+    """Return the job for texts such as `dp=4,tp=2` and `dp=allreduce:1G,tp=96x64M`.
 
+    `traffic` may also be a matrix of bytes from rank to rank, or its file (`.csv` or `.npy`).
     `ranks` is the number of ranks that the mesh must have. Without `job` they are one group.
     Without `traffic` the only dimension larger than 1 does an allreduce of 1 GiB. Raise InputError
     if the texts are malformed, do not fit, or leave the traffic of several dimensions open.
@@ -178,13 +212,16 @@ def read_job(job: str | None, traffic: str | None, ranks: int) -> Job:
             "have one each; correct the sizes, or reserve the GPUs that stay free",
             parameter="job",
         )
+    if traffic is not None and (not isinstance(traffic, str) or is_matrix(traffic)):
+        matrix = read_matrix(traffic, ranks)
+        return Job(dimensions, (Traffic(DIRECT, MATRIX, int(matrix.sum())),), matrix)
     if traffic is not None:
-        return Job(dimensions, tuple(_read_traffic(traffic, [name for name, _ in dimensions])))
+        return Job(dimensions, tuple(_read_traffic(traffic, dict(dimensions))))
     busy = [name for name, size in dimensions if size > 1]
     if len(busy) > 1:
         raise InputError(
             f"{job}: say what each dimension sends in a step, such as {busy[0]}=allreduce:1G,"
-            f"{busy[1]}=allreduce:64M",
+            f"{busy[1]}=96xallreduce:64M",
             parameter="traffic",
         )
     return Job(dimensions, tuple(Traffic(name, "allreduce", 1 << 30) for name in busy))
@@ -216,18 +253,12 @@ def _read_dimensions(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(sizes.items())
 
 
-def _read_traffic(text: str, names: list[str]) -> Iterator[Traffic]:
+def _read_traffic(text: str, sizes: dict[str, int]) -> Iterator[Traffic]:
     for name, value in _split_pairs(text, "traffic", "dp=allreduce:1G"):
-        if name not in names:
+        if name not in sizes:
             raise InputError(
-                f"{text}: the job has no dimension {name!r}; it has {', '.join(names)}",
+                f"{text}: the job has no dimension {name!r}; it has {', '.join(sizes)}",
                 parameter="traffic",
             )
-        collective, colon, size = value.partition(":")
-        if collective not in COLLECTIVES or not colon:
-            raise InputError(
-                f"{text}: {value!r} is not COLLECTIVE:BYTES; expected one of "
-                f"{', '.join(COLLECTIVES)}, such as allreduce:64M",
-                parameter="traffic",
-            )
-        yield Traffic(name, collective, parse_size(size))
+        for each in read_calls(name, value, sizes[name], text):
+            yield Traffic(name, each.collective, each.size_bytes, each.calls, each.reason)

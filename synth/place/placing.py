@@ -18,11 +18,13 @@ from ...topo.errors import InfeasibleError, InputError
 from ...topo.graph import Topology
 from ...topo.loader.resolve import load, load_for_planning
 from ..numeric.effort import USUAL_LIMIT_S, Effort
+from ..traffic import ByteMatrix
+from .domains import compare_domains, find_domains
 from .exhaustive import MAX_LISTED, MAX_PROVED, list_all, prove_best
 from .improve import Improver, arrange_inside, keep_hosts_together
-from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, read_job
-from .loads import OBJECTIVES, TIME, OrderLoads, RouteLoads, Search
-from .placement import EQUAL, Placement, Step
+from .job import PAIRS, PLAN, RING, SPREAD, TARGETS, Ints, Phase, read_job
+from .loads import OBJECTIVES, TIME, Latencies, OrderLoads, RouteLoads, Search, find_call_s
+from .placement import EQUAL, Placement, Step, note_calls
 from .proof.bound import choose_parts, find_bound
 from .proof.check import NOTHING, SEARCH, PlaceBound
 from .starts import find_rings, offer_starts
@@ -43,7 +45,7 @@ _SEED = 1
 def place(
     topology: Topology | str | PathLike[str],
     job: str | None = None,
-    traffic: str | None = None,
+    traffic: str | PathLike[str] | ByteMatrix | None = None,
     *,
     target: str = RING,
     objective: str = TIME,
@@ -57,7 +59,8 @@ def place(
 
     `job` is a mesh such as "dp=4,tp=2,pp=2" (ranks count as in a DeviceMesh, the last dimension
     fastest; by default one group), `traffic` the collective of each dimension's groups in a
-    training step: "dp=allreduce:1G,tp=allgather:64M,pp=sendrecv:8M". `target` is "ring" (rings in
+    training step, with the number of its calls: "dp=allreduce:1G,tp=96xallreduce:64M,pp=8x8M"; or
+    a matrix of bytes from rank to rank, or its file. `target` is "ring" (rings in
     the order of ranks), "stock" (gloo's algorithms) or "plan" (topoplan's, which do not depend on
     the order inside a group). `objective` is "time", or "bottleneck" for the time of the link that
     is busy longest. GPUs are named by their numbers in the topology: `order` is the present order,
@@ -93,30 +96,38 @@ def place(
         host_of[members] = number
     hosts = [[gpus[i] for i in sorted(members)] for members in blocks]
     tiers = find_tiers(table.topology, gpus, hosts)
-    loads = OrderLoads(_list_loads(table, gpus, tiers if target == PLAN else ()), phases, objective)
+    latencies = _list_latencies(table, gpus, tiers if target == PLAN else (), phases)
+    routes = _list_loads(table, gpus, tiers if target == PLAN else (), latencies)
+    loads = OrderLoads(routes, phases, objective)
     # For plans only traffic out of parts counts, so forwarding is no reason against an order.
     forwarded = table.forwarded[np.ix_(gpus, gpus)]
     effort = Effort(time_limit_s)
     search = Search(
         loads,
         mesh,
-        tuple(mesh.list_groups(name) for name in together),
+        tuple((mesh.list_groups(name), host_of) for name in together),
         host_of,
         effort,
         forwarded=forwarded if forwarded.any() and target != PLAN else None,
     )
-    bound = _search(search, table, gpus, tiers, given, together)
+    at = {gpu: i for i, gpu in enumerate(gpus)}
+    near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
+    bound = _search(search, table, gpus, tiers, near, given, together)
     if search.best[0]:
         raise InfeasibleError(
             f"{machine.name}: no order was found in which each group of {', '.join(together)} "
             f"shares a host; hosts have {', '.join(map(str, sorted(set(map(len, blocks)))))} GPUs"
         )
-    best = search.order
     apart, values, _ = search.evaluate(given[None, :])
     # Ranks only move for a gain.
     is_as_good = not apart[0] and int(values[0]) == search.best[1]
-    before, after = search.count_forwarded(np.array([given, best])).tolist()
-    best = keep_hosts_together(search, given if is_as_good and before <= after else best)
+    before, after = search.count_forwarded(np.array([given, search.order])).tolist()
+    if is_as_good and before <= after:
+        search.adopt(given)
+    search.effort = effort
+    domains = find_domains(table.topology, gpus, [np.array(block) for block in blocks])
+    stays = compare_domains(search, near, domains, given)
+    best = keep_hosts_together(search, search.order)
     if apart[0]:
         notes.append(
             f"in the given order not every group of {', '.join(together)} shares a host, so it is "
@@ -125,7 +136,11 @@ def place(
     through = int(search.count_forwarded(best[None, :])[0])
     if through:
         notes.append(f"{through} messages go through other GPUs, as no direct route exists")
-    times = (loads.phase_seconds(x.tolist()) for x in (best, given))
+    times = [
+        f(order.tolist())
+        for f in (loads.phase_seconds, loads.latency_seconds)
+        for order in (best, given)
+    ]
     return Placement(
         name=machine.name,
         job=mesh,
@@ -140,9 +155,10 @@ def place(
         steps=tuple(
             Step(phase.traffic, *seconds) for phase, *seconds in zip(phases, *times, strict=True)
         ),
+        stays=tuple(stays),
         busiest=loads.find_busiest(best.tolist()) if phases else "",
         search_complete=not effort.cut_short,
-        notes=tuple(notes),
+        notes=(*notes, *note_calls(mesh)),
     )
 
 
@@ -187,7 +203,24 @@ def _read_order(order: Sequence[int] | None, numbers: Sequence[int]) -> Ints:
     return np.array([numbers.index(number) for number in order], dtype=np.int64)
 
 
-def _list_loads(table: RouteTable, gpus: Sequence[int], tiers: Sequence[Tier]) -> RouteLoads:
+def _list_latencies(
+    table: RouteTable, gpus: Sequence[int], tiers: Sequence[Tier], phases: Sequence[Phase]
+) -> Latencies:
+    """Return the latencies of the routes, and of the hosts for each call of a phase."""
+    routes, unit_s = table.sum_latencies()
+    widest = [max(int(routes[np.ix_(part, part)].max()) for part in tier) for tier in tiers]
+    routes = routes[np.ix_(gpus, gpus)]
+    return Latencies(
+        routes,
+        np.array([*widest, routes.max()], dtype=np.int64),
+        unit_s,
+        [find_call_s(table.topology, phase) for phase in phases],
+    )
+
+
+def _list_loads(
+    table: RouteTable, gpus: Sequence[int], tiers: Sequence[Tier], latencies: Latencies
+) -> RouteLoads:
     """Return the columns that messages load: links and, for plans, borders of parts of tiers."""
     names = [f"{a} -> {b}" for a, b in table.links]
     rates = [table.topology.capacity_GBps[link] for link in table.links]
@@ -200,7 +233,7 @@ def _list_loads(table: RouteTable, gpus: Sequence[int], tiers: Sequence[Tier]) -
             rates.append(part.capacity_GBps)
     crossed = table.crossed[np.ix_(gpus, gpus)]
     crossed = np.where(crossed == len(table.links), len(names), crossed).astype(np.int32)
-    return RouteLoads(names, rates, crossed, part_of)
+    return RouteLoads(names, rates, crossed, part_of, latencies)
 
 
 def _search(
@@ -208,12 +241,11 @@ def _search(
     table: RouteTable,
     gpus: Sequence[int],
     tiers: Sequence[Tier],
+    near: Sequence[Tier],
     given: Ints,
     together: Sequence[str],
 ) -> PlaceBound:
     job, loads, effort = search.job, search.loads, search.effort
-    at = {gpu: i for i, gpu in enumerate(gpus)}
-    near = [tuple(tuple(at[gpu] for gpu in part) for part in tier) for tier in tiers]
     # The given order is a candidate: it stays if no other is better.
     search.offer(given[None, :])
     if not loads.phases:

@@ -28,15 +28,21 @@ _FIRST_CIRCUITS = 4
 def offer_starts(search: Search, tiers: Sequence[Tier]) -> list[Ints]:
     """Evaluate the orders that divide the job's dimensions over tiers, and offer the best one.
 
-    A tier divides the GPUs into parts, such as hosts. Return the best few, the best one first.
+    A tier divides the GPUs into parts, such as hosts. Return the best few, the best one first. The
+    search keeps those that are allowed as `starts`.
     """
     gpus = nest_gpus(tiers, search.job.ranks)
     orders = [gpus[positions] for positions in list_splits(search.job, tiers)]
     # The inverse of a permutation is its argsort.
-    orders += [gpus[np.argsort(ranks)] for ranks in _list_nestings(search.job)]
+    lists = [*_list_nestings(search.job), *_follow_traffic(search, tiers)]
+    orders += [gpus[np.argsort(ranks)] for ranks in lists]
     keys: list[tuple[int, int, float]] = []
     for i in range(0, len(orders), _BATCH):
-        rows = zip(*search.evaluate(np.array(orders[i : i + _BATCH])), strict=True)
+        batch = np.array(orders[i : i + _BATCH])
+        evaluated = search.evaluate(batch)
+        is_allowed = evaluated[0] == 0
+        search.starts.append((batch[is_allowed], evaluated[1][is_allowed]))
+        rows = zip(*evaluated, strict=True)
         keys += [(int(apart), int(value), float(uneven)) for apart, value, uneven in rows]
     best = [orders[i] for i in sorted(range(len(orders)), key=keys.__getitem__)[:_MAX_STARTS]]
     search.offer(np.array(best[:1]))
@@ -120,6 +126,31 @@ def _list_nestings(job: Job) -> Iterator[Ints]:
     ranks = np.arange(job.ranks, dtype=np.int64).reshape([size for _, size in job.dimensions])
     for axes in islice(permutations(range(ranks.ndim)), _MAX_NESTINGS):
         yield ranks.transpose(axes).reshape(-1)
+
+
+def _follow_traffic(search: Search, tiers: Sequence[Tier]) -> Iterator[Ints]:
+    """Yield the ranks of a matrix of bytes, listed so that those who exchange much are neighbours.
+
+    Each next rank is the one that exchanges the most with the ranks of the part being filled (once
+    for each tier), and then with all listed before.
+    """
+    n = search.job.ranks
+    for phase in search.loads.phases:
+        if phase.parts is None:
+            continue
+        bytes_between = np.zeros((n, n))
+        bytes_between[phase.src, phase.dst] = phase.parts
+        bytes_between += bytes_between.T
+        for size in sorted({len(parts[0]) for parts in tiers} - {1}):
+            listed = [int(bytes_between.sum(axis=1).argmax())]
+            free = np.full(n, True)
+            free[listed] = False
+            while len(listed) < n:
+                inside = listed[len(listed) // size * size :]
+                pull = bytes_between[inside].sum(axis=0) * n + bytes_between[listed].sum(axis=0)
+                listed.append(int(np.where(free, pull, -1.0).argmax()))
+                free[listed[-1]] = False
+            yield np.array(listed, dtype=np.int64)
 
 
 def find_rings(search: Search) -> list[Ints]:

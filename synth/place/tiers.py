@@ -151,6 +151,14 @@ def find_tiers(
     return sorted((tier for tier in tiers if len(tier) > 1), key=lambda tier: (-len(tier), tier))
 
 
+def divide_by_links(topology: Topology, gpus: Sequence[int], medium: str) -> Tier:
+    """Return the division of GPUs into those that links of one medium join, such as "nvlink"."""
+    remains = _Remains(topology)
+    ends = {(link.src, link.dst) for link in topology.links if link.kind == medium}
+    labels = remains.label(np.array([x in ends for x in topology.capacity_GBps], dtype=np.bool_))
+    return _divide({gpu: int(labels[remains.gpus[gpu]]) for gpu in gpus})
+
+
 def stack_equal(tiers: Iterable[Tier]) -> list[NDArray[np.int64]]:
     """Return each tier whose parts have equal sizes as an array of GPUs, one row per part.
 

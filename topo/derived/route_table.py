@@ -6,6 +6,7 @@ GPUs, other GPUs forward its data.
 """
 
 from fractions import Fraction
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,17 @@ class RouteTable:
         self.crossed: Links = np.full((size, size, longest), len(self.links), dtype=np.int32)
         for u, walk in enumerate(walks):
             self.crossed[u, :, : walk.shape[1]] = walk
+
+    def sum_latencies(self) -> tuple[Ints, Fraction]:
+        """Return the latency of every route as whole numbers [source, destination], and their unit.
+
+        The unit is in seconds; a latency is the sum over the links of a route.
+        """
+        latencies = [self.topology.latency_us[link] for link in self.links]
+        scale = lcm(*(latency.denominator for latency in latencies))
+        # The last number is that of the padding.
+        whole = np.array([*(int(latency * scale) for latency in latencies), 0], dtype=np.int64)
+        return whole[self.crossed].sum(axis=2), Fraction(1, scale * 10**6)
 
     def widest_GBps(self, routes: Links) -> Fraction:
         """Return the bandwidth in GB/s of the widest of `routes`, which are rows of `crossed`.

@@ -44,6 +44,8 @@ def find_bound(
     proof.tiers = [row for tier in tiers for row in _list_rows(table, gpus, tier)]
     finder = _Finder(proof, unit)
     node = finder.prove({}, finder.list_questions())
+    # Floors of latencies and of matrices use every tier that covers the machine.
+    finder.used.update(number for number, tier in enumerate(proof.tiers) if tier.covers)
     # The time of a check grows with the number of tiers, so only those of the proof are kept.
     used = sorted(finder.used)
     _renumber(node, {number: i for i, number in enumerate(used)})
@@ -132,8 +134,9 @@ class _Finder:
         proof = self.proof
         weights, shapes = self._choose_weights(cases), self._choose_shapes(cases)
         by_weights, by_shapes = proof.weigh(weights, cases), proof.weigh_shapes(shapes, cases)
+        proved = max(by_weights, by_shapes) + proof.floor_of_latencies(cases)
         self.cases += 1
-        if not questions or max(by_weights, by_shapes) >= self.unit or self.cases > _MAX_CASES:
+        if not questions or proved >= self.unit or self.cases > _MAX_CASES:
             rows = weights["tiers"] if by_weights >= by_shapes else shapes
             self.used.update(row[0] for row in rows)
             return weights if by_weights >= by_shapes else {"shapes": shapes}
@@ -235,6 +238,8 @@ class _Weights:
             self.equal.add([(column, 1.0) for _, column in share_of[name]], 1.0)
         terms_of: list[list[tuple[int, float]]] = [[] for _ in range(self.times)]
         for number, phase in enumerate(proof.phases):
+            if phase.parts is not None:
+                continue
             name, pattern = phase.traffic.dimension, phase.pattern
             seconds = pattern.bytes_each * tier.ranks / (capacity * 10**9) if capacity else 0
             price = float(seconds / self.unit)

@@ -6,7 +6,7 @@ hardware's routes cross the links out of those devices that such routes use. So 
 least the bytes that all parts send, over the capacity of all these links. The certificate then
 proves a bound by cases: for a tier that covers all GPUs and a dimension of the job, either every
 group is *whole*, all in one part, or some group is *divided*. (Both are possible only if groups fit
-into parts; groups that must share a host are not divided above it.) In each case five facts hold
+into parts; groups that must share a host are not divided above it.) In each case six facts hold
 for every order.
 
 *Floors of GPUs*: in a phase every rank sends a message. So does the GPU whose widest route to any
@@ -29,10 +29,13 @@ rank, the one in the middle of a line, has one of the shapes that shapes.py list
 at least the bytes that the shape sends, over the capacity of the part. So all phases take at least
 the minimum over all shapes of their sum, other floors included.
 
+*Latencies*: groups that do not fit into one part touch several, so calls wait for routes between
+parts (floors.py). These times add to those of the bytes.
+
 So with weights y of phases and theta of the logarithms, each order pays at least, over the
 dimensions, the minimum of y pay(f) + theta log f, less theta log s. The weights of a phase (for the
 objective "bottleneck" the largest of each tier) sum to at most 1, so the total is at most the
-objective. The bound is the minimum over all cases.
+objective without latencies. The bound is the minimum over all cases, latencies included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,6 +53,7 @@ from ....topo.graph import Topology
 from ..job import AROUND, LINE, PAIRS, SPREAD, Job, Phase
 from ..loads import BOTTLENECK
 from ..tiers import TierPart, TierParts, log_at_least, measure_part
+from .floors import LatencyFloors, floor_of_matrix
 from .shapes import Costs, keep_least, list_shapes
 
 TIERS, SEARCH, NOTHING = "tiers", "search", "nothing"
@@ -152,11 +156,13 @@ class Proof:
         self.table, self.gpus, self.job, self.phases = table, gpus, job, phases
         self.objective, self.together = objective, together
         self.sizes = dict(job.dimensions)
-        # The widest route out of the GPU with the narrowest routes.
-        self._narrowest_GBps = min(
+        # The widest route out of the GPU with the narrowest routes, and out of any.
+        widths = [
             table.widest_GBps(table.crossed[[gpu], [other for other in gpus if other != gpu]])
             for gpu in gpus
-        )
+        ]
+        self._narrowest_GBps, self._widest_GBps = min(widths), max(widths)
+        self._latencies = LatencyFloors(table, gpus)
         devices = [table.topology.by_id[table.topology.ranks[gpu]] for gpu in gpus]
         hosts = (tuple(gpus[i] for i in members) for members in group_by_host(devices))
         parts = (TierPart(frozenset(), host, Fraction(0), Fraction(0)) for host in hosts)
@@ -176,7 +182,7 @@ class Proof:
 
         The caller must set `tiers` first, as `prove` does.
         """
-        return max(Fraction(0), self._prove_case(node, {}))
+        return max(self.floor_of_latencies({}), self._prove_case(node, {}))
 
     def _read_tier(self, row: Mapping[str, Any]) -> TierParts:
         parts = tuple(
@@ -189,10 +195,13 @@ class Proof:
         return TierParts(row["direction"], parts, len(mine) == len(self.gpus))
 
     def _prove_case(self, node: Mapping[str, Any], cases: Cases) -> Fraction:
-        if "shapes" in node:
-            return self.weigh_shapes(node["shapes"], cases)
         if "dimension" not in node:
-            return self.weigh(node, cases)
+            data = (
+                self.weigh_shapes(node["shapes"], cases)
+                if "shapes" in node
+                else self.weigh(node, cases)
+            )
+            return data + self.floor_of_latencies(cases)
         tier, name = int(node["tier"]), str(node["dimension"])
         if not 0 <= tier < len(self.tiers) or not self.tiers[tier].covers:
             raise VerificationError("bound: cases are only of tiers that cover all GPUs")
@@ -238,11 +247,50 @@ class Proof:
     def floor_of_gpus(self, phase: Phase) -> Fraction:
         """Return a lower bound on a phase's seconds, by the GPU with the narrowest routes.
 
-        It sends a message. The result is 0 for a plan, whose messages may be split.
+        It sends a message. The result is 0 for a plan, whose messages may be split; a matrix has a
+        floor of its own.
         """
         if phase.pattern.shape == SPREAD:
             return Fraction(0)
+        if phase.parts is not None:
+            return floor_of_matrix(phase, self.tiers, self._widest_GBps)
         return phase.pattern.bytes_each / (self._narrowest_GBps * 10**9)
+
+    def floor_of_latencies(self, cases: Cases) -> Fraction:
+        """Return a lower bound on the seconds of all calls beyond their bytes.
+
+        The result is 0 for the objective "bottleneck", to which latencies add nothing.
+        """
+        if self.objective == BOTTLENECK:
+            return Fraction(0)
+        total = Fraction(0)
+        for phase in self.phases:
+            name = phase.traffic.dimension
+            # Every GPU is a part of its own, whether or not the certificate lists this tier.
+            touched: list[tuple[TierParts | None, int, bool]] = [
+                (None, self.sizes.get(name, 2), False)
+            ]
+            for number, tier in enumerate(self.tiers):
+                if tier.covers and tier.direction == "out":
+                    parts = self._count_touched(number, name, cases)
+                    touched.append((tier, parts, cases.get((number, name)) is False))
+            total += self._latencies.floor(phase, touched)
+        return total
+
+    def _count_touched(self, number: int, name: str, cases: Cases) -> int:
+        """Return how many parts of a tier every group of a dimension touches at least.
+
+        Each member brings along the groups of other dimensions that are whole in the tier.
+        """
+        if name not in self.sizes or self.must_be_whole(number, name, cases):
+            return 1
+        whole = prod(
+            n
+            for other, n in self.sizes.items()
+            if other != name and self.must_be_whole(number, other, cases)
+        )
+        room = max(len(part.gpus) for part in self.tiers[number].parts) // whole
+        return -(-self.sizes[name] // max(1, room))
 
     def floor_of_divided(self, phase: Phase, cases: Cases) -> Fraction:
         """Return a lower bound on a phase's seconds, by a message that must go from part to part.
