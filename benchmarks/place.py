@@ -1,7 +1,7 @@
 """Holds topo-place against brute force and its bounds: python benchmarks/place.py
 
     python benchmarks/place.py              50 random machines of 8 GPUs against all 40,320 orders,
-                                            known gains, 1,024 ranks
+                                            known gains, jobs of known kinds, 1,024 ranks
     python benchmarks/place.py --machines 5 fewer random machines
     python benchmarks/place.py --emulate    stock gloo on emulated machines, given order beside the
                                             best (needs root and iproute2)
@@ -76,6 +76,7 @@ def main() -> None:
     for name, (machine, given) in known_machines().items():
         placed = place(machine, target="stock", order=given)
         print(f"{name}: predicted gain {float(placed.gain):.3f}, optimal {placed.is_optimal}")
+    print_jobs()
     print_large()
 
 
@@ -334,6 +335,34 @@ def known_machines() -> dict[str, tuple[Topology, list[int] | None]]:
             [leaf * 4 + i for i in range(4) for leaf in range(4)],
         ),
     }
+
+
+# Jobs as people run them, and the dimensions that stay inside a host or NVLink domain.
+_JOBS = (
+    ("dgx-a100:4", "dp=4,tp=8", "dp=1G,tp=64M", "tp"),
+    ("dgx-a100:8", "dp=2,pp=4,tp=8", "dp=4G,pp=8M,tp=64M", "tp"),
+    ("dgx-h100:8", "dp_replicate=8,dp_shard=8", "dp_replicate=2G,dp_shard=14G", "dp_shard"),
+    ("dgx-h100:8", "fsdp=64", "fsdp=14G", ""),
+    ("dgx-h100:4", "dp=4,ep=8", "dp=1G,ep=64M", "ep"),
+    ("gb200-nvl72", "ep=72", "ep=64M", ""),
+    ("gb200-nvl72:2", "dp=2,ep=72", "dp=4G,ep=256M", "ep"),
+    ("gb200-nvl72:2", "dp=18,tp=8", "dp=4G,tp=64M", "tp"),
+)
+
+
+def print_jobs() -> None:
+    """Place jobs of known kinds of parallelism, and say which dimensions stay inside hosts."""
+    for machine, job, traffic, expected in _JOBS:
+        placed = place(machine, job, traffic)
+        inside = ",".join(stay.dimension for stay in placed.stays if stay.parts == 1)
+        late = sum((step.latency_seconds for step in placed.steps), Fraction(0))
+        print(
+            f"{machine}, {job}, {traffic}: {float(placed.seconds) * 1e3:.1f} ms, "
+            f"{float(late) * 1e3:.2f} of it latency, {float(placed.gap):.1%} above the bound at "
+            f"most; inside: {inside or 'none'}",
+            flush=True,
+        )
+        assert inside == expected, (inside, expected)
 
 
 def print_large() -> None:

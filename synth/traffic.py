@@ -44,9 +44,13 @@ def read_matrix(source: str | PathLike[str] | ByteMatrix, ranks: int) -> ByteMat
         name, rows = "traffic", np.asarray(source)
     if rows.shape != (ranks, ranks):
         shape = " x ".join(map(str, rows.shape))
-        raise _refuse(name, f"{shape} numbers; expected {ranks} x {ranks}, one row per rank")
+        raise _refuse(
+            name, f"{shape or 'not'} numbers; expected {ranks} x {ranks}, one row per rank"
+        )
     if rows.dtype.kind not in "iuf":
         raise _refuse(name, f"values of type {rows.dtype}; expected whole numbers of bytes")
+    if rows.dtype.kind == "f":
+        rows = rows.astype(np.float64)
     # Comparisons are written so that they fail for NaN.
     bad = np.argwhere(~((rows >= 0) & (rows <= _MAX_BYTES) & (rows == np.floor(rows))))
     if len(bad):

@@ -115,10 +115,9 @@ class Improver:
         Their messages cross the busiest link of the phase, or leave its busiest part.
         """
         loads = self.search.loads
-        weights = np.array([*map(float, loads.weights), 0.0])
         ranks: list[Ints] = []
         for phase in loads.phases:
-            busiest = int((loads.count(phase, order[None, :])[0] * weights).argmax())
+            busiest = int((loads.count(phase, order[None, :])[0] * loads.relative_weights).argmax())
             if phase.pattern.shape == SPREAD:
                 ranks.append(
                     np.flatnonzero((loads.routes.part_of[:, order] == busiest).any(axis=0))

@@ -87,8 +87,8 @@ class OrderLoads:
 
     An order has the GPU of each rank, numbered among the GPUs that have one; `orders` are arrays
     with one order per row. An order's value is its time by the objective, as an integer in units of
-    `seconds_each` seconds. `entries` is the number of array entries that evaluating one order
-    touches.
+    `seconds_each` seconds. `relative_weights` are 1 / bandwidth of the links, at most 1. `entries`
+    is the number of array entries that evaluating one order touches.
     """
 
     def __init__(self, routes: RouteLoads, phases: Sequence[Phase], objective: str) -> None:
@@ -126,7 +126,8 @@ class OrderLoads:
         self.exact: Any = np.int64 if most < _SAFE else object
         # The last column is padding, which costs nothing.
         self._weight_of = np.array([*self.weights, 0], dtype=self.exact)
-        self._soft = np.array([*map(float, self.weights), 0.0]) / heaviest
+        # Weights themselves may be too large for floats if all bandwidths are different.
+        self.relative_weights = np.array([*(float(Fraction(w, heaviest)) for w in self.weights), 0])
         largest = max(self.sizes, default=1) or 1
         self._shares = [size / largest for size in self.sizes]
         self.entries = sum(len(p.src) for p in phases) * (self.crossed.shape[2] + 1) + len(
@@ -242,7 +243,7 @@ class OrderLoads:
             if not by_link:
                 rounds = self.measure_latencies(phase, orders).astype(self.exact)
                 value += (latency * rounds + calls)[:, None]
-            busy += share * counts * self._soft
+            busy += share * counts * self.relative_weights
         return value.max(axis=1), (busy**2).sum(axis=1)
 
     def _list_busy(self, order: Sequence[int]) -> list[list[int]]:

@@ -162,8 +162,7 @@ def find_rings(search: Search) -> list[Ints]:
     loads, n = search.loads, search.job.ranks
     if not search.job.is_one_group or not 3 <= n <= _MAX_RING:
         return []
-    weights = np.array([*map(float, loads.weights), 0.0])
-    prices = weights / weights.max()
+    prices = weights = loads.relative_weights
     orders: list[Ints] = []
     begun: list[tuple[int, ...]] = []
     for _ in range(_RING_ROUNDS):
