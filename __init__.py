@@ -10,7 +10,8 @@
     with topoplan.nccl_graph("local"): ...              # stock NCCL on the best rings and chains
     topoplan.place("dgx1").order                        # the GPU of each rank
 
-Modules are imported when their names are first used: topologies and plans need no torch.
+Modules are imported when their names are first used: topologies and plans need no torch, which is
+the extra `topoplan[run]`.
 docs/api.md is the reference.
 """
 
@@ -200,11 +201,23 @@ if not TYPE_CHECKING:  # with __getattr__, type checkers would accept names that
             return getattr(import_module(f".{home}", __name__), now)
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        try:
+            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        except ImportError as error:
+            from .runtime.torch_extra import explain_import_error
+
+            raise explain_import_error(error) from None
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    """Return the public names, whether they were used yet or not."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    """Return the public names, whether they were used yet or not.
+
+    Without torch those that run plans are left out: `help` and editors import all that is listed.
+    """
+    from importlib.util import find_spec
+
+    runs = find_spec("torch") is not None
+    public = (name for name in __all__ if runs or not _HOMES[name].startswith("runtime."))
+    return sorted({*public, *(name for name in globals() if name.startswith("__"))})

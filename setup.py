@@ -1,8 +1,12 @@
-"""The list of packages: every folder of the four rooms that is one. All else about the package is
-in pyproject.toml.
+"""The list of packages, every folder of the four rooms that is one, and the README for metadata.
+
+All else about the package is in pyproject.toml.
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
@@ -22,7 +26,21 @@ class BuildModules(build_py):
         ]
 
 
+def read_readme() -> str:
+    """Return the README without pictures, and with relative links as their plain text.
+
+    Package indexes and `importlib.metadata` show it without the files beside it, and the project
+    has no public address that links could begin with.
+    """
+    text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^!\[[^]]*\]\([^)]*\)\n\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^]]*)\]\((?![a-z]+://)[^)]*\)", r"\1", text)
+    return f"{text}\nThe pages under docs/ come with the source distribution.\n"
+
+
 setup(
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
     packages=[
         "topoplan",
         *(

@@ -162,10 +162,11 @@ def _run(args: argparse.Namespace) -> int:
     )
     check_outputs(args, "output", "plot", "csv")
     progress = ProgressReporter(PROG, args)
+    from ..runtime.lab.environment import describe_environment  # needs torch: fail before training
+
     dataset = load(args.dataset, args.seed)
     with progress.follow("training ...") as work:
         rows = Lab(dataset, settings, systems, sites, work.advance).run()
-    from ..runtime.lab.environment import describe_environment
     from ..runtime.lab.page import LabReport, draw_bars
 
     report = LabReport(rows, settings, dataset, describe_environment(sites), _repeat_command(args))

@@ -3,8 +3,8 @@
 
 The environment sees the libraries that are installed beside this Python, but no checkout. It is
 tried in another folder: topoplan --version, completion in bash, the three programs of docs/api.md,
-mypy --strict over them, `topo-report dgx1`, and all that each page shows which has commands that
-are too slow for the tests.
+mypy --strict over them, `topo-report dgx1`, a plan without torch, and all that each page shows
+which has commands that are too slow for the tests.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from shown_blocks import fits, read_page  # noqa: E402
 
 PROGRAMS = ("plan_a_machine.py", "run_a_collective.py", "own_strategy.py")
+PLAN_WITHOUT_TORCH = (
+    "import sys; sys.modules['torch'] = None; from topoplan.cli.synth import main; "
+    "sys.exit(main(['--collective', 'allreduce', '--topology', 'dgx1']))"
+)
 BUILD = (
     "from setuptools import build_meta; import sys; "
     "print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"
@@ -61,6 +65,7 @@ def main() -> None:
         page = (work / "report.html").read_text(encoding="utf-8")
         if "dgx1" not in page or "</html>" not in page:
             sys.exit("topo-report dgx1: not a whole page")
+        _try("planning without torch", [python, "-c", PLAN_WITHOUT_TORCH], work, "85.71")
         for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
             follow(document, folder / "fresh/bin", folder / document.stem)
 

@@ -25,4 +25,4 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     fi
 fi
 echo "setting up $venv: topoplan ..." >&2
-pip install --editable .
+pip install --editable '.[run]'

@@ -239,7 +239,7 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
         # Closed by the shell (>&-): a command may still be run for the file that it writes.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     try:
-        return end_output(prog, body())
+        return end_output(prog, _explain_missing_torch(body))
     except TopoplanError as error:
         if not quiet or not isinstance(error, (InputError, VerificationError)):
             say_error(prog, name_option(error))
@@ -251,6 +251,15 @@ def run_command(prog: str, body: Callable[[], int], *, quiet: bool = False) -> i
         if error.filename is not None or error.errno not in _FULL:
             raise
         return _drop_output(prog, error, 0)
+
+
+def _explain_missing_torch(body: Callable[[], int]) -> int:
+    try:
+        return body()
+    except ImportError as error:
+        from ...runtime.torch_extra import explain_import_error
+
+        raise explain_import_error(error) from None
 
 
 def end_output(prog: str, code: int, *, silent: bool = False) -> int:
