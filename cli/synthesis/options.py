@@ -59,6 +59,10 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-synth --collective all_reduce --topology topo.xml --format nccl-graph",
         "rings and chains for NCCL_GRAPH_FILE",
     ),
+    (
+        "topo-synth --collective allreduce --topology dgx-a100 --strategy file:ring.xml",
+        "what MSCCL's ring.xml reaches on this machine, replayed by the verifier",
+    ),
     ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
@@ -94,8 +98,9 @@ def build_parser() -> Parser:
         "--strategy",
         default="auto",
         metavar="S",
-        help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}, or one "
-        "that a package adds (docs/api.md)",
+        help=f"auto (default), {', '.join(STRATEGY_NAMES[:-1])} or {STRATEGY_NAMES[-1]}; one "
+        "that a package adds (docs/api.md); or file:PATH, the schedule of an XML file of MSCCL "
+        "(docs/research.md)",
     )
     add(
         "--size",

@@ -43,7 +43,8 @@ def synthesize(
 
     For each size it has the schedule predicted to be the fastest. `collective` and `topology` are
     names, as for topo-synth (the topology may be anything that `topoplan.load` takes), or objects.
-    `strategy` is "auto", a built-in strategy or one of your own (see `strategy`).
+    `strategy` is "auto", a built-in strategy, one of your own (see `strategy`), or "file:" and the
+    path of an XML file of MSCCL, whose schedule the plan then has.
 
     `size`, in bytes or as text ("64M"), requests the schedule that is the fastest at this size
     alone: the plan uses it for all sizes. `root` is the root of broadcast, reduce, gather and

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..request import Strategy
 
 AUTO = "auto"
+# Before the path of a file whose schedule is to be planned with.
+FILE_PREFIX = "file:"
 # The entry points with which installed packages add strategies.
 GROUP = "topoplan.strategies"
 # The built-in strategies, in the order in which auto tries them.
@@ -35,9 +37,10 @@ DECORATED: dict[str, Strategy] = {}
 
 
 def check_name(name: str) -> None:
-    """Raise InputError unless `name` is auto or a strategy, built-in or a user's."""
+    """Raise InputError unless `name` is auto, a file, or a strategy, built-in or a user's."""
     # Built-in ones come first, since listing installed packages takes time.
-    if name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
+    is_file = name.startswith(FILE_PREFIX)
+    if not is_file and name not in (AUTO, *STRATEGY_NAMES, *DECORATED):
         installed = [point.name for point in entry_points(group=GROUP)]
         if name not in installed:
             raise refuse_unknown(name, [*STRATEGY_NAMES, *installed, *DECORATED])

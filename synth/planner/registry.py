@@ -33,10 +33,11 @@ from ...topo.errors import (
     VerificationError,
 )
 from ..ir.schedule import MAX_SEGMENTS, Schedule
+from ..msccl.strategy import file_strategy
 from ..request import Request, Strategy
 from ..strategies import STRATEGIES
 from ..verify import verify
-from .names import AUTO, DECORATED, GROUP, refuse_unknown
+from .names import AUTO, DECORATED, FILE_PREFIX, GROUP, refuse_unknown
 
 log = logging.getLogger("topoplan")
 
@@ -81,7 +82,12 @@ def list_strategies() -> dict[str, Strategy]:
 
 
 def find_strategy(name: str) -> Strategy:
-    """Return the strategy of that name; raise InputError if there is none."""
+    """Return the strategy of that name; raise InputError if there is none.
+
+    "file:" and a path is the schedule of that file.
+    """
+    if name.startswith(FILE_PREFIX):
+        return file_strategy(name)
     # Built-in ones come first, since listing installed packages takes time.
     strategy = STRATEGIES.get(name) or DECORATED.get(name) or list_installed().get(name)
     if strategy is None:

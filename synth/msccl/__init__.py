@@ -1,0 +1,1 @@
+"""MSCCL's algorithm files (XML): read, replayed, and turned into schedules."""
