@@ -7,6 +7,7 @@
     topoplan.Communicator(plan).allreduce(tensor)       # in an initialised process group
     model.register_comm_hook(None, topoplan.ddp_hook(plan))    # DDP
     torch.distributed.init_process_group("topo")        # all collectives through plans
+    print(topoplan.summary())                           # what ran, and what it saved
     with topoplan.nccl_graph("local"): ...              # stock NCCL on the best rings and chains
     topoplan.place("dgx1").order                        # the GPU of each rank
 
@@ -23,6 +24,7 @@ from .topo.version import VERSION
 
 TYPE_CHECKING = False  # not from typing, whose import takes longer than all else in this module
 if TYPE_CHECKING:
+    from .runtime.backend.account import summary
     from .runtime.backend.options import Plans, backend_options
     from .runtime.choose import Choice, ChooseMode
     from .runtime.communicator import Communicator
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
+    from .runtime.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.ir.collective import Chunk, Collective, CollectiveName
@@ -81,6 +84,7 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
+    "GroupSummary": "runtime.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
@@ -96,8 +100,10 @@ _HOMES = {
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
+    "SizeSummary": "runtime.summary",
     "Step": "synth.place.placement",
     "StrategyError": "topo.errors",
+    "Summary": "runtime.summary",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
@@ -117,6 +123,7 @@ _HOMES = {
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
     "strategy": "synth.planner.registry",
+    "summary": "runtime.backend.account",
     "synthesize": "synth.planner.api",
     "verify": "synth.planner.api",
 }
@@ -148,6 +155,7 @@ __all__ = [
     "Entry",
     "ExecutionError",
     "GroupMaker",
+    "GroupSummary",
     "InNetwork",
     "InfeasibleError",
     "InputError",
@@ -163,8 +171,10 @@ __all__ = [
     "Router",
     "Schedule",
     "Send",
+    "SizeSummary",
     "Step",
     "StrategyError",
+    "Summary",
     "TimeLimitError",
     "Topology",
     "TopoplanError",
@@ -184,6 +194,7 @@ __all__ = [
     "place",
     "probe",
     "strategy",
+    "summary",
     "synthesize",
     "verify",
 ]

@@ -28,6 +28,7 @@ from .program.lowering import lower
 from .ranks.machine import Machine
 from .ranks.transport import Transport
 from .ranks.turns import MAX_ENTRANTS, Trial, Turns
+from .summary import STOCK
 
 log = logging.getLogger("topoplan")
 
@@ -56,8 +57,6 @@ FAR_OFF = 0.5
 _TRIES = 3
 # A successful try that takes longer is the last: delays are seldom long compared with such calls.
 _LONG_TRY_S = 0.1
-# The label of the stock collective in the times of a race.
-_STOCK = "stock"
 # From _LEAN_BYTES on, candidates that need more staging memory on some rank than _MAX_STAGING times
 # the buffer do not race. With the copy of the buffer that is used in the race, the first call needs
 # at most 2.5 times the buffer. Smaller calls need little memory anyway.
@@ -90,13 +89,15 @@ class Choice:
     `own` is the best of the plan's schedules, used if the backend has no stock collective for a
     dtype. `predict_us` returns the predicted microseconds on this machine for a size in bytes, None
     if there is no prediction; `raced` maps the labels of schedules to median microseconds, and is
-    empty without a race.
+    empty without a race. That race was at `raced_bytes`, on the date `raced_on`.
     """
 
     schedule: Schedule | None
     own: Schedule
     predict_us: Callable[[int], float | None]
     raced: dict[str, float]
+    raced_bytes: int | None = None
+    raced_on: str | None = None
 
     @property
     def label(self) -> str:
@@ -123,6 +124,7 @@ class Chooser:
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
     used; `codec` encodes messages. Rank 0 caches races in the folder `cache`; with None, nowhere.
+    `choices` and `trials` (see `find_trial`) are by the size in bits.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Chooser:
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.choices: dict[int, Choice] = {}
-        self._trials: dict[int, Trial] = {}
+        self.trials: dict[int, Trial] = {}
         if mode == SAME_BITS:
             plan.check_one_bracketing()
 
@@ -302,16 +304,26 @@ class Chooser:
                 break
         if is_near and not is_beaten:
             own = self.variants[cached.own]
-            return replace(self._choice_of(winner), own=own, raced=cached.raced_us)
-        log.info(
-            "%d bytes: %s took %.0f us%s, but %.0f when it was cached; racing again",
-            size_bytes,
-            _label(winner),
-            own_us,
-            f", stock {stock_us[0]:.0f}" if stock_us else "",
-            cached.time_us,
+            return replace(
+                self._choice_of(winner),
+                own=own,
+                raced=cached.raced_us,
+                raced_bytes=size_bytes,
+                raced_on=cached.raced_on,
+            )
+        beside = f", stock {stock_us[0]:.0f}" if stock_us else ""
+        self._log_new_race(
+            size_bytes, f"{_label(winner)} took {own_us:.0f} us{beside}, not {cached.time_us:.0f}"
         )
         return None
+
+    def _log_new_race(self, size_bytes: int, why: str) -> None:
+        """Log that a cached race does not hold, once per group: other sizes mostly follow."""
+        transport = self.transport
+        if transport.rank == 0 and not transport.has_logged_new_race:
+            transport.has_logged_new_race = True
+            name = self.plan.collective.name
+            log.info("%s of %d bytes: %s as cached; races again", name, size_bytes, why)
 
     def _find_near_best(self, size_bytes: int) -> list[int]:
         """Return the indices of the variants that are predicted to be near the best.
@@ -380,8 +392,8 @@ class Chooser:
         Collective if it begins the trial; `number` is the group's number of the call that does.
         """
         bits = size_bytes.bit_length()
-        if bits in self._trials:
-            return self._trials[bits]
+        if bits in self.trials:
+            return self.trials[bits]
         mode = self._mode_for(size_bytes)
         with_stock = mode == "race" and has_stock
         order, cached = self.rank_candidates(
@@ -400,7 +412,7 @@ class Chooser:
             own = self.variants[cached.own]
             expected = None if cached.winner is None else own
             trial = Trial([*stock, own], expected, others=entrants)
-        self._trials[bits] = trial
+        self.trials[bits] = trial
         return trial
 
     def end_trial(self, size_bytes: int, trial: Trial) -> Choice | None:
@@ -410,9 +422,10 @@ class Chooser:
         """
         bits, choice = size_bytes.bit_length(), self.decide(size_bytes, trial.best_s())
         if trial.others and choice.schedule != trial.expected:
-            self._trials[bits] = Trial(trial.others)
+            self.trials[bits] = Trial(trial.others)
+            self._log_new_race(size_bytes, f"{choice.label} was faster, not the winner")
             return None
-        del self._trials[bits]
+        del self.trials[bits]
         self.choices[bits] = choice
         return choice
 
@@ -431,6 +444,7 @@ class Chooser:
             _label(x): seconds * 1e6
             for x, seconds in sorted(times_s.items(), key=lambda item: -item[1])
         }
+        raced_on = date.today().isoformat()
         if self.transport.rank == 0:
             place = self.variants.index(own)
             race = CachedRace(
@@ -439,14 +453,20 @@ class Chooser:
                 labels=(_label(winner), own.label),
                 time_us=times_s[winner] * 1e6,
                 raced_us=raced_us,
-                raced_on=date.today().isoformat(),
+                raced_on=raced_on,
             )
             self._races(with_stock=None in times_s).save(size_bytes, race)
-        return replace(self._choice_of(winner), own=own, raced=raced_us)
+        return replace(
+            self._choice_of(winner),
+            own=own,
+            raced=raced_us,
+            raced_bytes=size_bytes,
+            raced_on=raced_on,
+        )
 
 
 def _label(schedule: Schedule | None) -> str:
-    return _STOCK if schedule is None else schedule.label
+    return STOCK if schedule is None else schedule.label
 
 
 def _coarser(schedule: Schedule) -> Schedule | None:

@@ -37,6 +37,7 @@ from .program.lowering import lower
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
+from .tallies import Tally
 
 # Limit on the operations in one batch. NCCL takes 2048 in a group, but launches a large group as
 # several kernels, which each rank divides by itself: sends and their receives can end up in kernels
@@ -111,7 +112,8 @@ def make_bindings(target: torch.Tensor) -> WeakKeyDictionary[Compiled, Binding] 
 class Compiled:
     """The program of one rank for a schedule, a length, a dtype and a device.
 
-    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it. Raise
+    `find_binding` chooses the memory of a call, `bind` makes the program ready to run on it, and
+    `tally` counts calls. Raise
     InputError if two ranks have too many messages for each other.
     """
 
@@ -121,7 +123,9 @@ class Compiled:
         buffers: Buffers,
         transport: Transport,
         codec: Codec | None,
+        tally: Tally,
     ) -> None:
+        self.tally = tally
         self.schedule = schedule  # held: it must not be freed while its id is a key of the cache
         self.transport, self.group = transport, transport.group
         like, numel = buffers.target, buffers.numel

@@ -4,6 +4,7 @@ No postponed annotations here: DDP compares the annotations of a hook with the t
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -12,15 +13,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..synth.plan import Plan
 from ..topo.errors import InputError
-from .backend.account import Account, heed_log_level
+from .backend.account import Account, accounts, heed_log_level
+from .backend.options import OFF, VARIABLE, are_plans_off, bits_without_plans
 from .backend.torch_tools import show_as
-from .choose import ChooseMode
+from .choose import SAME_BITS, ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
+from .summary import Summary
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 
@@ -43,7 +47,8 @@ def ddp_hook(
     and `error_feedback` adds the rounding errors to the next step's gradients (four bytes per
     parameter). The hook's `communicator` has the choice for each size, and the bytes sent. DDP
     leaves the division to its hook, and this one divides by the number of ranks: join() with
-    divide_by_initial_world_size=False changes nothing. Raise InputError and PlanMismatchError.
+    divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
+    DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
     """
     return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
 
@@ -73,18 +78,31 @@ class DdpHook:
         self.plan, self.timeout, self.choose = plan, timeout, choose
         self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
         self._prepare()
-        if dist.is_initialized() or group is not None:
+        self._group = group
+        if not self._is_off and (dist.is_initialized() or group is not None):
             self._meet(group)
 
     def _prepare(self) -> None:
         heed_log_level()
+        self._is_off, self._group = are_plans_off(), None
+        if self._is_off and self.choose == SAME_BITS:
+            raise bits_without_plans()
         # DDP logs the hook's name, which it reads as a function's.
         self.__name__ = self.__qualname__ = "ddp_hook"
         self._met: tuple[Communicator, ThreadQueue] | None = None
+        self._account: Account | None = None
         self._residuals = Residuals() if self.error_feedback else None
 
     def _meet(self, group: dist.ProcessGroup | None = None) -> tuple[Communicator, ThreadQueue]:
-        """Make the communicator and its queue. Collective over the ranks of the group."""
+        """Make the communicator and its queue. Collective over the ranks of the group.
+
+        Raise InputError if plans are off.
+        """
+        if self._is_off:
+            raise InputError(
+                f"{VARIABLE}={OFF}: the hook has no communicator, DDP averages as without it; "
+                "hook.summary() says what ran in either case"
+            )
         communicator = Communicator(
             self.plan,
             None if group is None else make_group_maker(group),
@@ -102,14 +120,30 @@ class DdpHook:
             communicator.plan.check_same_bits()
         engine = communicator.engine
         engine.times_calls = True
+        engine.executor.tallies.report = accounts.report
         calls = make_queue(engine.device)
         weakref.finalize(self, calls.close)  # the thread ends with the model that had the hook
-        ranks, stock = dist.get_process_group_ranks(group), engine.transport.stock_engine
-        account = Account("ddp_hook", ranks, is_first=communicator.rank == 0, stock=stock)
-        if account.is_wanted:
-            weakref.finalize(self, account.log_once, {"allreduce": communicator}, self.choose)
+        self._open_account(
+            group, lambda: {"allreduce": communicator}, engine.transport.stock_engine
+        )
         self._met = communicator, calls
         return self._met
+
+    def _open_account(
+        self,
+        group: dist.ProcessGroup | None,
+        list_used: Callable[[], dict[str, Communicator]] | None,
+        stock: str = "",
+    ) -> None:
+        ranks, is_first = dist.get_process_group_ranks(group), dist.get_rank(group) == 0
+        self._account = Account(
+            "ddp_hook", ranks, list_used, self.choose, is_first=is_first, stock=stock
+        )
+        weakref.finalize(self, self._account.close)
+
+    def summary(self) -> Summary:
+        """Return what this hook's calls ran by so far; see topoplan.summary."""
+        return Summary(() if self._account is None else (self._account.summarize(),))
 
     @property
     def communicator(self) -> Communicator:
@@ -122,6 +156,10 @@ class DdpHook:
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
         """Return a future of the bucket's average over all ranks."""
+        if self._is_off:
+            if self._account is None:
+                self._open_account(self._group, None)
+            return allreduce_hook(self._group or _find_world(), bucket)
         tensor = bucket.buffer()
         residual = None if self._residuals is None else self._residuals.of(bucket)
         # Outside a backward pass, DDP calls its hook only from join().
@@ -173,6 +211,12 @@ class DdpHook:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._prepare()
+
+
+def _find_world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None  # DDP has made its own group from it
+    return world
 
 
 def _tensor_or_failure(future: torch.futures.Future[Any]) -> torch.Tensor:

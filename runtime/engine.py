@@ -32,6 +32,8 @@ from .ranks.transport import Transport
 from .ranks.turns import Trial
 from .reductions import in_inference_mode, share_memory
 from .scratch import allocate_zeros_like, free_arenas
+from .summary import STOCK
+from .tallies import Tally
 
 
 class Engine:
@@ -112,9 +114,7 @@ class Engine:
 
     def wire_size(self, numel: int, dtype: torch.dtype) -> int:
         """Return the bytes of a buffer of `numel` elements as it is sent, after encoding if any."""
-        if self.codec is None:
-            return numel * dtype.itemsize
-        return self.codec.nbytes(self.codec.padded(numel))
+        return self.executor.wire_size(numel, dtype)
 
     def _choice_for(self, buffers: Buffers) -> Choice | None:
         return self.chooser.known(self.wire_size(buffers.numel, buffers.target.dtype))
@@ -245,6 +245,7 @@ class Engine:
             self.plan.collective, self.group, buffers.source, buffers.target, buffers.op
         )(asynchronous=True)
         assert work is not None
+        self._find_stock_tally(buffers).add()
 
         def end() -> None:
             self._divide(buffers)
@@ -268,15 +269,27 @@ class Engine:
                 if op == dist.ReduceOp.AVG and ends_with_result(collective, self.rank)
                 else None
             )
-            return partial(self._of_mpi.carry_out, of_mpi, what, finish)
+            carry_out, tally = self._of_mpi.carry_out, self._find_stock_tally(buffers)
+
+            def run_by_mpi(number: int | None = None) -> None:
+                carry_out(of_mpi, what, finish, number)
+                tally.add()
+
+            return run_by_mpi
         call = make_stock_call(collective, self.group, source, target, op)
+        tally = self._find_stock_tally(buffers)
 
         def run(number: int | None = None) -> None:
             with self.transport.faults.stock(what, number):
                 call()
             self._divide(buffers)
+            tally.add()
 
         return run
+
+    def _find_stock_tally(self, buffers: Buffers) -> Tally:
+        size_bytes = self.wire_size(buffers.numel, buffers.target.dtype)
+        return self.executor.tallies.find(STOCK, size_bytes)
 
     def _divide(self, buffers: Buffers) -> None:
         """Divide a stock sum for an average, if this rank has the sum."""

@@ -27,6 +27,7 @@ from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .scratch import MAPPED_BYTES, parse_scratch, process_budget, trim_heap
+from .tallies import Tallies
 
 # Limits on the cached programs: their number, and their instructions, counted again for each
 # binding to memory. Each takes about 300 bytes in Python (measured): 40 MB. The least recently used
@@ -38,8 +39,8 @@ class Executor:
     """Runs this rank's programs over `transport`; all its ranks make the same calls in one order.
 
     `topology` names the links in errors, `codec` encodes messages. `sent_bytes` counts the bytes
-    that this rank has sent; `stamp`, if set, is called with each message when it is sent or
-    received.
+    that this rank has sent, `tallies` the calls; `stamp`, if set, is called with each message when
+    it is sent or received.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Executor:
         self.transport, self.faults = transport, transport.faults
         self.topology, self.codec = topology, codec
         self.sent_bytes = 0
+        self.tallies = Tallies()
         self.stamp: Stamp | None = None
         self.rank = transport.rank
         process_budget.environment_bytes = parse_scratch(None)
@@ -161,8 +163,18 @@ class Executor:
             part = work[drain.lo : drain.hi]
             buffers.target[drain.to : drain.to + len(part)].copy_(part)
 
+    def wire_size(self, numel: int, dtype: torch.dtype) -> int:
+        """Return the bytes of a buffer of `numel` elements as it is sent, after encoding if any."""
+        if self.codec is None:
+            return numel * dtype.itemsize
+        return self.codec.nbytes(self.codec.padded(numel))
+
     def forget(self, numel: int, dtype: torch.dtype, keep: Schedule | None) -> None:
-        """Drop the cached programs for a number of elements and a dtype, except those of `keep`."""
+        """Drop the cached programs for a number of elements and a dtype, except those of `keep`.
+
+        Calls of this size are counted anew.
+        """
+        self.tallies.restart(self.wire_size(numel, dtype))
         for key in [k for k in self._compiled if k[1:3] == (numel, dtype) and k[0] != id(keep)]:
             del self._compiled[key]
 
@@ -171,7 +183,9 @@ class Executor:
         key = id(schedule), buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
         if compiled is None:
-            compiled = Compiled(schedule, buffers, self.transport, self.codec)
+            size_bytes = self.wire_size(buffers.numel, like.dtype)
+            tally = self.tallies.find(schedule.label, size_bytes)
+            compiled = Compiled(schedule, buffers, self.transport, self.codec, tally)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -207,3 +221,4 @@ class Executor:
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
+        compiled.tally.add()

@@ -1,13 +1,20 @@
-"""One log line per group on the plans that its collectives used, and why (TOPOPLAN_LOG)."""
+"""What the log says of a run (TOPOPLAN_LOG=info), all of it from the first rank.
+
+Two lines a run say what plans save, one at the end of the first steps and one at the end of the
+run; a line per group says which schedules were used, and why. `summary` returns the same as data.
+"""
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from weakref import WeakValueDictionary
 
 from ...topo.errors import InputError
 from ..choose import ChooseMode
 from ..communicator import Communicator
+from ..summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
 
 log = logging.getLogger("topoplan")
 VARIABLE = "TOPOPLAN_LOG"
@@ -15,8 +22,10 @@ VARIABLE = "TOPOPLAN_LOG"
 LEVELS = ("debug", "info", "warning", "error")
 # Choices are listed for buffers below 2**48 bytes: more than any host has.
 _MAX_BITS = 48
-# Bytes per unit, the largest first.
-_FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+# Groups that have ended and are still part of the summary: a long run may make and end many.
+_MAX_ENDED = 64
+# The line on the first steps comes after this many calls of a size even if others still race.
+_LATEST_REPORT = 1_000
 
 
 def heed_log_level() -> None:
@@ -38,40 +47,168 @@ def heed_log_level() -> None:
 
 
 class Account:
-    """The log of the group called `name`; only its first rank writes it, if enabled (`is_wanted`).
+    """What the group called `name` did; its first rank logs it, if enabled (`is_wanted`).
 
-    `stock` is torch's name for what runs its stock collectives on GPUs: torch has several engines
-    for NCCL, which differ in speed.
+    `list_used` returns its communicators by collective, and `mode` is their choose mode; without
+    it, plans are off. `stock` is torch's name for what runs its stock collectives on GPUs: torch
+    has several engines for NCCL, which differ in speed.
     """
 
-    def __init__(self, name: str, ranks: Iterable[int], *, is_first: bool, stock: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        ranks: Iterable[int],
+        list_used: Callable[[], Mapping[str, Communicator]] | None,
+        mode: ChooseMode,
+        *,
+        is_first: bool,
+        stock: str = "",
+    ) -> None:
+        self.name, self.ranks, self.is_first = name, tuple(ranks), is_first
         engine = f", stock by {stock}" if stock.startswith("nccl") else ""
-        self._title = f"{name}, ranks {_shorten(list(ranks))}{engine}"
+        self._title = f"{name}, ranks {_shorten(list(self.ranks))}{engine}"
+        self._list_used, self._mode = list_used, mode
         self.is_wanted = is_first and log.isEnabledFor(logging.INFO)
         self._left: Counter[tuple[str, str]] = Counter()
+        self._stock_calls: Counter[str] = Counter()
+        self._is_open = True
+        accounts.open(self)
+
+    @property
+    def used(self) -> Mapping[str, Communicator]:
+        """The communicators used so far, by collective."""
+        return {} if self._list_used is None else self._list_used()
+
+    def count_stock(self, collective: str) -> None:
+        """Count a call that went to gloo or NCCL directly, which could have had a plan."""
+        self._stock_calls[collective] += 1
 
     def leave(self, collective: str, why: str) -> None:
-        """Count a call that was left to the stock collective, and the reason `why`."""
+        """Note the reason `why` a call was left to the stock collective, for the log."""
         if not self.is_wanted:
             return
         if (collective, why) not in self._left:
             log.debug("%s: %s stock: %s", self._title, collective, why)
         self._left[collective, why] += 1
 
-    def log_once(self, communicators: Mapping[str, Communicator], mode: ChooseMode) -> None:
-        """Write the group's line to the log; later calls do nothing.
+    def summarize(self) -> GroupSummary:
+        """Return what the group's calls ran by so far."""
+        sizes: list[SizeSummary] = []
+        untimed = Counter(self._stock_calls)
+        for name, communicator in self.used.items():
+            untimed[name] += communicator.engine.executor.tallies.count_raced(
+                communicator.engine.chooser.trials
+            )
+            sizes += _list_sizes(name, communicator)
+        return GroupSummary(
+            self.name, self.ranks, tuple(sizes), dict(+untimed), is_off=self._list_used is None
+        )
 
-        `communicators` are by collective; `mode` is the choose mode of all of them.
+    def close(self) -> None:
+        """Log the group's line, and after the last group that of the run.
+
+        Later calls do nothing.
         """
-        if not self.is_wanted:
+        if not self._is_open:
             return
-        self.is_wanted = False
-        parts = [f"{name} by {_describe(one, mode)}" for name, one in communicators.items()]
-        parts += [
-            f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})"
-            for (collective, why), calls in self._left.items()
-        ]
-        log.info("%s: %s", self._title, "; ".join(parts) or "no collective that plans are for")
+        self._is_open = False
+        if self.is_wanted:
+            parts = [f"{name} by {_describe(one, self._mode)}" for name, one in self.used.items()]
+            parts += [
+                f"{collective} stock: {why} ({calls} call{'s' * (calls > 1)})"
+                for (collective, why), calls in self._left.items()
+            ]
+            log.info("%s: %s", self._title, "; ".join(parts) or "no collective that plans are for")
+        accounts.close(self)
+
+
+class Accounts:
+    """The accounts of this process, and the lines that say what plans save in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        # Weak: a group that is dropped without an end is no longer in the summary.
+        self._open: WeakValueDictionary[int, Account] = WeakValueDictionary()
+        self._ended: deque[GroupSummary] = deque(maxlen=_MAX_ENDED)
+        self._opened = 0
+        self._is_rank_0 = self._has_reported = False
+        self._trial_calls = 0
+
+    def open(self, account: Account) -> None:
+        """Add an account."""
+        with self._lock:
+            self._opened += 1
+            self._open[self._opened] = account
+            self._is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
+
+    def close(self, account: Account) -> None:
+        """Keep an account's summary alone; after the last account, log the run's line."""
+        with self._lock:
+            self._ended.append(account.summarize())
+            for number in [key for key, one in self._open.items() if one is account]:
+                del self._open[number]
+            if not self._open and self._is_rank_0:
+                log.info("the whole run: %s", self.summarize().line)
+
+    def summarize(self) -> Summary:
+        """Return the summary of all accounts."""
+        with self._lock:
+            now = [account.summarize() for account in self._open.values()]
+            return Summary((*self._ended, *now))
+
+    def report(self, calls: int) -> None:
+        """Log the line of the first steps once no size is in a race any more.
+
+        `calls` are those of a size since it was settled. A size that was called a few times, before
+        DDP changed its buckets, stays in its race for ever: such races have not gone on since the
+        last report.
+        """
+        if self._has_reported or not self._is_rank_0 or not log.isEnabledFor(logging.INFO):
+            return
+        with self._lock:
+            used = [one for account in self._open.values() for one in account.used.values()]
+            before = self._trial_calls
+            self._trial_calls = sum(
+                trial.calls for one in used for trial in list(one.engine.chooser.trials.values())
+            )
+            if self._trial_calls == before or calls >= _LATEST_REPORT:
+                self._has_reported = True
+                log.info("the first steps: %s", self.summarize().line)
+
+
+# One per process.
+accounts = Accounts()
+
+
+def summary() -> Summary:
+    """Return what the collectives of this process ran by so far, and what that saved.
+
+    It covers the groups of the backend "topo" and the DDP hooks, as this rank has called them; the
+    time saved against stock is estimated from the races that settled each size. `print` shows a
+    table. A group and a hook have a method `summary` for themselves alone.
+    """
+    return accounts.summarize()
+
+
+def _list_sizes(name: str, communicator: Communicator) -> Iterator[SizeSummary]:
+    """Yield the sizes of a communicator that are settled, with their calls by each schedule."""
+    engine = communicator.engine
+    for label, bits, calls in engine.executor.tallies.list_calls():
+        if bits in engine.chooser.trials:
+            continue
+        choice = engine.chooser.choices.get(bits)
+        raced = {} if choice is None else choice.raced
+        # A dtype that the stock collective lacks goes by a plan even if stock won.
+        is_timed = choice is not None and label == choice.label and STOCK in raced
+        yield SizeSummary(
+            name,
+            1 << (bits - 1) if choice is None else choice.raced_bytes or 1 << (bits - 1),
+            label,
+            calls,
+            raced[label] if is_timed else None,
+            raced[STOCK] if is_timed else None,
+            None if choice is None else choice.raced_on,
+        )
 
 
 def _describe(communicator: Communicator, mode: ChooseMode) -> str:
@@ -80,7 +217,7 @@ def _describe(communicator: Communicator, mode: ChooseMode) -> str:
     if callable(mode):
         used = ["as the function says"]
     elif mode == "plan":
-        used = [f"{x.schedule.label} from {_format_size(x.min_bytes)}" for x in plan.entries]
+        used = [f"{x.schedule.label} from {format_size(x.min_bytes)}" for x in plan.entries]
     else:
         for bits in range(1, _MAX_BITS):
             choice = communicator.choice((1 << bits) - 1)
@@ -89,15 +226,8 @@ def _describe(communicator: Communicator, mode: ChooseMode) -> str:
                 times = [f"{raced_us.pop(choice.label, 0.0):.0f} us"]
                 times += [f"{label} {us:.0f} us" for label, us in raced_us.items()]
                 took = f" ({', '.join(times)})" if choice.raced else ""
-                used.append(f"{choice.label} at {_format_size(1 << (bits - 1))}{took}")
+                used.append(f"{choice.label} at {format_size(1 << (bits - 1))}{took}")
     return f"plan {plan.hash[:16]} for {plan.topology.name}: {', '.join(used) or 'no size settled'}"
-
-
-def _format_size(size_bytes: int) -> str:
-    for factor, unit in _FACTORS:
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.4g} {unit}"
-    return f"{size_bytes} B"
 
 
 def _shorten(ranks: list[int]) -> str:

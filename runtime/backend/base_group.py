@@ -3,8 +3,9 @@
 import atexit
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..compiled import describe_call
 from ..ranks.addresses import publish_in, read_published
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
+from ..summary import Summary
 from ..works import get_done_work, start
 from . import NAME
 from .account import Account
@@ -122,6 +124,8 @@ class BaseGroup(PlainCalls):
         self.account = Account(
             f"group {place.group_id}",
             self.ranks,
+            None if self.options.off else partial(_name_used, self.planned.by_key),
+            self.options.choose,
             is_first=place.group_rank == 0,
             stock=find_engine(self.plain, torch.device("cuda")),
         )
@@ -139,6 +143,10 @@ class BaseGroup(PlainCalls):
 
     def _break_off(self, error: ExecutionError) -> None:
         self.planned.transport("cpu").faults.break_off(error)
+
+    def summary(self) -> Summary:
+        """Return what this group's calls ran by so far; see topoplan.summary."""
+        return Summary((self.account.summarize(),))
 
     # Plan or plain group
 
@@ -208,6 +216,7 @@ class BaseGroup(PlainCalls):
         """
         size = self._find(call)
         if size is None:
+            self.account.count_stock(call.name)
             return self._call_plain(call.what, call.tensor, call.stock)
         place = size.draw_call()
         is_first = size.is_first(place) and not self.planned.plans.off
@@ -224,6 +233,7 @@ class BaseGroup(PlainCalls):
             ):
                 if has_none:
                     self._note_no_plan(call)
+                self.account.count_stock(call.name)
                 return self._explain(call.stock(), number, call.what, call.results)
         queue, waits = self.planned.queue(call.tensor), not call.opts.asyncOp
         name = f"{NAME}:{_NAMES[call.name]}"
@@ -253,6 +263,7 @@ class BaseGroup(PlainCalls):
                 return
             if size.begun:
                 self._note_no_plan(call)
+            self.account.count_stock(call.name)
             call.stock().wait()
 
         return show_as(
@@ -304,25 +315,27 @@ class BaseGroup(PlainCalls):
 
     def shutdown(self) -> None:
         """End the group's threads after the calls that wait, and destroy all groups."""
-        self._log_account()
+        self.account.close()
         self.check.close()
         self.planned.close()
         self.plain.shutdown()
 
     def abort(self) -> None:
         """Abort all groups: calls in progress fail, then the threads end."""
-        self._log_account()
+        self.account.close()
         self.plain.abort()  # first: the threads may be in calls of the plain group
         self.check.close()
         self.planned.close()
 
-    def _log_account(self) -> None:
-        used = {}
-        for (name, root, _), communicator in list(self.planned.by_key.items()):
-            if communicator is not None:
-                at = "" if root is None else f" {'from' if name == 'broadcast' else 'to'} {root}"
-                used[name + at] = communicator
-        self.account.log_once(used, self.options.choose)
+
+def _name_used(by_key: Mapping[Key, Communicator | None]) -> dict[str, Communicator]:
+    """Return the communicators by their collective and root, as texts."""
+    used = {}
+    for (name, root, _), communicator in list(by_key.items()):
+        if communicator is not None:
+            at = "" if root is None else f" {'from' if name == 'broadcast' else 'to'} {root}"
+            used[name + at] = communicator
+    return used
 
 
 def _close(group: weakref.ref[BaseGroup]) -> None:
@@ -332,6 +345,6 @@ def _close(group: weakref.ref[BaseGroup]) -> None:
     """
     alive = group()
     if alive is not None:
-        alive._log_account()
+        alive.account.close()
         alive.check.close()
         alive.planned.close_queues()

@@ -24,6 +24,7 @@ from ..ranks.turns import MAX_CALLS
 from ..reductions import REDUCIBLE_DTYPES, can_reduce, dtype_name, kind_of_reduction
 from ..scratch import process_budget
 from ..works import ThreadQueue, make_queue
+from .account import accounts
 from .call_check import CallCheck
 from .options import AUTO
 from .plan_finder import PlanFinder, Preparation
@@ -291,6 +292,7 @@ class Communicators:
                 cache=options.cache,
             )
         communicator.engine.times_calls = True
+        communicator.engine.executor.tallies.report = accounts.report
         return communicator
 
     def transport(self, device: str) -> Transport:

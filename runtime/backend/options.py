@@ -17,6 +17,8 @@ from ..scratch import parse_scratch
 from .account import heed_log_level
 
 AUTO, OFF = "auto", "off"
+_OFF_NAMES = (OFF, "stock")
+VARIABLE = "TOPOPLAN_PLANS"
 # A plan, a plan file, a folder of plan files, several plans or files, a topology to plan for,
 # "auto" or "off".
 Plans = str | Path | Plan | Sequence[str | Path | Plan]
@@ -40,6 +42,11 @@ class BackendOptions:
     even_alltoall: bool = False
     transport: str = "auto"
     scratch_bytes: int | None = None
+
+    @property
+    def off(self) -> bool:
+        """Whether gloo or NCCL run everything."""
+        return self.plans in _OFF_NAMES
 
     @property
     def keeps_bits(self) -> bool:
@@ -66,7 +73,7 @@ def backend_options(
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
     An option that is not given is taken from the environment variable named here, else from its
-    default.
+    default. TOPOPLAN_PLANS=off alone wins over what is given: it turns plans off for a whole job.
 
     - `plans` (TOPOPLAN_PLANS): a plan, a plan file, several of them, or a folder of plan files; a
       topology (file or preset), for which plans are synthesized when they are first needed; `auto`
@@ -107,17 +114,18 @@ def backend_options(
         time_limit_s = _number("TOPOPLAN_TIME_LIMIT", _TIME_LIMIT_S)
     if least_bytes is None:
         least_bytes = int(_number("TOPOPLAN_LEAST_BYTES", _MIN_BYTES))
-    if mode == SAME_BITS and (plans or os.environ.get("TOPOPLAN_PLANS")) in (OFF, "stock"):
-        raise InputError(
-            f"choose={SAME_BITS!r} with plans={OFF!r}: gloo and NCCL do not guarantee the same "
-            "bits; give plans, or use auto"
-        )
+    if are_plans_off():
+        plans = OFF
+    elif plans is None:
+        plans = os.environ.get(VARIABLE) or AUTO
+    if mode == SAME_BITS and plans in _OFF_NAMES:
+        raise bits_without_plans()
     if not time_limit_s > 0:
         raise InputError(f"time_limit_s={time_limit_s:g}: expected seconds above 0")
     if least_bytes < 0:
         raise InputError(f"least_bytes={least_bytes}: expected 0 or more")
     return BackendOptions(
-        plans=plans if plans is not None else os.environ.get("TOPOPLAN_PLANS") or AUTO,
+        plans=plans,
         choose=mode,
         time_limit_s=time_limit_s,
         cache=find_cache_folder(cache),
@@ -128,6 +136,19 @@ def backend_options(
         else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
         transport=check_transport(transport),
         scratch_bytes=parse_scratch(scratch),
+    )
+
+
+def are_plans_off() -> bool:
+    """Return whether TOPOPLAN_PLANS turns plans off, whatever a script says."""
+    return os.environ.get(VARIABLE) in _OFF_NAMES
+
+
+def bits_without_plans() -> InputError:
+    """Return the error of asking for the same bits where plans are off."""
+    return InputError(
+        f"choose={SAME_BITS!r} with plans {OFF} (an argument, or {VARIABLE}): gloo and NCCL do not "
+        "guarantee the same bits; give plans, or use auto"
     )
 
 

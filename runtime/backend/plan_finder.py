@@ -31,7 +31,7 @@ from ...topo.graph import Topology
 from ..ranks.addresses import Addresses, find_ended
 from ..ranks.roll_call import explain_set_up
 from ..ranks.store import put, take
-from .options import AUTO, OFF, BackendOptions, Plans
+from .options import AUTO, BackendOptions, Plans
 from .plan_files import PlanFiles, is_plan_file, load_or_synthesize
 
 log = logging.getLogger("topoplan")
@@ -62,7 +62,7 @@ class PlanFinder:
         self.options, self.store, self.timeout, self.whole = options, store, timeout, whole
         self._auto = options.plans == AUTO
         self.rank, self.ranks = rank, list(ranks)
-        self.off = options.plans in (OFF, "stock") or len(ranks) < 2
+        self.off = options.off or len(ranks) < 2
         """Whether plans are turned off for all collectives."""
         self.stop = threading.Event()
         self.addresses: Addresses | None = None

@@ -337,6 +337,7 @@ class TopoGroup(BaseGroup):
                 if is_other
                 else "parts may differ, even_alltoall is not promised",
             )
+            self.account.count_stock("alltoall")
             return self._call_plain(f"alltoall of {dtype_name(input.dtype)}", input, stock)
         self._check_even(output, input, splits)
         return self._call(

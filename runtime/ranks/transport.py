@@ -85,6 +85,8 @@ class Transport:
         self.rank, self.size = group.rank(), group.size()
         self.timeout_s = timeout.total_seconds()
         self.mpi, self.batched = None, False
+        self.has_logged_new_race = False
+        """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
 
     def _open_channel(self, name: str) -> MpiChannel:

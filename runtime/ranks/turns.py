@@ -164,6 +164,11 @@ class Trial:
         """The first candidate but stock, for calls that the stock collective cannot carry out."""
         return next(entrant for entrant in self._times_s if entrant is not None)
 
+    @property
+    def calls(self) -> int:
+        """The number of calls timed so far."""
+        return sum(map(len, self._times_s.values()))
+
     def record(self, seconds: float) -> None:
         """Record the seconds of `entrant`'s call over all ranks, and go on to the next candidate.
 

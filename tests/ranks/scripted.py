@@ -37,6 +37,7 @@ class ScriptedTransport:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     batched: bool = False
+    has_logged_new_race: bool = False
 
     @property
     def group(self) -> dist.ProcessGroup | None:

@@ -1,0 +1,162 @@
+"""What a run's collectives ran by, and what that saved: the data and the text of a summary.
+
+The time saved is an estimate: each call counts with the time of its schedule, and of the stock
+collective, in the race that settled its size.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# The label of the stock collective, among those of schedules.
+STOCK = "stock"
+# Sizes that a line names; a longer line is not read.
+_MAX_NAMED = 6
+# Bytes per unit, the largest first.
+_FACTORS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True)
+class SizeSummary:
+    """The calls of a collective at one size, rounded down to a power of two, by one schedule.
+
+    `calls` are those since the schedule was settled. `used_us` and `stock_us` are the times of the
+    schedule and of the stock collective in the race at `size_bytes`, on the date `raced_on`; None
+    without a race between them.
+    """
+
+    collective: str
+    size_bytes: int
+    schedule: str
+    calls: int
+    used_us: float | None = None
+    stock_us: float | None = None
+    raced_on: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """A process group's or hook's calls, as this rank has made them.
+
+    `untimed` counts calls without an estimate: those before a size was settled, and those left to
+    gloo or NCCL, by collective. `is_off` says that plans are turned off.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    sizes: tuple[SizeSummary, ...]
+    untimed: dict[str, int]
+    is_off: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the collectives of this process ran by so far, and an estimate of what that saved."""
+
+    groups: tuple[GroupSummary, ...]
+
+    @property
+    def timed(self) -> list[SizeSummary]:
+        """The sizes whose schedule raced against the stock collective."""
+        return [size for group in self.groups for size in group.sizes if size.stock_us is not None]
+
+    @property
+    def used_s(self) -> float:
+        """Estimated seconds of communication of the calls in `timed`."""
+        return sum(size.calls * (size.used_us or 0.0) for size in self.timed) / 1e6
+
+    @property
+    def stock_s(self) -> float:
+        """Estimated seconds that the stock collectives would have taken for the same calls."""
+        return sum(size.calls * (size.stock_us or 0.0) for size in self.timed) / 1e6
+
+    @property
+    def saved(self) -> float | None:
+        """Estimated share of the communication time saved against stock; None without a race."""
+        return 1 - self.used_s / self.stock_s if self.stock_s else None
+
+    @property
+    def untimed_calls(self) -> int:
+        """Calls without an estimate."""
+        settled = sum(size.calls for group in self.groups for size in group.sizes)
+        timed = sum(size.calls for size in self.timed)
+        return settled - timed + sum(sum(group.untimed.values()) for group in self.groups)
+
+    @property
+    def line(self) -> str:
+        """The summary as one line: what was saved, from which races, and what ran."""
+        if self.groups and all(group.is_off for group in self.groups):
+            return "plans are off, gloo or NCCL made all calls"
+        return "; ".join(filter(None, (self._say_saved(), self._say_used(), self._say_untimed())))
+
+    def describe(self) -> str:
+        """Format the line, and a row per group and size, as text."""
+        rows = [
+            (
+                group.name,
+                size.collective,
+                format_size(size.size_bytes),
+                size.schedule,
+                f"{size.calls:,}",
+                *("" if us is None else f"{us:,.0f}" for us in (size.used_us, size.stock_us)),
+                size.raced_on or "",
+            )
+            for group in self.groups
+            for size in group.sizes
+        ]
+        if not rows:
+            return self.line
+        title = ("group", "collective", "size", "by", "calls", "us", "stock us", "raced on")
+        widths = [max(map(len, column)) for column in zip(title, *rows, strict=True)]
+        lines = (
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (title, *rows)
+        )
+        return "\n".join([self.line, *lines])
+
+    __str__ = describe
+
+    def __repr__(self) -> str:
+        return f"<Summary {self.line}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the groups and the estimate as JSON data."""
+        estimate = {"saved": self.saved, "used_s": self.used_s, "stock_s": self.stock_s}
+        return {**estimate, "untimed_calls": self.untimed_calls, **asdict(self)}
+
+    def _say_saved(self) -> str:
+        if self.saved is None:
+            return "no estimate of what plans save: no size has raced against stock"
+        sizes, dates = ([getattr(x, k) for x in self.timed] for k in ("size_bytes", "raced_on"))
+        between = " to ".join(dict.fromkeys(map(format_size, (min(sizes), max(sizes)))))
+        days = " to ".join(dict.fromkeys((min(dates), max(dates))))
+        if all(size.schedule == STOCK for size in self.timed):
+            return f"nothing saved: stock was the fastest in races of {between} on {days}"
+        return (
+            f"an estimated {100 * self.saved:.0f} % of communication time saved against stock "
+            f"({self.used_s:.3g} s for {self.stock_s:.3g} s, by races of {between} on {days})"
+        )
+
+    def _say_used(self) -> str:
+        calls: Counter[tuple[str, int, str]] = Counter()
+        for group in self.groups:
+            for size in group.sizes:
+                calls[size.collective, size.size_bytes, size.schedule] += size.calls
+        used = [
+            f"{name} {format_size(size)} by {schedule} ({count:,} call{'s' * (count > 1)})"
+            for (name, size, schedule), count in calls.most_common(_MAX_NAMED)
+        ]
+        more = len(calls) - len(used)
+        return ", ".join(used) + (f" and {more} more, see topoplan.summary()" if more > 0 else "")
+
+    def _say_untimed(self) -> str:
+        count = self.untimed_calls
+        return f"{count:,} call{'s' * (count > 1)} without an estimate" if count else ""
+
+
+def format_size(size_bytes: int) -> str:
+    """Format a number of bytes in its largest unit: "4 MiB"."""
+    for factor, unit in _FACTORS:
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,103 @@
+"""What a run says of itself: lines from its first rank, and the same as data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import topoplan
+from ranks.checks import refused
+from ranks.topo_backend import start
+from ranks.training import flat, network, wrapped
+from topoplan.runtime.backend.process_group import TopoGroup
+
+CALLS = 45
+
+
+def _log_of(body: Callable[[], Any]) -> tuple[list[str], Any]:
+    os.environ["TOPOPLAN_LOG"] = "info"
+    with redirect_stderr(StringIO()) as printed:
+        result = body()
+    return printed.getvalue().splitlines(), result
+
+
+def train(folder: str) -> dict[str, Any]:
+    """Train with the hook beside a group of the backend; return the log, and the summaries."""
+
+    def run() -> list[Any]:
+        start(plans=folder, least_bytes=64, choose="race")
+        hook = topoplan.ddp_hook(f"{folder}/allreduce.json")
+        model = wrapped(network, hook)
+        for _ in range(CALLS):
+            dist.all_reduce(torch.ones(3000))
+            model(torch.ones(2, 33)).sum().backward()
+        dist.all_reduce(torch.ones(2))
+        world = dist.group.WORLD
+        assert isinstance(world, TopoGroup)
+        whole = topoplan.summary()
+        parts = [hook.summary(), world.summary()]
+        del model, hook
+        dist.destroy_process_group()
+        assert {group.name for group in topoplan.summary().groups} == {"ddp_hook", "group 0"}
+        return [str(whole), *(part.to_json() for part in (whole, *parts))]
+
+    lines, (text, whole, by_hook, by_group) = _log_of(run)
+    return {"log": lines, "text": text, "whole": whole, "hook": by_hook, "group": by_group}
+
+
+def turned_off(folder: str) -> list[str]:
+    """With TOPOPLAN_PLANS=off plans that Python names are not even read; DDP averages all the same.
+
+    Return the log.
+    """
+    os.environ["TOPOPLAN_PLANS"] = "off"
+
+    def run() -> None:
+        start(plans=folder, choose="race")
+        hook = topoplan.ddp_hook("there is no such plan.json", compress="int8")
+        model, stock = wrapped(network, hook), wrapped(network, None)
+        for one in (model, stock):
+            one(torch.full((2, 33), float(dist.get_rank()))).sum().backward()
+        assert torch.equal(flat(model), flat(stock))
+        (group,) = hook.summary().groups
+        assert group.is_off and topoplan.summary().saved is None
+        with refused("TOPOPLAN_PLANS=off: the hook has no communicator"):
+            assert hook.communicator
+        with refused("choose='same-bits' with plans off"):
+            topoplan.ddp_hook("no plan", choose="same-bits")
+        del model, hook
+        dist.destroy_process_group()
+
+    return _log_of(run)[0]
+
+
+def cached_races_that_do_not_hold(plan: str, cache: str) -> list[str]:
+    """Race at two sizes, then again with cached times that are far off; return the log."""
+
+    def run() -> None:
+        communicator = topoplan.Communicator(plan, cache=cache)
+        for numel in (300, 3000):
+            communicator.allreduce(torch.ones(numel))
+
+    run()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for file in Path(cache, "races").iterdir():
+            race = json.loads(file.read_text(encoding="utf-8"))
+            race["time_us"] *= 1000
+            file.write_text(json.dumps(race), encoding="utf-8")
+    dist.barrier()
+
+    def again() -> None:
+        topoplan.backend_options()  # heeds the log's level, as the backend and the hook do
+        run()
+
+    return _log_of(again)[0]
