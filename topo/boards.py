@@ -17,14 +17,15 @@ from .hardware import PcieLink
 # (compute capability times ten, or AMD's gfx); PCIe generation and width; links to other GPUs and
 # GB/s of each; memory in GB; properties (below); source. In a name the first row that matches
 # counts. Properties: `card`: NVLinks are bridges between cards. `c2c=N`: N GB/s to the CPU of its
-# module. `no-rdma`: NICs cannot access its memory.
+# module. `nic=N`: NICs of N Gb/s are on its module. `no-rdma`: they cannot access its memory.
+# `pair=N`: N links join two of them.
 _TABLE = r"""
 GB300;;31a1 31c2 31c3;103;6x16;18x50;288;c2c=225;GB300 NVL72 datasheet
 B300;;3182;103;6x16;18x50;288;;DGX B300 datasheet
 GB200;;2941;100;5x16;18x50;192;c2c=225;GB200 NVL72 datasheet
 B200;;2901 2909;100;5x16;18x50;180;;DGX B200 datasheet
 B100;;2920 29bc;100;5x16;18x50;192;;Blackwell architecture technical brief
-GB10;(GB10|DGX SPARK);2e12;121;5x4;;128;c2c=345 no-rdma;DGX Spark user guide, NVIDIA/nccl#2202
+GB10;(GB10|DGX SPARK);2e12;121;5x4;;128;c2c=345 nic=100 no-rdma;DGX Spark guide, NVIDIA/nccl#2202
 Jetson Thor;THOR;2b00;110;5x8;;128;;Jetson Thor datasheet
 GH200;;2342 2348;90;5x16;18x25;96, 144;c2c=450;GH200 datasheet
 H200 NVL;;233b;90;5x16;18x25;141;card;H200 datasheet
@@ -103,7 +104,7 @@ MI355X;;75a3;gfx950;5x16;7x76.8;288;;MI355X datasheet
 MI350X;MI350[XP]?;75a0 75a8;gfx950;5x16;7x76.8;288;;MI350X datasheet
 MI325X;;74a5 74b9;gfx942;5x16;7x64;256;;MI325X datasheet
 MI308X;;74a2;gfx942;5x16;7x64;192;;MI308X: as MI300X
-MI300A;;74a0;gfx942;5x16;8x64;128;;MI300A datasheet
+MI300A;;74a0;gfx942;5x16;8x64;128;pair=2;MI300A datasheet, CDNA 3 white paper
 MI300X;MI300X?;74a1 74a9 74b5 74bd;gfx942;5x16;7x64;192;;MI300X datasheet
 MI250X;;7408;gfx90a;4x16;8x50;64 a die;;MI250X datasheet
 MI250;;740c;gfx90a;4x16;8x50;64 a die;;MI250 datasheet
@@ -139,9 +140,10 @@ class Board:
 
     `sm` is the compute capability times ten, None for AMD's GPUs, whose architecture is `gcn` (""
     for NVIDIA's). `wires` is the most NVLinks or xGMI links that it has, `wire_GBps` the rate of
-    one. `is_card` says that its NVLinks are bridges between cards; `c2c_GBps` is the rate to the
-    CPU of its module, None if it has no NVLink-C2C. `has_rdma` is False if NICs cannot access its
-    memory.
+    one, `pair_wires` how many join two of them if a text does not say. `is_card` says that its
+    NVLinks are bridges between cards. `c2c_GBps` is the rate to the CPU of its module, None if it
+    has no NVLink-C2C, `own_nic_Gbps` that of the NICs on its module, None if it has none.
+    `has_rdma` is False if NICs cannot access its memory.
     """
 
     name: str
@@ -152,9 +154,11 @@ class Board:
     pcie: PcieLink
     wires: int
     wire_GBps: Fraction
+    pair_wires: int
     memory_GB: str
     is_card: bool
     c2c_GBps: Fraction | None
+    own_nic_Gbps: int | None
     has_rdma: bool
     source: str
 
@@ -165,11 +169,13 @@ class Board:
 
     @property
     def nic_Gbps(self) -> int | None:
-        """The NICs of machines with this module and NVSwitches; None for all others.
+        """The NICs on this module, or of machines with it and NVSwitches; None for all others.
 
-        They are HDR InfiniBand for A100, NDR for Hopper and B200, and 800 Gb/s for B300 (datasheets
-        of DGX A100, H100, B200 and B300).
+        The latter are HDR InfiniBand for A100, NDR for Hopper and B200, and 800 Gb/s for B300
+        (datasheets of DGX A100, H100, B200 and B300).
         """
+        if self.own_nic_Gbps is not None:
+            return self.own_nic_Gbps
         if self.is_card or self.gcn or self.wires < _SWITCHED:
             return None
         return next((Gbps for sm, Gbps in _NIC_Gbps if (self.sm or 0) >= sm), None)
@@ -179,7 +185,7 @@ def _parse_row(row: str) -> Board:
     name, pattern, ids, arch, pcie, wires, memory, properties, source = row.split(";")
     generation, width = pcie.split("x")
     count, _, rate = wires.partition("x")
-    c2c = re.search(r"c2c=(\d+)", properties)
+    numbers = {key: int(number) for key, number in re.findall(r"(\w+)=(\d+)", properties)}
     spelled = (pattern or name.upper()).replace(" ", " ?")
     return Board(
         name,
@@ -190,9 +196,11 @@ def _parse_row(row: str) -> Board:
         PcieLink(int(generation), int(width)),
         int(count or 0),
         Fraction(rate or 0),
+        numbers.get("pair", 1),
         memory,
         "card" in properties,
-        Fraction(c2c[1]) if c2c else None,
+        Fraction(numbers["c2c"]) if "c2c" in numbers else None,
+        numbers.get("nic"),
         "no-rdma" not in properties,
         source,
     )

@@ -132,6 +132,29 @@ def test_a_gpu_that_is_given_decides_assumed_rates_only() -> None:
             state_board([read(text)], name)
 
 
+def test_half_of_a_dgx1_is_told_no_fault_of_its_links() -> None:
+    """Four V100 of eight, whose other NVLinks lead to GPUs that the job does not see."""
+    half = read(
+        "\tGPU0\tGPU1\tGPU2\tGPU3\n"
+        "GPU0\t X \tNV1\tNV1\tNV2\nGPU1\tNV1\t X \tNV2\tNV1\n"
+        "GPU2\tNV1\tNV2\t X \tNV2\nGPU3\tNV2\tNV1\tNV2\t X \n"
+    )
+    assert examine(half).findings == ()
+
+
+def test_a_name_that_one_gpu_alone_can_have_is_not_that_of_all() -> None:
+    pair = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV4\tPHB\nGPU1\tNV4\t X \tPHB\nGPU2\tPHB\tPHB\t X \n"
+    machine = read(f"The display is on a GeForce RTX 5060 Ti.\n\n{pair}")
+    assert rates(machine, "nvlink") == {14.0625}
+    assert "the name is not followed" in "\n".join(machine.extra["notes"])
+
+
+def test_a_pair_of_dgx_sparks_has_the_nics_of_its_modules() -> None:
+    host = "\tGPU0\tNIC0\tNIC1\nGPU0\t X \tNODE\tNODE\nNIC0\tNODE\t X \tPIX\nNIC1\tNODE\tPIX\t X \n"
+    pair = read(f"Two DGX Spark\n$ nvidia-smi topo -m\n{host}\n$ nvidia-smi topo -m\n{host}")
+    assert rates(pair, "network") == {12.5}
+
+
 def test_a_table_of_bandwidths_after_a_matrix_names_no_gpu() -> None:
     machine = read(NODE + " Dst->  GPU0     GPU1\nGPU 0:     -      56.50\nGPU 1:   56.50   -\n")
     assert all("name" not in machine.by_id[gpu].extra for gpu in machine.ranks)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
+from ..boards import BOARDS, find_board
 from ..facts import keys
 from ..facts.keys import Key, gpu_subject, pci_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
@@ -171,6 +172,13 @@ def find_nic_GBps(device: Device) -> Fraction | None:
     return Fraction(speed, 8000) if speed and 0 < speed <= MAX_NIC_Mbps else None
 
 
+def _list_possible_wires(gpu: Device) -> set[int]:
+    """Return the numbers of links that a GPU has if it has all: its module's, else any board's."""
+    board = find_board(str(gpu.extra.get("name") or ""))
+    boards = BOARDS if board is None or board.is_card else (board,)
+    return {board.wires for board in boards}
+
+
 class DoctorView(MachineView):
     """A machine, with values that several checks derive from its links and facts."""
 
@@ -191,10 +199,19 @@ class DoctorView(MachineView):
     def hides_peers(self) -> bool:
         """Whether GPUs are linked directly, and some are hidden, so that numbers of links differ.
 
-        CUDA_VISIBLE_DEVICES or the job's cgroup hides them.
+        CUDA_VISIBLE_DEVICES or the job's cgroup hides them. Without a note about it, so many
+        NVLinks as no board has mean that others lead to hidden GPUs.
         """
         kinds = {self.topology.by_id[end].kind for pair in self.links_between for end in pair}
-        return kinds == {"gpu"} and bool(self.list_notes("gpu-hidden"))
+        if kinds != {"gpu"}:
+            return False
+        if any(link.kind == "xgmi" for link in self.topology.links):
+            return bool(self.list_notes("gpu-hidden"))
+        counts = {gpu.id: sum(self.wired[gpu.id].values()) for gpu in self.gpus}
+        most = max(counts.values())
+        return bool(self.list_notes("gpu-hidden")) or not any(
+            most in _list_possible_wires(gpu) for gpu in self.gpus if counts[gpu.id] == most
+        )
 
     @cached_property
     def links_from(self) -> Mapping[str, tuple[Link, ...]]:

@@ -135,6 +135,43 @@ def test_a_damaged_text_is_refused_with_the_line(damage: tuple[str, str], reason
         read(text.replace(*damage))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        (12, "xGMI joins a GPU to 11 others, and none has more than 8 links; these are partitions"),
+        (8, "the tables do not say which MI250X have links of their own"),
+    ],
+)
+def test_links_that_cannot_all_be_direct_are_refused(gpus: int, reason: str) -> None:
+    text = "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI250X\n" + table(
+        "== Link Type between two GPUs ==",
+        [f"GPU{i}" for i in range(gpus)],
+        lambda i, j: "0" if i == j else "XGMI",
+    )
+    with pytest.raises(InputError, match=f"amd.txt: {reason}"):
+        read(text)
+
+
+def test_a_mesh_of_eight_has_the_pcie_that_all_boards_of_the_kind_have() -> None:
+    names = [f"GPU{i}" for i in range(8)]
+    text = table("== Weight between two GPUs ==", names, lambda i, j: "15" if i != j else "0")
+    text += table("== Link Type between two GPUs ==", names, lambda i, j: "XGMI" if i != j else "0")
+    text += "".join(f"GPU[{i}]\t\t: (Topology) Numa Node: {i // 4}\n" for i in range(8))
+    machine = read(text)
+    assert {float(x.bandwidth_GBps) for x in machine.links if x.kind == "pcie"} == {48}
+    assert "MI325X" in notes(machine) and "MI300A" not in notes(machine)
+
+
+def test_unknown_gpus_on_pcie_say_what_is_assumed() -> None:
+    text = table(
+        "== Link Type between two GPUs ==", ["GPU0", "GPU1"], lambda i, j: "0" if i == j else "PCIE"
+    )
+    assert "PCIe is taken as Gen3 x16" in notes(read(text))
+    named = read("[rank=0] using device 0: AMD Radeon AI PRO R9700\n" + text)
+    assert "PCIe is taken" not in notes(named)
+    assert {float(x.bandwidth_GBps) for x in named.links} == {48}
+
+
 def test_wherever_a_text_breaks_off_it_is_read_or_refused_in_one_line() -> None:
     text = rocm_smi()
     for end in range(0, len(text), 13):

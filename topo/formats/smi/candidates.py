@@ -21,9 +21,14 @@ _UNKNOWN = Note(
     "board-assumed",
 )
 # The commonest board with this number of NVLinks, assumed if a matrix leaves others open.
-_ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000"}
+_ASSUMED = {18: "H100", 12: "A100", 8: "A800", 6: "V100", 4: "RTX A6000", 1: "V100"}
 # The cards that bridges join in fours, and the peers that each then has.
 _FOUR = ("H200 NVL", 3)
+# NVLinks between two modules that are joined without NVSwitches, as on a DGX-1 (one and two), a
+# Power9 node (three), or a board of four A100 or of four H100 or H200; few may be in a matrix.
+_JOINED_BY = {1: ("V100", "P100"), 2: ("V100",), 3: ("V100",), 4: ("A100",), 6: ("H200", "H100")}
+# Peers of a module on a board of four.
+_PEERS_OF_FOUR = 3
 # NVLinks of a V100 SXM (Tesla V100 whitepaper).
 _V100_LINKS = 6
 # Cores of a Grace CPU.
@@ -45,7 +50,7 @@ def choose_boards(
     """
     gpus = list(iterate_members(cells.gpus))
     by_name = {i: known for i in gpus if (known := names.find(int(cells.ids[i][3:])))}
-    named = _refuse_wrong(cells, by_name, notes)
+    named = _refuse_wrong(cells, by_name, bool(names.by_index), notes)
     if named:
         words = dict.fromkeys(text for _, text in named.values())
         return {i: board for i, (board, _) in named.items()}, f"by the GPUs: {list_some(words, 2)}"
@@ -78,9 +83,13 @@ def choose_boards(
 
 
 def _refuse_wrong(
-    cells: Cells, by_name: Mapping[int, tuple[Board, str]], notes: list[str]
+    cells: Cells, by_name: Mapping[int, tuple[Board, str]], is_listed: bool, notes: list[str]
 ) -> dict[int, tuple[Board, str]]:
-    """Return the named boards without those that have fewer NVLinks than the matrix shows."""
+    """Return the named boards without those that have fewer NVLinks than the matrix shows.
+
+    Unless the text lists the names of GPUs (`is_listed`), it mentions one board, and then that is
+    not followed at all: it is of another machine, or of some of the GPUs.
+    """
     wrong = {
         cells.ids[i]: text
         for i, (board, text) in by_name.items()
@@ -91,6 +100,8 @@ def _refuse_wrong(
             f"{list_some(wrong)}: more NVLinks than {list_some(dict.fromkeys(wrong.values()))} "
             "has, so the name is not followed"
         )
+    if wrong and not is_listed:
+        return {}
     return {i: known for i, known in by_name.items() if cells.ids[i] not in wrong}
 
 
@@ -118,6 +129,13 @@ def _list_candidates(
         least = min(max(most, _V100_LINKS), MAX_NVLINKS)
         wires = min(b.wires for b in BOARDS if b.wires >= least and not b.gcn)
         fitting = [b for b in BOARDS if b.wires == wires and not b.is_card and not b.gcn]
+    labels = {count_nvlinks(label) for row in cells.labels for label in row} - {0}
+    if peers < _PEERS_OF_FOUR and len(labels) == 1:
+        fitting += [
+            board
+            for board in map(get_board, _JOINED_BY.get(min(labels), ()))
+            if board not in fitting
+        ]
     grace = [b for b in fitting if b.c2c_GBps]
     cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
     if has_own_memory or (cpus and all(map(_is_grace, cpus))):

@@ -46,17 +46,15 @@ def assume_rates(boards: Mapping[int, Board], how: str) -> AssumedRates:
     rates = AssumedRates(
         fastest.pcie, assumed(f"{_describe(fastest.pcie)}, {how}"), boards=boards, how=how
     )
-    if not wired:
-        return rates
-    rates = replace(
-        rates,
-        nvlink_GBps=min(wired),
-        nvlink_source=assumed(f"{float(min(wired)):g} GB/s an NVLink, {how}"),
-    )
-    Gbps = fastest.nic_Gbps
-    if Gbps is None:
-        return rates
-    return replace(rates, nic_GBps=Fraction(Gbps, 8), nic_source=f"{Gbps} Gb/s, {how}")
+    if wired:
+        rates = replace(
+            rates,
+            nvlink_GBps=min(wired),
+            nvlink_source=assumed(f"{float(min(wired)):g} GB/s an NVLink, {how}"),
+        )
+    if Gbps := fastest.nic_Gbps:
+        rates = replace(rates, nic_GBps=Fraction(Gbps, 8), nic_source=f"{Gbps} Gb/s, {how}")
+    return rates
 
 
 def _describe(link: PcieLink) -> str:

@@ -44,6 +44,7 @@ _KNOWN_LABEL = re.compile(
     r"X|(?:NV|XGMI)\d+|PIX|PXB|PHB|NODE|SYS|SOC|C2C|LNK|SW|NET|DIS|OK|CNS|GNS|TNS|NS|DR|U"
 )
 _GLUED_LABELS = re.compile(rf"(?:{_KNOWN_LABEL.pattern}){{2,}}")
+_CPU_RANGES = re.compile(r"[0-9]{1,7}-[0-9]{1,7}")
 _GLUED_AFFINITY = re.compile(
     rf"((?:{_KNOWN_LABEL.pattern})+)(?<=[A-Z])([0-9]{{1,7}}[-,][0-9,-]{{1,999}})"
 )
@@ -239,14 +240,16 @@ def _remove_markup(line: str) -> str:
     if mark is None:
         return line
     content = line[mark.end() :]
-    return content.rstrip().removesuffix("|").replace("|", "\t") if "|" in mark.group() else content
+    if "|" not in mark.group():
+        return content
+    return content.rstrip().removesuffix("|").replace("|", "\t").replace("**", "")
 
 
 def _parse_heading(line: str, number: int, flag: str | None, where: str) -> LabelMatrix | None:
     """Parse a heading (GPUs, other devices, affinities); return None for any other line."""
     if before := _BEFORE_HEADING.match(line):
         line = line[before.end() :]
-    start = line.split(maxsplit=2)[:2]
+    start = [part for word in line.split(maxsplit=2)[:2] for part in _GLUED_NAMES.split(word)]
     if not start or not GPU_NAME.fullmatch(start[0]) or _KNOWN_LABEL.fullmatch(start[-1]):
         return None
     for column, pattern in _COLUMNS:
@@ -314,6 +317,8 @@ def _parse_row(
     columns = matrix.columns
     if rest and not rest[0]:  # an empty first affinity: the others are in the last columns
         columns = columns[max(0, len(columns) - len(texts)) :]
+    elif columns == (CPU, NUMA, GPU_NUMA) and len(texts) == 2 and texts[1] == "N/A":
+        texts[:1] = _split_affinities(texts[0])  # NUMA Affinity is never empty
     return words[0], MatrixRow(tuple(cells), dict(zip(columns, texts, strict=False)))
 
 
@@ -328,6 +333,20 @@ def _split_glued(word: str) -> list[str]:
         return _KNOWN_LABEL.findall(word)
     glued = _GLUED_AFFINITY.fullmatch(word)
     return [*_split_glued(glued.group(1)), glued.group(2)] if glued else [word]
+
+
+def _split_affinities(word: str) -> tuple[str, str]:
+    """Split CPUs from the NUMA node behind them: `0-45,92-1370` into 0-45,92-137 and 0.
+
+    All ranges of CPUs have one length. Both results are "N/A" if the boundary is not known.
+    """
+    for digits in (1, 2):
+        cpus, node = word[:-digits], word[-digits:]
+        ends = [[int(end) for end in part.split("-")] for part in _CPU_RANGES.findall(cpus)]
+        lengths = {last - first for first, last in ends}
+        if ",".join(_CPU_RANGES.findall(cpus)) == cpus and len(lengths) == 1 and min(lengths) >= 0:
+            return cpus, node
+    return "N/A", "N/A"
 
 
 def _parse_link(line: str, listing: NvlinkListing) -> None:

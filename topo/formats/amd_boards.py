@@ -1,0 +1,109 @@
+"""The boards that AMD's tables can be of: by the names beside them, else by their xGMI links."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..boards import BOARDS, MAX_XGMI_LINKS, Board, get_board
+from ..errors import InputError
+from ..hardware import PcieLink, pcie_link
+from ..notes import Note, assumed
+from .amd_tables import AmdOutput
+from .gpu_names import GpuNames
+
+# GPUs on an MI300X board, each joined to all others; with fewer links it is taken for an MI250.
+_MESH = 8
+# Architectures of boards on which eight GPUs are joined pairwise, and of those on which eight dies
+# are joined over each other.
+_MESHED = ("gfx942", "gfx950")
+_NOT_MESHED = "gfx90a"
+# MI300A are joined in fours (CDNA 3 white paper).
+_IN_FOURS = "MI300A"
+UNKNOWN = Note(
+    "no names of GPUs and no xGMI links: PCIe is taken as Gen3 x16, as RCCL does (MI25 has Gen3; "
+    "MI100, MI210 and W7900 Gen4; MI300X and R9700 Gen5); rocm-smi --showproductname beside the "
+    "tables says which",
+    "board-assumed",
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The board of the GPUs, how it is known in words, and the boards that they can be.
+
+    `others` is empty if the board is named.
+    """
+
+    board: Board
+    how: str
+    others: tuple[Board, ...] = ()
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the text names the board."""
+        return not self.others
+
+    @property
+    def pcie(self) -> tuple[PcieLink, str]:
+        """The PCIe link and its source.
+
+        The assumed board's counts only for a mesh of eight, which is of recent boards; fewer links
+        can be of older ones, too.
+        """
+        pcie = self.board.pcie
+        if self.is_named or {board.gcn for board in self.others} <= set(_MESHED):
+            return pcie, assumed(f"Gen{pcie.generation} x{pcie.width}, {self.how}")
+        return pcie_link(None, None), assumed(
+            "Gen3 x16, as RCCL takes PCIe links that are not known"
+        )
+
+
+def choose_model(output: AmdOutput, names: GpuNames, pairs: Sequence[tuple[str, str]]) -> Model:
+    """Return the board of the GPUs: the one that is named, else one with links as in `pairs`."""
+    named = names.find(0)
+    if named is not None and named[0].gcn:
+        return Model(named[0], f"by the GPUs: {named[1]}")
+    most = _count_most(pairs)
+    is_mesh = len(output.names) == _MESH and len(pairs) == _MESH * (_MESH - 1) // 2
+    others = tuple(
+        board
+        for board in BOARDS
+        if board.gcn and board.wires >= most
+        if (board.gcn in _MESHED) == is_mesh
+        or len(output.names) < _MESH
+        or (board.gcn == _NOT_MESHED and not output.tells_direct)
+        if board.name != _IN_FOURS or len(output.names) <= 4
+    )
+    board = get_board("MI300X" if is_mesh else "MI250")
+    shape = " (eight GPUs, each joined to all others)" if is_mesh else ""
+    return Model(board, f"xGMI links of an {board.name}{shape}", others)
+
+
+def _count_most(pairs: Sequence[tuple[str, str]]) -> int:
+    """Return the number of pairs of the GPU that is in most of them."""
+    return max(Counter(gpu for pair in pairs for gpu in pair).values(), default=0)
+
+
+def check_links(
+    output: AmdOutput, pairs: Sequence[tuple[str, str]], model: Model, where: str
+) -> None:
+    """Raise InputError if the pairs cannot all have links of their own."""
+    most = _count_most(pairs)
+    if most > MAX_XGMI_LINKS:
+        raise InputError(
+            f"{where}: xGMI joins a GPU to {most} others, and none has more than "
+            f"{MAX_XGMI_LINKS} links; these are partitions of GPUs (CPX, DPX, QPX), which share "
+            "its links, or the tables lack weights: give rocm-smi --showtopo in mode SPX"
+        )
+    if (
+        model.is_named
+        and model.board.gcn == _NOT_MESHED
+        and len(output.names) == _MESH
+        and most == _MESH - 1
+        and not output.tells_direct
+    ):
+        raise InputError(
+            f"{where}: the tables do not say which {model.board.name} have links of their own and "
+            "which are joined over others; give the whole output of rocm-smi --showtopo, with its "
+            "weights"
+        )

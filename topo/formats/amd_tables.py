@@ -1,0 +1,128 @@
+"""Parse the tables that AMD's tools print, and the NUMA nodes beside them.
+
+The other modules interpret the words. Quoted and commented texts are read, too.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..errors import InputError
+
+# No machine has as many GPUs; every pair becomes a cell of several tables.
+MAX_GPUS = 256
+# Five tables of 256 rows take some 1,300 lines. The room for other text is chosen.
+MAX_LINES = 100_000
+TYPE, HOPS, WEIGHT, BANDWIDTH, OTHER = "link type", "hops", "weight", "bandwidth", ""
+
+_TITLES = (
+    (TYPE, re.compile(r"=+ Link Type between two GPUs =+|LINK TYPE TABLE:")),
+    (HOPS, re.compile(r"=+ Hops between two GPUs =+|HOPS TABLE:")),
+    (WEIGHT, re.compile(r"=+ Weight between two GPUs =+|WEIGHT TABLE:")),
+    (BANDWIDTH, re.compile(r"=+ (?:Numa )?Bandwidth.* =+|NUMA BW TABLE:", re.IGNORECASE)),
+    (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} TABLE:")),
+)
+_SNIFF = re.compile(
+    r"^[ \t>#$]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
+    r"|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
+    re.MULTILINE,
+)
+# Characters at the start of a text in which its format is detected.
+_SNIFF_CHARACTERS = 2**20
+_NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_NUMA = re.compile(
+    r"GPU ?\[?(\d{1,4})\]?\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
+)
+_MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#][ \t]?)?")  # of a quote or a comment
+
+
+@dataclass
+class AmdOutput:
+    """The tables in a text, and the names and NUMA nodes of the GPUs.
+
+    `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
+    `nodes` maps a GPU's number to its NUMA node.
+    """
+
+    names: tuple[str, ...] = ()
+    tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
+    nodes: dict[int, int] = field(default_factory=dict)
+
+    def get_cell(self, table: str, a: str, b: str) -> str:
+        """Return a table's text for two GPUs, by name, in either direction, "" if there is none."""
+        cells = self.tables.get(table, {})
+        return cells.get((a, b)) or cells.get((b, a)) or ""
+
+    @cached_property
+    def has_rates(self) -> bool:
+        """Whether the table of bandwidths has any that is not 0."""
+        return any(re.search("[1-9]", cell) for cell in self.tables.get(BANDWIDTH, {}).values())
+
+    @property
+    def tells_direct(self) -> bool:
+        """Whether weights or bandwidths tell which GPUs xGMI joins directly."""
+        weights = self.tables.get(WEIGHT, {}).values()
+        return self.has_rates or any(weight.strip("0") for weight in weights)
+
+    def get_number(self, table: str, a: str, b: str) -> int | None:
+        """Return a table's number for two GPUs, by name, None if there is none."""
+        text = self.get_cell(table, a, b)
+        return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def looks_like(text: str) -> bool:
+    """Return whether a text's first megabyte contains a table of rocm-smi or amd-smi."""
+    return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
+
+
+def parse_tables(text: str, where: str) -> AmdOutput:
+    """Split a text into tables, without interpreting them; `where` names the file in errors.
+
+    Raise InputError for more than MAX_LINES lines or MAX_GPUS GPUs, tables of different GPUs, and
+    rows that do not fit their heading.
+    """
+    output = AmdOutput()
+    title = OTHER
+    columns: tuple[str, ...] = ()
+    for number, raw in enumerate(text.splitlines(), 1):
+        if number > MAX_LINES:
+            raise InputError(
+                f"{where}: more than {MAX_LINES} lines; expected what one machine's tool prints"
+            )
+        line = _MARK_UP.sub("", raw, count=1).strip()
+        new_title = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
+        if new_title is not None:
+            title, columns = new_title, ()
+        elif numa := _NUMA.fullmatch(line):
+            if numa[2] == "Node" or int(numa[1]) not in output.nodes:
+                output.nodes[int(numa[1])] = int(numa[3])
+        elif title and line:
+            columns = _parse_line(output, title, columns, line.split(), f"{where}: line {number}")
+    return output
+
+
+def _parse_line(
+    output: AmdOutput, title: str, columns: tuple[str, ...], words: list[str], where: str
+) -> tuple[str, ...]:
+    """Add a row to a table, or return the columns of a new one."""
+    if all(map(_NAME.fullmatch, words)) and not columns:
+        if len(words) > MAX_GPUS or len(set(words)) < len(words):
+            raise InputError(
+                f"{where}: names {len(words)} GPUs, some twice or more than {MAX_GPUS}; expected "
+                "one machine"
+            )
+        if output.names and tuple(words) != output.names:
+            raise InputError(
+                f"{where}: a table of other GPUs than the first; expected one machine in a file"
+            )
+        output.names = tuple(words)
+        return output.names
+    if columns and words[0] in columns:
+        if len(words) != len(columns) + 1:
+            raise InputError(
+                f"{where}: the row of {words[0]} has {len(words) - 1} cells for {len(columns)} "
+                "columns; give the output as the tool printed it"
+            )
+        cells = output.tables.setdefault(title, {})
+        cells |= {(words[0], column): cell for column, cell in zip(columns, words[1:], strict=True)}
+    return columns
