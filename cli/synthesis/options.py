@@ -60,8 +60,8 @@ EXAMPLES: tuple[Example, ...] = (
         "rings and chains for NCCL_GRAPH_FILE",
     ),
     (
-        "topo-synth --collective allreduce --topology dgx-a100 --strategy file:ring.xml",
-        "what MSCCL's ring.xml reaches on this machine, replayed by the verifier",
+        "topo-synth --collective allreduce --topology ring:4 --strategy file:ring.xml",
+        "what the schedule of an MSCCL file reaches on this topology",
     ),
     ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
 )

@@ -181,7 +181,7 @@ def test_the_commands_that_a_document_shows_print_what_it_shows(
         module, *arguments = shown.words
         for example in (ROOT / "examples").rglob("*.*"):
             read = [
-                word
+                word.removeprefix("file:")
                 for before, word in pairwise(shown.words)
                 if before not in ("-o", "--trace", "--plot")
             ]
