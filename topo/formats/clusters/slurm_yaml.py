@@ -14,6 +14,7 @@ from .slurm_conf import YAML, SwitchRow, add_switches, join_blocks, read_block_s
 _MAX_CHARACTERS = 2**19
 # A topology nests five levels.
 _MAX_DEPTH = 16
+_TOO_DEEP = "deeper than any topology"
 # libyaml's parser if PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -37,17 +38,16 @@ def read(text: str, where: str) -> Cluster:
                 event, yaml.CollectionEndEvent
             )
             if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
-                what = (
-                    "an alias; write it out" if depth <= _MAX_DEPTH else "deeper than any topology"
-                )
+                what = "an alias; write it out" if depth <= _MAX_DEPTH else _TOO_DEEP
                 raise InputError(f"{where}: line {event.start_mark.line + 1}: {what}")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""
-        raise InputError(
-            f"{where}:{line} no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
-        ) from None
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        # PyYAML 6.0.4 has a limit of its own, which it reaches while it reads ahead.
+        what = _TOO_DEEP if "nesting depth" in problem else f"no YAML: {problem}"
+        raise InputError(f"{where}:{line} {what}") from None
     except ValueError as error:
         raise InputError(f"{where}: no YAML: {error}") from None
     entries = (_Map(item, where) for item in _list(root, where, "topologies"))
