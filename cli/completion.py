@@ -76,6 +76,7 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
 
     values = {
         "collective": COLLECTIVES,
+        "first": COLLECTIVES,
         "strategy": ("auto", *STRATEGY_NAMES),
         "dtype": DTYPE_NAMES,
         "op": OP_NAMES,
@@ -87,7 +88,7 @@ def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None
         if isinstance(action, argparse._SubParsersAction):
             for one in action.choices.values():
                 _name_values(one, topologies)
-        elif action.dest in ("topology", "topologies", "subject"):
+        elif action.dest in ("topology", "topologies", "second", "subject"):
             action.complete = topology  # type: ignore[attr-defined]
         elif (action.dest, action.metavar) == ("network", "LIST"):
             action.choices = ("loopback", "slow", *topologies)

@@ -10,7 +10,7 @@ from .shared.progress import ProgressReporter
 PROG = "topo-emulate"
 EXAMPLES: tuple[Example, ...] = (
     (
-        "topo-synth --collective allreduce --topology two-hosts.json -o plan.json",
+        "topo-synth allreduce two-hosts.json -o plan.json",
         "a plan to try",
     ),
     (

@@ -21,7 +21,7 @@ EXAMPLES: tuple[Example, ...] = (
         "topo-report topo.xml -o topo.html",
         "a machine from a file of NCCL, RCCL, hwloc, nvidia-smi or topoplan",
     ),
-    ("topo-synth --collective allreduce --topology topo.xml -o plan.json", "a plan ..."),
+    ("topo-synth allreduce topo.xml -o plan.json", "a plan ..."),
     ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
     (
         "topo-report dgx1 -o dgx1.html --time-limit 60",

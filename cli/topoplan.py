@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from itertools import takewhile
 
-from .shared.common import Example, Parser, call_as, run_command
+from .shared.common import Example, Parser, call_as
 
 PROG = "topoplan"
 # `topoplan NAME` runs cli/NAME.py.
@@ -22,12 +22,14 @@ COMMANDS = {
 }
 # Subcommands that are also separate commands, topo-NAME.
 OWN = tuple(name for name in COMMANDS if name != "completion")
+# `topoplan help COMMAND` is `topoplan COMMAND --help`.
+HELP = "help"
 # Options that may stand before the subcommand too.
 _FLAGS = ("-v", "--verbose", "-q", "--quiet")
 EXAMPLES: tuple[Example, ...] = (
     ("topoplan probe", "this machine: GPUs, links, what is wrong with it"),
     (
-        "topoplan synth --collective allreduce --topology dgx1 -o plan.json",
+        "topoplan synth allreduce dgx1 -o plan.json",
         "a plan for a DGX-1, with its bound",
     ),
     ("topoplan run plan.json", "the plan on processes of this host, beside the stock allreduce"),
@@ -45,12 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run the named command and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     flags = list(takewhile(lambda word: word in _FLAGS, arguments))
-    name, *rest = [*arguments[len(flags) :], ""]
+    name, *rest = arguments[len(flags) :] or [HELP]
+    if name == HELP:
+        name, *rest = [*rest[:1], "--help"]
     if name in COMMANDS:
-        return _run(name, [*flags, *rest[:-1]])
-    parser = build_parser()
-    parser.parse_args(arguments)  # exits: with help, with the version, or with an error
-    return run_command(PROG, lambda: 2)
+        return _run(name, [*flags, *rest])
+    build_parser().parse_args([name])  # exits: with help, with the version, or with an error
+    raise AssertionError(f"{name} is no command, and the parser took it for one")
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -75,6 +78,7 @@ def build_parser(*, with_options: bool = False) -> Parser:
     for name, what in COMMANDS.items():
         own = [import_module(f".{name}", __package__).build_parser()] if with_options else []
         commands.add_parser(name, help=what, add_help=False, parents=own)
+    commands.add_parser(HELP, help="show the help of a command", add_help=False)
     return parser
 
 

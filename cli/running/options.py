@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PROG = "topo-run"
 EXAMPLES: tuple[Example, ...] = (
     (
-        "topo-synth --collective allreduce --topology topo.xml -o plan.json",
+        "topo-synth allreduce topo.xml -o plan.json",
         "a plan, here for two GPUs",
     ),
     ("topo-run plan.json", "start its ranks on this host, 1 KiB to 1 MiB"),

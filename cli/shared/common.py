@@ -68,6 +68,14 @@ class Parser(argparse.ArgumentParser):
             help="print errors only, neither progress nor messages; results are printed as usual",
         )
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; options may stand between positional arguments, too."""
+        given = list(sys.argv[1:] if args is None else args)
+        # argparse cannot do both, and subcommands have options of their own.
+        if self._subparsers is None and "--" not in given:
+            return self.parse_intermixed_args(given, namespace)
+        return super().parse_args(given, namespace)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; exit with code 2 at an unknown option, naming the nearest known one.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...synth.ir.collective import COLLECTIVES, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
-from ...topo.errors import InputError
-from ..shared.common import Example, Parser
+from ...topo.errors import InputError, suggest
+from ..shared.common import Example, Parser, shown_name
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
@@ -23,47 +24,47 @@ _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
 EXAMPLES: tuple[Example, ...] = (
     (
-        "topo-synth --collective allreduce --topology dgx1",
+        "topo-synth allreduce dgx1",
         "the fastest schedule for each size, and its gap",
     ),
     (
-        "topo-synth --collective allreduce --topology topo.xml -o plan.json",
+        "topo-synth allreduce topo.xml -o plan.json",
         "write the plan, for topo-run and the DDP hook",
     ),
     (
-        "topo-synth --collective allgather --topology dgx1 --pareto",
+        "topo-synth allgather dgx1 --pareto",
         "the Pareto front of steps and rounds",
     ),
     (
-        "topo-synth --collective alltoall --topology dgx1 --instance 3,3,8",
+        "topo-synth alltoall dgx1 --instance 3,3,8",
         "is there a schedule with 3 chunks, 3 steps, 8 rounds?",
     ),
     (
-        "topo-synth --collective allreduce --topology mesh:8x8 --bound-only",
+        "topo-synth allreduce mesh:8x8 --bound-only",
         "only the bounds: how fast can a schedule be?",
     ),
     (
-        "topo-synth --collective allreduce --topology dgx1 --explain",
+        "topo-synth allreduce dgx1 --explain",
         "the bottleneck, and which links to improve first",
     ),
     (
-        "topo-synth --collective allreduce --topology dgx1 --without-link 0:3",
+        "topo-synth allreduce dgx1 --without-link 0:3",
         "a plan for the machine without that link",
     ),
-    ("topo-synth --collective allreduce --topology dgx-a100:2 --max-trees 16", "at most 16 trees"),
+    ("topo-synth allreduce dgx-a100:2 --max-trees 16", "at most 16 trees"),
     (
-        "topo-synth --collective allreduce --topology dgx1 --reproducible",
+        "topo-synth allreduce dgx1 --reproducible",
         "the same bits for an element in buffers of all sizes",
     ),
     (
-        "topo-synth --collective all_reduce --topology topo.xml --format nccl-graph",
+        "topo-synth all_reduce topo.xml --format nccl-graph",
         "rings and chains for NCCL_GRAPH_FILE",
     ),
     (
-        "topo-synth --collective allreduce --topology ring:4 --strategy file:ring.xml",
+        "topo-synth allreduce ring:4 --strategy file:ring.xml",
         "what the schedule of an MSCCL file reaches on this topology",
     ),
-    ("topo-synth --collective allreduce --topology dgx1 --csv ranges.csv", "the table as rows"),
+    ("topo-synth allreduce dgx1 --csv ranges.csv", "the table as rows"),
 )
 ABOUT = """\
 Reads a topology (a preset, a file of topoplan, NCCL, RCCL, hwloc or nvidia-smi, or `local`: this
@@ -78,22 +79,24 @@ def build_parser() -> Parser:
         PROG,
         EXAMPLES,
         ABOUT,
-        "--collective C --topology T [--strategy S] [--size BYTES] [-o FILE] ...",
+        "COLLECTIVE TOPOLOGY [--strategy S] [--size BYTES] [-o FILE] ...",
     )
     add = parser.add_argument
     add(
-        "--collective",
-        required=True,
-        metavar="C",
+        "first",
+        nargs="?",
+        metavar="COLLECTIVE",
         help="allreduce, allgather, reduce-scatter, broadcast, reduce, gather, scatter or "
         "alltoall; torch's and nccl-tests' spellings too",
     )
     add(
-        "--topology",
-        required=True,
-        metavar="T",
+        "second",
+        nargs="?",
+        metavar="TOPOLOGY",
         help="a preset (dgx1, mesh:4x4, ...), a file, or local",
     )
+    add("--collective", metavar="C", help="COLLECTIVE, as an option")
+    add("--topology", metavar="T", help="TOPOLOGY, as an option")
     add(
         "--strategy",
         default="auto",
@@ -249,7 +252,11 @@ def build_parser() -> Parser:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise InputError for the first wrong option, before any work is done."""
+    """Raise InputError for the first wrong option, before any work is done.
+
+    `args.collective` and `args.topology` are set from the arguments without an option.
+    """
+    _settle_request(args)
     check_name(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")
@@ -264,6 +271,38 @@ def check_options(args: argparse.Namespace) -> None:
             raise InputError(f"{flag} is {value}; expected at least {least}")
     _check_combinations(args)
     check_outputs(args, "output", "trace", "plot", "csv")
+
+
+def _settle_request(args: argparse.Namespace) -> None:
+    """Set `collective` and `topology` from the arguments without an option, in either order."""
+    words = [word for word in (args.first, args.second) if word is not None]
+    for option, word in zip(("collective", "topology"), _sort_words(words, args), strict=True):
+        given = getattr(args, option)
+        if word is None:
+            continue
+        if given is not None and spell_collective(word) != spell_collective(given):
+            raise InputError(f"{word} and --{option} {given}: expected one {option}; leave one out")
+        setattr(args, option, word)
+    missing = [option for option in ("collective", "topology") if getattr(args, option) is None]
+    if missing:
+        raise InputError(
+            f"no {' and no '.join(missing)} given; expected both, as in: {shown_name(PROG)} "
+            f"{args.collective or 'allreduce'} {args.topology or 'dgx1'}"
+        )
+
+
+def _sort_words(words: list[str], args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Return which of at most two words is the collective and which the topology."""
+    known = [spell_collective(word) in COLLECTIVES for word in words]
+    near = [k or bool(suggest(word, COLLECTIVES)) for k, word in zip(known, words, strict=True)]
+    if len(words) == 2:
+        is_reversed = not known[0] and (known[1] or (near[1] and not near[0]))
+        return (words[1], words[0]) if is_reversed else (words[0], words[1])
+    if not words:
+        return None, None
+    takes_any = args.collective is None and args.topology is not None
+    takes_near = near[0] and args.collective is None
+    return (words[0], None) if known[0] or takes_near or takes_any else (None, words[0])
 
 
 def _check_combinations(args: argparse.Namespace) -> None:

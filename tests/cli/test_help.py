@@ -145,7 +145,8 @@ def test_every_option_that_names_a_file_to_be_written_refuses_one_that_exists(
         ("judge nccl.log --collective all_reduse", "(did you mean 'allreduce'?)"),
         ("run --stock --nproc 2 --dtype flaot16", "(did you mean 'float16'?)"),
         ("run --stock --nproc 2 --op summ", "(did you mean 'sum'?)"),
-        ("", "required: COMMAND"),
+        ("help sinth", "'sinth' is unknown (did you mean 'synth'?)"),
+        ("topo-probe dgx1", "(did you mean 'probe'?)"),
     ],
 )
 def test_what_is_mistyped_is_named_with_what_is_near(
@@ -282,7 +283,7 @@ def test_bash_completes_commands_options_and_values(
     (tmp_path / "script.bash").write_text(capsys.readouterr().out)
     (tmp_path / "matrix.txt").write_text("")
     wanted: dict[tuple[str, ...], str] = {
-        ("topoplan", ""): " ".join(COMMANDS),
+        ("topoplan", ""): " ".join([*COMMANDS, "help"]),
         ("topoplan", "sy"): "synth",
         ("topoplan", "synth", "--collective", "all"): "allreduce allgather alltoall",
         ("topo-synth", "--strategy", "re"): "recursive-doubling",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from launch import run_command
 from shown_blocks import PROGRAMS, Command, fits, read_page
 
 import topoplan
+from topoplan.cli.shared.common import Parser
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("topo", "synth", "runtime", "cli", "tests", "benchmarks", "examples", "scripts")
@@ -255,12 +255,12 @@ def _check_options(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     known: set[str] = set()
 
-    def note(parser: argparse.ArgumentParser, *_: Any) -> Any:
+    def note(parser: Parser, *_: Any) -> Any:
         known.update(parser._option_string_actions)
         raise _ParsedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(argparse.ArgumentParser, "parse_args", note)
+        patched.setattr(Parser, "parse_args", note)
         with pytest.raises(_ParsedError):
             import_module(f"topoplan.cli.{words[0].removeprefix('topo-')}").main([])
     assert [option for option in options if option not in known and option.strip("-")] == [], words
@@ -275,14 +275,14 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
         if program == "topo-emulate" and "--" in arguments
         else arguments
     )
-    real = argparse.ArgumentParser.parse_args
+    real = Parser.parse_args
 
-    def parse(parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+    def parse(parser: Parser, args: Any = None, namespace: Any = None) -> Any:
         real(parser, args, namespace)
         raise _ParsedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(argparse.ArgumentParser, "parse_args", parse)
+        patched.setattr(Parser, "parse_args", parse)
         with pytest.raises(_ParsedError):
             import_module(f"topoplan.cli.{program.removeprefix('topo-')}").main(arguments)
     if len(own) < len(arguments):  # topo-emulate
