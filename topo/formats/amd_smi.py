@@ -25,6 +25,7 @@ from ..notes import Note, assumed
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
 from .amd_tables import BANDWIDTH, HOPS, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
 from .gpu_names import find_gpu_names, list_boards
+from .pasted import clean
 
 __all__ = ["looks_like", "read"]
 
@@ -42,6 +43,7 @@ def read(text: str, where: str) -> Topology:
     Raise InputError if there is no table of link types, and for rows with more or fewer cells than
     columns.
     """
+    text = clean(text)
     output = parse_tables(text, where)
     if TYPE not in output.tables:
         raise InputError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..errors import InputError
+from .pasted import clean
 
 # No machine has as many GPUs; every pair becomes a cell of several tables.
 MAX_GPUS = 256
@@ -23,7 +24,7 @@ _TITLES = (
     (OTHER, re.compile(r"=+ .* =+|[A-Z][A-Z -]{2,40} TABLE:")),
 )
 _SNIFF = re.compile(
-    r"^[ \t>#$]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
+    r"^[ \t>#$+|]{0,20}(?:=+ (?:Link Type|Hops|Weight) between two GPUs =+"
     r"|(?:LINK TYPE|HOPS|WEIGHT) TABLE:)",
     re.MULTILINE,
 )
@@ -33,7 +34,7 @@ _NAME = re.compile(r"GPU\d{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", r
 _NUMA = re.compile(
     r"GPU ?\[?(\d{1,4})\]?\s{0,20}: \(Topology\) Numa (Node|Affinity): (-?\d{1,6})\s{0,20}"
 )
-_MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#][ \t]?)?")  # of a quote or a comment
+_MARK_UP = re.compile(r"[ \t]{0,40}(?:[>#+|][ \t]?){0,8}")  # of a quote, a comment or a change
 
 
 @dataclass
@@ -72,7 +73,7 @@ class AmdOutput:
 
 def looks_like(text: str) -> bool:
     """Return whether a text's first megabyte contains a table of rocm-smi or amd-smi."""
-    return _SNIFF.search(text[:_SNIFF_CHARACTERS]) is not None
+    return _SNIFF.search(clean(text[:_SNIFF_CHARACTERS])) is not None
 
 
 def parse_tables(text: str, where: str) -> AmdOutput:

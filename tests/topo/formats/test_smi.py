@@ -220,6 +220,19 @@ def test_nics_are_called_as_the_legend_says() -> None:
             f"topo -m\n{text}"
         ),
         lambda text: text.replace("\tPIX", "\t    PIX").replace("X\t", "X \t"),
+        lambda text: text.replace("GPU0\tGPU1\tGPU2", "[4mGPU0\tGPU1\tGPU2").replace(
+            "Affinity\n", "Affinity[0m\n"
+        ),
+        lambda text: "".join(f"> > {line}\n" for line in text.splitlines()),
+        lambda text: "<pre>" + text.replace("\t", "&#9;\u2003").replace("\n", "<br>\n") + "</pre>",
+        lambda text: "".join(f"// {line}\n" for line in f"{text}\n".split("\n")),
+        lambda text: "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines()),
+        lambda text: "".join(
+            f"2026-03-01T09:{second:02}Z web-1  | {line}\n"
+            for second, line in enumerate(text.splitlines(), 5)
+        ),
+        lambda text: text.replace("CPU Affinity", "CPU_affinity"),
+        lambda text: "\n".join(line.ljust(300) for line in text.split("\n")),
     ],
     ids=[
         "fence",
@@ -231,6 +244,14 @@ def test_nics_are_called_as_the_legend_says() -> None:
         "rows-reversed",
         "twice",
         "mixed",
+        "underlined-without-escapes",
+        "quoted-twice",
+        "web-page",
+        "commented",
+        "launcher",
+        "log",
+        "spelled-otherwise",
+        "wide",
     ],
 )
 def test_a_matrix_is_found_however_it_is_dressed(dressed: Callable[[str], str]) -> None:
@@ -377,6 +398,26 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         ),
         ("\tGPU0\tGPU1\n" * 65, "line 65: more than 64 matrices"),
         (alike(129, "SYS"), "129 NUMA nodes; more than 128 are refused"),
+        (
+            alike(3, "PIX").replace("\tGPU2", "", 1).replace("X\tPIX\tPIX", "X\tPIX"),
+            "line 3: the row of GPU1 has 3 cells for 2 columns",
+        ),
+        (
+            "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\nGPU2\tSYS\tPIX\n",
+            "line 4: a row of GPU2, which the heading of line 1 does not name",
+        ),
+        (
+            "".join(alike(4, "PIX").splitlines(keepends=True)[:2]),
+            "the matrix of line 1 does not say how gpu1 - gpu2, gpu1 - gpu3, gpu2 - gpu3 are",
+        ),
+        ("\tGPU0\tGPU1\nGPU0\tX\tNV1", "does not say how gpu0 - gpu1 are joined"),
+        ("\tGPU0\tGPU\nGPU0\tX\tPIX\n", "a row of a matrix without a heading"),
+        (
+            "".join(
+                f"node{host}: {line}\n" for line in alike(2, "PIX").splitlines() for host in (0, 1)
+            ),
+            "no matrix found",
+        ),
         ("GPU0 " * 2_000_000, "line 1 has 10000000 characters"),
         ("GPU0\t" + "X" * 10_000_000, "no matrix found"),
         ("".join(chr(c * 7919 % 1114 + 1) for c in range(300_000)), "no matrix found"),
@@ -391,6 +432,12 @@ def test_labels_of_topoplan_are_read_back(label: str) -> None:
         "wide",
         "many",
         "nodes",
+        "cut-heading",
+        "cut-columns",
+        "cut-rows",
+        "cut-label",
+        "cut-name",
+        "mixed-hosts",
         "long",
         "longer",
         "junk",

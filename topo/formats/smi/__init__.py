@@ -7,7 +7,7 @@ of a topology read from such a text is assumed, and its source says so.
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import PurePath
 
 from ...derived.hosts import join_hosts
@@ -19,8 +19,9 @@ from ...hardware import ASSUMED_PLACE
 from ...matrix import LABELS, ConnectionFinder
 from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
+from ..pasted import clean
 from .candidates import choose_boards
-from .cells import list_some, read_cells
+from .cells import Cells, iterate_members, list_some, read_cells
 from .facts import (
     MAX_PAIRED,
     SOURCE,
@@ -88,10 +89,11 @@ def read(text: str, where: str) -> Topology:
     several times, each represents a host of its own, unless the prompts before them name one host.
 
     Raise InputError if there is neither: a run that failed, `-p2p` matrices or `nvlink -s` alone
-    (they do not contain connections), matrices of different machines, a matrix without a GPU's row
-    or with too many devices, and rows with more or fewer cells than columns.
+    (they do not contain connections), matrices of different machines, a matrix without a GPU's row,
+    without the label of a pair of GPUs or with too many devices, and rows with more or fewer cells
+    than columns.
     """
-    return _read(text, where, GpuNames())
+    return _read(clean(text), where, GpuNames())
 
 
 def _read(text: str, where: str, others: GpuNames) -> Topology:
@@ -184,6 +186,7 @@ def _read_matrix(
     """Read a matrix of `topo -m`, completed from the other parts of the output and from names."""
     notes: list[str] = [] if table.has_nvlinks else [_NO_NVLINKS]
     cells = read_cells(table, output.nics, notes)
+    _check_pairs(table, cells, where)
     listings = output.nvlinks_by_gpu
     strangers = [
         f"gpu{gpu}"
@@ -226,6 +229,20 @@ def _read_matrix(
         facts,
         [SOURCE, "topo -p2p"] if p2p else [SOURCE],
     )
+
+
+def _check_pairs(table: LabelMatrix, cells: Cells, where: str) -> None:
+    """Raise InputError if nothing says how two GPUs are joined, since any link may be missing."""
+    unknown = [
+        f"{cells.ids[i]} - {cells.ids[j]}"
+        for i, j in combinations(iterate_members(cells.gpus), 2)
+        if cells.labels[i][j] is None
+    ]
+    if unknown:
+        raise InputError(
+            f"{where}: the matrix of line {table.line} does not say how {list_some(unknown, 3)} "
+            "are joined; give the whole output of nvidia-smi topo -m"
+        )
 
 
 def _build(

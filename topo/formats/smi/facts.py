@@ -81,9 +81,15 @@ def has_own_memory(table: LabelMatrix) -> bool:
 
 
 def _get_ranges(affinities: dict[str, str], column: str) -> str | None:
-    """Return an affinity that consists of numbers and ranges, None for any other text."""
+    """Return an affinity that consists of numbers and ranges, None for any other text.
+
+    A range that ends before it starts lost its last digits.
+    """
     text = affinities.get(column, "")
-    return text if RANGES.fullmatch(text) else None
+    if not RANGES.fullmatch(text):
+        return None
+    ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return text if all(part[-1] >= part[0] for part in ranges) else None
 
 
 def build_matrix_facts(table: LabelMatrix, cells: Cells) -> Iterator[Fact]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...errors import InputError
+from ..pasted import clean
 
 # Matrices of more devices are refused: no machine has as many.
 MAX_COLUMNS = 512
@@ -27,17 +28,23 @@ CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 GPU_NAME = re.compile(r"GPU(\d{1,6})")
 RANGES = re.compile(r"[0-9]{1,7}(?:[-,][0-9]{1,7}){0,4096}")
 _COLUMNS = (
-    (CPU, re.compile(r"CPU\s*Affinity")),
-    (GPU_NUMA, re.compile(r"GPU\s*NUMA\s*ID")),
-    (NUMA, re.compile(r"(?:NUMA|Memory)\s*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))")),
+    (CPU, re.compile(r"CPU[\s_]*Affinity", re.IGNORECASE)),
+    (GPU_NUMA, re.compile(r"GPU[\s_]*NUMA(?:[\s_]*ID)?", re.IGNORECASE)),
+    (
+        NUMA,
+        re.compile(
+            r"(?:NUMA|Memory)[\s_]*Affinity|(?<!\x00)\bNUMA\b(?![\s\x00]*(?:ID|Affinity))",
+            re.IGNORECASE,
+        ),
+    ),
 )
 # Replaces the spaces in names of columns while a heading is split; no line has it.
 _SPACE = "\x00"
 _GLUED_NAMES = re.compile(r"(?<=\d)(?=(?:GPU|NIC)\d|mlx\d+_)")  # lost tabs: NIC8NIC9
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]")
-_MARK_UP = re.compile(r"[ \t]{0,40}(?:>|//|#|\*|\|)[ \t]?")  # a quote, a comment, a list, a table
+_QUOTE = re.compile(r"[ \t]{0,40}(?:>[ \t]?){1,8}")
+_MARK_UP = re.compile(r"[ \t]{0,40}(?://|#|\*|\+|\|)[ \t]?")  # a comment, a list, a change, a table
 _BEFORE_HEADING = re.compile(
-    r"[^|]{0,200}?(?:topo -m|`)(?=\s{1,80}GPU\d)"
+    r"[^|]{0,200}?(?:topo -m|[`'\"\u2018-\u201f])(?=\s{1,80}GPU\d)"
 )  # a prompt or a quote on the heading's line
 _LABEL = re.compile(r"X|[A-Z][A-Z0-9]{0,15}#?")
 _KNOWN_LABEL = re.compile(
@@ -65,8 +72,12 @@ _SPEED = re.compile(
     r"\s{0,40}Link (\d{1,4}): (?:([0-9]{1,6}(?:\.[0-9]{1,6})?) GB/s|<?inactive>?)\s{0,40}",
     re.IGNORECASE,
 )
+# A row of a device that the heading does not name: two labels tell it from prose.
+_STRANGER = re.compile(
+    rf"\s{{0,40}}(?:GPU|NIC)\d{{1,6}}(?:\s{{1,40}}(?:{_KNOWN_LABEL.pattern})(?!\S)){{2}}"
+)
 _SNIFF = re.compile(
-    r"^[ \t>/#*|]{0,40}(?:"
+    r"^[ \t>/#*|+]{0,40}(?:"
     r"GPU\d{1,6}[ \t|]{1,40}(?:GPU\d{1,6}\b|CPU[ \t]+Affinity|NUMA[ \t]+Affinity)"
     r"|GPU\d{1,6}[ \t|]{1,40}(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|OK|CNS|GNS|TNS|NS|DR|U)"
     r"(?=[ \t|\r]|$)"
@@ -154,14 +165,14 @@ class SmiOutput:
 def looks_like(text: str) -> bool:
     """Return whether a text's first megabyte contains output of nvidia-smi: a matrix or links."""
     head = text[:_SNIFF_CHARACTERS]
-    return "GPU" in head and _SNIFF.search(_remove_codes(head)) is not None
+    return "GPU" in head and _SNIFF.search(clean(head)) is not None
 
 
 def parse_output(text: str, where: str) -> SmiOutput:
     """Split a text into its parts, without interpreting them; `where` names the file in errors.
 
     Raise InputError for more than MAX_LINES lines, MAX_COLUMNS devices or MAX_TABLES matrices, and
-    for rows that do not fit their heading.
+    for rows that do not fit their heading or that it does not name.
     """
     output = SmiOutput()
     matrix: LabelMatrix | None = None
@@ -206,13 +217,20 @@ def parse_output(text: str, where: str) -> SmiOutput:
             matrix = None
         elif listing is not None:
             _parse_link(line, listing)
-        elif output.stray is None and matrix is None and _SNIFF.match(line):
-            output.stray = number
+        elif matrix is None:
+            if output.stray is None and _SNIFF.match(line):
+                output.stray = number
+        elif _STRANGER.match(line):
+            raise InputError(
+                f"{where}: line {number}: a row of {line.split(maxsplit=1)[0]}, which the heading "
+                f"of line {matrix.line} does not name; the columns on the right are missing, so "
+                "give the whole output (nvidia-smi topo -m > matrix.txt)"
+            )
     return output
 
 
 def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbers and texts of lines that may matter, without terminal codes and markup."""
+    """Yield the numbers and texts of lines that may matter, without markup."""
     for number, raw in enumerate(text.split("\n"), 1):
         if number > MAX_LINES:
             raise InputError(
@@ -222,20 +240,17 @@ def _iterate_lines(text: str, where: str) -> Iterator[tuple[int, str]]:
         if len(raw) < 3 or raw.isspace():
             continue
         if len(raw) > _MAX_LINE_CHARACTERS:
-            if _SNIFF.match(_ANSI.sub("", raw[:1000])):
+            if _SNIFF.match(raw[:1000]):
                 raise InputError(f"{where}: line {number} has {len(raw)} characters; {_TOO_WIDE}")
             continue
-        yield number, _remove_markup(_remove_codes(raw).rstrip("\r"))
-
-
-def _remove_codes(text: str) -> str:
-    """Remove the codes of terminals and the non-breaking spaces of web pages."""
-    text = _ANSI.sub("", text) if "\x1b" in text else text
-    return text.replace("\x00", " ").replace("&nbsp;", " ").replace("\xa0", " ")
+        if line := _remove_markup(raw.rstrip()):
+            yield number, line
 
 
 def _remove_markup(line: str) -> str:
     """Remove the mark at the beginning of a document's line; in a table, replace bars by tabs."""
+    if quote := _QUOTE.match(line):
+        line = line[quote.end() :]
     mark = _MARK_UP.match(line)
     if mark is None:
         return line
@@ -260,6 +275,7 @@ def _parse_heading(line: str, number: int, flag: str | None, where: str) -> Labe
     others = [name for name in names if not GPU_NAME.fullmatch(name)]
     if (
         any(_KNOWN_LABEL.fullmatch(name) or not _DEVICE.fullmatch(name) for name in others)
+        or any(name.startswith("GPU") for name in others)  # a number is cut off or misread
         or words[: len(names)] != names
     ):
         return None
@@ -302,7 +318,7 @@ def _parse_row(
         rest = fields[width + 1 :]
     else:
         cells, rest = [], [part for word in line.split()[1:] for part in _split_glued(word)]
-    while rest and _LABEL.fullmatch(rest[0]):
+    while rest and (_LABEL if len(cells) < width else _KNOWN_LABEL).fullmatch(rest[0]):
         cells.append(rest.pop(0))
     if not cells:
         return None
@@ -312,6 +328,8 @@ def _parse_row(
             "columns; give the output as nvidia-smi printed it (nvidia-smi topo -m > matrix.txt), "
             "with its tabs"
         )
+    if is_cut_off and not rest and cells[-1] != "X":
+        cells.pop()  # it may be cut off too: NV1 of NV18
     cells += [None] * (width - len(cells))
     texts = [word for word in rest if word]
     columns = matrix.columns
