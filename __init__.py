@@ -40,13 +40,15 @@ if TYPE_CHECKING:
     from .synth.ir.collective import Chunk, Collective, CollectiveName
     from .synth.ir.schedule import Schedule
     from .synth.ir.transfers import Transfer, Transfers
+    from .synth.ksync.pareto import ParetoRow
     from .synth.numeric.effort import Effort
     from .synth.place.job import Job, Traffic
     from .synth.place.placement import Placement, Step
     from .synth.place.placing import place
     from .synth.place.proof.check import PlaceBound
     from .synth.plan import Entry, Plan
-    from .synth.planner.api import synthesize, verify
+    from .synth.planner.api import pareto, synthesize, verify
+    from .synth.planner.front import ParetoFront
     from .synth.planner.registry import strategy
     from .synth.request import Request, Send, TreeLimits, build_schedule
     from .topo.devices import Device, InNetwork, Link
@@ -91,6 +93,8 @@ _HOMES = {
     "Job": "synth.place.job",
     "Link": "topo.devices",
     "Note": "topo.notes",
+    "ParetoFront": "synth.planner.front",
+    "ParetoRow": "synth.ksync.pareto",
     "PlaceBound": "synth.place.proof.check",
     "Placement": "synth.place.placement",
     "Plan": "synth.plan",
@@ -120,6 +124,7 @@ _HOMES = {
     "join_mpi": "runtime.mpi.launched",
     "load": "topo.loader.resolve",
     "nccl_graph": "runtime.ranks.nccl_graph",
+    "pareto": "synth.planner.api",
     "place": "synth.place.placing",
     "probe": "topo.loader.resolve",
     "strategy": "synth.planner.registry",
@@ -162,6 +167,8 @@ __all__ = [
     "Job",
     "Link",
     "Note",
+    "ParetoFront",
+    "ParetoRow",
     "PlaceBound",
     "Placement",
     "Plan",
@@ -191,6 +198,7 @@ __all__ = [
     "join_mpi",
     "load",
     "nccl_graph",
+    "pareto",
     "place",
     "probe",
     "strategy",

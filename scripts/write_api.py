@@ -23,7 +23,10 @@ PROGRAMS = {
 }
 SECTIONS = {
     "Machines": ("probe", "load", "Topology", "Device", "Link", "InNetwork"),
-    "Plans": ("synthesize", "Plan", "Entry", "TreeLimits", "Bound", "Cost"),
+    "Plans": (
+        *("synthesize", "Plan", "Entry", "TreeLimits", "Bound", "Cost"),
+        *("pareto", "ParetoFront", "ParetoRow"),
+    ),
     "Where ranks go": ("place", "Placement", "Traffic", "Step", "PlaceBound", "device_mesh"),
     "Collectives and schedules": (
         "Collective",
@@ -99,8 +102,8 @@ HEAD = """\
 
 `import topoplan` imports nothing heavy: each name's module is imported when the name is first used, and torch only for the
 names under [Running](#running). Sizes are bytes, or, where noted, text such as `"64M"`; bandwidths are in GB/s (1e9 bytes a
-second), as fractions. Objects print as one line; `print(x.describe())` shows the tables that the commands print. The package
-is typed (`py.typed`; programs pass `mypy --strict`).
+second), as fractions. Objects print as one line; `print(x.describe())` shows the tables that the commands print, and in a
+notebook topologies, plans, schedules and fronts show as pictures and tables. The package is typed (`py.typed`; programs pass `mypy --strict`).
 
 ## Compatibility
 

@@ -184,6 +184,12 @@ class Plan:
         of = f"{self.collective.name} on {self.topology.name}: {self.collective.spelled_ranks}"
         return f"<Plan {of}, {labels}, at most {float(self.bound_one_way.algbw_GBps):.4g} GB/s>"
 
+    def _repr_svg_(self) -> str:
+        return str(import_module(".report.notebook", __package__).draw_plan_svg(self))
+
+    def _repr_html_(self) -> str:
+        return str(import_module(".report.notebook", __package__).show_plan(self))
+
     def describe(self, size: int | str = "1G") -> str:
         """Format the plan as topo-synth's table, with the prediction for one size.
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib import import_module
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -43,6 +43,9 @@ from .topology_file import (
     to_plain,
     to_text,
 )
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _MAX_DIGITS = 100  # digits of a common denominator: more make every sum of rates slow
 # Twice the values in 16 MiB of a real topology; 16 MiB of brackets would take gigabytes of memory.
@@ -180,6 +183,12 @@ class Topology:
         beside = f", {others} other device{'' if others == 1 else 's'}" if others else ""
         return f"<Topology {self.name}: {gpus}{beside}, {len(self.links)} links>"
 
+    def _repr_svg_(self) -> str:
+        return str(import_module(".pictures.notebook", __package__).draw_part(self)[0])
+
+    def _repr_html_(self) -> str:
+        return str(import_module(".pictures.notebook", __package__).show(self))
+
     def describe(self) -> str:
         """Format the machine as the tables of topo-probe."""
         # Imported here, by its name: it imports this module, and rich, which is slow.
@@ -203,6 +212,45 @@ class Topology:
                 for (a, b), capacity in self.capacity_GBps.items()
             },
         )
+
+    def to_networkx(
+        self, *, merge_parallel: bool = False
+    ) -> nx.MultiDiGraph[str] | nx.DiGraph[str]:
+        """Return the topology as a graph of networkx, which `from_networkx` reads back equal.
+
+        It is a MultiDiGraph: links have a direction, and parallel links differ in kind and source;
+        the key of an edge is the link's number. Nodes and edges have the fields of the JSON file as
+        attributes (docs/topology-json.md), with `bandwidth_GBps` and `latency_us` as fractions, and
+        ranks are the GPUs in the order of nodes. With `merge_parallel` it is a DiGraph, which
+        maximum flow needs: parallel links are one edge with the sum of their bandwidths and the
+        highest of their latencies.
+        """
+        graph: nx.MultiDiGraph[str] | nx.DiGraph[str] = import_module(
+            ".formats.networkx_graph", __package__
+        ).write(self, merge_parallel)
+        return graph
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: nx.Graph[Any],
+        name: str | None = None,
+        *,
+        bandwidth: str = "bandwidth_GBps",
+    ) -> Topology:
+        """Return the topology of a graph of networkx, of any of its four classes.
+
+        Attributes are those that `to_networkx` writes; all of them may be missing. Nodes are then
+        GPUs, named by the text of the node, and links have a latency of 0.7 us and a bandwidth of 1
+        GB/s, with the source "assumed: ...". `bandwidth` is the name of the edges' attribute that
+        has it, in GB/s (1e9 bytes per second). An undirected edge is a link in both directions,
+        each with the whole bandwidth. Parallel edges add up. Other attributes stay as `extra`.
+        `name` defaults to that of the graph. Raise InputError if an attribute is invalid.
+        """
+        topology: Topology = import_module(".formats.networkx_graph", __package__).read(
+            graph, name, bandwidth
+        )
+        return topology
 
     def to_json(self) -> dict[str, Any]:
         """Return the topology as a JSON object, which `from_json` reads back equal."""

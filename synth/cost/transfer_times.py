@@ -58,6 +58,19 @@ def predict_times(
     return list(_share_out(schedule, size_bytes, played)) if played else []
 
 
+def time_steps(schedule: Schedule, size_bytes: int) -> list[TransferTime]:
+    """Return the times of all transfers, uncut, if each step lasts as long as it may.
+
+    That needs no topology. Latencies do not count, and each message takes its whole step.
+    """
+    uncut = schedule.uncut
+    lengths_us = [float(x) * size_bytes * 1e-3 for x in uncut.step_s_per_GB]
+    edges_us = list(accumulate(lengths_us, initial=0.0))
+    messages = dict.fromkeys((t.step, t.src, t.dst) for t in uncut.transfers)
+    played = [(step, a, b, edges_us[step], edges_us[step + 1]) for step, a, b in messages]
+    return list(_share_out(uncut, size_bytes, played))
+
+
 def _time_ticks(schedule: Schedule, topology: Topology, size_bytes: int) -> list[MessageTime]:
     """Return the times of messages by the affine cost, one tick after the other."""
     m = schedule.segments

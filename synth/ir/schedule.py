@@ -180,6 +180,13 @@ class Schedule:
             f"{self.steps} steps, {len(self.transfers)} transfers>"
         )
 
+    def _repr_svg_(self) -> str | None:
+        svg: str | None = import_module("..report.notebook", __package__).draw_schedule_svg(self)
+        return svg
+
+    def _repr_html_(self) -> str:
+        return str(import_module("..report.notebook", __package__).show_schedule(self))
+
     def describe(self) -> str:
         """Format the schedule's figures and its first transfers as text."""
         # By name, since descriptions are made of schedules.

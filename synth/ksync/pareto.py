@@ -46,14 +46,14 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class ParetoRow:
     """One (chunks, steps, rounds) in SCCL's units, with its status and, if found, its schedule.
 
-    `status` is FEASIBLE, INFEASIBLE or UNKNOWN, and `proof` names the reason for it. `synthesis_s`
-    is the time spent on it in seconds. `form` is "direct" or, for an allreduce made of two
-    collectives, "composed". `dominated`: another feasible row has no more steps and no greater R/C.
-    `latency_optimal`: it is proved that no schedule has fewer steps. `bandwidth_optimal`: R/C meets
-    the topology's bound.
+    `status` is "feasible", "infeasible" or "unknown", and `proof` names the reason for it.
+    `synthesis_s` is the time spent on it in seconds. `form` is "direct" or, for an allreduce made
+    of two collectives, "composed". `dominated`: another feasible row has no more steps and no
+    greater R/C. `latency_optimal`: it is proved that no schedule has fewer steps.
+    `bandwidth_optimal`: R/C meets the topology's bound.
     """
 
     chunks: int
@@ -73,6 +73,14 @@ class Row:
         """The ratio R/C of rounds to chunks: the bandwidth cost, of which less is better."""
         return Fraction(self.rounds, self.chunks)
 
+    @property
+    def is_on_front(self) -> bool:
+        """Whether it has a schedule, and no other row dominates it."""
+        return self.status == FEASIBLE and not self.dominated
+
+    def __str__(self) -> str:
+        return f"{self.chunks} chunks, {self.steps} steps, {self.rounds} rounds: {self.status}"
+
 
 @dataclass(frozen=True)
 class Front:
@@ -82,15 +90,15 @@ class Front:
     exhaustive and no row is unknown.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ParetoRow, ...]
     least_ratio: Fraction
     bound: Bound
     complete: bool
 
     @property
-    def front(self) -> tuple[Row, ...]:
+    def front(self) -> tuple[ParetoRow, ...]:
         """The feasible rows that no other row dominates."""
-        return tuple(row for row in self.rows if row.status == FEASIBLE and not row.dominated)
+        return tuple(row for row in self.rows if row.is_on_front)
 
 
 def pareto(
@@ -122,14 +130,18 @@ def pareto(
 
 
 def _make_front(
-    rows: list[Row], collective: Collective, fabric: SyncFabric, limit: Bound, complete: bool = True
+    rows: list[ParetoRow],
+    collective: Collective,
+    fabric: SyncFabric,
+    limit: Bound,
+    complete: bool = True,
 ) -> Front:
     """Return the front of rows with their flags set, by ascending steps, then descending R/C."""
     least = limit.s_per_GB * fabric.unit_GBps / collective.even_chunks(1)[0].share
     fewest = _count_needed_steps(collective, fabric)
     feasible = [row for row in rows if row.status == FEASIBLE]
 
-    def beats(a: Row, b: Row) -> bool:
+    def beats(a: ParetoRow, b: ParetoRow) -> bool:
         if (a.steps, a.ratio) == (b.steps, b.ratio):
             return (a.chunks, a.form) < (b.chunks, b.form)
         return a.steps <= b.steps and a.ratio <= b.ratio
@@ -169,7 +181,7 @@ def _solve_row(
     instance: SyncInstance,
     effort: Effort,
     progress: Progress | None,
-) -> Row:
+) -> ParetoRow:
     key = instance.chunks, instance.steps, instance.rounds
     if progress is not None:
         progress("{}: {} chunks, {} steps, {} rounds".format(instance.collective.name, *key))
@@ -179,7 +191,7 @@ def _solve_row(
         verdict = (FEASIBLE, "schedule") if schedule is not None else (INFEASIBLE, "solver")
     except TimeLimitError:
         verdict = UNKNOWN, "time limit"
-    return Row(*key, *verdict, time.monotonic() - started, schedule=schedule)
+    return ParetoRow(*key, *verdict, time.monotonic() - started, schedule=schedule)
 
 
 @dataclass(frozen=True)
@@ -199,10 +211,10 @@ class _FrontSearch:
         share = collective.even_chunks(1)[0].share
         limit = bound(collective, router.topology, scope.effort.grant(_BOUND_WORK_S, 0.5))
         self.least = limit.s_per_GB * self.fabric.unit_GBps / share
-        self.rows: dict[tuple[int, int, int], Row] = {}
+        self.rows: dict[tuple[int, int, int], ParetoRow] = {}
         self.complete = True
 
-    def run(self) -> tuple[list[Row], bool]:
+    def run(self) -> tuple[list[ParetoRow], bool]:
         """Return all rows, and whether the search was complete with no row unknown."""
         best: Fraction | None = None
         slack, proof = self.scope.slack, None
@@ -319,15 +331,17 @@ class _FrontSearch:
 
     def _add_infeasible(self, chunks: int, steps: int, rounds: int, seconds: float) -> None:
         key = chunks, steps, rounds
-        self.rows.setdefault(key, Row(*key, INFEASIBLE, "LP dual", seconds))
+        self.rows.setdefault(key, ParetoRow(*key, INFEASIBLE, "LP dual", seconds))
 
-    def _try(self, chunks: int, steps: int, rounds: int) -> Row:
+    def _try(self, chunks: int, steps: int, rounds: int) -> ParetoRow:
         key = chunks, steps, rounds
         if key in self.rows:
             return self.rows[key]
         size = len(self.collective.even_chunks(chunks)) * len(self.fabric.edges) * steps
         if size > _MAX_VARIABLES or self.effort.is_over("exact"):
-            row = Row(*key, UNKNOWN, "too large" if size > _MAX_VARIABLES else "time limit", 0.0)
+            row = ParetoRow(
+                *key, UNKNOWN, "too large" if size > _MAX_VARIABLES else "time limit", 0.0
+            )
         else:
             row = self.rows[key] = _solve_row(
                 solve_copying,
@@ -340,7 +354,7 @@ class _FrontSearch:
         return row
 
 
-def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
+def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[ParetoRow], bool]:
     """Return rows of allreduce, composed and direct, and whether the search was complete."""
     n = len(router.topology.ranks)
     # A reduce-scatter is an allgather on the reversed topology, reversed; on symmetric topologies
@@ -358,21 +372,23 @@ def _search_allreduce(router: Router, scope: _Scope) -> tuple[list[Row], bool]:
         if row.schedule is not None and scatter is not None:
             key = row.chunks * n, 2 * row.steps, 2 * row.rounds
             both = compose(reverse(scatter), row.schedule)
-            rows.append(Row(*key, FEASIBLE, "schedule", row.synthesis_s, "composed", schedule=both))
+            rows.append(
+                ParetoRow(*key, FEASIBLE, "schedule", row.synthesis_s, "composed", schedule=both)
+            )
     fewest = min((row.steps for row in gathers if row.status == FEASIBLE), default=0)
     if not fewest or len(fabric_of(router).edges) > _DIRECT_EDGES:
         return rows, False
     return rows + _search_direct(router, fewest, scope), complete
 
 
-def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[Row]:
+def _search_direct(router: Router, fewest: int, scope: _Scope) -> list[ParetoRow]:
     """Return rows of allreduce in fewer steps than any composed form has.
 
     The number of chunks grows as long as the solver succeeds.
     """
     fabric = fabric_of(router)
     collective = Collective("allreduce", fabric.ranks)
-    rows: list[Row] = []
+    rows: list[ParetoRow] = []
     best: Fraction | None = None
     slack = _DIRECT_SLACK if scope.slack is None else scope.slack
     for steps in range(fewest, 2 * fewest):
@@ -421,5 +437,5 @@ def decide(
     return _make_front(_reverse(rows) if reversing else rows, target, fabric, limit)
 
 
-def _reverse(rows: list[Row]) -> list[Row]:
+def _reverse(rows: list[ParetoRow]) -> list[ParetoRow]:
     return [replace(row, schedule=row.schedule and reverse(row.schedule)) for row in rows]

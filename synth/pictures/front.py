@@ -2,10 +2,11 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 
 from ...topo.printable import quote
-from ..ksync.pareto import FEASIBLE, INFEASIBLE, Front, Row
+from ..ksync.pareto import FEASIBLE, INFEASIBLE, ParetoRow
 from .drawing import choose_step, draw_bound, draw_level, draw_text, start_svg
 
 # Pixels: the picture and its margins.
@@ -13,16 +14,18 @@ _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 20, 48, 44
 
 
-def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
+def draw_front(
+    title: str, rows: Sequence[ParetoRow], least_ratio: Fraction, *, alone: bool = False
+) -> str:
     """Return the SVG picture of a Pareto front of steps against rounds per chunk.
 
     Dots are rows with a schedule, filled and connected on the front; crosses are rows proved
-    impossible, rings undecided ones; a dashed line is the least ratio of rounds to chunks that the
-    bound allows. With `alone` it is a complete file.
+    impossible, rings undecided ones; a dashed line is `least_ratio`, the least ratio of rounds to
+    chunks that the bound allows. With `alone` it is a complete file.
     """
-    least, steps_of = float(front.least_ratio), [row.steps for row in front.rows]
+    least, steps_of = float(least_ratio), [row.steps for row in rows]
     first, last = min(steps_of, default=1) - 1, max(steps_of, default=1) + 1
-    top = max([*(float(row.ratio) for row in front.rows), least]) * 1.12 or 1.0
+    top = max([*(float(row.ratio) for row in rows), least]) * 1.12 or 1.0
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def place(steps: float, ratio: float) -> tuple[float, float]:
@@ -46,25 +49,24 @@ def draw_front(title: str, front: Front, *, alone: bool = False) -> str:
     _, y = place(first, least)
     lines += [
         draw_bound(_LEFT, right, y),
-        draw_text(_LEFT + 6, y - 6, f"the bound: {front.least_ratio}", 12, look="f"),
+        draw_text(_LEFT + 6, y - 6, f"the bound: {least_ratio}", 12, look="f"),
     ]
-    path = [
-        place(row.steps, float(row.ratio)) for row in sorted(front.front, key=lambda row: row.steps)
-    ]
+    front = sorted((row for row in rows if row.is_on_front), key=lambda row: row.steps)
+    path = [place(row.steps, float(row.ratio)) for row in front]
     if len(path) > 1:
         corners = "L".join(f"{x:.1f} {y:.1f}" for x, y in path)
         lines.append(f'<path class="plan" stroke-width="2" d="M{corners}"/>')
-    by_place: dict[tuple[int, Fraction], list[Row]] = defaultdict(list)
-    for row in front.rows:
+    by_place: dict[tuple[int, Fraction], list[ParetoRow]] = defaultdict(list)
+    for row in rows:
         by_place[row.steps, row.ratio].append(row)
-    for (steps, ratio), rows in by_place.items():
-        lines.append(_draw_rows(*place(steps, float(ratio)), rows, front))
+    for (steps, ratio), alike in by_place.items():
+        lines.append(_draw_rows(*place(steps, float(ratio)), alike))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
+def _draw_rows(x: float, y: float, rows: list[ParetoRow]) -> str:
     title = "<title>" + quote("; ".join(map(_describe_row, rows))) + "</title>"
-    label = next((row for row in rows if row in front.front), None)
+    label = next((row for row in rows if row.is_on_front), None)
     if label is not None:
         text = draw_text(x + 8, y - 7, f"{label.chunks},{label.steps},{label.rounds}", 11)
         return f'<circle class="fp" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>{text}'
@@ -77,9 +79,6 @@ def _draw_rows(x: float, y: float, rows: list[Row], front: Front) -> str:
     return f'<circle class="w" cx="{x:.1f}" cy="{y:.1f}" r="4" stroke-width="1.5">{title}</circle>'
 
 
-def _describe_row(row: Row) -> str:
+def _describe_row(row: ParetoRow) -> str:
     fewest = ", fewest steps" if row.latency_optimal else ""
-    best = ", at the bound" if row.bandwidth_optimal else ""
-    return (
-        f"{row.chunks} chunks, {row.steps} steps, {row.rounds} rounds: {row.status}{fewest}{best}"
-    )
+    return f"{row}{fewest}" + (", at the bound" if row.bandwidth_optimal else "")

@@ -4,7 +4,7 @@ An example is `topoplan.synthesize("allreduce", "dgx1")`.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 
@@ -15,10 +15,11 @@ from ...topo.loader.resolve import load, load_for_planning
 from ..describe import count_bytes
 from ..ir.collective import Collective, CollectiveName
 from ..ir.schedule import Schedule
-from ..numeric.effort import USUAL_LIMIT_S
+from ..numeric.effort import USUAL_LIMIT_S, Effort
 from ..plan import Plan
 from ..request import TreeLimits
 from ..verify import verify as verify_schedule
+from .front import ParetoFront, find_front
 from .names import AUTO
 from .synthesize import collective_on
 from .synthesize import synthesize as synthesize_plan
@@ -57,8 +58,7 @@ def synthesize(
     Raise InputError if names or options are wrong, InfeasibleError if there is no such schedule
     (with the reason), TimeLimitError if none was found in time.
     """
-    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
-        raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
+    _check_time_limit(time_limit_s)
     size_bytes = None if size is None else count_bytes(size)
     machine, router = load_for_planning(topology)
     wanted = _find_collective(collective, machine, root)
@@ -73,15 +73,69 @@ def synthesize(
         reproducible=reproducible,
         router=router,
     )
-    if result.cut_short:
-        log.warning(
-            "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
-            wanted.name, machine.name, time_limit_s, ", ".join(result.cut_short),
-        )  # fmt: skip
+    _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
     if size_bytes is None:
         return result.plan
     entry = replace(result.plan.entry_for(size_bytes), min_bytes=0, max_bytes=None)
     return replace(result.plan, entries=(entry,), alternatives=())
+
+
+def pareto(
+    collective: CollectiveName | Collective,
+    topology: str | PathLike[str] | Topology,
+    *,
+    root: int | None = None,
+    max_steps: int | None = None,
+    slack: int | None = None,
+    instances: Sequence[tuple[int, int, int]] | None = None,
+    time_limit_s: float = USUAL_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+) -> ParetoFront:
+    """Return the Pareto front of exact schedules, over steps and rounds per chunk, as SCCL has it.
+
+    It is the front that topo-synth prints. `collective`, `topology`, `root`, `time_limit_s` and
+    `progress` are as for `synthesize`. `max_steps` ends the search, which otherwise ends three
+    steps after the least possible, or where the bound is met. `slack` is SCCL's k: only
+    schedules with at most that many more rounds than steps. With `instances`, no front is searched:
+    each (chunks, steps, rounds) is decided.
+
+    Raise InputError if names or options are wrong, InfeasibleError if the topology is not
+    connected. Rows that were not decided in time have the status "unknown", and a warning is
+    logged.
+    """
+    _check_time_limit(time_limit_s)
+    for name, value, least in (("max_steps", max_steps, 1), ("slack", slack, 0)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise InputError(f"{name} is {value!r}; expected a whole number of at least {least}")
+    for instance in instances or ():
+        match instance:
+            case (int(chunks), int(steps), int(rounds)) if chunks >= 1 <= steps <= rounds:
+                continue
+        raise InputError(
+            f"instances: {instance!r:.60}; expected (chunks, steps, rounds) with chunks and steps "
+            "of at least 1, and no fewer rounds than steps"
+        )
+    machine, router = load_for_planning(topology)
+    wanted = _find_collective(collective, machine, root)
+    effort = Effort(time_limit_s)
+    result = find_front(wanted, router, effort, max_steps, slack, instances, progress)
+    _warn_if_cut_short(wanted, machine, time_limit_s, result.cut_short)
+    return result
+
+
+def _check_time_limit(time_limit_s: float) -> None:
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:
+        raise InputError(f"time_limit_s is {time_limit_s!r}; expected seconds above 0")
+
+
+def _warn_if_cut_short(
+    collective: Collective, topology: Topology, time_limit_s: float, cut_short: Sequence[str]
+) -> None:
+    if cut_short:
+        log.warning(
+            "%s on %s: the time limit of %g s cut the search short (%s); the gap may be loose",
+            collective.name, topology.name, time_limit_s, ", ".join(cut_short),
+        )  # fmt: skip
 
 
 def verify(schedule: Schedule, topology: str | PathLike[str] | Topology) -> None:

@@ -1,6 +1,5 @@
 """A report as one page: the machine, findings, and a section for each collective."""
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -8,7 +7,6 @@ from datetime import datetime, timezone
 from ...topo.doctor import Examination, Finding
 from ...topo.graph import Topology
 from ...topo.matrix import LABELS, Connection, find_connections
-from ...topo.pictures import svg
 from ...topo.pictures.cables import (
     FAMILY_NAMES,
     describe_rates,
@@ -16,7 +14,7 @@ from ...topo.pictures.cables import (
     format_rate,
     group_alike,
 )
-from ...topo.pictures.collapse import collapse
+from ...topo.pictures.notebook import draw_part, read_width
 from ...topo.pictures.table import MAX_GPUS, list_adding
 from ...topo.printable import quote
 from ...topo.version import VERSION
@@ -39,9 +37,8 @@ _MAX_NOTES, _MAX_FINDINGS, _MAX_EVIDENCE, _MAX_DEVICES = 30, 40, 6, 80
 # Pixels; wider pictures scroll sideways on smaller screens, where they would be illegible
 # otherwise.
 _FITS_A_PHONE = 820
-# Width in pixels beyond which one of several identical boxes is drawn, and the smallest scale of
-# wide pictures.
-_DRAWN_WHOLE, _MIN_SCALE = 2_400, 0.7
+# The smallest scale of wide pictures.
+_MIN_SCALE = 0.7
 # Most GPUs for which cells of the matrix have label and rate in one line.
 _MAX_IN_A_LINE = 8
 # Most bytes of a picture, since pages are also sent by mail.
@@ -119,7 +116,7 @@ def write_machine(machine: Topology) -> str:
     parts: list[str] = []
     if len(picture) <= _MAX_PICTURE_BYTES:
         caption = "GB/s in one direction" + (f"; {left_out}" if left_out else "")
-        look = "fit" if _read_width(picture) <= _FITS_A_PHONE else "wide"
+        look = "fit" if read_width(picture) <= _FITS_A_PHONE else "wide"
         parts.append(f'<div class="machine">{make_figure(picture, caption, look)}</div>')
     else:
         parts.append(
@@ -142,25 +139,12 @@ def _cut(lines: Sequence[str], most: int, of_what: str = "") -> list[str]:
 
 
 def _draw(machine: Topology) -> tuple[str, str | None]:
-    """Return the machine as SVG, and a text on the parts left out; None if it is complete.
-
-    Most of many GPUs are left out, and identical boxes of a wide picture.
-    """
-    collapsed = collapse(machine)
-    picture = svg.write(collapsed.topology)
-    if _read_width(picture) > _DRAWN_WHOLE:
-        fewer = collapse(machine, max_boxes=1)
-        if fewer.left_out:
-            collapsed, picture = fewer, svg.write(fewer.topology)
-    width = _read_width(picture)
+    """Return the machine as SVG for a page, and a text on the parts left out, None if none are."""
+    picture, left_out = draw_part(machine)
+    width = read_width(picture)
     size = f' style="min-width:{round(width * _MIN_SCALE)}px"' if width > _FITS_A_PHONE else ""
     # Inside a page of HTML a picture needs no namespace.
-    return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), collapsed.left_out
-
-
-def _read_width(picture: str) -> int:
-    match = re.search(r'width="(\d+)"', picture)
-    return int(match[1]) if match else 0
+    return picture.replace(' xmlns="http://www.w3.org/2000/svg"', size, 1), left_out
 
 
 def _write_findings(examination: Examination) -> str:

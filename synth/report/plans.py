@@ -38,12 +38,12 @@ def write_section(section: Section, topology: Topology, *, with_pictures: bool) 
     """Return the section of one collective; `with_pictures` adds its trees and a timeline."""
     name, parts = section.collective.name, _write_bounds(section, topology)
     if section.plan is not None:
-        parts += ["<h3>The plan, by size</h3>", _list_entries(section.plan)]
+        parts += ["<h3>The plan, by size</h3>", list_entries(section.plan)]
         parts += [*_compare(section, section.plan), _draw_curves(section)]
         if section.explanation is not None:
             parts.append(_list_strategies(section.explanation))
         if with_pictures:
-            parts += _draw_schedule(section.plan)
+            parts += draw_schedule(section.plan)
     elif section.stock is not None:
         parts.append(_draw_curves(section))
     if section.missing is not None:
@@ -102,7 +102,8 @@ def _list_levers(explanation: Explanation) -> str:
     return make_table(titles, rows, right=range(1, 6))
 
 
-def _list_entries(plan: Plan) -> str:
+def list_entries(plan: Plan) -> str:
+    """Return the table of a plan's entries: their schedules, costs, and gaps to the bound."""
     rows = []
     for entry in plan.entries:
         schedule, limit = entry.schedule, plan.limit_GBps(entry)
@@ -180,7 +181,7 @@ def _draw_curves(section: Section) -> str:
     )
 
 
-def _draw_schedule(plan: Plan) -> list[str]:
+def draw_schedule(plan: Plan) -> list[str]:
     """Return the trees and the timeline of the plan's schedule for large buffers.
 
     Flows of chunks that are not trees are drawn in the same way.
