@@ -26,7 +26,7 @@ GB200;;2941;100;5x16;18x50;192;c2c=225;GB200 NVL72 datasheet
 B200;;2901 2909;100;5x16;18x50;180;;DGX B200 datasheet
 B100;;2920 29bc;100;5x16;18x50;192;;Blackwell architecture technical brief
 GB10;(GB10|DGX SPARK);2e12;121;5x4;;128;c2c=345 nic=100 no-rdma;DGX Spark guide, NVIDIA/nccl#2202
-Jetson Thor;THOR;2b00;110;5x8;;128;;Jetson Thor datasheet
+Jetson Thor;(JETSON )?(AGX )?THOR;2b00;110;5x8;;128;;Jetson Thor datasheet
 GH200;;2342 2348;90;5x16;18x25;96, 144;c2c=450;GH200 datasheet
 H200 NVL;;233b;90;5x16;18x25;141;card;H200 datasheet
 H200;;2335;90;5x16;18x25;141;;H200 datasheet
@@ -34,18 +34,19 @@ H20;H20( 3E)?;2329 232c 2328 230c 230e;90;5x16;18x25;96, 141;;H20 datasheet
 H800 PCIe;;2322;90;5x16;8x25;80;card;H800 datasheet
 H800;;2324;90;5x16;8x25;80;;H800 datasheet
 H100 NVL;;2321;90;5x16;12x25;94;card;H100 NVL product brief
-H100 PCIe;H100( 80GB)? PCIE;2331;90;5x16;12x25;80;card;H100 datasheet
+H100 PCIe;;2331;90;5x16;12x25;80;card;H100 datasheet
 H100;;2330 2336 2337 2338 2339 233d;90;5x16;18x25;80;;H100 datasheet
-A100 PCIe;A100( \d+GB)? PCIE;20b1 20b5 20f1;80;4x16;12x25;40, 80;card;A100 datasheet
+A100 PCIe;A100 PCIE|A100X;20b1 20b5 20b8 20f1;80;4x16;12x25;40, 80;card;A100 datasheet
 A100;;20b0 20b2 20b3;80;4x16;12x25;40, 80;;A100 datasheet
-A800 PCIe;A800 (\d+GB )?(PCIE|ACTIVE);20f5 20f6;80;4x16;8x25;40, 80;card;A800 datasheet
+A800 PCIe;A800 (PCIE|40GB ACTIVE);20f5 20f6;80;4x16;8x25;40, 80;card;A800 datasheet
 A800;;20bd 20f3;80;4x16;8x25;80;;A800 datasheet
-A30;;20b7;80;4x16;4x25;24;card;A30 datasheet
+A30;A30X?;20b7;80;4x16;4x25;24;card;A30 datasheet
 V100 PCIe;V100(S| PCIE| FHHL);1db3 1db4 1db6 1df6;70;3x16;;16, 32;;V100 datasheet
 V100;;1db1 1db2 1db5 1db7 1db8 1df5;70;3x16;6x25;16, 32;;V100 datasheet
 Quadro GV100;GV100;1dba;70;3x16;4x25;32;card;Quadro GV100 datasheet
 TITAN V;;1d81;70;3x16;;12;;Volta whitepaper
-P100 PCIe;P100 PCIE;15f7 15f8;60;3x16;;12, 16;;P100 datasheet
+Quadro GP100;GP100;15f0;60;3x16;4x20;16;card;Quadro GP100 datasheet
+P100 PCIe;;15f7 15f8;60;3x16;;12, 16;;P100 datasheet
 P100;;15f9 15fa 15fc;60;3x16;4x20;16;;P100 datasheet
 RTX A6000;A6000;2230;86;4x16;4x14.0625;48;card;RTX A6000 datasheet
 A40;;2235;86;4x16;4x14.0625;48;card;A40 datasheet
@@ -53,7 +54,7 @@ RTX 3090;RTX 3090( TI)?;2203 2204;86;4x16;4x14.0625;24;card;Ampere GA102 whitepa
 RTX A5500;A5500;2233;86;4x16;4x14.0625;24;card;RTX A5500 datasheet
 RTX A5000;A5000;2231;86;4x16;4x14.0625;24;card;RTX A5000 datasheet
 RTX A4500;A4500;2232;86;4x16;4x14.0625;20;card;RTX A4500 datasheet
-RTX PRO 6000;RTX (PRO 6000D?|6000D);2bb1 2bb2 2bb4 2bb5 2bb9 2bbc;120;5x16;;96;;RTX PRO datasheets
+RTX PRO 6000;(RTX )?PRO 6000D?|RTX 6000D;2bb1 2bb2 2bb4 2bb5 2bb9 2bbc;120;5x16;;96;;its datasheet
 RTX PRO 5000;;2bb3;120;5x16;;48, 72;;RTX PRO 5000 datasheet
 RTX PRO 4500;;2c31 2c3a;120;5x16;;32;;RTX PRO 4500 datasheet
 RTX PRO 4000 SFF;RTX PRO 4000 (BLACKWELL )?SFF;2c33;120;5x8;;24;;RTX PRO 4000 SFF datasheet
@@ -63,7 +64,7 @@ RTX 5090;RTX 5090( D)?;2b85 2b87 2b8c;120;5x16;;32;;RTX Blackwell whitepaper
 RTX 5080;;2c02;120;5x16;;16;;RTX Blackwell whitepaper
 RTX 5070;RTX 5070( TI)?;2c05 2f04;120;5x16;;12, 16;;RTX Blackwell whitepaper
 RTX 5060;RTX 50[56]0( TI)?;2d04 2d05 2d83;120;5x8;;8, 16;;RTX Blackwell whitepaper
-RTX 6000 Ada;;26b1;89;4x16;;48;;RTX 6000 Ada datasheet
+RTX 6000 Ada;(RTX )?6000 ADA;26b1;89;4x16;;48;;RTX 6000 Ada datasheet
 RTX 5880 Ada;RTX 5[08][08]0 ADA;26b2 26b3;89;4x16;;32, 48;;RTX 5000 Ada datasheet
 RTX 4000 Ada;RTX 4[05]00 (SFF )?ADA;27b0 27b1 27b2;89;4x16;;20, 24;;RTX 4000 and 4500 Ada datasheets
 RTX 2000 Ada;RTX 2000E? ADA;28b0;89;4x8;;16;;RTX 2000 Ada datasheet
@@ -89,7 +90,8 @@ RTX 3050;;2507 2582;86;4x8;;8;;GeForce RTX 3050 specifications
 TITAN RTX;;1e02;75;3x16;2x25;24;card;Turing whitepaper
 RTX 2080 Ti;;1e04 1e07;75;3x16;2x25;11;card;Turing whitepaper
 RTX 2080;RTX 2080( SUPER)?;1e81 1e82 1e87;75;3x16;1x25;8;card;Turing whitepaper
-RTX 2070;RTX 20[67]0( SUPER)?;1e84 1ec2 1f02;75;3x16;;8;;Turing whitepaper
+RTX 2070 SUPER;;1e84 1ec2;75;3x16;1x25;8;card;GeForce RTX 2070 SUPER specifications
+RTX 2070;RTX 20[67]0( SUPER)?;1f02;75;3x16;;8;;Turing whitepaper
 Quadro RTX 8000;(QUADRO )?RTX [68]000;1e30 1e36;75;3x16;2x25;24, 48;card;Quadro RTX 8000 datasheet
 Quadro RTX 5000;(QUADRO )?RTX 5000;1eb0;75;3x16;1x25;16;card;Quadro RTX 5000 datasheet
 Quadro RTX 4000;(QUADRO )?RTX 4000;1eb1;75;3x16;;8;;Quadro RTX 4000 datasheet
@@ -98,6 +100,9 @@ P40;;1b38;61;3x16;;24;;P40 datasheet
 P4;;1bb3;61;3x16;;8;;P4 datasheet
 TITAN Xp;TITAN X( PASCAL|P)?;1b00 1b02;61;3x16;;12;;GeForce TITAN Xp specifications
 GTX 1080;GTX 10[678]0( TI)?;1b06 1b80 1b81 1b82;61;3x16;;8, 11;;GeForce GTX 1080 whitepaper
+GTX 1660;GTX 16[356]0( TI| SUPER)?;;75;3x16;;4, 6;;GeForce GTX 16 specifications
+Quadro P6000;(QUADRO )?P[456]000;1b30 1bb0 1bb1;61;3x16;;8, 16, 24;;Quadro P6000 datasheet
+GTX 980;GTX 9[78]0( TI)?;;52;3x16;;4, 6;;GeForce GTX 980 whitepaper
 K80;;102d;37;3x16;;24;;K80 board specification
 M60;M[46]0;17fd 13f2;52;3x16;;24;;M40 and M60 board specifications
 MI355X;;75a3;gfx950;5x16;7x76.8;288;;MI355X datasheet
@@ -113,10 +118,16 @@ MI100;;738c 738e;gfx908;4x16;3x46;32;;MI100 datasheet
 MI60;;66a0;gfx906;4x16;2x50;32;;MI60 datasheet
 MI50;(MI50|RADEON PRO VII);66a1;gfx906;4x16;2x46;16, 32;;MI50 datasheet
 MI25;;6860;gfx900;3x16;;16;;MI25 datasheet
+Radeon VII;;;gfx906;3x16;;16;;Radeon VII specifications
 R9700;(AI PRO )?R9700;7551;gfx1201;5x16;;32;;Radeon AI PRO R9700 datasheet
+RX 9060;RX 9060( XT)?;;gfx1200;5x16;;8, 16;;Radeon RX 9060 specifications
 RX 9070;RX 9070( XT| GRE)?;7550;gfx1201;5x16;;16;;Radeon RX 9070 specifications
 W7900;(PRO )?W7900;7448 744a;gfx1100;4x16;;48;;Radeon PRO W7900 datasheet
 RX 7900;RX 7900( XTX?| GRE)?;744c;gfx1100;4x16;;24;;Radeon RX 7900 specifications
+W7800;(PRO )?W7800;;gfx1100;4x16;;32, 48;;Radeon PRO W7800 datasheet
+RX 7800;RX 7[78]00( XT)?;;gfx1101;4x16;;12, 16;;Radeon RX 7700 and 7800 specifications
+W6800;(PRO )?(W6800|V620);;gfx1030;4x16;;32;;Radeon PRO W6800 and V620 datasheets
+RX 6900;RX 6[789][05]0( XT)?;;gfx1030;4x16;;10, 12, 16;;Radeon RX 6000 specifications
 RX 7600;RX 7600( XT)?;;gfx1102;4x8;;8, 16;;Radeon RX 7600 specifications
 """
 # NVLink generation by the lowest compute capability, times ten (whitepapers of P100, V100, A100,
@@ -131,7 +142,21 @@ _GCN_ALIASES = {"910": "gfx90a"}
 _DISTINCTIVE = re.compile(
     r"(?:RTX|GTX|TITAN|QUADRO|MI\d|GB\d|GH\d|[ABHV]\d00|P100|L40S|DGX SPARK|JETSON).*"
 )
-_MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|QUADRO|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
+_MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|QUADRO|RTX|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
+
+# How people write names, and how the table has them.
+_OTHER_SPELLINGS = tuple(
+    (re.compile(pattern), usual)
+    for pattern, usual in (
+        (r"\bPCI E\b", "PCIE"),
+        (r"\b\d{1,3} ?GB? (?=PCIE\b)", ""),  # A100 80GB PCIe
+        (r"\bPCIE ([AHPV][18]00)\b", r"\1 PCIE"),
+        (r"(?<!PRO )\b6000 (?:PRO|BLACKWELL)\b", "PRO 6000"),
+        (r"\bADA 6000\b", "6000 ADA"),
+        (r"\b(\d{1,3} ?X) ?([2345]0[6-9]0)\b", r"\1 RTX \2"),  # 2x 5090
+        (r"\b(\d{1,3}) ?X ?(?=[A-Z0-9])", r"\1X "),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -246,9 +271,12 @@ def find_mentioned(line: str) -> set[str]:
 
 def _spell(name: str) -> str:
     """Return a name in upper case, with single spaces, and with a space after "8x"."""
-    spelled = re.sub(r"[^A-Z0-9]+", " ", name.upper()[:400])
-    spelled = re.sub(r"\b(\d{1,3} ?X) ?([2345]0[6-9]0)\b", r"\1 RTX \2", spelled)  # 2x 5090
-    return re.sub(r"\b(\d{1,3}) ?X ?(?=[A-Z0-9])", r"\1X ", spelled)
+    # An "s" behind a name in capitals is a plural, except that L40s is an L40S.
+    singular = re.sub(r"(?<=[0-9X])(?<!L40)s\b", "", name[:400])
+    spelled = re.sub(r"[^A-Z0-9]+", " ", singular.upper())
+    for pattern, usual in _OTHER_SPELLINGS:
+        spelled = pattern.sub(usual, spelled)
+    return spelled
 
 
 def find_by_id(device: str) -> Board | None:

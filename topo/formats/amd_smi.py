@@ -1,4 +1,4 @@
-"""Read the tables that AMD's tools print: `rocm-smi --showtopo` and `amd-smi topology`.
+"""Read the tables that AMD's tools print: `rocm-smi --showtopo` and `amd-smi topology`, also JSON.
 
 The tables cover all pairs of GPUs: the kind of link (XGMI or PCIE), the number of hops, and more. A
 pair with XGMI and the weight of one hop has links of its own: "hops" is 1 for all GPUs that xGMI
@@ -22,6 +22,7 @@ from ..graph import Topology
 from ..hardware import LATENCY_us, PcieLink, QPI_DATASHEET_GBps
 from ..names import join_first
 from ..notes import Note, assumed
+from . import amd_json
 from .amd_boards import UNKNOWN, Model, check_links, choose_model
 from .amd_tables import BANDWIDTH, HOPS, TYPE, WEIGHT, AmdOutput, looks_like, parse_tables
 from .gpu_names import find_gpu_names, list_boards
@@ -30,6 +31,7 @@ from .pasted import clean
 __all__ = ["looks_like", "read"]
 
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+_TYPES = ("XGMI", "PCIE")
 # Two PCIe hops pass through one CPU; three cross to another.
 _SAME_CPU_HOPS = 2
 # Weight of one xGMI hop; more hops have a multiple of it (amdgpu; ROCm/rocm-systems#7372).
@@ -40,17 +42,24 @@ SOURCE = "rocm-smi --showtopo or amd-smi topology"
 def read(text: str, where: str) -> Topology:
     """Read the machine that rocm-smi or amd-smi describes; `extra["notes"]` lists oddities.
 
-    Raise InputError if there is no table of link types, and for rows with more or fewer cells than
-    columns.
+    Raise InputError if there is no table of link types, if it does not say how two GPUs are joined,
+    and for rows with more or fewer cells than columns.
     """
     text = clean(text)
-    output = parse_tables(text, where)
+    is_json = amd_json.looks_like(text)
+    output = amd_json.parse_json(text, where) if is_json else parse_tables(text, where)
     if TYPE not in output.tables:
         raise InputError(
             f"{where}: no table of link types; give the whole output of rocm-smi --showtopo or "
             "amd-smi topology"
         )
+    _check_types(output, where)
     notes: list[str] = []
+    if output.times > 1:
+        notes.append(
+            f"the same tables {output.times} times: taken for one machine; if they are of several, "
+            "give topo-probe a file for each"
+        )
     ids = {name: f"gpu{i}" for i, name in enumerate(output.names)}
     nodes = _find_nodes(output, notes)
     pairs = [(a, b) for a, b in combinations(output.names, 2) if _is_direct(output, a, b)]
@@ -75,10 +84,11 @@ def read(text: str, where: str) -> Topology:
             source=SOURCE,
             extra={
                 "pci": {"vendor": "0x1002"},
-                **({"name": names.by_index[i]} if i in names.by_index else {}),
+                **({"name": names.by_index[number]} if number in names.by_index else {}),
             },
         )
-        for i, name in enumerate(output.names)
+        for name in output.names
+        for number in (output.get_number_of(name),)
     ]
     return Topology(
         PurePath(where).stem or where,
@@ -87,6 +97,21 @@ def read(text: str, where: str) -> Topology:
         SOURCE,
         {"notes": notes, "facts": facts_to_json(Facts(tuple(_list_facts(output))))},
     )
+
+
+def _check_types(output: AmdOutput, where: str) -> None:
+    """Raise InputError for a pair of GPUs whose link type is missing or not known to the tool."""
+    unknown = [
+        f"{a} - {b} ({output.get_cell(TYPE, a, b) or 'missing'})"
+        for a, b in combinations(output.names, 2)
+        if output.get_cell(TYPE, a, b).upper() not in _TYPES
+    ]
+    if unknown:
+        raise InputError(
+            f"{where}: the table of link types does not say how GPUs are joined: "
+            f"{join_first(unknown, 3)}; expected XGMI or PCIE, which the tool prints where it may "
+            "read the driver's topology"
+        )
 
 
 def _read_bus_id(name: str) -> str | None:
@@ -153,7 +178,9 @@ def _find_nodes(output: AmdOutput, notes: list[str]) -> dict[str, int]:
     They are as printed, else inferred from PCIe hops; empty if neither gives them.
     """
     if output.nodes:
-        return {name: max(output.nodes.get(i, 0), 0) for i, name in enumerate(output.names)}
+        return {
+            name: max(output.nodes.get(output.get_number_of(name), 0), 0) for name in output.names
+        }
     if not any(
         output.get_cell(TYPE, *pair).upper() == "PCIE" for pair in combinations(output.names, 2)
     ):
@@ -211,8 +238,8 @@ def _list_facts(output: AmdOutput) -> Iterator[Fact]:
     for i, name in enumerate(output.names):
         if (bus_id := _read_bus_id(name)) is not None:
             yield Fact(gpu_subject(i), keys.GPU_BUS_ID, bus_id, SOURCE)
-        if i in output.nodes:
-            yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[i], SOURCE)
+        if (number := output.get_number_of(name)) in output.nodes:
+            yield Fact(gpu_subject(i), keys.GPU_NUMA_NODE, output.nodes[number], SOURCE)
     for i, j in combinations(range(len(output.names)), 2):
         listed = _RANGE.fullmatch(output.get_cell(BANDWIDTH, output.names[i], output.names[j]))
         if listed and int(listed[1]) and _is_direct(output, output.names[i], output.names[j]):

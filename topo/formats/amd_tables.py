@@ -42,12 +42,17 @@ class AmdOutput:
     """The tables in a text, and the names and NUMA nodes of the GPUs.
 
     `tables` maps a subject (TYPE, HOPS, WEIGHT, BANDWIDTH) and then (row, column) to a cell's text;
-    `nodes` maps a GPU's number to its NUMA node.
+    `nodes` maps a GPU's number to its NUMA node. `times` is how often link types are printed.
     """
 
     names: tuple[str, ...] = ()
     tables: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
+    times: int = 1
+
+    def get_number_of(self, name: str) -> int:
+        """Return a GPU's number: the one in its name, else its place in the tables."""
+        return int(name[3:]) if name.upper().startswith("GPU") else self.names.index(name)
 
     def get_cell(self, table: str, a: str, b: str) -> str:
         """Return a table's text for two GPUs, by name, in either direction, "" if there is none."""
@@ -79,8 +84,8 @@ def looks_like(text: str) -> bool:
 def parse_tables(text: str, where: str) -> AmdOutput:
     """Split a text into tables, without interpreting them; `where` names the file in errors.
 
-    Raise InputError for more than MAX_LINES lines or MAX_GPUS GPUs, tables of different GPUs, and
-    rows that do not fit their heading.
+    Raise InputError for more than MAX_LINES lines or MAX_GPUS GPUs, tables of different machines,
+    and rows that do not fit their heading.
     """
     output = AmdOutput()
     title = OTHER
@@ -94,6 +99,7 @@ def parse_tables(text: str, where: str) -> AmdOutput:
         new_title = next((name for name, pattern in _TITLES if pattern.fullmatch(line)), None)
         if new_title is not None:
             title, columns = new_title, ()
+            output.times += new_title == TYPE and TYPE in output.tables
         elif numa := _NUMA.fullmatch(line):
             if numa[2] == "Node" or int(numa[1]) not in output.nodes:
                 output.nodes[int(numa[1])] = int(numa[3])
@@ -125,5 +131,15 @@ def _parse_line(
                 "columns; give the output as the tool printed it"
             )
         cells = output.tables.setdefault(title, {})
-        cells |= {(words[0], column): cell for column, cell in zip(columns, words[1:], strict=True)}
+        for column, cell in zip(columns, words[1:], strict=True):
+            if cells.setdefault((words[0], column), cell) != cell:
+                raise InputError(
+                    f"{where}: {words[0]} - {column} was {cells[words[0], column]} in an earlier "
+                    "table; expected one machine in a file"
+                )
+    elif columns and _NAME.fullmatch(words[0]):
+        raise InputError(
+            f"{where}: a row of {words[0]}, which the heading does not name; columns are missing, "
+            "so give the output as the tool printed it"
+        )
     return columns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InputError
 from ..graph import Topology
-from . import amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
+from . import amd_json, amd_smi, hwloc_xml, nccl_log, nccl_xml, smi
 
 if TYPE_CHECKING:
     from .clusters import Box
@@ -41,6 +41,7 @@ class Format:
 
 # Formats that can be read, in the order in which they are tried.
 FORMATS = (
+    Format("JSON of amd-smi topology or rocm-smi --showtopo", amd_json.looks_like, amd_smi.read),
     Format("topoplan's JSON (starts with {)", re.compile(r"\{").match, Topology.loads),
     Format(
         "hwloc's XML (starts with <topology)",
@@ -73,9 +74,9 @@ _REFUSED_AT_START = (
     ),
     (r"Machine \(", "lstopo's text for people", "expected its XML: run lstopo machine.xml"),
     (
-        r"\[\s*\{",
-        "a list in JSON, as amd-smi topology prints on request",
-        "give its text",
+        r"\[\s*\{(?!\s*\"gpu\":)",
+        "a list in JSON, but not that of amd-smi topology",
+        "give that, or a text",
     ),
 )
 # ... and these on any line of a text that no reader recognizes.

@@ -43,14 +43,15 @@ class GpuNames:
     def find(self, index: int) -> tuple[Board, str] | None:
         """Return the board of a GPU and the words that name it, None if it is not known.
 
-        A GPU without a name of its own is of the board of the others, if all are of one.
+        A GPU without a name of its own is of the board of the others, if all are of one. Boards
+        with the same links, such as MI250X and MI250, count as one.
         """
         names = {index: self.by_index[index]} if index in self.by_index else self.by_index
         boards = {name: board for name in names.values() if (board := _look_up(name))}
         if len({board.name for board in boards.values()}) == 1:
             name, board = next(iter(boards.items()))
             return board, name
-        if len(self.mentioned) == 1:
+        if len({_list_rates(get_board(name)) for name in self.mentioned}) == 1:
             name, line = next(iter(self.mentioned.items()))
             return get_board(name), f"{name}, which line {line} mentions"
         return None
@@ -88,6 +89,10 @@ def _read_indexed(line: str) -> Iterator[tuple[int, str]]:
         if match and _look_up(match[2]):
             yield from ((int(index), match[2].strip()) for index in match[1].split(","))
             return
+
+
+def _list_rates(board: Board) -> tuple[object, ...]:
+    return board.pcie, board.kind, board.wires, board.wire_GBps, board.c2c_GBps, board.nic_Gbps
 
 
 def _look_up(name: str) -> Board | None:

@@ -126,6 +126,18 @@ def test_amd_smi_gives_addresses_and_where_it_prints_them_bandwidths() -> None:
             ("GPU2 GPU3\nGPU0 0 XGMI", "GPU2 GPU4\nGPU0 0 XGMI"),
             "line 9: a table of other GPUs than the first",
         ),
+        (
+            ("GPU1 GPU2 GPU3\nGPU0 0 1 1 1", "GPU1 GPU2\nGPU0 0 1 1"),
+            "line 5: the row of GPU1 has 4",
+        ),
+        (
+            ("0 XGMI XGMI XGMI\nGPU1 XGMI 0", "0 N/A XGMI XGMI\nGPU1 N/A 0"),
+            r"the table of link types does not say how GPUs are joined: GPU0 - GPU1 \(N/A\)",
+        ),
+        (
+            ("===== Numa Nodes", rocm_smi("PCIE", 3) + "== Numa Nodes"),
+            "line 17: GPU0 - GPU2 was 1 in an earlier table",
+        ),
     ],
 )
 def test_a_damaged_text_is_refused_with_the_line(damage: tuple[str, str], reason: str) -> None:
@@ -170,6 +182,44 @@ def test_unknown_gpus_on_pcie_say_what_is_assumed() -> None:
     named = read("[rank=0] using device 0: AMD Radeon AI PRO R9700\n" + text)
     assert "PCIe is taken" not in notes(named)
     assert {float(x.bandwidth_GBps) for x in named.links} == {48}
+
+
+def test_columns_that_are_cut_off_are_refused() -> None:
+    cut = "== Link Type between two GPUs ==\n GPU0 GPU1\n" + "".join(
+        f"GPU{i} {'0 XGMI' if i == 0 else 'XGMI 0'}\n" for i in range(3)
+    )
+    with pytest.raises(InputError, match="line 5: a row of GPU2, which the heading does not name"):
+        read(cut)
+
+
+def test_tables_that_occur_twice_are_of_one_machine_with_a_note() -> None:
+    once, twice = read(rocm_smi()), read(rocm_smi() * 2)
+    assert twice.links == once.links
+    assert "the same tables 2 times: taken for one machine" in notes(twice)
+
+
+def test_numa_nodes_are_those_of_the_numbers_of_gpus() -> None:
+    text = rocm_smi()
+    for i in (3, 2, 1, 0):
+        text = text.replace(f"GPU{i}", f"GPU{i + 4}").replace(f"GPU[{i}]", f"GPU[{i + 4}]")
+    assert [d.numa_node for d in read(text).devices if d.kind == "gpu"] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"gpu": 0, "bdf": 1, "links": 3}]',
+        '[{"gpu": 0, "links": [{"gpu": 1}]}]',
+        '[{"gpu":',
+        '{"gpu_data": 5}',
+        '{"system": {"(Topology) Numa Node": 1}}',
+        '[{"gpu":' + "[" * 100_000,
+    ],
+)
+def test_other_json_of_amd_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InputError, match=r"^amd.txt: .*JSON") as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
 
 
 def test_wherever_a_text_breaks_off_it_is_read_or_refused_in_one_line() -> None:
