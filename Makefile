@@ -7,7 +7,7 @@ TORCH_VERSION ?= 2.13.0
 # Tests start hundreds of Python processes; each would compile topoplan anew where bytecode is not written.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test torch-suite torch-versions trainers lint format schemas api cli-docs man docs package shown setup gpu-test gpu-check clean
+.PHONY: demo test torch-suite torch-versions trainers lint format schemas api cli-docs man notebook docs package shown setup gpu-test gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -58,6 +58,10 @@ package: $(VENV)/.dev
 
 cli-docs: $(VENV)/.base
 	$(BIN)/python scripts/write_cli_docs.py
+
+# The outputs of examples/research.ipynb, by running it without Jupyter.
+notebook: $(VENV)/.base
+	$(BIN)/python scripts/write_notebook.py
 
 # man -l build/man/topo-synth.1
 man: $(VENV)/.dev

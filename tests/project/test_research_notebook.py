@@ -1,0 +1,45 @@
+"""The notebook of examples/: its cells run in order, and print what is stored in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topoplan.synth.planner import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOK: dict[str, Any] = json.loads((ROOT / "examples/research.ipynb").read_text("utf-8"))
+# Pictures that a reader sees: machine, plan, front, two schedules, and two more plans.
+PICTURES = 7
+
+
+def read_text(output: dict[str, Any]) -> str:
+    return "".join(output["text"] if "text" in output else output["data"]["text/plain"])
+
+
+def test_the_notebook_runs_and_prints_what_is_stored_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make notebook` stores its outputs anew."""
+    spec = importlib.util.spec_from_file_location("notebook", ROOT / "scripts/write_notebook.py")
+    assert spec is not None and spec.loader is not None
+    runner = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runner)
+    monkeypatch.setattr(registry, "DECORATED", {})
+    monkeypatch.chdir(tmp_path)
+    outputs = runner.run_cells(NOTEBOOK)
+    stored = [cell["outputs"] for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    assert [[*map(read_text, of)] for of in outputs] == [[*map(read_text, of)] for of in stored]
+    shown = [output for of in outputs for output in of]
+    assert sum("image/svg+xml" in output.get("data", {}) for output in shown) == PICTURES
+
+
+def test_links_of_the_notebook_lead_somewhere() -> None:
+    cells = (cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "markdown")
+    links = re.findall(r"\]\(([^)#]+)\)", "".join("".join(cell["source"]) for cell in cells))
+    assert links and [x for x in links if not (ROOT / "examples" / x).exists()] == []
