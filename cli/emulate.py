@@ -1,6 +1,7 @@
 """topo-emulate: run a command once per rank, on a machine emulated with network namespaces."""
 
 import argparse
+import shlex
 import sys
 
 from ..topo.errors import InputError
@@ -56,10 +57,22 @@ def main(argv: list[str] | None = None) -> int:
     at = arguments.index("--")
     command = arguments[at + 1 : -1]
     parser = build_parser()
+    if not command:
+        _check_separator(parser, arguments[:at])
     args = parser.parse_args(arguments[:at])
     if not command:
-        parser.error("no command given; put it after --")
+        parser.error(f"no command given; put it after --: {PROG} dgx1 -- topo-run plan.json")
     return run_command(PROG, lambda: _run(args, command))
+
+
+def _check_separator(parser: Parser, arguments: list[str]) -> None:
+    """Exit with the right command line if a command follows the topology without --."""
+    values = {i + 1 for i, word in enumerate(arguments) if word in ("--slowest", "--order")}
+    words = [i for i, word in enumerate(arguments) if word[:1] != "-" and i not in values]
+    if len(words) > 1:
+        at = words[1]
+        right = shlex.join([*arguments[:at], "--", *arguments[at:]])
+        parser.error(f"put -- before the command: {parser.prog} {right}")
 
 
 def build_parser() -> Parser:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..topo.errors import ExecutionError, InputError, PlanMismatchError, VerificationError
+from .running.nccl_tests import read_ranks
 from .running.options import (
     PROG,
     build_parser,
@@ -61,9 +62,10 @@ def _leaves_errors_to_another_rank() -> bool:
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     from ..runtime.mpi.launched import join_mpi
-    from ..runtime.ranks.launch import is_rank, launch
+    from ..runtime.ranks.launch import RENDEZVOUS, is_rank, launch
 
     options = read_options(args)
+    args.nproc = read_ranks(args)
     if join_mpi() and options.backend == "auto":
         import torch
 
@@ -77,11 +79,14 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     ranks = plans[0].collective.ranks if plans else args.nproc
     if not is_rank():
         if plans and args.nproc is not None and args.nproc != ranks:
+            flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
-                f"--nproc {args.nproc}: the plan is for {ranks} ranks; leave --nproc out, or "
-                f"synthesize for {args.nproc}"
+                f"{args.nproc} ranks: the plan is for {ranks} ranks; leave {flag} out, or synthesize for "
+                f"{args.nproc}"
             )
-        _check_jobs(jobs, ranks)
+        _check_jobs(jobs, ranks, ranks, with_memory=not args.calibrate)
+        if args.check == 0:
+            ProgressReporter(PROG, args).tell("-c 0: results are checked, outside of the times")
         if options.resolve_backend(ranks) == "mpi":
             raise InputError(
                 f"over MPI ranks have to be started by mpirun: mpirun -n {ranks} topo-run "
@@ -99,13 +104,22 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         raise PlanMismatchError(
             f"the plan is for {ranks} ranks, {world} were started; start {ranks}"
         )
-    _check_jobs(jobs, world)
+    # topo-run checked the memory before it started these ranks, if it did.
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    is_unchecked = RENDEZVOUS not in os.environ and not args.calibrate
+    _check_jobs(jobs, world, local, with_memory=is_unchecked)
     return _run_rank(args, jobs, world)
 
 
-def _check_jobs(jobs: Sequence[Job], ranks: int) -> None:
+def _check_jobs(jobs: Sequence[Job], ranks: int, local: int, *, with_memory: bool) -> None:
+    """Raise InputError if a job cannot run; `local` is the number of ranks on this host."""
+    from ..runtime.measuring.memory import check_memory
+
     for options, plan in jobs:
         options.check(plan, ranks)
+        if with_memory:
+            on_gpus = options.resolve_backend(ranks) == "nccl"
+            check_memory(options, options.collective_over(plan, ranks), local, on_gpus)
 
 
 def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
@@ -185,7 +199,7 @@ def _run_job(
     calibrated, trace = None, None
     if args.calibrate and communicator is not None and host is not None:
         calibrated = communicator.engine.machine.topology or communicator.plan.topology, host
-    say = _follow_sizes(work, f"{settings.collective.name}: ", len(settings.list_sizes()))
+    say = _follow_sizes(work, f"{settings.collective.name}: ", len(settings.options.list_sizes()))
     rows = [] if args.calibrate else run_benchmark(settings, communicator, say, transport)
     if args.trace is not None and communicator is not None:
         from ..runtime.measuring.trace import trace_largest

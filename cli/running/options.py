@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from ...synth.sizes import parse_size
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
+from .nccl_tests import add_options as add_nccl_tests_options
 
 if TYPE_CHECKING:
     import argparse
@@ -95,6 +97,7 @@ def build_parser() -> Parser:
         help="warm-up iterations before them (default 2)",
     )
     add(
+        "-d",
         "--dtype",
         default="float32",
         help="float32 (default), float64, float16, bfloat16, int8, uint8, int32, int64; fp16, "
@@ -174,6 +177,7 @@ def build_parser() -> Parser:
         help="with --stock: the collectives, or all (default allreduce)",
     )
     add("--json", action="store_true", help="one JSON object on standard output")
+    add_nccl_tests_options(parser)
     return parser
 
 
@@ -192,8 +196,8 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
     low, high = parse_size(args.min_bytes), parse_size(args.max_bytes)
     if low > high or low < 1:
         raise InputError(
-            f"-b {args.min_bytes} -e {args.max_bytes}: expected a smallest size from 1 byte to "
-            "the largest"
+            f"-b {args.min_bytes} -e {args.max_bytes}: expected a smallest size (-b) from 1 byte "
+            "to the largest (-e); change one of them"
         )
     return BenchOptions(
         low,
@@ -247,9 +251,7 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
     if not args.plans:
         _check_stock_alone(args)
         return []
-    from ...synth.plan import Plan
-
-    plans = [Plan.load(name) for name in args.plans]
+    plans = list(map(_load_plan, args.plans))
     for name, plan in zip(args.plans[1:], plans[1:], strict=True):
         if plan.collective.ranks != plans[0].collective.ranks:
             raise InputError(
@@ -263,6 +265,31 @@ def load_plans(args: argparse.Namespace) -> list[Plan]:
         for plan in plans:
             plan.check_topology(machine)
     return plans
+
+
+def _load_plan(name: str) -> Plan:
+    """Return the plan in a file. Raise InputError with what to do if it is a topology instead."""
+    from ...synth.plan import Plan
+
+    try:
+        return Plan.load(name)
+    except InputError:
+        if not _names_topology(name):
+            raise
+    given = shlex.quote(name)
+    raise InputError(
+        f"{name}: a topology, not a plan; make a plan for it first: topo-synth allreduce {given} "
+        "-o plan.json && topo-run plan.json"
+    )
+
+
+def _names_topology(name: str) -> bool:
+    from ...topo.loader.resolve import load
+
+    try:
+        return bool(load(name).devices)
+    except InputError:
+        return False
 
 
 def _check_stock_alone(args: argparse.Namespace) -> None:
@@ -283,7 +310,7 @@ def _check_stock_alone(args: argparse.Namespace) -> None:
         ),
         (
             args.nproc is None and "WORLD_SIZE" not in os.environ,
-            "--stock without a plan needs --nproc",
+            "--stock without a plan needs the number of ranks to start; give --nproc N",
         ),
         (
             args.nproc is not None and args.nproc < 1,

@@ -9,7 +9,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...topo.errors import InputError, TopoplanError, VerificationError, suggest
@@ -26,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 # Most columns of a paragraph in help texts: wider ones are hard to read.
 _MAX_PROSE = 100
 # Text that replaces "(--option)" after an error about these parameters of the library.
-_ADVICE = {"overwrite": ", or give --force"}
+_ADVICE = {"overwrite": ", or give --force", "max_bytes": " (-e)"}
 # The name of the command in use if it is a subcommand of topoplan; see `call_as`.
 _CALLED_AS = {"name": ""}
 # The options of the command in use, from which errors name theirs; see `name_option`.
@@ -39,8 +40,13 @@ Example = tuple[str, str]
 class Parser(argparse.ArgumentParser):
     """An argument parser whose help begins with examples, and whose errors are one line.
 
-    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q.
+    `about` follows the examples, in paragraphs. Every parser has --version, -v and -q. `spellings`
+    has other names of options, which are understood but not shown; `answers` has options of other
+    tools that this one lacks, with what to do instead.
     """
+
+    spellings: Mapping[str, str] = MappingProxyType({})
+    answers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, prog: str, examples: Sequence[Example], about: str, usage: str) -> None:
         super().__init__(
@@ -85,10 +91,16 @@ class Parser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         _OPTIONS.clear()
         _OPTIONS.update(self._option_string_actions)
-        for word in given[: given.index("--") if "--" in given else len(given)]:
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions:
+        for index, word in enumerate(given[: given.index("--") if "--" in given else len(given)]):
+            name, equals, value = word.partition("=")
+            if name in self.spellings:
+                given[index] = f"{self.spellings[name]}{equals}{value}"
+            elif name.startswith("--") and name not in self._option_string_actions:
+                if name in self.answers:
+                    self.error(f"there is no option {name}: {self.answers[name]}")
                 self.error(f"there is no option {name}{suggest(name, self._option_string_actions)}")
+            elif word[:2] in self.answers:
+                self.error(f"there is no option {word[:2]}: {self.answers[word[:2]]}")
         return super().parse_known_args(given, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

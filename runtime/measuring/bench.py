@@ -68,7 +68,7 @@ def run_benchmark(
             f"{settings.collective.ranks} ranks are asked for, {dist.get_world_size()} are running"
         )
     rows = []
-    for size in settings.list_sizes():
+    for size in settings.options.list_sizes():
         say(f"{size} bytes ...")
         for in_place in settings.list_places():
             buffers = BenchBuffers(settings, rank, size, device, in_place)

@@ -47,13 +47,6 @@ class BenchSettings:
             return [False, True]
         return [name in IN_PLACE if place is None else place == "in"]
 
-    def list_sizes(self) -> list[int]:
-        """Return the sizes to measure: the bytes of the collective's buffer, the smallest first."""
-        out = [self.options.min_bytes]
-        while out[-1] * self.options.factor <= self.options.max_bytes:
-            out.append(out[-1] * self.options.factor)
-        return out
-
 
 class BenchBuffers:
     """Input and output of one size on one rank, with random data that every rank can compute.

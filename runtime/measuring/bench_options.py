@@ -123,6 +123,13 @@ class BenchOptions:
                 f"timeout {self.timeout_s:g}: expected seconds above 0", parameter="timeout"
             )
 
+    def list_sizes(self) -> list[int]:
+        """Return the sizes to measure: the bytes of the collective's buffer, the smallest first."""
+        out = [self.min_bytes]
+        while out[-1] * self.factor <= self.max_bytes:
+            out.append(out[-1] * self.factor)
+        return out
+
     def check(self, plan: Plan | None, ranks: int) -> None:
         """Raise InputError if these options do not fit the plan or this machine."""
         collective = self.collective_over(plan, ranks)

@@ -37,7 +37,7 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     Collective. The schedule is the one in use for the size, or, if that is the stock collective,
     the best of the plan's own. Raise InputError if there is too much to list.
     """
-    numel, dtype = settings.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
+    numel, dtype = settings.options.list_sizes()[-1] // settings.dtype.itemsize, settings.dtype
     if settings.collective.name not in IN_PLACE:
         numel -= numel % settings.collective.ranks
     engine, plan = communicator.engine, communicator.plan
