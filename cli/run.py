@@ -81,8 +81,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         if plans and args.nproc is not None and args.nproc != ranks:
             flag = "--nproc" if args.gpus is args.threads is None else "-g and -t"
             raise InputError(
-                f"{args.nproc} ranks: the plan is for {ranks} ranks; leave {flag} out, or synthesize for "
-                f"{args.nproc}"
+                f"{args.nproc} ranks: the plan is for {ranks} ranks; leave {flag} out, or "
+                f"synthesize for {args.nproc}"
             )
         _check_jobs(jobs, ranks, ranks, with_memory=not args.calibrate)
         if args.check == 0:

@@ -11,6 +11,7 @@ from typing import Any
 from topoplan.runtime.lab.settings import Settings
 from topoplan.synth.cost.host_costs import HostCosts
 from topoplan.synth.plan_file import PlanFile
+from topoplan.topo.output_head import OutputHead
 from topoplan.topo.schema import json_schema
 from topoplan.topo.topology_file import TopologyFile
 
@@ -20,6 +21,7 @@ DECLARED = {
     "topology": (TopologyFile, "a topology: --topology FILE, topo-probe --json"),
     "plan": (PlanFile, "a plan: topo-synth -o"),
     "host-costs": (HostCosts, 'the field "host" of a topology: topo-run --calibrate'),
+    "output": (OutputHead, "what every --json but topo-probe's begins with"),
     "lab-settings": (Settings, "what topo-lab trains"),
 }
 

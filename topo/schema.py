@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from .errors import InputError
+from .errors import InputError, suggest
 from .exact import parse_fraction
 
 T = TypeVar("T")
@@ -110,9 +110,10 @@ def _explain(problem: str, data: object, declared: Any, where: str) -> str:
     spelled = f": {place.removeprefix('.')}" if place else ""  # like JavaScript: devices[3].kind
     unknown = _UNKNOWN_FIELD.match(what)
     if unknown:
+        known = _list_fields(declared, place)
         return (
-            f"{where}{spelled}: unknown field {unknown[1]!r:.40}; it may be of a later "
-            "version of topoplan"
+            f"{where}{spelled}: unknown field {unknown[1]!r:.40}{suggest(unknown[1], known)}; it "
+            "may be of a later version of topoplan"
         )
     if "[...]" in place:  # some value of an object with any keys: msgspec does not tell which
         return f"{where}{spelled}: {what[0].lower()}{what[1:]}"
@@ -121,6 +122,19 @@ def _explain(problem: str, data: object, declared: Any, where: str) -> str:
         part = name or int(number)
         value, info = _value_at(value, part), _type_at(info, part)
     return f"{where}{spelled}: expected {_describe(info, value)}, got {_show(value)}"
+
+
+def _list_fields(declared: Any, place: str) -> list[str]:
+    """Return the names of the fields that the type at a place of `declared` has."""
+    info = inspect.type_info(declared)
+    for name, number in _PART.findall(place):
+        info = _type_at(info, name or int(number))
+    return [
+        field.encode_name
+        for member in _members(info)
+        if isinstance(member, (inspect.StructType, inspect.DataclassType))
+        for field in member.fields
+    ]
 
 
 def _value_at(value: Any, part: str | int) -> Any:

@@ -1,6 +1,7 @@
 """Declare the JSON format of a topology, and convert it to and from devices and links.
 
-Unknown fields are stored in `extra` and written back. A null field takes its default.
+Unknown fields are stored in `extra` and written back, except slips of known ones, which are errors.
+A null field takes its default.
 """
 
 import json
@@ -26,6 +27,7 @@ from .errors import InputError
 from .exact import fraction_to_json
 from .notes import NoteFields, restore_notes
 from .schema import MOST, Count, Identifier, Label, is_label, read_as
+from .slips import check_slips
 
 FORMAT = "topoplan-topology"
 _PLAN_FORMAT = "topoplan-plan"
@@ -132,6 +134,7 @@ def read_topology_file(data: object, where: str) -> TopologyFile:
     if isinstance(data, dict):
         _check_format(data, where)
         _check_size(data, where)
+        _check_slips(data, where)
     file = read_as(data, TopologyFile, where)
     assert isinstance(data, dict)
     _check_kept_names(data, where)
@@ -168,6 +171,16 @@ def _check_size(data: dict[str, Any], where: str) -> None:
             f"{where}: {len(devices)} devices and {directed} directed links; "
             f"more than {MAX_DEVICES} and {MAX_LINKS} are refused: describe a part of the machine"
         )
+
+
+def _check_slips(data: dict[str, Any], where: str) -> None:
+    """Refuse slips of known fields before the fields that they would leave at their defaults."""
+    check_slips(data, _FIELDS, where)
+    for key, known in (("devices", _DEVICE_FIELDS), ("links", _LINK_FIELDS)):
+        rows = data.get(key)
+        for i, row in enumerate(rows if isinstance(rows, list) else ()):
+            if isinstance(row, dict):
+                check_slips(row, known, f"{where}: {key}[{i}]")
 
 
 def _check_kept_names(row: Mapping[str, Any], where: str) -> None:

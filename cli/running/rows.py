@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...synth.sizes import show_size
+from ...topo.output_head import output_head
 from ...topo.pictures.fit import choose_columns, wrap_line
 from ...topo.printable import printable
 from ..shared.common import find_width
@@ -195,7 +196,8 @@ def _number(value: float | None, digits: int) -> str:
 def write_json(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the object of --json: that of the only run, or those of several under "runs"."""
     objects = [_write_run(run) for run in runs]
-    return objects[0] if len(objects) == 1 else {"runs": objects}
+    body = objects[0] if len(objects) == 1 else {"runs": objects}
+    return output_head("topoplan-run") | body
 
 
 def _write_run(run: Run) -> dict[str, Any]:

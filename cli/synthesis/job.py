@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
 from ...synth.sizes import parse_size
 from ...topo.derived.stripes import describe_merged
+from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
@@ -96,7 +97,8 @@ class SynthRun:
         }
         if rates := describe_rates(topology):
             head["rates"] = rates
-        out = {"topology": head, "collective": collective.name, "root": collective.root}
+        out = output_head("topoplan-synth")
+        out |= {"topology": head, "collective": collective.name, "root": collective.root}
         if collective.root is not None:
             out["root_device"] = topology.ranks[collective.root]
             out["root_as_given"] = self.given.root

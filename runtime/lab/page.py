@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...synth.pictures.drawing import choose_step, draw_text, start_svg
+from ...topo.output_head import output_head
 from ...topo.printable import quote
 from .results import RunResult, list_findings
 from .settings import Settings
@@ -129,6 +130,7 @@ class LabReport:
         """Return the whole report as one object."""
         data = self.dataset
         return {
+            **output_head("topoplan-lab"),
             "dataset": {
                 "name": data.name,
                 "classes": data.classes,

@@ -8,7 +8,7 @@ al. 1995), with cores that all ranks of a host share.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from ...topo.graph import Topology
 from ...topo.schema import Count, Index, read_as
+from ...topo.slips import check_slips
 
 FIELD = "host"
 # Microseconds of a step between GPUs over NCCL beyond the latencies of its links, if nothing was
@@ -66,8 +67,11 @@ class HostCosts:
     def from_json(cls, data: object, where: str = FIELD) -> HostCosts:
         """Read the object that `to_json` returns; `where` names it in errors.
 
-        Missing fields have defaults, unknown ones are ignored. Raise InputError if it is malformed.
+        Missing fields have defaults, unknown ones are ignored. Raise InputError if it is malformed,
+        or has a slip of a field.
         """
+        if isinstance(data, dict):
+            check_slips(data, frozenset(each.name for each in fields(cls)), where)
         return read_as(data, cls, where)
 
 

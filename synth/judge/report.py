@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...topo.output_head import output_head
 from .advice import describe_limit, gbps, percent, size_text
 from .options import ROUNDING, Limits, Options
 from .paper import write_model
@@ -158,6 +159,7 @@ def write_json(
     shares = _list_shares(verdicts)
     topologies = [t for v in verdicts if (t := v.judged_topology) is not None]
     out: dict[str, Any] = {
+        **output_head("topoplan-judge"),
         "stock_model": write_model(topologies[0]) if topologies else None,
         "files": [_verdict_json(verdict) for verdict in verdicts],
         "refused": [{"file": name, "message": message} for name, message in refused],
@@ -177,6 +179,7 @@ def write_gate(
     """
     whole = write_json(verdicts, least, refused)
     return {
+        **output_head("topoplan-judge-gate"),
         "passed": whole["passed"] and not refused,
         "at_least": least,
         "share": whole["share"],

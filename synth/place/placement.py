@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from ...topo.output_head import output_head
 from ..describe import count
 from ..sizes import show_size
 from .domains import Stay
@@ -85,6 +86,7 @@ class Placement:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of topo-place (docs/place.md)."""
         return {
+            **output_head("topoplan-place"),
             "topology": self.name,
             "ranks": len(self.order),
             "job": dict(self.job.dimensions),

@@ -1,0 +1,67 @@
+"""What every command prints with --json: one object, with its format and version."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from launch import run_module
+from shown_commands import build_parser
+
+from topoplan.cli.topoplan import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "output.schema.json").read_text())
+# A short line of each command with --json, and the format of its output.
+LINES = {
+    "probe dgx1 --json": "topoplan-topology",
+    "probe dgx1 --format json": "topoplan-topology",
+    "synth allreduce ring:4 --json": "topoplan-synth",
+    "synth allreduce ring:4 --json --bound-only": "topoplan-synth",
+    "synth allreduce ring:4 --json --explain": "topoplan-synth",
+    "synth allgather ring:3 --json --pareto": "topoplan-synth",
+    "synth allgather ring:3 --json --instance 1,1,2": "topoplan-synth",
+    "synth allreduce dgx1 --json --format nccl-graph --no-guard -o graph.xml": "nccl-graph",
+    "synth allreduce dgx1 --json --format rccl-env -o rccl.env": "rccl-env",
+    "judge --topology dgx-a100 all_reduce_perf.txt --json": "topoplan-judge",
+    "judge --topology dgx-a100 all_reduce_perf.txt --at-least 0.1": "topoplan-judge-gate",
+    "place dgx1 --json": "topoplan-place",
+    "place dgx1 --format json": "topoplan-place",
+    "run PLAN --json -e 1K -n 1 -w 0": "topoplan-run",
+    "run --stock --nproc 2 --collective allreduce,reduce --json -e 1K -n 1": "topoplan-run",
+    "lab --network loopback --ranks 2 --epochs 1 --systems serial --json": "topoplan-lab",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_object_of_every_command_has_a_format_and_a_version(
+    line: str,
+    plans: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "all_reduce_perf.txt").write_bytes(
+        (ROOT / "examples" / "all_reduce_perf.txt").read_bytes()
+    )
+    monkeypatch.chdir(tmp_path)
+    name, *rest = shlex.split(line.replace("PLAN", plans("ring:2")))
+    if name in ("run", "lab"):
+        pytest.importorskip("torch" if name == "run" else "sklearn")
+        done = run_module(f"topoplan.cli.{name}", *rest)
+        code, text = done.returncode, done.stdout
+    else:
+        code, text = main([name, *rest]), capsys.readouterr().out
+    body = json.loads(text)
+    assert (code, body["format"], body["version"]) == (0, LINES[line], 1)
+    if LINES[line] != "topoplan-topology":  # which has a schema of its own
+        Draft202012Validator(SCHEMA).validate(body)
+
+
+def test_every_command_with_json_is_tested() -> None:
+    with_json = {n for n in COMMANDS if "--json" in build_parser(n)._option_string_actions}
+    assert with_json == {line.split()[0] for line in LINES}
