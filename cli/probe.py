@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..topo.pictures.colour import is_terminal, wants_colour
 from ..topo.printable import printable, printable_lines
 from .shared.common import Example, Parser, find_width, print_error, run_command
 from .shared.outputs import (
@@ -30,9 +31,9 @@ PROG = "topo-probe"
 FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "heat-map")
 # The module of topo whose `write` makes each format, and the options that it takes.
 _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "table": ("pictures.table", ("colour",)),
+    "table": ("pictures.table", ("colour", "wraps")),
     "json": ("formats.probe_json", ()),
-    "tree": ("pictures.text_tree", ("colour",)),
+    "tree": ("pictures.text_tree", ("colour", "wraps")),
     "smi": ("formats.smi", ()),
     "nccl-xml": ("formats.nccl_xml", ("for_vm",)),
     "dot": ("pictures.dot", ()),
@@ -209,8 +210,13 @@ def _probe(arguments: argparse.Namespace) -> int:
     form = arguments.format or (
         "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table"
     )
-    to_terminal = arguments.output is None and sys.stdout.isatty()
-    write_output(arguments, _render(topology, form, to_terminal, arguments.for_vm))
+    to_file = arguments.output is not None
+    given = {
+        "colour": not to_file and wants_colour(sys.stdout),
+        "wraps": not to_file and is_terminal(sys.stdout),
+        "for_vm": arguments.for_vm,
+    }
+    write_output(arguments, _render(topology, form, given))
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
@@ -271,31 +277,31 @@ def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topol
         return measure_topology(named, advance=work.advance)
 
 
-def _render(topology: Topology, form: str, colour: bool, for_vm: bool) -> str:
+def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
     """Return the topology in one of FORMATS, or the findings of --check.
 
-    Only the writer in use is imported, since some of them import solvers or rich.
+    `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
+    writer in use is imported, since some of them import solvers or rich.
     """
     if form == "check":
         from ..topo.doctor import examine, report
         from ..topo.pictures.fit import wrap_text
 
-        lines = report(examine(topology), *([find_width()] if colour else []))
+        lines = report(examine(topology), *([find_width()] if given["wraps"] else []))
         text = "\n".join(map(printable, lines)) + "\n"
-        return wrap_text(text, find_width()) if colour else text
+        return wrap_text(text, find_width()) if given["wraps"] else text
     if form == "heat-map":
         from ..synth.pictures.heat_map import draw_heat_map
 
         return draw_heat_map(topology, alone=True)
     name, options = _WRITERS[form]
-    given = {"colour": colour, "for_vm": for_vm}
     writer = import_module(f"..topo.{name}", __package__)
     text = str(writer.write(topology, *(given[option] for option in options)))
     if form == "smi":
         text = printable_lines(text)
     elif form == "table" and not topology.ranks:
         text += "--format tree shows what there is, --json all that was asked\n"
-    for note in writer.list_vm_notes(topology) if for_vm else ():
+    for note in writer.list_vm_notes(topology) if given["for_vm"] else ():
         print_error(f"{PROG}: {note}")
     return text
 

@@ -41,11 +41,11 @@ _COLUMNS = 100  # if there is no terminal
 _WIDEST = 400  # columns if lines are not wrapped
 
 
-def write(topology: Topology, colour: bool = False) -> str:
+def write(topology: Topology, colour: bool = False, wraps: bool = False) -> str:
     """Return a topology as tables of devices, connections between GPUs and links, and its notes.
 
-    `colour` adds a terminal's colours and wraps lines at its width. Without GPUs the result is one
-    line on the devices, and one on the reason if it is known.
+    `colour` adds colours, `wraps` breaks lines at the terminal's width. Without GPUs the result is
+    one line on the devices, and one on the reason if it is known.
     """
     if not topology.ranks:
         return _explain_missing_gpus(topology)
@@ -53,8 +53,9 @@ def write(topology: Topology, colour: bool = False) -> str:
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     console = SafeConsole(
         file=buffer,
-        width=columns if colour else _WIDEST,
-        force_terminal=colour,
+        width=columns if wraps else _WIDEST,
+        colour=colour,
+        force_terminal=wraps,
         highlight=False,
         emoji=False,
         markup=False,

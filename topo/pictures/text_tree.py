@@ -22,7 +22,7 @@ _MAX_KINDS = 16  # maximum number of kinds and rates of links in a line
 _MAX_DEPTH = 100  # devices; rich draws a tree recursively
 
 
-def write(topology: Topology, colour: bool = False) -> str:
+def write(topology: Topology, colour: bool = False, wraps: bool = False) -> str:
     """Return a topology as a text tree, with terminal colours if `colour`.
 
     Sockets and switches are above the GPUs and NICs connected to them. Rates are GB/s in each
@@ -53,8 +53,9 @@ def write(topology: Topology, colour: bool = False) -> str:
     buffer = io.StringIO()
     SafeConsole(
         file=buffer,
-        width=shutil.get_terminal_size().columns if colour else _WIDTH,
-        force_terminal=colour,
+        width=shutil.get_terminal_size().columns if wraps else _WIDTH,
+        colour=colour,
+        force_terminal=wraps,
         highlight=False,
         emoji=False,
         markup=False,
