@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from ..facts import keys
 from ..facts.keys import GPU, NVML, PCI, gpu_subject, pci_subject
 from ..notes import Note
-from .fabric import describe_pending_fabric
 from .links import MIN_PEERS, check_link_counts
 from .view import Case, Check, DoctorView, Finding, has_two_gpus, join_names
 
@@ -17,12 +16,13 @@ _GPU_CLASSES = ("0x0300", "0x0302")
 def check_driver(view: DoctorView) -> Iterator[Finding]:
     """Report a driver whose library does not answer.
 
-    The source is the fact `nvml library` or a probe's note. It is an error if the versions of
-    library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
+    The source is the fact `nvml library` or `nvml count`, or a probe's note. It is an error if the
+    versions of library and kernel module differ or NVIDIA GPUs are on PCI, else a note.
     """
     evidence = tuple(f"{note} (the topology's notes)" for note in view.list_notes("no-driver"))
-    if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None:
-        evidence = (view.format_fact(NVML, keys.NVML_LIBRARY),)
+    for key in (keys.NVML_COUNT, keys.NVML_LIBRARY):
+        if view.facts.get_reason(NVML, key) is not None:
+            evidence = (view.format_fact(NVML, key),)
     addresses = _list_nvidia_gpus(view)
     if not evidence:
         return
@@ -40,20 +40,24 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
     elif addresses:
         ids = {gpu.bus_id: gpu.id for gpu in view.gpus}
         about = tuple(ids.get(bus_id, bus_id) for bus_id in addresses)
+        is_denied = "permission" in evidence[0].lower()
         evidence += tuple(
             view.format_fact(pci_subject(bus_id), keys.PCI_CLASS)
             for bus_id in addresses
             if view.facts.get_text(pci_subject(bus_id), keys.PCI_CLASS)
         )
         yield Finding(
-            "error",
+            "warning" if is_denied else "error",
             "no-driver",
             about,
-            f"NVML, the driver's library, does not answer, though {join_names(about)} are NVIDIA "
-            "GPUs",
+            f"NVML, the driver's library, does not answer{' this process' * is_denied}, though "
+            f"{join_names(about)} are NVIDIA GPUs",
             evidence,
-            "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has to "
-            "work",
+            "if this job or container is to use GPUs, give it the devices /dev/nvidiactl and "
+            "/dev/nvidia*; else run topo-probe outside of it"
+            if is_denied
+            else "install and load the NVIDIA driver and the package nvidia-ml-py; nvidia-smi has "
+            "to work",
         )
     else:
         yield Finding(
@@ -204,8 +208,8 @@ def check_mig(view: DoctorView) -> Iterator[Finding]:
     """
     for _, about, evidence in view.group(
         ("", (ident,), (view.format_fact(gpu_subject(index), keys.GPU_MIG),))
-        for index, ident in view.gpu_of.items()
-        if view.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on"
+        for ident, index in view.index_of.items()
+        if view.has_mig(ident)
     ):
         yield Finding(
             "error",
@@ -225,10 +229,7 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
     reported as such.
     """
     about = view.without_nvlink
-    subjects = {ident: view.find_subject(ident) for ident in about}
-    if not about or any(
-        describe_pending_fabric(view, subject) is not None for subject in subjects.values()
-    ):
+    if not about or any(view.describe_pending_fabric(ident) for ident in about):
         return
     yield Finding(
         "error",
@@ -236,12 +237,7 @@ def check_any_active(view: DoctorView) -> Iterator[Finding]:
         about,
         f"{join_names(about)}: no NVLink is active on boards that have it, so everything goes over "
         "PCIe",
-        tuple(
-            view.format_fact(links[0], keys.NVLINK_STATE)
-            if (links := view.list_nvlinks(ident))
-            else view.format_fact(subject, keys.GPU_NVLINK_COUNT)
-            for ident, subject in subjects.items()
-        ),
+        tuple(_format_nvlink(view, ident) for ident in about),
         "check nvidia-smi nvlink -s, the kernel log (Xid, SXid), nvidia-fabricmanager where there "
         "are NVSwitches, and whether the hypervisor passed all GPUs and NVSwitches on; leave "
         "NCCL_P2P_LEVEL until NVLink works",
@@ -253,17 +249,27 @@ def check_unknown_nvlinks(view: DoctorView) -> Iterator[Finding]:
 
     A driver whose library does not answer at all is reported as such.
     """
-    about = tuple(gpu for gpu in view.nvlinks_unknown if view.list_nvlinks(gpu))
-    if about:
+    about = view.nvlinks_unknown
+    if about and view.facts.get_reason(NVML, keys.NVML_LIBRARY) is None:
         yield Finding(
             "warning",
             "nvlink-unknown",
             about,
             f"{join_names(about)}: whether NVLinks are active is not known, so all is judged and "
             "planned without them",
-            tuple(view.format_fact(view.list_nvlinks(gpu)[0], keys.NVLINK_STATE) for gpu in about),
+            tuple(_format_nvlink(view, ident) for ident in about),
             "see nvidia-smi nvlink -s; inside a container or a MIG instance ask on the host",
         )
+
+
+def _format_nvlink(view: DoctorView, gpu: str) -> str:
+    """Return the state of a GPU's first NVLink as evidence, else its number of NVLinks."""
+    links = view.list_nvlinks(gpu)
+    return (
+        view.format_fact(links[0], keys.NVLINK_STATE)
+        if links
+        else view.format_fact(view.find_subject(gpu), keys.GPU_NVLINK_COUNT)
+    )
 
 
 def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
@@ -274,7 +280,12 @@ def check_inactive_links(view: DoctorView) -> Iterator[Finding]:
     """
     short = {ident for finding in check_link_counts(view) for ident in finding.about}
     for group in view.like_gpus:
-        judged = [gpu.id for gpu in group if view.index_of.get(gpu.id) in view.nvlink_subjects]
+        judged = [
+            gpu.id
+            for gpu in group
+            if view.index_of.get(gpu.id) in view.nvlink_subjects
+            and not view.has_other_cause(gpu.id)
+        ]
         if len(judged) < MIN_PEERS:
             continue
         active = Counter(
@@ -354,13 +365,13 @@ CHECKS = (
     Check(
         "any active NVLink",
         check_any_active,
-        lambda view: view.nvlink_subjects,
+        lambda view: view.nvlink_subjects or view.without_nvlink,
         "no states of NVLinks",
     ),
     Check(
         "unknown NVLinks",
         check_unknown_nvlinks,
-        lambda view: view.nvlink_subjects,
+        lambda view: view.nvlink_subjects or view.nvlinks_unknown,
         "no states of NVLinks",
     ),
     Check(

@@ -10,19 +10,6 @@ from ..facts.keys import Key, gpu_subject
 from .view import Case, Check, DoctorView, Finding, join_names
 
 _FABRIC: tuple[Key[Any], ...] = (keys.GPU_FABRIC_CLUSTER, keys.GPU_FABRIC_CLIQUE)
-_NOT_YET = ("not started", "in progress")
-
-
-def describe_pending_fabric(view: DoctorView, gpu: str) -> str | None:
-    """Return why a GPU (its subject in the facts) is not in its fabric; None if nothing says so.
-
-    Its registration has not been completed, or has been with an error.
-    """
-    state = view.facts.get_text(gpu, keys.GPU_FABRIC_STATE)
-    if state in _NOT_YET:
-        return f"the fabric's state is {state!r}"
-    reason = view.facts.get_reason(gpu, keys.GPU_FABRIC_STATE) or ""
-    return reason if reason.startswith(keys.FABRIC_FAILED) else None
 
 
 def check_fabric(view: DoctorView) -> Iterator[Finding]:
@@ -34,10 +21,10 @@ def check_fabric(view: DoctorView) -> Iterator[Finding]:
     pending: list[Case] = []
     parts: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     evidence_of: list[str] = []
-    for index, ident in view.gpu_of.items():
+    for ident, index in view.index_of.items():
         subject = gpu_subject(index)
         state = view.facts.get_text(subject, keys.GPU_FABRIC_STATE)
-        if (why := describe_pending_fabric(view, subject)) is not None:
+        if (why := view.describe_pending_fabric(ident)) is not None:
             pending.append((why, (ident,), (view.format_fact(subject, keys.GPU_FABRIC_STATE),)))
         cluster = view.facts.get_text(subject, keys.GPU_FABRIC_CLUSTER) or ""
         if state == "completed" and not NO_CLUSTER.fullmatch(cluster):
@@ -99,7 +86,7 @@ CHECKS = (
         check_fabric,
         lambda view: (
             view.knows_of_gpus(keys.GPU_FABRIC_STATE)
-            or any(describe_pending_fabric(view, gpu_subject(i)) for i in view.gpu_of)
+            or any(map(view.describe_pending_fabric, view.index_of))
         ),
         "no states of a fabric",
     ),

@@ -206,7 +206,8 @@ def check_bridges(view: DoctorView) -> Iterator[Finding]:
     group, and groups whose members all have fewer links than those of other groups: one of several
     bridges is missing.
     """
-    for group in () if view.hides_peers else view.like_gpus:
+    for like in () if view.hides_peers else view.like_gpus:
+        group = [gpu for gpu in like if not view.has_other_cause(gpu.id)]
         yield from _find_thin_bridges(view, group)
         size, bare = _find_bridge_size(view, group)
         if size and len(bare) >= size:
@@ -290,9 +291,11 @@ def check_link_counts(view: DoctorView) -> Iterator[Finding]:
     A GPU without any link is an error, one with fewer a warning. GPUs are judged if there are at
     least three of a model, and most have the same number of links (or half, if three quarters of
     all pairs are linked: a mesh that lost a link). If GPUs are bridged in groups, `check_bridges`
-    judges those in no group and groups that have fewer links as a whole.
+    judges those in no group and groups that have fewer links as a whole. GPUs that lack links for
+    a reason of their own (MIG, a fabric that is not ready) are not judged.
     """
-    for group in () if view.hides_peers else view.like_gpus:
+    for like in () if view.hides_peers else view.like_gpus:
+        group = [gpu for gpu in like if not view.has_other_cause(gpu.id)]
         size, _ = _find_bridge_size(view, group)
         if size and len(_group_by_links(view, group)) > 1:
             continue  # reported as `missing-bridge`

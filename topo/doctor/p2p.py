@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..facts import keys
-from ..facts.keys import HOST, NVML, P2P, PCI, gpu_subject, p2p_subject, parse_pair, pci_subject
+from ..facts.keys import HOST, P2P, PCI, p2p_subject, parse_pair, pci_subject
 from ..facts.view import WIRES
 from .view import Check, DoctorView, Finding, join_names
 
@@ -26,13 +26,22 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     """Report pairs of GPUs to which the driver refuses P2P reads or writes.
 
     A refusal is an error if the GPUs share a PCIe switch or an NVLink, but a warning if this GPU
-    model has no P2P, and a note if the path goes through a CPU. `check_p2p_directions` reports
-    access that is refused in one direction only. Refusals that follow from MIG or confidential
-    computing, which `driver` reports, are left out.
+    model has no P2P, and a note if the path goes through a CPU or a GPU is a virtual one.
+    `check_p2p_directions` reports access that is refused in one direction only. Refusals that
+    follow from MIG, confidential computing or a fabric that is not ready are left out.
     """
     unknown = {*view.nvlinks_unknown}
-    for (joined, status), about, evidence in view.group(
-        ((_find_joint(view, a, b, subject), status), (a, b), (view.format_fact(subject, key),))
+    for (joined, status, is_virtual, untold), about, evidence in view.group(
+        (
+            (
+                _find_joint(view, a, b, subject),
+                status,
+                view.is_virtual_gpu(a) or view.is_virtual_gpu(b),
+                _hides_mode(view, a) or _hides_mode(view, b),
+            ),
+            (a, b),
+            (view.format_fact(subject, key),),
+        )
         for a, b, subject in _list_pairs(view)
         for key in _READ_AND_WRITE
         if (status := view.facts.get_text(subject, key)) in _REFUSALS
@@ -40,23 +49,33 @@ def check_p2p(view: DoctorView) -> Iterator[Finding]:
     ):
         by_design = status == _BY_DESIGN
         yield Finding(
-            "note" if not joined else "warning" if by_design else "error",
+            "note" if is_virtual or not joined else "warning" if by_design or untold else "error",
             "p2p-refused",
             about,
             f"{join_names(about)}: P2P refused ({status})"
             + (
-                f" though they have {joined} between them"
+                ", as between most virtual GPUs (vGPU)"
+                if is_virtual
+                else f" though they have {joined} between them"
                 if joined
                 else "; whether NVLink joins them is not known"
                 if unknown & {*about}
                 else "; the path goes through a CPU"
-            ),
+            )
+            + ("; whether MIG is on is not told to this process" if untold else ""),
             evidence,
-            "this GPU model has no P2P; expect copies through host memory"
+            "ask for vGPUs of a profile with P2P, which the hypervisor's host has to support"
+            if is_virtual
+            else "this GPU model has no P2P; expect copies through host memory"
             if by_design
             else "check the IOMMU and ACS settings in the BIOS, and the driver's registry keys and "
             "version",
         )
+
+
+def _hides_mode(view: DoctorView, gpu: str) -> bool:
+    reason = view.facts.get_reason(view.find_subject(gpu), keys.GPU_MIG) or ""
+    return "permission" in reason.lower()
 
 
 def check_p2p_directions(view: DoctorView) -> Iterator[Finding]:
@@ -92,16 +111,11 @@ def _reverse(subject: str) -> str:
 
 
 def _list_pairs(view: DoctorView) -> Iterator[tuple[str, str, str]]:
+    gpu_of = {index: gpu for gpu, index in view.index_of.items() if not view.has_other_cause(gpu)}
     for subject in dict.fromkeys(fact.subject for fact in view.facts.items):
-        a, b = parse_pair(subject, P2P) or ("", "")
-        if a != b and not _is_isolated(view, a, b):
-            yield view.gpu_of.get(a, f"gpu{a}"), view.gpu_of.get(b, f"gpu{b}"), subject
-
-
-def _is_isolated(view: DoctorView, a: str, b: str) -> bool:
-    """Return whether MIG or confidential computing keeps two GPUs (indices) from each other."""
-    modes = (view.facts.get_text(gpu_subject(index), keys.GPU_MIG) for index in (a, b))
-    return "on" in modes or view.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on"
+        a, b = (gpu_of.get(index) for index in parse_pair(subject, P2P) or ("", ""))
+        if a is not None and b is not None and a != b:
+            yield a, b, subject
 
 
 def _find_joint(view: DoctorView, a: str, b: str, subject: str) -> str | None:

@@ -26,9 +26,14 @@ def check_placeholders(view: DoctorView) -> Iterator[Finding]:
     """Report links declared as 2.5 GT/s x1, a placeholder of virtual machines: a warning.
 
     NCCL then assumes 0.19 GB/s. Not reported are a NIC that is no faster than that, and a GPU with
-    NVLink-C2C, which NCCL takes instead.
+    NVLink-C2C, which NCCL takes instead, or of a board with it (GB10 declares that it is x1).
     """
     with_c2c = {link.src for link in view.topology.links if link.kind == "c2c"}
+    with_c2c |= {
+        gpu.id
+        for gpu in view.gpus
+        if (board := view.find_board(gpu.id)) is not None and board.c2c_GBps
+    }
     for _, about, evidence in view.group(
         (state.device.kind, (ident,), state.evidence)
         for ident, state in view.pcie_states.items()

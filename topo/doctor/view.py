@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..boards import BOARDS, find_board
 from ..facts import keys
-from ..facts.keys import Key, gpu_subject, pci_subject
+from ..facts.keys import NVML, Key, gpu_subject, pci_subject
 from ..facts.view import WIRES, MachineView, read_pci_details
 from ..graph import Device, Link
 from ..hardware import PCIE_GTps, pcie_generation
@@ -194,6 +194,17 @@ class DoctorView(MachineView):
             )
             groups[tuple(map(str, model))].append(gpu)
         return tuple(tuple(group) for group in groups.values())
+
+    def has_other_cause(self, gpu: str) -> bool:
+        """Return whether a GPU lacks NVLinks and P2P for a reason that is reported as such.
+
+        That is MIG, confidential computing, or a fabric that is not ready.
+        """
+        return (
+            self.has_mig(gpu)
+            or self.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on"
+            or self.describe_pending_fabric(gpu) is not None
+        )
 
     @cached_property
     def hides_peers(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from ..boards import BOARDS, Board, find_board, find_by_id
 from ..graph import Device, Topology
 from . import Facts, keys
-from .keys import GPU, NVLINK, NVML, gpu_subject, parse_pair, pci_subject
+from .keys import GPU, NVLINK, NVML, gpu_subject, p2p_subject, parse_pair, pci_subject
 
 # Kinds of links that join GPUs otherwise than over PCI Express.
 WIRES = ("nvlink", "xgmi")
@@ -17,6 +17,10 @@ WIRES = ("nvlink", "xgmi")
 # Compute capabilities, times ten, of generations without NVLink: Ada, Blackwell of workstations and
 # GB10, and the integrated GPUs of Xavier and Orin (NVIDIA's datasheets).
 _WITHOUT_NVLINK = (72, 87, 89, 120, 121)
+# States of a fabric in which its NVSwitches forward nothing yet.
+_NOT_YET = ("not started", "in progress")
+# The profile at the end of a vGPU's name: memory in GB and series (vGPU user guide).
+_VIRTUAL_GPU = re.compile(r"-\d{1,3}[ABCQ]\s*$")
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 _MAKER_NAMES = {
     "AMD": re.compile(r"\bAMD\b|Instinct|\bMI\d{2,3}X?\b"),
@@ -106,62 +110,124 @@ class MachineView:
         return {index: tuple(of_gpu) for index, of_gpu in subjects.items()}
 
     @cached_property
-    def without_nvlink(self) -> tuple[str, ...]:
-        """The ids of GPUs with no active NVLink in the facts, although their boards have NVLink.
+    def nvlinks_dead(self) -> tuple[str, ...]:
+        """The ids of GPUs on boards with NVLink (SXM modules and the like) without an active one.
 
-        Such boards are SXM modules and the like. The result is empty if any GPU on such a board has
-        an active NVLink, or if there is only one GPU to list: it may be alone on purpose. GPUs
-        whose NVLinks the driver does not tell are not listed, nor those in MIG mode, which have
-        none.
+        GPUs in MIG mode, virtual GPUs and those under confidential computing have none by design
+        and are not listed, nor those whose NVLinks the driver does not tell.
         """
-        dead: list[str] = []
-        for gpu in self.gpus:
-            index = self.index_of.get(gpu.id)
-            name = str(
-                gpu.extra.get("name")
-                or self.facts.get_text(gpu_subject(index), keys.GPU_NAME)
-                or ""
-            )
-            board = find_board(name)
-            if index is None or board is None or not board.wires or board.is_card or board.gcn:
-                continue
-            if self.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on":
-                continue
-            states = [
-                self.facts.get_text(s, keys.NVLINK_STATE)
-                for s in self.nvlink_subjects.get(index, ())
-            ]
-            if "active" in states:
-                return ()
-            if (states and None not in states) or (
-                not states
-                and (self.facts.get_number(gpu_subject(index), keys.GPU_NVLINK_COUNT) or 0) > 0
-            ):
-                dead.append(gpu.id)
-        return tuple(dead) if len(dead) > 1 else ()
+        return tuple(gpu for gpu, state in self._nvlink_states.items() if state == "inactive")
+
+    @cached_property
+    def without_nvlink(self) -> tuple[str, ...]:
+        """The GPUs of `nvlinks_dead` if no GPU on such a board has an active NVLink, else none.
+
+        The result is empty if there is only one GPU to list: it may be alone on purpose.
+        """
+        boards = {
+            gpu.id: board
+            for gpu in self.gpus
+            if (board := self.find_named_board(gpu.id)) is not None
+        }
+        active = any(
+            state == "active" and gpu in boards and not boards[gpu].is_card
+            for gpu, state in self._nvlink_states.items()
+        )
+        return () if active or len(self.nvlinks_dead) < 2 else self.nvlinks_dead
 
     @cached_property
     def nvlinks_unknown(self) -> tuple[str, ...]:
         """The ids of GPUs that may have NVLinks of which the driver does not tell.
 
         Its library does not answer, or it fails for the states of their links and none is known
-        to be active. GPUs of generations without NVLink, and of other makers, are not listed.
+        to be active, or it supports no such question for a board that has NVLink. GPUs of
+        generations without NVLink, of other makers, and in MIG mode are not listed.
         """
-        is_silent = self.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None
-        return tuple(
-            gpu.id
-            for gpu in self.gpus
-            if (index := self.index_of.get(gpu.id)) is not None
-            and self.facts.get_number(gpu_subject(index), keys.GPU_SM) not in _WITHOUT_NVLINK
-            and self.find_maker(gpu.id) in (None, "NVIDIA")
-            and (is_silent or self._has_unknown_states(index))
-        )
+        return tuple(gpu for gpu, state in self._nvlink_states.items() if state == "unknown")
 
-    def _has_unknown_states(self, index: str) -> bool:
-        states = [
-            self.facts.get_text(s, keys.NVLINK_STATE) for s in self.nvlink_subjects.get(index, ())
+    @cached_property
+    def _nvlink_states(self) -> Mapping[str, str]:
+        """Whether each GPU that may have NVLinks has an active one: active, inactive or unknown."""
+        states: dict[str, str] = {}
+        for gpu in self.gpus:
+            index = self.index_of.get(gpu.id)
+            if (
+                index is None
+                or self.facts.get_number(gpu_subject(index), keys.GPU_SM) in _WITHOUT_NVLINK
+                or self.find_maker(gpu.id) not in (None, "NVIDIA")
+                or self.has_mig(gpu.id)
+            ):
+                continue
+            state = self._find_nvlink_state(gpu.id, index)
+            if state is not None:
+                states[gpu.id] = state
+        return states
+
+    def _find_nvlink_state(self, gpu: str, index: str) -> str | None:
+        links = {
+            self.facts.get_text(subject, keys.NVLINK_STATE)
+            for subject in self.nvlink_subjects.get(index, ())
+        }
+        if "active" in links:
+            return "active"
+        if self.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or None in links:
+            return "unknown"
+        board = self.find_named_board(gpu)
+        if (
+            board is None
+            or not board.wires
+            or board.is_card
+            or board.gcn
+            or self.is_virtual_gpu(gpu)
+            or self.facts.get_text(NVML, keys.NVML_CONFIDENTIAL) == "on"
+        ):
+            return None
+        if links or self._lacks_nvlink_p2p(index):
+            return "inactive"
+        subject = gpu_subject(index)
+        count = self.facts.get_number(subject, keys.GPU_NVLINK_COUNT)
+        if count is None and self.facts.get_reason(subject, keys.GPU_NVLINK_COUNT) is None:
+            return None  # not asked
+        return "inactive" if count == 0 else "unknown"
+
+    def _lacks_nvlink_p2p(self, index: str) -> bool:
+        """Return whether the driver says that NVLink joins a GPU to no other GPU."""
+        answers = [
+            self.facts.get_text(subject, keys.P2P_NVLINK)
+            for peer in self.facts.list_names(GPU)
+            for subject in (p2p_subject(index, peer), p2p_subject(peer, index))
         ]
-        return None in states and "active" not in states
+        return any(answers) and "ok" not in answers
+
+    def has_mig(self, gpu: str) -> bool:
+        """Return whether the GPU with device id `gpu` is in MIG mode."""
+        index = self.index_of.get(gpu)
+        return self.facts.get_text(gpu_subject(index), keys.GPU_MIG) == "on"
+
+    def is_virtual_gpu(self, gpu: str) -> bool:
+        """Return whether a GPU is a virtual one (vGPU), by its name: GRID A100-40C."""
+        return _VIRTUAL_GPU.search(self._find_gpu_name(gpu)) is not None
+
+    def find_named_board(self, gpu: str) -> Board | None:
+        """Return the board that a GPU's name tells, None if it tells none."""
+        return find_board(self._find_gpu_name(gpu))
+
+    def _find_gpu_name(self, gpu: str) -> str:
+        index = self.index_of.get(gpu)
+        name = self.topology.by_id[gpu].extra.get("name")
+        return str(name or self.facts.get_text(gpu_subject(index), keys.GPU_NAME) or "")
+
+    def describe_pending_fabric(self, gpu: str) -> str | None:
+        """Return why the GPU with device id `gpu` is not in its fabric; None if nothing says so.
+
+        Its registration has not been completed, or has been with an error.
+        """
+        subject = gpu_subject(self.index_of.get(gpu))
+        state = self.facts.get_text(subject, keys.GPU_FABRIC_STATE)
+        if state in _NOT_YET:
+            return f"the fabric's state is {state!r}"
+        reason = self.facts.get_reason(subject, keys.GPU_FABRIC_STATE) or ""
+        return reason if reason.startswith(keys.FABRIC_FAILED) else None
 
     def find_maker(self, gpu: str) -> str | None:
         """Return NVIDIA, AMD or Intel, the maker of the GPU with device id `gpu`; None if unknown.

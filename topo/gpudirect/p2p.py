@@ -80,13 +80,13 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
     if path == "???":
         yield Answer("unknown", "the topology does not say enough of what joins them")
     far = maker == NVIDIA and path in _FAR
-    silent = far and {a, b} <= {*view.nvlinks_unknown}
+    silent = far and _may_be_wired(view, a, b)
     if silent:
         yield Answer(
             "unknown",
             "the driver does not tell whether NVLink joins them; by PCIe they are too far from "
             "each other",
-            (f"NVLinks: {_explain_silence(view, a)}",),
+            (f"NVLinks: {_explain_silence(view, a if a in view.nvlinks_unknown else b)}",),
             "see nvidia-smi nvlink -s",
         )
     hidden = silent or (far and _may_lack_nvlinks(view, a))
@@ -103,16 +103,35 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
     if maker == NVIDIA:
         yield from _judge_status(view, a, b, path)
     if not hidden:
-        yield from _judge_distance(view, a, path, maker)
+        yield from _judge_distance(view, a, b, path, maker)
     if path in PCIE_PATHS:
         yield from judge_pcie(view, a, b, path, from_file=False)
 
 
-def _explain_silence(view: PairView, gpu: str) -> str:
-    reasons = (
-        view.facts.get_reason(subject, keys.NVLINK_STATE) for subject in view.list_nvlinks(gpu)
+def _may_be_wired(view: PairView, a: str, b: str) -> bool:
+    """Return whether NVLink may join two GPUs, since the driver tells too little.
+
+    It tells of the links of neither, or only of one with links to NVSwitches.
+    """
+    unknown = {a, b} & {*view.nvlinks_unknown}
+    return bool(unknown) and all(
+        gpu in unknown
+        or any(
+            view.topology.by_id[end].family == "nvswitch"
+            for end in view.topology.out_neighbours[gpu]
+        )
+        for gpu in (a, b)
     )
-    return next(filter(None, reasons), view.explain_missing(NVML, keys.NVML_LIBRARY))
+
+
+def _explain_silence(view: PairView, gpu: str) -> str:
+    subject = view.find_subject(gpu)
+    reasons = (
+        *(view.facts.get_reason(link, keys.NVLINK_STATE) for link in view.list_nvlinks(gpu)),
+        view.facts.get_reason(NVML, keys.NVML_LIBRARY),
+        view.facts.get_reason(subject, keys.GPU_NVLINK_COUNT),
+    )
+    return next(filter(None, reasons), "the driver gives the state of none")
 
 
 def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
@@ -125,13 +144,22 @@ def _judge_gpus(view: PairView, a: str, b: str) -> Iterator[Answer]:
                 (f"{gpu}: {lost}",),
                 "see dmesg for its Xid, reset it or restart the machine",
             )
-    if "on" in (view.facts.get_text(view.find_subject(gpu), keys.GPU_MIG) for gpu in (a, b)):
+    if view.has_mig(a) or view.has_mig(b):
         yield Answer(
             "no",
             "instances of GPUs (MIG) do not reach each other",
             ("MIG is on",),
             "switch MIG off: nvidia-smi -mig 0, on each GPU",
         )
+    for gpu in (a, b):
+        if (pending := view.describe_pending_fabric(gpu)) is not None:
+            yield Answer(
+                "no",
+                "the fabric of the NVSwitches is not ready",
+                (pending,),
+                "start nvidia-fabricmanager, or on NVL72 look at the IMEX service and the switch "
+                "trays",
+            )
 
 
 # -- NVML
@@ -174,6 +202,9 @@ def _ask_nvml(view: PairView, a: str, b: str, path: str) -> Answer:
                 "NCCL ends with an error here: see nvidia-smi nvlink -s, dmesg, and the fabric "
                 "manager where there are NVSwitches"
             )
+        elif view.is_virtual_gpu(a) or view.is_virtual_gpu(b):
+            rule = "virtual GPUs (vGPU) reach each other's memory only where their profile has P2P"
+            advice = "ask for a profile with P2P, which the hypervisor's host has to support"
         elif any("GeForce" in (view.get_gpu_name(gpu) or "") for gpu in (a, b)):
             advice = (
                 "GeForce GPUs of late have no P2P in NVIDIA's driver; NCCL goes through shared "
@@ -201,19 +232,21 @@ def _find_worst(texts: list[str | None]) -> str:
 # -- distance
 
 
-def _judge_distance(view: PairView, a: str, path: str, maker: str) -> Iterator[Answer]:
+def _judge_distance(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[Answer]:
     if path == "DIS":
         yield Answer("no", "nothing in their host joins them but other GPUs")
     elif path != "???" and not is_within(path, "PXB"):
         yield from (
-            _judge_rccl_level(view, a, path) if maker == AMD else _judge_nccl_level(view, a, path)
+            _judge_rccl_level(view, a, path)
+            if maker == AMD
+            else _judge_nccl_level(view, a, b, path)
         )
 
 
-def _judge_nccl_level(view: PairView, a: str, path: str) -> Iterator[Answer]:
+def _judge_nccl_level(view: PairView, a: str, b: str, path: str) -> Iterator[Answer]:
     advice = (
         "none of the boards' NVLinks is active: see what topo-probe's check finds first"
-        if a in view.without_nvlink
+        if {a, b} & {*view.nvlinks_dead}
         else f"NCCL_P2P_LEVEL={path} switches it on; measure whether that is faster"
     )
     rule = f"{_FAR[path]}; NCCL's P2P ends at PXB, unless an AMD CPU has two GPUs at most"

@@ -26,8 +26,8 @@ MAX_ARCHIVE_BYTES = 16 * 2**20
 # recorded machines.
 MAX_ENTRIES: Mapping[str, int] = {
     "sys/bus/pci/devices": 20_000,
-    "sys/class/net": 5_000,
-    "sys/class/infiniband": 1_000,
+    "sys/class/net": 20_000,
+    "sys/class/infiniband": 20_000,
     "sys/devices/system/node": 512,
     "sys/kernel/iommu_groups": 20_000,
     "proc/driver/nvidia/gpus": 1_000,
