@@ -7,7 +7,7 @@
  *
  *   driver, version, cuda_version, count, confidential (0)
  *   gpu.N.bus_id, .uuid, .name, .sm (70), .max_generation, .max_width, .generation, .width, .numa_id, .mig
- *   gpu.N.cpus, gpu.N.nodes (numbers between commas)
+ *   gpu.N.cpus, gpu.N.nodes (numbers between commas), gpu.N.mig_devices; its MIG device I is gpu.(64 + 8 * N + I).uuid
  *   gpu.N.link.L.state, .remote_type, .remote_bus_id, .version
  *   gpu.N.field.ID.SCOPE, gpu.N.field_type.ID (nvmlValueType_t; 1 where it has no line)
  *   gpu.N.fabric.version (the version of nvmlGpuFabricInfo_v that is understood), .state, .status, .clique, .cluster (hex), .health
@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9 };
-enum { VERSION_MISMATCH = 25, MOST_GPUS = 64, TEXT = 256, NONE = -1 };
+enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9 };
+enum { VERSION_MISMATCH = 25, MOST_GPUS = 64, MOST_MIG = 8, TEXT = 256, NONE = -1 };
 
 typedef struct { char key[TEXT]; char value[TEXT]; } Line;
 typedef struct { int index; } Device;
@@ -35,7 +35,7 @@ typedef struct { unsigned version; Fabric info; unsigned health; } FabricV;
 
 static Line *lines;
 static size_t line_count;
-static Device devices[MOST_GPUS];
+static Device devices[MOST_GPUS * (1 + MOST_MIG)]; /* GPUs, then their MIG devices */
 static FILE *calls;
 
 static int by_key(const void *a, const void *b) { return strcmp(((const Line *)a)->key, ((const Line *)b)->key); }
@@ -134,7 +134,7 @@ int nvmlInitWithFlags(unsigned flags) {
     if (code) return code;
     if (log) calls = fopen(log, "a");
     FAIL_AS_TOLD(NONE, NONE);
-    for (int i = 0; i < MOST_GPUS; i++) devices[i].index = i;
+    for (int i = 0; i < MOST_GPUS * (1 + MOST_MIG); i++) devices[i].index = i;
     return SUCCESS;
 }
 
@@ -201,6 +201,7 @@ GPU_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "max_width")
 GPU_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "generation")
 GPU_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "width")
 GPU_NUMBER(nvmlDeviceGetNumaNodeId, "numa_id")
+GPU_NUMBER(nvmlDeviceGetMaxMigDeviceCount, "mig_devices")
 LINK_NUMBER(nvmlDeviceGetNvLinkRemoteDeviceType, "remote_type")
 LINK_NUMBER(nvmlDeviceGetNvLinkVersion, "version")
 
@@ -222,6 +223,14 @@ int nvmlDeviceGetMigMode(Device *gpu, int *current, int *pending) {
     FAIL_AS_TOLD(gpu->index, NONE);
     *pending = 0;
     return number_of(find("gpu.%d.mig", gpu->index), current);
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, unsigned index, Device **out) {
+    int own = MOST_GPUS + MOST_MIG * gpu->index + (int)index;
+    FAIL_AS_TOLD(gpu->index, (int)index);
+    if (index >= MOST_MIG || !find("gpu.%d.uuid", own)) return NOT_FOUND;
+    *out = &devices[own];
+    return SUCCESS;
 }
 
 int nvmlDeviceGetCpuAffinity(Device *gpu, unsigned words, unsigned long long *out) {

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from .graph import Topology
 from .routes import Route, Router, route_links
@@ -47,6 +48,7 @@ class ConnectionFinder:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
+        self._by_id = topology.by_id
         self.router = Router(topology)
         # Number of links from one device to another, keyed ((src, dst), kind).
         self._counts: dict[tuple[tuple[str, str], str], int] = defaultdict(int)
@@ -73,12 +75,30 @@ class ConnectionFinder:
         if cpus:
             return "SYS"
         if through and all(d.family == "pcie" for d in through):
-            return "PIX" if len(through) == 1 else "PXB"
+            return "PIX" if self.count_switches(route) <= 1 else "PXB"
         for kind, name in (("nvlink", "NV"), ("xgmi", "XGMI")):
             bonded = min(self._counts.get((hop, kind), 0) for hop in route_links(route))
             if bonded:
                 return f"{name}{bonded}"
         return "SW" if through else "LNK"
+
+    def count_switches(self, route: Route) -> int:
+        """Return the number of switches on a route, without ports that one adapter shares.
+
+        Below such a port there are only functions of one PCI device, like the two ports of a NIC.
+        """
+        return sum(self._by_id[d].kind == "switch" and d not in self._ports for d in route[1:-1])
+
+    @cached_property
+    def _ports(self) -> frozenset[str]:
+        by_id, near = self._by_id, self._topology.out_neighbours
+        ports = set()
+        for switch in (d.id for d in self._topology.devices if d.family == "pcie"):
+            nics = [by_id[end] for end in near[switch] if by_id[end].kind == "nic"]
+            adapters = {nic.bus_id.rpartition(".")[0] if nic.bus_id else nic.id for nic in nics}
+            if len(nics) > 1 and len(adapters) == 1 and len(near[switch]) == len(nics) + 1:
+                ports.add(switch)
+        return frozenset(ports)
 
 
 def find_connections(topology: Topology, max_steps: int | None = None) -> list[list[Connection]]:

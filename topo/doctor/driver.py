@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ..facts import keys
-from ..facts.keys import GPU, NVML, PCI, gpu_subject, pci_subject
+from ..facts.keys import GPU, HOST, NVML, PCI, gpu_subject, pci_subject
 from ..notes import Note
 from .links import MIN_PEERS, check_link_counts
 from .view import Case, Check, DoctorView, Finding, has_two_gpus, join_names
 
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")
+# Drivers that hold a device for a virtual machine.
+_PASSED_THROUGH = ("vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci")
 
 
 def check_driver(view: DoctorView) -> Iterator[Finding]:
@@ -74,10 +76,11 @@ def check_driver(view: DoctorView) -> Iterator[Finding]:
 def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
     """Report NVIDIA GPUs on PCI that a working driver does not list: a warning.
 
-    If the driver lists no GPU at all, it is an error. If they are bound to another driver, such as
-    vfio-pci for a virtual machine, it is a note. GPUs are not reported if the driver counts as many
-    whose address it does not tell: those that are lost, or that this process may not use. The
-    source is the facts or the probe's notes.
+    If the driver lists no GPU at all, it is an error. If they are given away (bound to a driver
+    such as vfio-pci for a virtual machine), or this is a container, whose /sys shows GPUs that it
+    was not given, it is a note. GPUs are not reported if the driver counts as many whose address
+    it does not tell: those that are lost, or that this process may not use. The source is the facts
+    or the probe's notes.
     """
     if view.facts.get_reason(NVML, keys.NVML_LIBRARY) is not None or view.list_notes("no-driver"):
         return
@@ -109,9 +112,11 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
         cases += [
             ("", note.about, (f"{note} (the topology's notes)",)) for note in _list_unlisted(view)
         ]
+    in_container = view.facts.get_text(HOST, keys.HOST_CONTAINER) not in (None, "no")
     for bound, about, evidence in view.group(cases):
+        is_given_away = bound in _PASSED_THROUGH or (in_container and not none_listed)
         yield Finding(
-            "note" if bound else "error" if none_listed else "warning",
+            "note" if is_given_away else "error" if none_listed else "warning",
             "gpu-not-listed",
             about,
             f"{join_names(about)}: on PCI, but "
@@ -120,10 +125,17 @@ def check_unlisted_gpus(view: DoctorView) -> Iterator[Finding]:
                 if none_listed
                 else "not among the GPUs that the driver lists"
             )
-            + (f": bound to {bound}" if bound else ""),
-            (*evidence, *([view.format_fact(NVML, keys.NVML_COUNT)] if none_listed else [])),
-            "if this is no container that was given fewer GPUs, look for Xid and RmInit errors in "
-            "the kernel log",
+            + (f": bound to {bound}" if bound else "")
+            + (": this container was given others" if in_container and not none_listed else ""),
+            (
+                *evidence,
+                *([view.format_fact(NVML, keys.NVML_COUNT)] if none_listed else []),
+                *([view.format_fact(HOST, keys.HOST_CONTAINER)] if in_container else []),
+            ),
+            f"unbind {bound} and bind NVIDIA's driver, if these GPUs are to be used here"
+            if bound
+            else "if this is no container that was given fewer GPUs, look for Xid and RmInit "
+            "errors in the kernel log",
         )
 
 

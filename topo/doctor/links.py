@@ -351,15 +351,21 @@ def check_link_peers(view: DoctorView) -> Iterator[Finding]:
     not listed), or if a text leaves NVLinks out. It is a note if a file has no NVLinks for GPUs
     whose boards have them.
     """
-    for note in view.list_notes("link-without-peer"):
-        about = tuple(ident for ident in note.about if ident in view.topology.by_id)
+    for detail, about, evidence in view.group(
+        (
+            note.detail,
+            [ident for ident in note.about if ident in view.topology.by_id],
+            (f"{note} (the topology's notes)",),
+        )
+        for note in view.list_notes("link-without-peer")
+    ):
         yield Finding(
             "warning",
             "link-without-peer",
             about,
-            f"{join_names(about)}: {note.detail} leads to no GPU that is known, so it is missing "
-            "in the topology",
-            (f"{note} (the topology's notes)",),
+            f"{join_names(about)}: {detail} leads to no GPU that is known, so it is missing in the "
+            "topology",
+            evidence,
             "dump the file on the machine itself, or write the peers in by hand (nvidia-smi topo "
             "-m)",
         )

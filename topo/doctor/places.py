@@ -251,7 +251,12 @@ def _describe_unknown_node(view: DoctorView, device: Device, numbered: bool) -> 
         return view.format_attribute(device, "numa_node", node) if node < 0 else None
     if device.kind == "cpu" and numbered and not device.extra.get(ASSUMED_PLACE):
         return view.format_attribute(device, "numa_node", "not given")
-    if device.bus_id and (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0:
+    is_unknown = device.extra.get(ASSUMED_PLACE) and view.facts.get_reason(
+        subject, keys.PCI_NUMA_NODE
+    )
+    if device.bus_id and (
+        is_unknown or (view.facts.get_number(subject, keys.PCI_NUMA_NODE) or 0) < 0
+    ):
         return view.format_fact(subject, keys.PCI_NUMA_NODE)
     return None
 

@@ -217,10 +217,10 @@ class DoctorView(MachineView):
         if kinds != {"gpu"}:
             return False
         if any(link.kind == "xgmi" for link in self.topology.links):
-            return bool(self.list_notes("gpu-hidden"))
+            return bool(self.list_notes("gpu-hidden", "gpu-not-listed"))
         counts = {gpu.id: sum(self.wired[gpu.id].values()) for gpu in self.gpus}
         most = max(counts.values())
-        return bool(self.list_notes("gpu-hidden")) or not any(
+        return bool(self.list_notes("gpu-hidden", "gpu-not-listed")) or not any(
             most in _list_possible_wires(gpu) for gpu in self.gpus if counts[gpu.id] == most
         )
 

@@ -141,6 +141,7 @@ GPU_NUMA_NODE = Key[int](
 GPU_OWN_NUMA_NODE = Key[int]("gpu/N", "gpu_numa_id", "NUMA node that the GPU's own memory is")
 GPU_CPU_AFFINITY = Key[str]("gpu/N", "cpu_affinity", "nearest CPUs: 0-19,40-59")
 GPU_MIG = Key[str]("gpu/N", "mig", "on, off")
+GPU_MIG_DEVICES = Key[tuple[str, ...]]("gpu/N", "mig_devices", "UUIDs of its MIG devices")
 GPU_NVLINK_COUNT = Key[int]("gpu/N", "nvlink_count", "NVLinks that the GPU says it has")
 GPU_C2C_COUNT = Key[int]("gpu/N", "c2c_count", "active NVLink-C2C links")
 GPU_C2C_MBps = Key[int](
@@ -210,6 +211,7 @@ PCI_DEVICES = Key[str]("pci", "devices", "missing where no PCI functions, or not
 HOST_NAME = Key[str]("host", "name", "host name")
 HOST_KERNEL = Key[str]("host", "kernel", "version of the kernel")
 HOST_VIRTUAL = Key[str]("host", "virtual", "name of the hypervisor, `not named`, or `no`")
+HOST_CONTAINER = Key[str]("host", "container", "kind of the container, or `no`")
 HOST_IOMMU = Key[str]("host", "iommu", "off, passthrough, translating")
 HOST_PEERMEM = Key[str](
     "host", "peermem", "version of nvidia_peermem or another memory peer, or `no`"

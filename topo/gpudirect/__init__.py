@@ -19,7 +19,7 @@ from ..facts.keys import qualify, split_host
 from ..graph import Topology
 from .p2p import judge_fabrics, judge_p2p, list_fabric_pairs
 from .rdma import judge_rdma
-from .verdict import Verdict
+from .verdict import Answer, Verdict
 from .view import PairView
 
 __all__ = ["MAX_PAIRS", "LineGroup", "Verdict", "format_verdicts", "group_verdicts", "judge_pairs"]
@@ -41,8 +41,9 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
     """Return a verdict for each pair of devices that GPUDirect could connect.
 
     Each pair appears once. The order is: each two GPUs of one host, host by host; each GPU and NIC
-    of one host, host by host; each two GPUs of different hosts in one NVLink fabric. Raise
-    InputError if the topology's facts are malformed, or for more than MAX_PAIRS pairs.
+    of one host, host by host; each two GPUs of different hosts in one NVLink fabric. NICs that are
+    alike are judged once. Raise InputError if the topology's facts are malformed, or if more than
+    MAX_PAIRS pairs are to be judged.
     """
     views = {host: PairView(part) for host, part in split_hosts(topology).items()}
     across = list_fabric_pairs(topology) if len(views) > 1 else []
@@ -54,8 +55,13 @@ def judge_pairs(topology: Topology) -> tuple[Verdict, ...]:
         )
     verdicts: list[Verdict] = []
     for host, view in views.items():
+        rdma: dict[tuple[str, str], Answer] = {}
         for kind, a, b in view.pairs:
-            answer = judge_p2p(view, a, b) if kind == "p2p" else judge_rdma(view, a, b)
+            if kind == "p2p":
+                answer = judge_p2p(view, a, b)
+            else:
+                alike = a, view.first_alike[b]
+                answer = rdma[alike] = rdma.get(alike) or judge_rdma(view, *alike)
             first, second = (qualify(host, end) if host else end for end in (a, b))
             verdicts.append(Verdict(kind, first, second, **vars(answer)))
     return (*verdicts, *judge_fabrics(topology, across))

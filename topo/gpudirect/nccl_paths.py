@@ -115,7 +115,7 @@ class Paths:
             return "NVB" if worse != "NVL" and self.list_relays(a, b) else worse
         return (
             "P2C"
-            if worse == "PHB" and b in self._list_nearest(a) and self._starts_with_c2c(a, b)
+            if worse == "PHB" and self._starts_with_c2c(a, b) and b in self._list_nearest(a)
             else worse
         )
 
@@ -136,7 +136,7 @@ class Paths:
             return "SYS" if cpus > 1 else "C2C" if all("c2c" in kinds for kinds in hops) else "PHB"
         if not all("pcie" in kinds for kinds in hops):
             return "???"
-        return "PIX" if len(route) <= 3 else "PXB"
+        return "PIX" if self.connections.count_switches(route) <= 1 else "PXB"
 
     @cached_property
     def wired(self) -> Mapping[str, Mapping[str, None]]:

@@ -1,18 +1,21 @@
 """A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import combinations, product
 from typing import Any, TypeGuard
 
 from ..facts import keys, load_facts
-from ..facts.keys import Key, pci_subject
+from ..facts.keys import Key, net_subject, pci_subject, rdma_subject
 from ..facts.view import MachineView, read_pci_details
-from ..graph import Topology
+from ..graph import Device, Topology
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
 _ENDS = ("gpu", "nic")
+# Attributes of a NIC on which rules depend.
+_TRAITS = ("gdr", "host", "box", "pci")
 
 
 class PairView(MachineView):
@@ -43,11 +46,45 @@ class PairView(MachineView):
             rdma += [("rdma", a, b) for a, b in product(gpus, nics) if self.paths.share_host(a, b)]
         return (*p2p, *rdma)
 
+    @cached_property
+    def first_alike(self) -> Mapping[str, str]:
+        """For each NIC, the first NIC that no rule tells from it, by ids.
+
+        They have equal links, and equal facts and attributes, such as the functions of an adapter
+        with virtual ones.
+        """
+        links: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        for x in self.topology.links:
+            for end, other, is_out in ((x.src, x.dst, True), (x.dst, x.src, False)):
+                if self.topology.by_id[end].kind == "nic":
+                    links[end].append((other, is_out, x.kind, x.bandwidth_GBps, x.count))
+        first: dict[object, str] = {}
+        return {
+            nic.id: first.setdefault((frozenset(links[nic.id]), *self._list_traits(nic)), nic.id)
+            for nic in self.nics
+        }
+
+    def _list_traits(self, nic: Device) -> Iterator[object]:
+        bus_id = nic.bus_id
+        yield bus_id and bus_id.partition(":")[2][:1]
+        yield from (repr(nic.extra.get(name)) for name in _TRAITS)
+        yield from (
+            (subject in self.subjects, self.facts.get_text(subject, key))
+            for subject, key in (
+                (rdma_subject(nic.id), keys.RDMA_STATE),
+                (net_subject(nic.id), keys.NET_STATE),
+                (pci_subject(bus_id), keys.PCI_VENDOR),
+                (pci_subject(bus_id), keys.PCI_DRIVER),
+                (pci_subject(bus_id), keys.PCI_BRIDGES),
+            )
+        )
+        yield self.facts.get_texts(pci_subject(bus_id), keys.PCI_BRIDGES)
+
     def count_pairs(self) -> int:
-        """Return an upper bound on the number of pairs, without listing them."""
+        """Return an upper bound on the number of pairs to judge, without listing them."""
         gpus, nics = (
-            Counter(self.paths.host_of[d.id] for d in self.topology.devices if d.kind == k)
-            for k in _ENDS
+            Counter(self.paths.host_of[ident] for ident in {*ids})
+            for ids in (self.topology.ranks, self.first_alike.values())
         )
         return sum(n * (n - 1) // 2 + n * nics[host] for host, n in gpus.items())
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import permutations
 
-from ..boards import find_datasheet_GBps, nvlink_generation
+from ..boards import find_board, find_datasheet_GBps, nvlink_generation
 from ..facts import Facts, keys
-from ..facts.keys import GPU, gpu_subject, nvlink_subject, pci_subject, xgmi_subject
+from ..facts.keys import GPU, HOST, PCI, gpu_subject, nvlink_subject, pci_subject, xgmi_subject
 from ..graph import Device, Link, both_directions
 from ..hardware import (
     LATENCY_us,
@@ -18,7 +18,8 @@ from ..hardware import (
     nvswitch_adding,
     xgmi_counted_GBps,
 )
-from ..notes import Note, Source
+from ..notes import Note, Source, assumed
+from .linux.gpus import find_gpu_vendor
 
 # All NVSwitches of a machine count as one, since every GPU has equal links to each of them.
 NVSWITCH = "nvswitch0"
@@ -138,38 +139,46 @@ def _find_generation(facts: Facts, index: str) -> int | None:
 
 
 def _join_c2c(facts: Facts, index: str, device: str, cpu: str | None) -> tuple[Link, ...]:
-    # NVLink-C2C joins a Grace CPU to its own GPU.
-    count = facts.get_number(gpu_subject(index), keys.GPU_C2C_COUNT)
-    rate_MBps = facts.get_number(gpu_subject(index), keys.GPU_C2C_MBps)
-    if not count or not rate_MBps or cpu is None:
+    """Return the NVLink-C2C between a GPU and the CPU of its module.
+
+    NVML has its rate. If it does not answer, as on GB10, the board's datasheet has.
+    """
+    subject = gpu_subject(index)
+    count = facts.get_number(subject, keys.GPU_C2C_COUNT)
+    rate_MBps = facts.get_number(subject, keys.GPU_C2C_MBps)
+    rate, source = Fraction(rate_MBps or 0, 1000), Source("NVML: NVLink-C2C")
+    board = find_board(facts.get_text(subject, keys.GPU_NAME) or "")
+    if count is None and board is not None and board.c2c_GBps:
+        count, rate, source = 1, board.c2c_GBps, assumed(f"NVLink-C2C of {board.name}")
+    if not count or not rate or cpu is None:
         return ()
-    return both_directions(
-        Link(
-            device,
-            cpu,
-            Fraction(rate_MBps, 1000),
-            LATENCY_us["c2c"],
-            "c2c",
-            count,
-            "NVML: NVLink-C2C",
-        )
-    )
+    return both_directions(Link(device, cpu, rate, LATENCY_us["c2c"], "c2c", count, source))
 
 
 class _Hidden:
-    """The addresses of GPUs that are no ranks because this process may not see or use them."""
+    """The addresses of GPUs that are no ranks since this process may not see or use them.
+
+    GPUs on PCI that the driver does not list are among them: they are reported as such.
+    """
 
     def __init__(self, facts: Facts, shown: Collection[str | None]) -> None:
         indices = facts.list_names(GPU)
-        self.any_denied = any(facts.get_text(gpu_subject(i), keys.GPU_DENIED) for i in indices)
-        self.addresses = {
+        container = facts.get_text(HOST, keys.HOST_CONTAINER)
+        # The driver does not tell the addresses of GPUs that it denies, nor, in a container, of
+        # those that this was not given.
+        self.any_denied = container not in (None, "no") or any(
+            facts.get_text(gpu_subject(i), keys.GPU_DENIED) for i in indices
+        )
+        lost = {
             facts.get_text(gpu_subject(i), keys.GPU_BUS_ID)
             for i in indices
-            if facts.get_text(gpu_subject(i), keys.GPU_LOST) is None
-        } - {*shown}
+            if facts.get_text(gpu_subject(i), keys.GPU_LOST) is not None
+        }
+        listed = {facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) for i in indices}
+        on_pci = {bus_id for bus_id in facts.list_names(PCI) if find_gpu_vendor(facts, bus_id)}
+        self.addresses = (listed | on_pci) - lost - {*shown}
 
     def __contains__(self, bus_id: str | None) -> bool:
-        # The driver does not tell the addresses of GPUs that it denies.
         return self.any_denied or bus_id in self.addresses
 
 

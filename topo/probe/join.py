@@ -28,12 +28,12 @@ from ..facts.keys import (
 from ..facts.slots import Slot, list_slots
 from ..formats.hwloc_xml.cpus import join_cpus
 from ..graph import Device, Link, Topology, both_directions
-from ..hardware import LATENCY_us, PCIE_GTps
+from ..hardware import ASSUMED_PLACE, LATENCY_us, PCIE_GTps
 from ..notes import assumed
 from .ancestors import NOTE, infer_tree
 from .capture import open_capture
 from .gpu_links import join_nvlinks, join_xgmi
-from .linux.gpudirect import read_gpudirect
+from .linux.gpudirect import is_wsl, read_gpudirect
 from .linux.gpus import read_kfd, read_unlisted
 from .linux.sysfs import list_folder, read_locality, read_network, read_sysfs
 from .nvml.questions import read_nvml
@@ -67,8 +67,9 @@ def probe_local(
 
     `sysfs_root` may be a folder, or an archive (tar) of one, with the `/sys` and `/proc` of another
     machine. NVML answers for the machine that this runs on, so its facts are used only if it lists
-    a GPU at a PCI address that the folder has, or the folder has no PCI addresses. Raise InputError
-    if the folder holds no machine.
+    a GPU at a PCI address that the folder has, or the folder has no PCI addresses. Under WSL,
+    where the driver's addresses are those of Windows, they are always used. Raise InputError if the
+    folder holds no machine.
     """
     nvml = read_nvml()
     if sysfs_root == Path("/"):
@@ -79,7 +80,7 @@ def probe_local(
             nvml.get_text(gpu_subject(index), keys.GPU_BUS_ID) for index in nvml.list_names(GPU)
         } - {None}
         captured = {path.name for path in list_folder(root / "sys/bus/pci/devices")}
-        if listed and captured and not captured & listed:
+        if listed and captured and not captured & listed and not is_wsl(facts):
             facts = _gather(
                 root,
                 Facts(
@@ -141,6 +142,8 @@ class _Joiner:
             facts.get_text(gpu_subject(i), keys.GPU_BUS_ID) or gpu_subject(i): i for i in visible
         }
         self.nics = _list_nic_names(facts)
+        # PCI addresses of devices whose CPU is a guess.
+        self.guessed: set[str] = set()
         self.ancestors = infer_tree(facts, self.gpus)
         self.notes += [NOTE] if self.ancestors.parent else []
 
@@ -262,6 +265,7 @@ class _Joiner:
         if len(cpus) > 1:
             names = ", ".join(name for s in tree if s.bus_id in below for name in self._list_ids(s))
             self.notes.append(f"{names}: NUMA node not known; taken to hang on {cpus[0].id}")
+            self.guessed |= {*below}
         return cpus[0]
 
     # -- devices
@@ -293,6 +297,7 @@ class _Joiner:
         return {
             "pci": _read_pci_details(self.facts, bus_id),
             "root": self.facts.get_text(pci_subject(bus_id), keys.PCI_ROOT),
+            ASSUMED_PLACE: bus_id in self.guessed,
         }
 
     def _make_nic(self, name: str, bus_id: str) -> Device:
@@ -306,10 +311,11 @@ class _Joiner:
         if self.facts.get_source(rdma_subject(name), keys.RDMA_BUS_ID) is not None:
             subject, address = rdma_subject(name), keys.RDMA_BUS_ID
             speed_key, state = keys.RDMA_SPEED_Mbps, keys.RDMA_STATE
+            ports = _list_ports(self.facts, bus_id, name)
             interfaces += (
                 n
                 for n in self.facts.list_names(NET)
-                if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) == bus_id
+                if self.facts.get_text(net_subject(n), keys.NET_BUS_ID) in ports
             )
         speed = self.facts.get_number(subject, speed_key)
         if speed is None:
@@ -347,7 +353,37 @@ def _list_nic_names(facts: Facts) -> dict[str, tuple[str, ...]]:
             bus_id = facts.get_text(make_subject(name), key)
             if bus_id is not None:
                 names[bus_id][top].append(name)
-    return {bus_id: tuple(by_top[RDMA] or by_top[NET]) for bus_id, by_top in sorted(names.items())}
+    bonded = {
+        port
+        for bus_id, by_top in names.items()
+        for name in by_top[RDMA]
+        for port in _list_ports(facts, bus_id, name)
+        if port != bus_id
+    }
+    return {
+        bus_id: tuple(by_top[RDMA] or by_top[NET])
+        for bus_id, by_top in sorted(names.items())
+        if by_top[RDMA] or bus_id not in bonded
+    }
+
+
+def _list_ports(facts: Facts, bus_id: str, name: str) -> tuple[str, ...]:
+    """Return the PCI addresses of the ports that an RDMA device has, by its own and its name.
+
+    mlx5's driver makes one device, mlx5_bond_0, of the bonded ports of an adapter: those are the
+    functions of one PCI device.
+    """
+    adapter = bus_id.rpartition(".")[0]
+    return (
+        tuple(
+            address
+            for n in facts.list_names(NET)
+            if (address := facts.get_text(net_subject(n), keys.NET_BUS_ID)) is not None
+            and address.rpartition(".")[0] == adapter
+        )
+        if "bond" in name
+        else (bus_id,)
+    )
 
 
 def _find_numa_node(facts: Facts, bus_id: str, index: str | None) -> int | None:

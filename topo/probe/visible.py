@@ -3,7 +3,8 @@
 CUDA_VISIBLE_DEVICES is read as the CUDA driver reads it: a list of indices or prefixes of UUIDs,
 which ends before the first entry that names no GPU. Indices count GPUs in PCI order if
 CUDA_DEVICE_ORDER is PCI_BUS_ID. CUDA's own default puts the fastest GPU first, which is the same
-order if all GPUs are of one model.
+order if all GPUs are of one model. A MIG device, by its UUID or as MIG-GPU-UUID/N/M, shows its GPU:
+CUDA gives a process one of them.
 """
 
 from collections import defaultdict
@@ -85,6 +86,10 @@ def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | Non
     if entry.isdecimal():
         number = int(entry) if len(entry) < 6 else len(indices)
         return indices[number] if number < len(indices) else None
+    if entry.startswith("MIG-GPU-"):
+        entry = entry.removeprefix("MIG-").partition("/")[0]
+    elif entry.startswith("MIG-"):
+        return _find_mig_parent(facts, indices, entry)
     if not entry.startswith("GPU-"):
         return None
     matches = [
@@ -93,6 +98,17 @@ def _find_index(facts: Facts, indices: tuple[str, ...], entry: str) -> str | Non
         if (facts.get_text(gpu_subject(i), keys.GPU_UUID) or "").startswith(entry)
     ]
     return matches[0] if len(matches) == 1 else None
+
+
+def _find_mig_parent(facts: Facts, indices: tuple[str, ...], entry: str) -> str | None:
+    """Return the index of the GPU with a MIG device, the only GPU in MIG mode if none lists it."""
+    divided = [i for i in indices if facts.get_text(gpu_subject(i), keys.GPU_MIG) == "on"]
+    for index in divided:
+        devices = facts.get_texts(gpu_subject(index), keys.GPU_MIG_DEVICES)
+        if any(uuid.startswith(entry) for uuid in devices):
+            return index
+    is_listed = any(facts.get_texts(gpu_subject(i), keys.GPU_MIG_DEVICES) for i in divided)
+    return divided[0] if len(divided) == 1 and not is_listed else None
 
 
 def note_missing(facts: Facts) -> Iterator[Note]:

@@ -268,8 +268,27 @@ def test_an_empty_root_gives_reasons_only(tmp_path: Path) -> None:
     assert {fact.key for fact in facts.items} == {
         "kernel",
         "virtual",
+        "container",
         "iommu",
         "peermem",
         "dma_buf",
     }
     assert all(fact.value is None and fact.missing for fact in facts.items)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind"),
+    [
+        (".dockerenv", "", "docker"),
+        ("run/.containerenv", "", "podman"),
+        ("proc/1/cgroup", "12:devices:/kubepods/burstable/pod1/abc", "kubepods"),
+        ("proc/1/cgroup", "0::/init.scope", "no"),
+        ("proc/self/mountinfo", "521 520 0:50 / / rw,relatime - overlay overlay rw", "overlay"),
+        ("proc/self/mountinfo", "29 1 8:2 / / rw shared:1 - ext4 /dev/sda2 rw", "no"),
+    ],
+)
+def test_a_container_is_known_by_its_files_groups_and_mounts(
+    tmp_path: Path, path: str, text: str, kind: str
+) -> None:
+    write(tmp_path / path, text)
+    assert read_gpudirect(tmp_path).get_text(HOST, keys.HOST_CONTAINER) == kind

@@ -8,13 +8,12 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
 from ...facts import Fact, Facts, keys
 from ...facts.keys import (
     CPUINFO,
@@ -37,7 +36,8 @@ NIC_CLASSES = ("0x02",)
 BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
-# PCI functions that are GPUs or NICs; no machine has as many, so a file that lists more is refused.
+# PCI functions of GPUs and NICs that are read: of more, NICs are folded. Chosen, far above those of
+# the recorded machines.
 MAX_GPUS_AND_NICS = 1024
 # Keys that are also names of sysfs files.
 _DEVICE_FILES: tuple[Key[Any], ...] = (
@@ -60,6 +60,8 @@ _CPUINFO_KEYS: dict[str, Key[Any]] = {
     "cpu": keys.CPUINFO_MODEL_NAME,
 }
 
+# Parts of a PCI address that a bus and a domain have.
+_BUS, _DOMAIN = 2, 1
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{1,8})*", re.IGNORECASE)
@@ -184,7 +186,7 @@ def _read_pci(root: Path) -> Iterator[Fact]:
             keys.PCI_DEVICES,
             None,
             show_path(root, folder),
-            f"{folded + len(kept)} GPUs and NICs; NICs on one PCI bus are listed as one",
+            f"{folded + len(kept)} GPUs and NICs; NICs near each other are listed as one",
         )
     for path in kept:
         bridges = list_bridges(path)
@@ -206,21 +208,20 @@ def list_gpus_and_nics(root: Path) -> list[Path]:
     """Return the folders of the PCI functions whose class is that of a GPU or NIC.
 
     Virtual functions are left out. Of more than MAX_GPUS_AND_NICS, as machines with virtual
-    functions passed through have them, NICs on one PCI bus are folded into the first of them. Raise
-    InputError if even those are more.
+    functions passed through have them, NICs on one PCI bus are folded into the first of them; if
+    those are more, the NICs of one PCI domain, and at last the first MAX_GPUS_AND_NICS count.
     """
     functions = list(_iterate_gpus_and_nics(root))
-    if len(functions) <= MAX_GPUS_AND_NICS:
-        return [path for path, _ in functions]
-    first: dict[str, Path] = {}
-    for path, is_gpu in functions:
-        first.setdefault(path.name if is_gpu else path.name.rpartition(":")[0], path)
-    if len(first) > MAX_GPUS_AND_NICS:
-        raise InputError(
-            f"{root}: GPUs, and PCI buses with NICs, are {len(first)}, more than "
-            f"{MAX_GPUS_AND_NICS}; no machine has as many"
-        )
-    return list(first.values())
+    for level in (None, _BUS, _DOMAIN):
+        first: dict[str, Path] = {}
+        for path, is_gpu in functions:
+            first.setdefault(
+                path.name if is_gpu or level is None else ":".join(path.name.split(":")[:level]),
+                path,
+            )
+        if len(first) <= MAX_GPUS_AND_NICS:
+            break
+    return list(first.values())[:MAX_GPUS_AND_NICS]
 
 
 def _iterate_gpus_and_nics(root: Path) -> Iterator[tuple[Path, bool]]:
@@ -295,15 +296,18 @@ def find_bus_id(device: Path) -> str | None:
 def read_network(root: Path) -> Facts:
     """Return facts `net/NAME` of interfaces backed by hardware, and `rdma/NAME` of RDMA devices.
 
-    Virtual functions are left out. `root` is the folder that is `/` on the machine.
+    Virtual functions are left out, and NICs that `list_gpus_and_nics` folds. `root` is the folder
+    that is `/` on the machine.
     """
-    return Facts((*_read_interfaces(root), *_read_rdma(root)))
+    kept = {path.name for path in list_gpus_and_nics(root)}
+    folded = {path.name for path, _ in _iterate_gpus_and_nics(root)} - kept
+    return Facts((*_read_interfaces(root, folded), *_read_rdma(root, folded)))
 
 
-def _read_interfaces(root: Path) -> Iterator[Fact]:
+def _read_interfaces(root: Path, folded: Collection[str]) -> Iterator[Fact]:
     for path in list_folder(root / "sys/class/net"):
         bus_id = find_bus_id(path / "device")
-        if bus_id is None or (path / "device/physfn").exists():
+        if bus_id is None or bus_id in folded or (path / "device/physfn").exists():
             continue
         subject = net_subject(path.name)
         yield Fact(subject, keys.NET_BUS_ID, bus_id, show_path(root, path / "device"))
@@ -314,12 +318,12 @@ def _read_interfaces(root: Path) -> Iterator[Fact]:
         yield speed
 
 
-def _read_rdma(root: Path) -> Iterator[Fact]:
+def _read_rdma(root: Path, folded: Collection[str]) -> Iterator[Fact]:
     for path in list_folder(root / "sys/class/infiniband"):
         subject = rdma_subject(path.name)
         source = show_path(root, path / "device")
         bus_id = find_bus_id(path / "device")
-        if (path / "device/physfn").exists():
+        if bus_id in folded or (path / "device/physfn").exists():
             continue
         if bus_id is None:
             yield Fact(subject, keys.RDMA_BUS_ID, None, source, "no PCI function behind the device")

@@ -7,6 +7,7 @@ queried as well. P2P status may differ by direction and is queried in both; the 
 the same in both.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -228,21 +229,25 @@ def read_p2p(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
 def _find_lost(nvml: Nvml, gpus: Sequence[Gpu]) -> Iterator[Fact]:
     """Yield the fact `lost` of GPUs that the queries of pairs found lost.
 
-    The error does not tell which GPU of a pair it is: it is the one that no longer tells its UUID
-    either, else the only one that all failed pairs have in common.
+    The error does not tell which GPU of a pair it is: those that no longer tell their UUID either,
+    and, of the pairs that these leave unexplained, those in as many failed pairs as possible.
     """
     pairs = {s: {*pair} for s in nvml.lost if (pair := parse_pair(s, P2P)) is not None}
     if not pairs:
         return
     for gpu in gpus:
         nvml.ask(gpu.subject, keys.GPU_UUID, "nvmlDeviceGetUUID", gpu.handle, read=str)
-    lost = [gpu.subject for gpu in gpus if gpu.subject in nvml.lost]
-    common = set.intersection(*pairs.values())
+    lost = {str(gpu.index): nvml.lost[gpu.subject] for gpu in gpus if gpu.subject in nvml.lost}
     first = nvml.lost[next(iter(pairs))]
-    if lost:
-        yield from (nvml.lost[subject] for subject in lost)
-    elif len(common) == 1:
-        yield replace(first, subject=gpu_subject(*common))
+    while open_pairs := [pair for pair in pairs.values() if not pair & lost.keys()]:
+        failures = Counter(index for pair in open_pairs for index in pair)
+        most = max(failures.values())
+        lost |= {
+            index: replace(first, subject=gpu_subject(index))
+            for index, count in failures.items()
+            if count == most
+        }
+    yield from lost.values()
 
 
 def _read_status(code: Any) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -32,6 +33,8 @@ from .links import read_c2c, read_nvlinks, read_p2p
 
 # No machine has as many GPUs; drivers have answered 4294967295.
 _MAX_GPUS = 1024
+# MIG devices of a GPU: seven on those there are; a higher maximum is a driver error.
+_MAX_MIG = 64
 # Length of the bit sets of CPUs and NUMA nodes, in words of 64 bits: Linux supports at most 8192
 # CPUs.
 _WORDS = 128
@@ -121,7 +124,10 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
 def _read_gpu(nvml: Nvml, gpu: Gpu) -> Iterator[Fact]:
     if gpu.subject in nvml.lost:
         return
-    yield from _ask_all(nvml, gpu, _PLACE)
+    for fact in _ask_all(nvml, gpu, _PLACE):
+        yield fact
+        if (fact.key, fact.value) == (keys.GPU_MIG, "on"):
+            yield _read_mig_devices(nvml, gpu)
     yield from _read_fabric(nvml, gpu)
     yield from read_c2c(nvml, gpu)
     yield from read_nvlinks(nvml, gpu)
@@ -190,6 +196,20 @@ def _read_mig(modes: Any) -> str:
     if modes[0] not in (0, 1):
         raise ValueError(f"MIG mode is {modes[0]}, which is not known here")
     return "on" if modes[0] else "off"
+
+
+def _read_mig_devices(nvml: Nvml, gpu: Gpu) -> Fact:
+    """Return the fact `mig_devices`: the UUIDs of a GPU's MIG devices, by their numbers."""
+    function, uuids = "nvmlDeviceGetMigDeviceHandleByIndex", []
+    try:
+        for i in range(min(nvml.module.nvmlDeviceGetMaxMigDeviceCount(gpu.handle), _MAX_MIG)):
+            # Numbers of devices that are not there answer "not found".
+            with suppress(nvml.module.NVMLError):
+                device = getattr(nvml.module, function)(gpu.handle, i)
+                uuids.append(decode_text(nvml.module.nvmlDeviceGetUUID(device)))
+    except nvml.errors as error:
+        return Fact(gpu.subject, keys.GPU_MIG_DEVICES, None, function, describe_error(error))
+    return Fact(gpu.subject, keys.GPU_MIG_DEVICES, tuple(uuids), function)
 
 
 # Key, pynvml function, its arguments after the handle, and the function that converts its answer.
