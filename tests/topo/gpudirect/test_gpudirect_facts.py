@@ -291,4 +291,4 @@ def test_a_container_is_known_by_its_files_groups_and_mounts(
     tmp_path: Path, path: str, text: str, kind: str
 ) -> None:
     write(tmp_path / path, text)
-    assert read_gpudirect(tmp_path).get_text(HOST, keys.HOST_CONTAINER) == kind
+    assert read_gpudirect(tmp_path).get_text("host", fact_keys.HOST_CONTAINER) == kind
