@@ -20,6 +20,7 @@ from .shared.common import (
     run_command,
     say_error,
 )
+from .shared.formats import choose_format
 from .shared.outputs import (
     OUTPUT,
     add_csv,
@@ -60,8 +61,8 @@ EXAMPLES: tuple[Example, ...] = (
         "a gate for CI: one line of JSON, exit code 1 where a share is below",
     ),
     (
-        "topo-judge --topology dgx-a100 nccl.log --prometheus -o topo.prom --force",
-        "for node_exporter's text collector, which reads the file anew each time",
+        "topo-judge --topology dgx-a100 nccl.log -o topo.prom --force",
+        "Prometheus' text for node_exporter's text collector, which reads the file anew each time",
     ),
 )
 ABOUT = """\
@@ -136,7 +137,12 @@ def build_parser() -> Parser:
         "--json", action="store_true", help="one JSON object on standard output (docs/judge.md)"
     )
     form.add_argument("--prometheus", action="store_true", help="Prometheus' text format")
-    add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    add(
+        "-o",
+        "--output",
+        **OUTPUT,
+        help="write to FILE, whole or not at all, instead of printing; .json and .prom say what",
+    )
     add_csv(parser, "a row for each share of the bound")
     add_force(parser, "--csv")
     return parser
@@ -150,6 +156,10 @@ def _judge(arguments: argparse.Namespace) -> int:
     from ..synth.judge.machine import Machines, is_topology_file
     from ..topo.derived.stated import parse_rates
 
+    given = [name for name in ("json", "prometheus", "at_least") if getattr(arguments, name)]
+    form = choose_format(
+        arguments, {".json": "json", ".prom": "prometheus"}, "text", given[0] if given else None
+    )
     check_outputs(arguments, "output", "csv")
     progress = ProgressReporter(PROG, arguments)
     given = [name for name in arguments.files if is_topology_file(name)]
@@ -182,7 +192,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         say_error(
             PROG, f"{where}: it has nothing to compare with a bound, so no share can pass: {why}"
         )
-    write_output(arguments, _render(arguments, verdicts, refused, void))
+    write_output(arguments, _render(arguments, form, verdicts, refused, void))
     write_extra(
         arguments, "csv", progress, "rows written to FILE", lambda: rows_csv(list_rows(verdicts))
     )
@@ -194,6 +204,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 def _render(
     arguments: argparse.Namespace,
+    form: str,
     verdicts: list[FileVerdict],
     refused: list[tuple[str, str]],
     void: list[tuple[str, str]],
@@ -202,9 +213,9 @@ def _render(
     from ..synth.judge.report import write_gate, write_json, write_prometheus, write_text
 
     least = arguments.least or arguments.at_least
-    if arguments.json:
+    if form == "json":
         return json.dumps(write_json(verdicts, least, refused)) + "\n"
-    if arguments.prometheus:
+    if form == "prometheus":
         return write_prometheus(verdicts, least)
     if arguments.at_least is not None:
         return json.dumps(write_gate(verdicts, arguments.at_least, refused + void)) + "\n"

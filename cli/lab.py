@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .shared.common import Example, Parser, run_command
+from .shared.formats import check_pictures, choose_format
 from .shared.outputs import OUTPUT, add_csv, add_force, check_outputs, rows_csv, write_extra
 from .shared.progress import ProgressReporter
 
@@ -133,7 +134,7 @@ def build_parser() -> Parser:
         **OUTPUT,
         help="write the report to this file: Markdown, or JSON if the name ends in .json",
     )
-    add("--plot", **OUTPUT, help="write a bar chart of the epochs' times as SVG")
+    add("--plot", **OUTPUT, help="write a bar chart of the epochs' times: .svg, .png or .pdf")
     add_csv(parser, "the table's rows")
     add_force(parser, "--plot", "--csv")
     add(
@@ -160,6 +161,8 @@ def _run(args: argparse.Namespace) -> int:
     sites = list_sites(
         list(map(str.strip, networks)), parse_ranks(args.ranks), parse_rate(args.slowest)
     )
+    choose_format(args, {".md": "markdown", ".json": "json"}, "markdown")
+    check_pictures(args, "plot")
     check_outputs(args, "output", "plot", "csv")
     progress = ProgressReporter(PROG, args)
     from ..runtime.lab.environment import describe_environment  # needs torch: fail before training

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..topo.printable import printable_lines
 from .shared.common import Example, Parser, print_error, read_number, run_command
+from .shared.formats import choose_format
 from .shared.outputs import OUTPUT, add_force, check_outputs, write_output
 
 PROG = "topo-place"
@@ -22,7 +23,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topo-place two-hosts.json --order 0,2,1,3", "the gain against the order that there is"),
     (
-        "topo-place dgx-a100:2 --without-rank 3 --reserve 8 --json -o order.json",
+        "topo-place dgx-a100:2 --without-rank 3 --reserve 8 -o order.json",
         "GPUs that failed or stay free",
     ),
     (
@@ -160,7 +161,12 @@ def build_parser() -> Parser:
         "host's GPUs), device-mesh (its tensor), json (as --json, with each rank's host "
         "and GPU there)",
     )
-    add("-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing")
+    add(
+        "-o",
+        "--output",
+        **OUTPUT,
+        help="write to FILE, whole or not at all, instead of printing; as JSON if it ends in .json",
+    )
     add_force(parser)
     return parser
 
@@ -183,6 +189,8 @@ def _seconds(text: str) -> float:
 
 
 def _place(arguments: argparse.Namespace) -> int:
+    given = "json" if arguments.json else arguments.format
+    form = choose_format(arguments, {".json": "json"}, "text", given)
     check_outputs(arguments, "output")
     from ..synth.place.placing import place
     from ..topo.derived.stated import NETWORK, parse_rate, state_rates
@@ -206,10 +214,10 @@ def _place(arguments: argparse.Namespace) -> int:
     # Assumed rates of the network affect the answer.
     assumed = (str(note) for note in machine.notes if note.kind == "network-rate-assumed")
     placement = replace(placement, notes=(*placement.notes, *assumed))
-    if arguments.format is not None:
+    if form != "text" and not arguments.json:
         from ..synth.place.orders import list_hints, write_order
 
-        named = arguments.format, machine, placement, arguments.output or "FILE"
+        named = form, machine, placement, arguments.output or "FILE"
         text = write_order(*named)
         for hint in list_hints(*named):
             print_error(f"{PROG}: {hint}")
@@ -217,7 +225,7 @@ def _place(arguments: argparse.Namespace) -> int:
         text = json.dumps(placement.to_json()) + "\n"
     else:
         text = printable_lines(placement.describe())
-    if arguments.json or arguments.format is not None:
+    if form != "text":
         for warning in placement.list_warnings():
             print_error(f"{PROG}: warning: {warning}")
     write_output(arguments, text)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..topo.pictures.colour import is_terminal, wants_colour
+from ..topo.pictures.convert import CONVERTED, convert_for, convert_svg
 from ..topo.printable import printable, printable_lines
 from .shared.common import Example, Parser, find_width, print_error, run_command
+from .shared.formats import check_pictures, choose_format
 from .shared.outputs import (
     OUTPUT,
     add_csv,
@@ -28,7 +30,17 @@ if TYPE_CHECKING:
     from ..topo.graph import Topology
 
 PROG = "topo-probe"
-FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "heat-map")
+FORMATS = ("table", "json", "tree", "smi", "nccl-xml", "dot", "svg", "png", "pdf", "heat-map")
+# The formats that suffixes of -o imply.
+_SUFFIXES = {
+    ".svg": "svg",
+    ".png": "png",
+    ".pdf": "pdf",
+    ".dot": "dot",
+    ".gv": "dot",
+    ".json": "json",
+    ".xml": "nccl-xml",
+}
 # The module of topo whose `write` makes each format, and the options that it takes.
 _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "table": ("pictures.table", ("colour", "wraps")),
@@ -43,10 +55,10 @@ _WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
 EXAMPLES: tuple[Example, ...] = (
     ("topo-probe", "this machine, as tables"),
     ("topo-probe --check", "find what is wrong with it, with advice; exit code 1 on errors"),
-    ("topo-probe --json -o machine.json", "this machine as a file that topo-synth reads"),
+    ("topo-probe -o machine.json", "this machine as a file that topo-synth reads"),
     (
-        "topo-probe matrix.txt --format svg -o matrix.svg",
-        "a picture of a machine from its nvidia-smi topo -m",
+        "topo-probe matrix.txt -o matrix.svg",
+        "a picture of a machine from its nvidia-smi topo -m; also .png and .pdf",
     ),
     (
         "topo-probe topo.xml --for-vm -o vm.xml",
@@ -60,7 +72,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topo-probe dgx1 --csv links.csv", "the links as rows, for spreadsheets and programs"),
     (
-        "topo-probe matrix.txt topo.xml --network 25 --json -o both.json",
+        "topo-probe matrix.txt topo.xml --network 25 -o both.json",
         "several hosts' files as one machine; what files do not say is given, also with "
         "--rate pcie=48 --rate nic=50",
     ),
@@ -129,7 +141,11 @@ def build_parser() -> Parser:
         "fabric, by that",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=FORMATS, help="what to write (default: table)")
+    form.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="what to write (default: what the suffix of -o says, else table)",
+    )
     form.add_argument(
         "--json",
         dest="format",
@@ -138,7 +154,11 @@ def build_parser() -> Parser:
         help="the same as --format json",
     )
     parser.add_argument(
-        "-o", "--output", **OUTPUT, help="write to FILE, whole or not at all, instead of printing"
+        "-o",
+        "--output",
+        **OUTPUT,
+        help="write to FILE, whole or not at all, instead of printing; .svg, .png, .pdf, .dot, "
+        ".json and .xml say what",
     )
     add_csv(parser, "a row for each link")
     add_force(parser, "--csv")
@@ -202,21 +222,29 @@ def _is_launched() -> bool:
 
 def _probe(arguments: argparse.Namespace) -> int:
     progress = ProgressReporter(PROG, arguments, _reports())
+    form = choose_format(
+        arguments,
+        {".xml": "nccl-xml"} if arguments.for_vm else _SUFFIXES,
+        "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table",
+        arguments.format,
+    )
+    if form == "heat-map":
+        check_pictures(arguments, "output")
     if _reports():
         check_outputs(arguments, "output", "csv")
     topology = _measure(arguments, progress) if arguments.measure else _named_topology(arguments)
     if not _reports():
         return 0
-    form = arguments.format or (
-        "nccl-xml" if arguments.for_vm else "check" if arguments.check else "table"
-    )
     to_file = arguments.output is not None
     given = {
         "colour": not to_file and wants_colour(sys.stdout),
         "wraps": not to_file and is_terminal(sys.stdout),
         "for_vm": arguments.for_vm,
     }
-    write_output(arguments, _render(topology, form, given))
+    content = _render(topology, form, given)
+    if form == "heat-map" and to_file:
+        content = convert_for(arguments.output, str(content))
+    write_output(arguments, content)
     if arguments.output is not None:
         progress.tell(f"{form} written to {arguments.output}")
     write_extra(arguments, "csv", progress, "links written to FILE", lambda: _links_csv(topology))
@@ -277,7 +305,7 @@ def _measure(arguments: argparse.Namespace, progress: ProgressReporter) -> Topol
         return measure_topology(named, advance=work.advance)
 
 
-def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
+def _render(topology: Topology, form: str, given: dict[str, bool]) -> str | bytes:
     """Return the topology in one of FORMATS, or the findings of --check.
 
     `given` has the options of writers: colour, wraps (at the terminal's width), for_vm. Only the
@@ -294,6 +322,10 @@ def _render(topology: Topology, form: str, given: dict[str, bool]) -> str:
         from ..synth.pictures.heat_map import draw_heat_map
 
         return draw_heat_map(topology, alone=True)
+    if form in CONVERTED:
+        from ..topo.pictures.svg import write
+
+        return convert_svg(write(topology), form)
     name, options = _WRITERS[form]
     writer = import_module(f"..topo.{name}", __package__)
     text = str(writer.write(topology, *(given[option] for option in options)))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ..synth.report import USUAL_LIMIT_S
 from ..topo.errors import InputError
+from ..topo.pictures.convert import convert_for, require_converter
 from .shared.common import Example, Parser, run_command
+from .shared.formats import choose_format
 from .shared.outputs import OUTPUT, add_force, check_outputs
 from .shared.progress import ProgressReporter
 
@@ -23,6 +25,10 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     ("topo-synth allreduce topo.xml -o plan.json", "a plan ..."),
     ("topo-report plan.json -o plan.html", "... and the page about it, on its machine"),
+    (
+        "topo-report dgx1 -o slides.html --pictures png",
+        "its pictures as files too: slides-01-machine.png, slides-02-allreduce.png ...",
+    ),
     (
         "topo-report dgx1 -o dgx1.html --time-limit 60",
         "searches go on as long as those of topo-synth",
@@ -48,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     """Return the parser of topo-report's command line."""
-    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY|PLAN -o FILE [--time-limit SECONDS] [--force]")
+    parser = Parser(PROG, EXAMPLES, ABOUT, "TOPOLOGY|PLAN -o FILE [--box BOX] [--pictures F] ...")
     add = parser.add_argument
     add(
         "subject",
@@ -56,7 +62,18 @@ def build_parser() -> Parser:
         help="a preset, a file, or local, as topo-synth --topology takes it; or a plan",
     )
     add("-o", "--output", required=True, **OUTPUT, help="the HTML file to write")
+    add(
+        "--pictures",
+        choices=("svg", "png", "pdf"),
+        help="also write each picture of the page to a file beside it: FILE-01-machine.png, ...",
+    )
     add_force(parser)
+    add(
+        "--box",
+        metavar="BOX",
+        help="what each host is, of files that only say where hosts are: a preset such as "
+        "dgx-h100, or a file",
+    )
     add(
         "--time-limit",
         type=float,
@@ -70,6 +87,8 @@ def build_parser() -> Parser:
 def _report(arguments: argparse.Namespace) -> int:
     if not arguments.time_limit > 0:
         raise InputError(f"--time-limit is {arguments.time_limit:g}; expected seconds above 0")
+    choose_format(arguments, {".html": "html", ".htm": "html"}, "html")
+    require_converter(arguments.pictures or "")
     check_outputs(arguments, "output")
     from ..synth.plan import Plan
     from ..synth.report.gather import gather_report, report_plan
@@ -81,13 +100,36 @@ def _report(arguments: argparse.Namespace) -> int:
     progress = ProgressReporter(PROG, arguments)
     with progress.follow("gathering ...", limit_s) as work:
         if _is_plan(subject):
+            if arguments.box is not None:
+                raise InputError(f"--box with {subject}: a plan has its machine; leave --box out")
             report = report_plan(Plan.load(subject), subject, limit_s)
         else:
-            report = gather_report(resolve(subject), limit_s, work.say)
+            report = gather_report(resolve(subject, arguments.box), limit_s, work.say)
         page = write_page(report)
+    pictures = _list_pictures(page, arguments)
+    for name in pictures:
+        if not arguments.force and Path(name).is_file():
+            raise InputError(f"{name}: already exists and was not changed", parameter="overwrite")
     write_whole(arguments.output, page, overwrite=arguments.force)
     progress.tell(f"report written to {arguments.output} ({len(page.encode()) / 1e3:.0f} kB)")
+    for name, picture in pictures.items():
+        write_whole(name, convert_for(name, picture), overwrite=arguments.force)
+    if pictures:
+        progress.tell(f"{len(pictures)} pictures written, from {next(iter(pictures))} on")
     return 0
+
+
+def _list_pictures(page: str, arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the pictures that --pictures asks for, as SVG by the names of their files."""
+    if arguments.pictures is None:
+        return {}
+    from ..synth.report.html import list_pictures
+
+    stem = Path(arguments.output).with_suffix("")
+    return {
+        f"{stem}-{i:02}-{name}.{arguments.pictures}": svg
+        for i, (name, svg) in enumerate(list_pictures(page), 1)
+    }
 
 
 def _is_plan(subject: str) -> bool:

@@ -9,9 +9,11 @@ from .errors import InputError
 
 
 def write_whole(
-    path: str | Path, text: str, *, overwrite: bool = True, follow_links: bool = True
+    path: str | Path, content: str | bytes, *, overwrite: bool = True, follow_links: bool = True
 ) -> None:
-    """Write `text` to a temporary file and move it to `path`, so that no reader sees half of it.
+    """Write `content` to a temporary file and move it to `path`, so that no reader sees half of it.
+
+    Text is encoded as UTF-8.
 
     With `follow_links` the target of a symbolic link is replaced, and a pipe or device is written
     directly; without, both are refused. Raise InputError if they are, if the file exists and
@@ -32,11 +34,12 @@ def write_whole(
         )
     if target.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
+    data = content.encode() if isinstance(content, str) else content
     try:
         if follow_links and target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
         else:
-            _replace(target, text)
+            _replace(target, data)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -54,7 +57,7 @@ def _refuse_links(path: Path) -> None:
         )
 
 
-def _replace(target: Path, text: str) -> None:
+def _replace(target: Path, data: bytes) -> None:
     """Write a temporary file in the same folder and move it over `target`; remove it on failure."""
     # A new file has the permissions that open() would give it.
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_read_umask()
@@ -63,8 +66,8 @@ def _replace(target: Path, text: str) -> None:
     )
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(mode)

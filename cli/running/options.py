@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...synth.sizes import parse_size
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
+from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .nccl_tests import add_options as add_nccl_tests_options
 
@@ -157,7 +158,11 @@ def build_parser() -> Parser:
         help="write when each transfer of a call of the largest size began and ended, with "
         "the prediction: a Chrome trace, which Perfetto (ui.perfetto.dev) opens",
     )
-    add("--plot", **OUTPUT, help="write curves of the measured bandwidth against size as SVG")
+    add(
+        "--plot",
+        **OUTPUT,
+        help="write curves of the measured bandwidth against size: .svg, .png or .pdf",
+    )
     add_csv(parser, "the rows")
     add_force(parser, "--trace", "--plot", "--csv")
     add(
@@ -226,6 +231,8 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
             "-o without --calibrate: there is no topology to write; the table is printed to "
             "standard output"
         )
+    choose_format(args, {".json": "json"}, "json")
+    check_pictures(args, "plot")
     if is_writer:
         check_outputs(args, "output", "trace", "plot", "csv")
     for flag, name in (("--plot", args.plot), ("--csv", args.csv)):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...topo.errors import InputError
 from ...topo.files import write_whole
+from ...topo.pictures.convert import convert_for
 from .common import Parser, file_name
 from .progress import ProgressReporter
 
@@ -67,12 +68,19 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
             )
 
 
-def write_output(args: argparse.Namespace, text: str) -> None:
-    """Write a text to the file of -o, or print it without -o; --force allows replacing a file."""
-    if args.output is None:
-        sys.stdout.write(text)
+def write_output(args: argparse.Namespace, content: str | bytes) -> None:
+    """Write to the file of -o, or to standard output without -o; --force replaces a file.
+
+    Raise InputError for bytes on a terminal.
+    """
+    if args.output is not None:
+        write_whole(args.output, content, overwrite=args.force)
+    elif isinstance(content, str):
+        sys.stdout.write(content)
+    elif sys.stdout.isatty():
+        raise InputError("a picture of bytes is nothing for a terminal; name a file by -o")
     else:
-        write_whole(args.output, text, overwrite=args.force)
+        sys.stdout.buffer.write(content)
 
 
 def write_extra(
@@ -84,12 +92,13 @@ def write_extra(
 ) -> None:
     """Write a text to the file that an option names; do nothing if the option is not given.
 
-    `option` is an attribute of `args`, such as csv. `text` makes the text, and is called only if
-    the option is given. `what` is the message for the user, in which FILE becomes the file's name.
+    SVG is converted to PNG or PDF if the file's name ends so. `option` is an attribute of `args`,
+    such as csv. `text` makes the text, and is called only if the option is given. `what` is the
+    message for the user, in which FILE becomes the file's name.
     """
     path = getattr(args, option)
     if path is not None:
-        write_whole(path, text(), overwrite=args.force)
+        write_whole(path, convert_for(path, text()), overwrite=args.force)
         progress.tell(what.replace("FILE", path))
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...synth.describe import limit_text, print_plan, reach_at, reproducible_text
@@ -17,6 +18,7 @@ from ...synth.sizes import parse_size
 from ...topo.derived.stripes import describe_merged
 from ...topo.output_head import output_head
 from ...topo.pictures.cables import describe_rates
+from ...topo.pictures.convert import PICTURE_SUFFIXES
 from ..shared.outputs import rows_csv, write_extra
 from ..shared.progress import ProgressReporter, Say
 from .options import PROG
@@ -328,14 +330,16 @@ def deliver(
         plan.save(args.output, overwrite=args.force)
     if args.trace and plan is not None:
         from ...synth.pictures.chrome_trace import write_plan_trace
+        from ...synth.pictures.timeline import draw_plan_timeline
 
-        write_extra(
-            args,
-            "trace",
-            job.progress,
-            "trace written to FILE; open it at ui.perfetto.dev",
-            lambda: write_plan_trace(plan, job.size),
+        is_picture = Path(args.trace).suffix.lower() in PICTURE_SUFFIXES
+        what = (
+            "timeline drawn in FILE"
+            if is_picture
+            else "trace written to FILE; open it at ui.perfetto.dev"
         )
+        text = draw_plan_timeline if is_picture else write_plan_trace
+        write_extra(args, "trace", job.progress, what, lambda: text(plan, job.size))
     write_extra(args, "plot", job.progress, *picture)
     if args.json:
         print(json.dumps(body()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...synth.ir.collective import COLLECTIVES, spell_collective
 from ...synth.planner.names import STRATEGY_NAMES, check_name
 from ...topo.errors import InputError, suggest
 from ..shared.common import Example, Parser, shown_name
+from ..shared.formats import check_pictures, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 
 if TYPE_CHECKING:
@@ -199,11 +201,10 @@ def build_parser() -> Parser:
     )
     add(
         "--format",
-        default=PLAN,
         choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"),
-        help="plan (default); nccl-graph: rings and chains for NCCL_GRAPH_FILE; rccl-env: "
-        "RCCL_TREES, with rings beside them in FILE.xml for -o FILE; nccl-tuner: the table of "
-        "NVIDIA's example tuner plugin",
+        help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
+        "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
+        "nccl-tuner: the table of NVIDIA's example tuner plugin",
     )
     add(
         "--nccl-version",
@@ -238,13 +239,13 @@ def build_parser() -> Parser:
         "--trace",
         **OUTPUT,
         help="write when each transfer is predicted to begin and end at --size: a Chrome trace, "
-        "which Perfetto (ui.perfetto.dev) opens",
+        "which Perfetto (ui.perfetto.dev) opens, or a timeline as .svg, .png or .pdf",
     )
     add(
         "--plot",
         **OUTPUT,
-        help="write curves of bandwidth against size as SVG: the plan, a ring in rank order, "
-        "the bound; with --pareto: the front",
+        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan, a ring in "
+        "rank order, the bound; with --pareto: the front",
     )
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")
@@ -257,6 +258,10 @@ def check_options(args: argparse.Namespace) -> None:
     `args.collective` and `args.topology` are set from the arguments without an option.
     """
     _settle_request(args)
+    args.format = choose_format(args, {".json": PLAN, ".xml": "nccl-graph"}, PLAN, args.format)
+    if Path(args.trace or "").suffix.lower() != ".json":
+        check_pictures(args, "trace")
+    check_pictures(args, "plot")
     check_name(args.strategy)
     if not args.time_limit > 0:
         raise InputError(f"--time-limit is {args.time_limit:g}; expected seconds above 0")

@@ -63,7 +63,7 @@ def draw_curves(
             lines.append(label)
     lines += [
         draw_text(right, _HEIGHT - 6, "size of the buffer", 12, anchor="end", look="f"),
-        draw_text(4, _TOP - 8, "algbw, GB/s", 12, look="f"),
+        draw_text(4, _TOP - 14, "algbw, GB/s", 12, look="f"),
     ]
     if limit is not None:
         lines.append(draw_bound(_LEFT, right, place(2**low, limit[1])[1]))

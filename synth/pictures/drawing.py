@@ -4,6 +4,8 @@ import math
 
 from ...topo.printable import quote
 
+# What a file of SVG names, and SVG inside HTML need not.
+NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
 # Level lines of a picture.
 _LEVELS = 5
 
@@ -32,18 +34,23 @@ def start_svg(width: float, height: float, title: str, *, alone: bool = False) -
 
     With `alone` it is a complete file with style, else a part of a page that has the style.
     """
-    name = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
+    name = f" {NAMESPACE}" if alone else ""
     lines = [
         f'<svg{name} class="tp" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img">',
         f"<title>{quote(title)}</title>",
     ]
     if alone:
-        lines += [
-            f"<style>{STYLE}</style>",
-            '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
-        ]
+        lines += draw_background()
     return lines
+
+
+def draw_background() -> list[str]:
+    """Return the style and the background that a picture in a file of its own needs."""
+    return [
+        f"<style>{STYLE}</style>",
+        '<rect width="100%" height="100%" style="fill:var(--paper)"/>',
+    ]
 
 
 def draw_text(

@@ -9,7 +9,11 @@ from itertools import pairwise
 
 from ...topo.graph import Topology
 from ...topo.printable import quote
-from ..cost.transfer_times import TransferTime
+from ..cost.host_costs import host_of
+from ..cost.segmentation import reroute_unless_in_network
+from ..cost.transfer_times import TransferTime, predict_times
+from ..plan import Plan
+from ..sizes import show_size
 from .drawing import draw_text, show_us, start_svg
 
 # Pixels: the picture, its margins, a row.
@@ -41,6 +45,18 @@ def draw_timeline(
             groups[time.src, time.dst, time.op, time.tick].append(time)
     bars = [_join_times(key, of, f"to rank {key[1]}, ") for key, of in sorted(groups.items())]
     return _draw(title, [f"rank {rank}" for rank in range(rows)], bars, _find_end_us(times), alone)
+
+
+def draw_plan_timeline(plan: Plan, size_bytes: int) -> str:
+    """Draw what each rank sends in a plan's schedule for a size, as predicted: a complete file.
+
+    Raise InputError if the schedule has too many transfers to list.
+    """
+    topology, schedule = plan.topology, plan.entry_for(size_bytes).schedule
+    sent = reroute_unless_in_network(schedule, plan.router)
+    times = predict_times(sent, topology, size_bytes, host_of(topology))
+    title = f"{schedule.label}: {show_size(size_bytes)} on {topology.name}, predicted"
+    return draw_timeline(title, times, len(topology.ranks), alone=True)
 
 
 def draw_links(

@@ -1,10 +1,11 @@
 """Pieces of HTML as text. All text from outside goes through `quote`."""
 
+import re
 from collections.abc import Container, Iterable, Sequence
 from itertools import count
 
 from ...topo.printable import quote
-from ..pictures.drawing import STYLE
+from ..pictures.drawing import NAMESPACE, STYLE, draw_background
 
 CSS = """\
 :root{color-scheme:light dark;--page:#f4f6f8;--card:#ffffff;--text:#1f2933;--soft:#5b6875;
@@ -107,6 +108,23 @@ def make_figure(svg: str, caption: str, look: str = "") -> str:
         f'<figure><div class="scroll {look}">{svg}</div><figcaption>{quote(caption)}</figcaption>'
         "</figure>"
     )
+
+
+def list_pictures(page: str) -> list[tuple[str, str]]:
+    """Return the pictures of a page in their order: the section's id, and a complete SVG file."""
+    return [
+        (section[1], _complete_svg(found[0]))
+        for section in re.finditer(r'<section id="([^"]+)">.*?</section>', page, re.DOTALL)
+        for found in re.finditer(r"<svg .*?</svg>", section[0], re.DOTALL)
+    ]
+
+
+def _complete_svg(svg: str) -> str:
+    """Return a picture of a page as a file: with the namespace, and the style that the page has."""
+    styled = 'class="tp"' in svg.partition(">")[0]
+    style = "\n".join(draw_background()) if styled else ""
+    head, end, rest = svg.partition("</title>")
+    return head.replace("<svg ", f"<svg {NAMESPACE} ", 1) + end + style + rest + "\n"
 
 
 def make_paragraph(text: str, *, soft: bool = False) -> str:

@@ -108,7 +108,7 @@ def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
         and said["Keywords"]
         and len(said.get_all("Classifier") or ()) > 5
     )
-    assert {"demo", "dev", "docs", "run"} <= set(said.get_all("Provides-Extra") or ())
+    assert {"demo", "dev", "docs", "pictures", "run"} <= set(said.get_all("Provides-Extra") or ())
     required = said.get_all("Requires-Dist") or []
     assert [x for x in required if x.startswith("torch")] == ['torch>=2.9; extra == "run"']
     links = re.findall(r"\]\(([^)]*)\)", str(said.get_payload()))

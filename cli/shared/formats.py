@@ -1,0 +1,69 @@
+"""The format of a file to write: what an option names, or what the suffix of its name implies."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...topo.errors import InputError
+from ...topo.pictures.convert import PICTURE_SUFFIXES, require_converter
+
+# Suffixes of formats that some program would fail to open if another format were written. Other
+# suffixes, such as .txt, say nothing.
+_SPEAKING = frozenset(
+    (
+        *PICTURE_SUFFIXES,
+        *(".bmp", ".eps", ".gif", ".jpeg", ".jpg", ".ps", ".tif", ".tiff", ".webp", ".dot", ".gv"),
+        *(".doc", ".docx", ".odp", ".ods", ".odt", ".ppt", ".pptx", ".tex", ".xls", ".xlsx"),
+        *(".csv", ".htm", ".html", ".json", ".md", ".tsv", ".xml", ".yaml", ".yml"),
+    )
+)
+
+
+def choose_format(
+    args: argparse.Namespace, formats: Mapping[str, str], default: str, given: str | None = None
+) -> str:
+    """Return the format of the file of -o: `given`, else what its suffix implies, else `default`.
+
+    `given` is the format that another option names, None if there is none; `formats` maps suffixes
+    to formats. Raise InputError for a suffix of a format that the command cannot write, and for
+    PNG and PDF if what converts to them is missing.
+    """
+    form = given
+    if form is None and args.output is not None:
+        suffix = Path(args.output).suffix.lower()
+        form = formats.get(suffix)
+        if form is None and suffix in _SPEAKING:
+            raise InputError(_explain(args, suffix, formats))
+    require_converter(form or default)
+    return form or default
+
+
+def check_pictures(args: argparse.Namespace, *options: str) -> None:
+    """Raise InputError if the file that an option names for a picture is not .svg, .png or .pdf.
+
+    Suffixes that say nothing get SVG. `options` are attributes of `args`, such as plot.
+    """
+    for option in options:
+        suffix = Path(getattr(args, option) or "").suffix.lower()
+        if suffix in _SPEAKING - {*PICTURE_SUFFIXES}:
+            raise InputError(
+                f"{getattr(args, option)}: --{option} writes no {suffix} file; expected a name "
+                f"that ends in {_list(PICTURE_SUFFIXES)}"
+            )
+        require_converter(suffix.removeprefix("."))
+
+
+def _explain(args: argparse.Namespace, suffix: str, formats: Mapping[str, str]) -> str:
+    others = ""
+    if suffix in PICTURE_SUFFIXES and hasattr(args, "plot"):
+        others = "; --plot writes pictures"
+    elif suffix == ".csv" and hasattr(args, "csv"):
+        others = "; --csv writes rows"
+    return (
+        f"{args.output}: -o writes no {suffix} file; expected a name that ends in "
+        f"{_list(tuple(formats))}{', or --format' if hasattr(args, 'format') else ''}{others}"
+    )
+
+
+def _list(suffixes: tuple[str, ...]) -> str:
+    return " or ".join([", ".join(suffixes[:-1]), suffixes[-1]] if suffixes[1:] else suffixes)
