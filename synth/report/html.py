@@ -113,9 +113,9 @@ def make_figure(svg: str, caption: str, look: str = "") -> str:
 def list_pictures(page: str) -> list[tuple[str, str]]:
     """Return the pictures of a page in their order: the section's id, and a complete SVG file."""
     return [
-        (section[1], _complete_svg(found[0]))
+        (section[1], _complete_svg(svg[0]))
         for section in re.finditer(r'<section id="([^"]+)">.*?</section>', page, re.DOTALL)
-        for found in re.finditer(r"<svg .*?</svg>", section[0], re.DOTALL)
+        for svg in re.finditer(r"<svg .*?</svg>", section[0], re.DOTALL)
     ]
 
 

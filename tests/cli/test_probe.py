@@ -137,7 +137,7 @@ def test_notes_of_a_file_are_shown_and_markup_is_no_markup(
     [
         (["no-such-preset"], "no-such-preset"),
         (["missing.json"], "missing.json"),
-        (["dgx1", "--format", "pdf"], "pdf"),
+        (["dgx1", "--format", "pptx"], "pptx"),
         (["dgx1", "--frobnicate"], "--frobnicate"),
         (["dgx1", "-o", "no/such/folder/out.json"], "no/such/folder"),
         (["dgx1", "-o", "."], "is a folder"),

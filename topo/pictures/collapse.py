@@ -68,22 +68,21 @@ def show_hosts_once(topology: Topology) -> ShownPart:
     shown = [hosts[0] for hosts in kinds.values()]
     kept = {d.id for host in shown for d in members[host]}
     part = _keep(topology, kept.union(*(joined_to[host] for host in shown)))
-    ranks = {ident: i for i, ident in enumerate(topology.ranks)}
-    devices = tuple(
-        replace(d, extra={**d.extra, _RANK: ranks[d.id]}) if d.id in ranks else d
-        for d in part.devices
-    )
     listed = ", ".join(_count_hosts(hosts, members) for hosts in kinds.values())
-    return ShownPart(
-        replace(part, name=topology.name, devices=devices), f"{len(members)} hosts: {listed}"
-    )
+    return ShownPart(replace(part, name=topology.name), f"{len(members)} hosts: {listed}")
 
 
 def _keep(topology: Topology, kept: set[str]) -> Topology:
+    """Return the part with some devices; its GPUs have the ranks that they have on the whole."""
+    ranks = {ident: i for i, ident in enumerate(topology.ranks)}
     return replace(
         topology,
         name=f"{topology.name}, a part",
-        devices=tuple(d for d in topology.devices if d.id in kept),
+        devices=tuple(
+            replace(d, extra={**d.extra, _RANK: ranks[d.id]}) if d.id in ranks else d
+            for d in topology.devices
+            if d.id in kept
+        ),
         links=tuple(x for x in topology.links if x.src in kept and x.dst in kept),
     )
 
@@ -91,11 +90,16 @@ def _keep(topology: Topology, kept: set[str]) -> Topology:
 def number_ranks(topology: Topology) -> dict[str, int]:
     """Return the rank of each GPU by its id: that on the whole machine.
 
-    `topology` may be the part that `show_hosts_once` returned.
+    `topology` may be the part that `show_hosts_once` or `collapse` returned.
     """
     return {
         ident: topology.by_id[ident].extra.get(_RANK, i) for i, ident in enumerate(topology.ranks)
     }
+
+
+def count_hosts(topology: Topology) -> int:
+    """Return the number of hosts that the devices name."""
+    return len({name_host(device) for device in topology.devices} - {""})
 
 
 def _count_hosts(hosts: list[str], members: Mapping[str, list[Device]]) -> str:

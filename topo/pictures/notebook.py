@@ -7,9 +7,6 @@ from ..printable import quote
 from . import svg
 from .collapse import collapse
 
-# Width in pixels beyond which one of several identical boxes is drawn.
-_DRAWN_WHOLE = 2_400
-
 
 def draw_part(topology: Topology) -> tuple[str, str | None]:
     """Return a machine as SVG, and a text on the parts left out; None if it is complete.
@@ -18,7 +15,7 @@ def draw_part(topology: Topology) -> tuple[str, str | None]:
     """
     shown = collapse(topology)
     picture = svg.write(shown.topology)
-    if read_width(picture) > _DRAWN_WHOLE:
+    if read_width(picture) > svg.MAX_WIDTH:
         fewer = collapse(topology, max_boxes=1)
         if fewer.left_out:
             shown, picture = fewer, svg.write(fewer.topology)

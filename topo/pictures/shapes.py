@@ -97,7 +97,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Frame:
-    """A labelled rectangle around the devices of one host, or of one box.
+    """A rectangle around the devices of one host, package or box, labelled above or below them.
 
     A box is a group of devices that are connected without the network.
     """
@@ -107,6 +107,7 @@ class Frame:
     top: float
     width: float
     height: float
+    label_below: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,22 @@ from itertools import cycle, groupby
 
 from ..graph import Topology
 from ..printable import quote
-from .cables import Cable, count_sockets, format_rate
-from .collapse import show_hosts_once
+from .cables import Cable, count_sockets, find_cables, format_rate
+from .collapse import (
+    MAX_CABLES,
+    ShownPart,
+    collapse,
+    count_hosts,
+    list_boxes,
+    show_hosts_once,
+)
 from .layout import lay_out
-from .shapes import LETTER, TIMES, Frame, Picture, Shape
+from .shapes import LETTER, SMALL_GPU_WIDTH, TIMES, Frame, Picture, Shape
 
 # Pixels: around the picture, for title and summary, and of a legend entry.
 _MARGIN, _HEAD, _LEGEND_ROW, _LEGEND_COLUMN = 28, 66, 24, 290
+# Pixels: of several hosts that are alike one is drawn if the picture were wider.
+MAX_WIDTH = 2_400
 _MIN_WIDTH = 420  # pixels: room for the summary of the smallest machine
 _MAX_LEGEND_ROWS = 12  # classes of links; more are combined by kind
 _KIND_COLOURS = {
@@ -45,9 +54,8 @@ _THINNEST, _THICKEST = 1.6, 6.5  # pixels
 
 
 def write(topology: Topology) -> str:
-    """Return the topology as an SVG document; identical hosts are drawn once."""
-    shown = show_hosts_once(topology)
-    picture = lay_out(shown.topology)
+    """Return the topology as an SVG document; hosts that are alike once if all are too wide."""
+    shown, picture = _choose_part(topology)
     classes = Counter[Cable]()  # how many cables look like one without ends
     for wire in picture.wires:
         classes[wire.cable.without_ends()] += wire.cables
@@ -56,7 +64,7 @@ def write(topology: Topology) -> str:
     legend = list(_build_legend(style, classes))
     title, summary = _shorten(topology.name, 60), _summarize(topology)
     summary += f"; {_shorten(shown.left_out, 100)}" if shown.left_out is not None else ""
-    width = max(picture.width, _MIN_WIDTH, 9 * len(title), 6.2 * len(summary))
+    width = max(picture.width, _MIN_WIDTH, 13 * len(title), 7.2 * len(summary))
     columns = max(1, min(len(legend), int(width // _LEGEND_COLUMN)))
     legend_rows = math.ceil(len(legend) / columns)
     height = _HEAD + picture.height + 34 + _LEGEND_ROW * legend_rows
@@ -72,7 +80,8 @@ def write(topology: Topology) -> str:
         _draw_text(_MARGIN, _MARGIN + 20, title, 20, anchor="start", weight="bold"),
         _draw_text(_MARGIN, _MARGIN + 42, summary, 13, anchor="start", colour=_FAINT),
         # Later elements cover earlier ones: wires are above frames, labels and shapes above wires.
-        *(_draw_frame(frame) for frame in shifted.frames),
+        # Frames inside others come after these.
+        *map(_draw_frame, sorted(shifted.frames, key=lambda frame: -frame.width * frame.height)),
         *_draw_wires(shifted, style),
         *(_draw_frame_label(frame) for frame in shifted.frames),
         *(line for shape in shifted.shapes for line in _draw_shape(shape)),
@@ -82,6 +91,22 @@ def write(topology: Topology) -> str:
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _choose_part(topology: Topology) -> tuple[ShownPart, Picture]:
+    """Return the part to draw and its layout: all of it, a box of each kind, or a host of each."""
+    folded = show_hosts_once(topology)
+    parts = [folded]
+    if folded.left_out is not None:
+        if len(list_boxes(topology)) < count_hosts(topology):
+            parts.insert(0, collapse(topology, max_boxes=1))
+        parts.insert(0, ShownPart(topology, None))
+    for part in parts[:-1]:
+        if len(find_cables(part.topology)) <= MAX_CABLES:
+            picture = lay_out(part.topology)
+            if picture.width <= MAX_WIDTH:
+                return part, picture
+    return folded, lay_out(folded.topology)
 
 
 class _Style:
@@ -149,9 +174,10 @@ def _draw_frame(frame: Frame) -> str:
 def _draw_frame_label(frame: Frame) -> str:
     # An outline keeps the label legible if a wire crosses it.
     outline = f'<text paint-order="stroke" stroke="{_FRAME_FILL}" stroke-width="5" '
-    return _draw_text(
-        frame.left + 14, frame.top + 19, frame.label, 12, anchor="start", colour=_FAINT
-    ).replace("<text ", outline, 1)
+    y = frame.top + (frame.height - 8 if frame.label_below else 19)
+    return _draw_text(frame.left + 14, y, frame.label, 12, anchor="start", colour=_FAINT).replace(
+        "<text ", outline, 1
+    )
 
 
 def _draw_shape(shape: Shape) -> Iterator[str]:
@@ -179,7 +205,8 @@ def _draw_writing(shape: Shape, colour: str) -> Iterator[str]:
     """Yield a shape's text: a GPU's rank in large figures, other devices' names and subtitles."""
     title, subtitle = _fit(shape.title, shape.width, 13), _fit(shape.subtitle, shape.width, 10)
     if shape.look == "gpu" and shape.height < 44:
-        yield _draw_text(shape.x, shape.y + 6, shape.title, 16, weight="bold")
+        size = 16 if shape.width >= SMALL_GPU_WIDTH else 14
+        yield _draw_text(shape.x, shape.y + 6, shape.title, size, weight="bold")
     elif shape.look == "gpu":
         yield _draw_text(shape.x, shape.top + 15, subtitle, 10, colour=_FAINT)
         yield _draw_text(shape.x, shape.y + 18, shape.title, 21, weight="bold")

@@ -24,7 +24,7 @@ from topoplan.topo.pictures import dot, svg, table, text_tree
 from topoplan.topo.pictures.cables import Cable, find_cables, format_rate
 from topoplan.topo.pictures.collapse import show_hosts_once
 from topoplan.topo.pictures.layout import lay_out
-from topoplan.topo.pictures.shapes import Shape, bend_around
+from topoplan.topo.pictures.shapes import Frame, Shape, bend_around
 from topoplan.topo.pictures.structures import arrange
 from topoplan.topo.presets import preset
 
@@ -45,6 +45,7 @@ PRESETS = [
     "mi300x",
     "mi250",
     "mi250:2",
+    "gb200-nvl72",
     "z52",
     "mesh:4x4",
     "torus:4x4",
@@ -90,6 +91,18 @@ def words(text: str) -> str:
     return " | ".join("".join(e.itertext()) for e in ElementTree.fromstring(text).iter() if e.text)
 
 
+FRAME = re.compile(r'<rect [^>]*width="([\d.]+)" height="([\d.]+)" rx="12"')
+
+
+def lies_in(shape: Shape, frame: Frame) -> bool:
+    return (
+        frame.left < shape.left
+        and shape.right < frame.left + frame.width
+        and frame.top < shape.top
+        and shape.bottom < frame.top + frame.height
+    )
+
+
 def overlap(a: Shape, b: Shape) -> bool:
     return (
         a.left < b.right - 1
@@ -124,18 +137,19 @@ def racks(hosts: int, slow: int | None = None) -> Topology:
 
 
 def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
-    for topology, said in (
-        (preset("gb200-nvl72"), "18 hosts: 18 like tray0 (4 GPUs each)"),
-        (preset("gb200-nvl72:2"), "36 hosts: 36 like rack0-tray0 (4 GPUs each)"),
-        (racks(18), "18 hosts: 18 like host0 (2 GPUs each)"),
+    for topology, said, is_drawn in (
+        (preset("gb200-nvl72"), "18 hosts: 18 like tray0 (4 GPUs each)", False),
+        (preset("gb200-nvl72:2"), "36 hosts: 36 like rack0-tray0 (4 GPUs each)", False),
+        (racks(36), "36 hosts: 36 like host0 (2 GPUs each)", True),
     ):
-        drawn = svg.write(topology)
         gpus = sum(
             d.extra["host"] == topology.devices[0].extra["host"]
             for d in topology.devices
             if d.kind == "gpu"
         )
-        assert gpu_labels(drawn) == [str(i) for i in range(gpus)] and said in words(drawn)
+        drawn = svg.write(topology)
+        assert (gpu_labels(drawn) == [str(i) for i in range(gpus)]) == is_drawn
+        assert (said in words(drawn)) == is_drawn
         lines = text_tree.write(topology).splitlines()
         assert lines[-1] == f"one host of each kind is shown; {said}"
         assert sum("rank " in line for line in lines) == gpus and len(lines) < 12
@@ -148,13 +162,84 @@ def test_of_hosts_that_are_alike_one_is_shown_with_their_number() -> None:
 
 
 def test_hosts_that_differ_are_shown_with_their_ranks_and_few_hosts_whole() -> None:
-    topology = racks(6, slow=4)
+    topology = racks(36, slow=4)
     assert gpu_labels(svg.write(topology)) == ["0", "1", "8", "9"]
     assert text_tree.write(topology).endswith(
-        "6 hosts: 5 like host0 (2 GPUs each), host4 (2 GPUs)\n"
+        "36 hosts: 35 like host0 (2 GPUs each), host4 (2 GPUs)\n"
     )
     assert show_hosts_once(racks(4)).left_out is None
     assert show_hosts_once(preset("dgx-a100:16")).left_out is None
+
+
+def test_a_rack_of_72_gpus_is_drawn_whole_tray_by_tray() -> None:
+    rack = preset("gb200-nvl72")
+    assert sorted(map(int, gpu_labels(svg.write(rack)))) == list(range(72))
+    picture = lay_out(rack)
+    assert sorted(f.label for f in picture.frames) == sorted(f"tray{i}" for i in range(18))
+    assert len({round(s.y) for s in picture.shapes if s.look == "gpu"}) == 2
+    # Of two racks one is drawn, with the ranks that it has.
+    both = svg.write(preset("gb200-nvl72:2"))
+    assert sorted(map(int, gpu_labels(both))) == list(range(72))
+    assert "there are 2 like that of gpu0" in words(both)
+
+
+@pytest.mark.parametrize("name", ["mi250", "mi250:4"])
+def test_the_dies_of_a_package_are_in_one_frame(name: str) -> None:
+    machine = preset(name)
+    picture = lay_out(machine)
+    packages = [f for f in picture.frames if f.label.startswith("package")]
+    rank = {ident: i for i, ident in enumerate(machine.ranks)}
+    inside = [
+        sorted(rank[s.ids[0]] for s in picture.shapes if s.look == "gpu" and lies_in(s, frame))
+        for frame in packages
+    ]
+    assert sorted(inside) == [[i, i + 1] for i in range(0, len(rank), 2)]
+    # A larger frame that is drawn later would hide these.
+    areas = [float(w) * float(h) for w, h in FRAME.findall(svg.write(machine))]
+    assert areas == sorted(areas, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["dgx1", "mi300x", "ring:8", "dgx-a100:2"])
+def test_other_gpus_are_in_no_package(name: str) -> None:
+    assert not [f for f in lay_out(preset(name)).frames if f.label.startswith("package")]
+
+
+def fabric(hosts: int, leaves: int, rails: bool = False) -> Topology:
+    """Hosts of two GPUs over leaves and two spines; with rails, GPU i of each host is on leaf i."""
+    gpus = [f"h{h}g{g}" for h in range(hosts) for g in range(2)]
+    names = [*(f"leaf{i}" for i in range(leaves)), "spine0", "spine1"]
+    devices = [*map(Device, gpus), *(Device(f"h{h}", "switch", "nvswitch") for h in range(hosts))]
+    devices += [Device(name, "switch", "network") for name in names]
+    pairs = [(gpu, f"h{i // 2}", "nvlink") for i, gpu in enumerate(gpus)]
+    pairs += [
+        (gpu, f"leaf{i % 2 if rails else i * leaves // len(gpus)}", "network")
+        for i, gpu in enumerate(gpus)
+    ]
+    pairs += [(leaf, spine, "network") for leaf in names[:-2] for spine in names[-2:]]
+    links = (Link(a, b, Fraction(25), kind=kind) for a, b, kind in pairs)
+    return Topology("fabric", tuple(devices), tuple(x for y in links for x in both_directions(y)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "above"),
+    [(fabric(2, 2), 0), (fabric(8, 4), 2), (fabric(9, 3), 1), (fabric(4, 2, rails=True), 0)],
+)
+def test_leaves_and_spines_are_drawn_in_tiers(machine: Topology, above: int) -> None:
+    """From the spines outwards, on one side or two: spines, leaves, hosts, in rows of their own."""
+    picture = lay_out(machine)
+    at = {ident: shape for shape in picture.shapes for ident in shape.ids}
+    assert at["spine0"] is at["spine1"]
+    spine_y = at["spine0"].y
+    leaves = {at[d.id] for d in machine.devices if d.id.startswith("leaf")}
+    assert sum(leaf.y < spine_y for leaf in leaves) == above
+    rows = {leaf.y for leaf in leaves}
+    assert len(rows) == (2 if above else 1)
+    for link in machine.links:
+        if link.src in machine.ranks and link.dst.startswith("leaf"):
+            gpu, leaf = at[link.src], at[link.dst]
+            assert spine_y < leaf.y < gpu.y or spine_y > leaf.y > gpu.y
+    assert not [pair for pair in combinations(picture.shapes, 2) if overlap(*pair)]
+    assert sum(wire.cables for wire in picture.wires) == len(find_cables(machine))
 
 
 def two_hosts(switches: int = 1, nic: str = "mlx5_0") -> Topology:
@@ -181,14 +266,7 @@ def test_hosts_of_one_nvlink_domain_have_frames_with_their_names() -> None:
     picture = lay_out(two_hosts())
     assert [frame.label for frame in picture.frames] == ["host0", "host1"]
     for shape in picture.shapes:
-        around = [
-            f.label
-            for f in picture.frames
-            if f.left < shape.left
-            and shape.right < f.left + f.width
-            and f.top < shape.top
-            and shape.bottom < f.top + f.height
-        ]
+        around = [f.label for f in picture.frames if lies_in(shape, f)]
         assert around == ([] if shape.look == "nvswitch" else [shape.ids[0].split("/")[0]])
     without_cpus = tuple(d for d in two_hosts().devices if d.kind in ("gpu", "switch"))
     kept = {d.id for d in without_cpus}
