@@ -144,11 +144,17 @@ _DISTINCTIVE = re.compile(
 )
 _MAKER = re.compile(r"(?:NVIDIA|TESLA|GEFORCE|QUADRO|RTX|GRID|AMD|INSTINCT|RADEON|\b\d+X) ?\Z")
 
+# "NVIDIA Corporation Device 2901", "[10de:2901]", and a row of rocm-smi: "0  2  0x74a1, 32700".
+_LISTED_ID = re.compile(
+    r"(?:NVIDIA Corporation Device |\b(?:10de|1002):)([0-9a-f]{4})\b"
+    r"|^\s{0,20}\d{1,3}\s{1,20}\d{1,3}\s{1,20}0x([0-9a-f]{4}),",
+    re.IGNORECASE,
+)
 # How people write names, and how the table has them.
 _OTHER_SPELLINGS = tuple(
     (re.compile(pattern), usual)
     for pattern, usual in (
-        (r"\bPCI E\b", "PCIE"),
+        (r"\bPCI(?: E)?\b", "PCIE"),
         (r"\b\d{1,3} ?GB? (?=PCIE\b)", ""),  # A100 80GB PCIe
         (r"\bPCIE ([AHPV][18]00)\b", r"\1 PCIE"),
         (r"(?<!PRO )\b6000 (?:PRO|BLACKWELL)\b", "PRO 6000"),
@@ -259,7 +265,14 @@ def find_board(name: str) -> Board | None:
 
 
 def find_mentioned(line: str) -> set[str]:
-    """Return the names of the boards that a line of text mentions; `8x H100` is one, `T4` none."""
+    """Return the names of the boards that a line of text mentions; `8x H100` is one, `T4` none.
+
+    PCI ids count as lspci and rocm-smi print them.
+    """
+    numbers = {number or other for number, other in _LISTED_ID.findall(line)}
+    by_id = {board.name for number in numbers if (board := find_by_id(number))}
+    if by_id:
+        return by_id
     spelled, names = _spell(line), set()
     for board in BOARDS if _ANY.search(spelled) else ():
         for match in board.pattern.finditer(spelled):

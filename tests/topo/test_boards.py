@@ -84,6 +84,56 @@ def test_names_as_tools_print_them(name: str, board: str | None) -> None:
     assert (found and found.name) == board
 
 
+def links(gpus: int, label: str) -> str:
+    """A matrix whose GPUs all have one label."""
+    names = [f"GPU{i}" for i in range(gpus)]
+    rows = [[a, *("X" if a == b else label for b in names), "0-31"] for a in names]
+    return "\n".join("\t".join(row) for row in [["", *names, "CPU Affinity"], *rows]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("beside", "gpus", "label", "switched", "pcie", "nvlink"),
+    [
+        ("4x Tesla V100-SXM3-32GB\n", 4, "NV6", True, 12, 25),
+        ("NVIDIA A800-SXM4-80GB\n", 3, "NV8", True, 24, 25),
+        ("", 3, "NV8", True, 24, 25),
+        ("H100 SXM5\n", 4, "NV6", False, 48, 25),
+        ("", 4, "NV6", False, 48, 25),
+        ("NVIDIA A100-SXM4-40GB\n", 4, "NV4", False, 24, 25),
+    ],
+)
+def test_links_beyond_those_of_the_board_end_at_nvswitches(
+    beside: str, gpus: int, label: str, switched: bool, pcie: float, nvlink: float
+) -> None:
+    """Also of a part of a machine, as a container sees it."""
+    machine = read(beside + links(gpus, label))
+    assert any(d.family == "nvswitch" for d in machine.devices) == switched
+    assert (rates(machine, "pcie"), rates(machine, "nvlink")) == ({pcie}, {nvlink})
+    assert not any("is not followed" in note for note in machine.notes)
+
+
+def test_a_grace_cpu_alone_lists_its_boards() -> None:
+    text = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-71\t0\t\t1\n"
+    machine = read(text)
+    assert any("GB200" in note and "GH200 is assumed" in note for note in machine.notes)
+    assert rates(machine, "c2c") == {450}
+
+
+@pytest.mark.parametrize(
+    ("beside", "rate"),
+    [
+        ("17:00.0 3D controller: NVIDIA Corporation Device 2bb5 (rev a1)\n", 48),
+        ("17:00.0 3D controller [0302]: NVIDIA Corporation GA102GL [10de:2235]\n", 24),
+        ("|   0  NVIDIA RTX 6000...      Off  | 00000000:01:00.0 Off |\n", 12),
+        ("|   0  NVIDIA RTX PRO 6000 Blac...      Off  | 00000000:01:00.0 Off |\n", 48),
+        ("one has an RTX 4090, the other an L40S\n", 24),
+        ("one has an RTX 4090, the other a T4\nNVIDIA T4\n", 12),
+    ],
+)
+def test_pci_ids_shortened_names_and_equal_boards_beside_a_matrix(beside: str, rate: float) -> None:
+    assert rates(read(beside + NODE), "pcie") == {rate}
+
+
 @pytest.mark.parametrize(
     "beside",
     [

@@ -13,6 +13,8 @@ _MAX_LINES = 5_000
 _MAX_CHARACTERS = 400
 # The row of a matrix, which has labels only.
 _ROW = re.compile(r"[\s>|#]{0,40}(?:GPU|NIC|mlx5_)\d{1,6}\s")
+# A name that a table shortens behind a digit, which may be followed by more.
+_CUT_OFF = re.compile(r"\w{1,40}(?<=\d)\.\.\.")
 _INDEXED = (
     # nvidia-smi -L, PyTorch's and vLLM's environment reports; SGLang's has "GPU 0,1,2,3: ..."
     re.compile(r"\s{0,40}GPU (\d{1,4}(?:,\d{1,4}){0,255}): (\S.{0,100}?)(?: \(UUID: .{0,80})?\s*"),
@@ -66,7 +68,7 @@ def find_gpu_names(text: str) -> GpuNames:
         indexed = dict(_read_indexed(line))
         names.by_index = {**indexed, **names.by_index}
         if not indexed:
-            for name in sorted(find_mentioned(line)):
+            for name in sorted(find_mentioned(_CUT_OFF.sub(" ", line))):
                 names.mentioned.setdefault(name, number)
     for name in list(names.mentioned):
         # "H100 NVL" and "H100" are one board, by its whole name
@@ -96,4 +98,13 @@ def _list_rates(board: Board) -> tuple[object, ...]:
 
 
 def _look_up(name: str) -> Board | None:
-    return find_by_id(name) if name.startswith("0x") else find_board(name)
+    """Return the board of a name or PCI id; None for a name cut off where it may go on.
+
+    nvidia-smi's table shortens names: `RTX 6000...` can be Quadro RTX 6000 or RTX 6000 Ada.
+    """
+    if name.startswith("0x"):
+        return find_by_id(name)
+    start = name.removesuffix("...")
+    if start != name and find_board(f"{start}0") is not find_board(start):
+        return None
+    return find_board(start)

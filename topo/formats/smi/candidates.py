@@ -6,15 +6,15 @@ Grace (GH200, GB200, GB300). All that is left open is in a note, with the board 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...boards import BOARDS, MAX_NVLINKS, Board, get_board
 from ...notes import Note
 from ..gpu_names import GpuNames, list_boards
 from .cells import Cells, count_nvlinks, iterate_members, list_some
-from .inferred import Affinity
+from .inferred import UNKNOWN, Affinity
 
-_UNKNOWN = Note(
+_UNKNOWN_BOARD = Note(
     "no names of GPUs and no NVLinks: PCIe is taken as Gen3 x16, as NCCL does (T4 and V100 have "
     "Gen3; A10, L40S and RTX 4090 Gen4; H100 PCIe, RTX 5090 and RTX PRO 6000 Gen5); the output of "
     "nvidia-smi -L beside the matrix says which",
@@ -61,14 +61,14 @@ def choose_boards(
         )
     candidates = _list_candidates(cells, affinities, has_own_memory)
     if not candidates:
-        if any(cells.find_near(i, "SYS") for i in gpus):
-            notes.append(_UNKNOWN)
+        if any(cells.find_near(i, "SYS") or affinities.get(i, UNKNOWN) != UNKNOWN for i in gpus):
+            notes.append(_UNKNOWN_BOARD)
         return {}, ""
-    most = max(map(_count_gpu_nvlinks, cells.labels))
+    most = max(map(count_gpu_nvlinks, cells.labels))
     usual = _ASSUMED.get(most)
     # Else the slowest, for Grace the older one.
     assumed = next((b for b in candidates if b.name == usual), candidates[-1])
-    links = f"{most} NVLink{'s' * (most > 1)}"
+    links = f"{most} NVLink{'s' * (most > 1)}" if most else "a Grace CPU"
     if len(candidates) > 1:
         notes.append(
             Note(
@@ -78,7 +78,7 @@ def choose_boards(
                 "board-assumed",
             )
         )
-    some = "" if assumed.wires == most else f" of its {assumed.wires}"
+    some = "" if assumed.wires == most or not most else f" of its {assumed.wires}"
     return dict.fromkeys(gpus, assumed), f"as {assumed.name} has ({links}{some})"
 
 
@@ -93,7 +93,7 @@ def _refuse_wrong(
     wrong = {
         cells.ids[i]: text
         for i, (board, text) in by_name.items()
-        if _count_gpu_nvlinks(cells.labels[i]) > (0 if board.gcn else board.wires)
+        if count_gpu_nvlinks(cells.labels[i], board) > (0 if board.gcn else board.wires)
     }
     if wrong:
         notes.append(
@@ -109,9 +109,11 @@ def _list_candidates(
     cells: Cells, affinities: Mapping[int, Affinity], has_own_memory: bool
 ) -> tuple[Board, ...]:
     """Return the boards that have the NVLinks of the matrix, those with the fastest links first."""
-    most = max(map(_count_gpu_nvlinks, cells.labels), default=0)
+    most = max(map(count_gpu_nvlinks, cells.labels), default=0)
+    cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
+    has_grace_cpus = bool(cpus) and all(map(_is_grace, cpus))
     if not most:
-        return ()
+        return _choose_graces(BOARDS, cpus) if has_grace_cpus else ()
     peers = max(mask.bit_count() for mask in cells.with_label["NV"])
     of_number = [b for b in BOARDS if b.kind == "nvlink" and b.wires == most]
     # Bridges join two cards, those of H200 NVL up to four; modules with few links have many peers.
@@ -130,21 +132,31 @@ def _list_candidates(
         wires = min(b.wires for b in BOARDS if b.wires >= least and not b.gcn)
         fitting = [b for b in BOARDS if b.wires == wires and not b.is_card and not b.gcn]
     labels = {count_nvlinks(label) for row in cells.labels for label in row} - {0}
+    behind = [b for b in BOARDS if labels == {b.wires} and not b.is_card and b.wires >= _V100_LINKS]
+    if peers > 1 and behind and most not in labels:
+        # Some GPUs behind NVSwitches look like a board without: NV6 is also of H100 in fours.
+        boards_of_four = [b for b in fitting if b.wires == _PEERS_OF_FOUR * min(labels)]
+        fitting = [*boards_of_four, *(b for b in behind if b not in boards_of_four)]
     if peers < _PEERS_OF_FOUR and len(labels) == 1:
         fitting += [
             board
             for board in map(get_board, _JOINED_BY.get(min(labels), ()))
             if board not in fitting
         ]
-    grace = [b for b in fitting if b.c2c_GBps]
-    cpus = [a.cpus for i, a in affinities.items() if cells.gpus >> i & 1 and a.cpus]
-    if has_own_memory or (cpus and all(map(_is_grace, cpus))):
-        one_each = len(set(cpus)) == len(cpus)
-        grace = [b for b in grace if (b.name == "GH200") == (one_each and bool(cpus))] or grace
-        fitting = grace or fitting
+    if has_own_memory or has_grace_cpus:
+        fitting = [*_choose_graces(fitting, cpus)] or fitting
     elif cpus:
-        fitting = [b for b in fitting if b not in grace]
+        fitting = [b for b in fitting if not b.c2c_GBps]
     return tuple(sorted(fitting, key=lambda board: -board.wire_GBps))
+
+
+def _choose_graces(boards: Iterable[Board], cpus: Sequence[str]) -> tuple[Board, ...]:
+    """Return the boards with a Grace CPU; only GH200 if each of several GPUs has its own."""
+    graces = tuple(b for b in boards if b.c2c_GBps and b.wires)
+    if len(cpus) == 1:
+        return graces
+    one_each = bool(cpus) and len(set(cpus)) == len(cpus)
+    return tuple(b for b in graces if (b.name == "GH200") == one_each) or graces
 
 
 def _is_grace(cpus: str) -> bool:
@@ -157,10 +169,12 @@ def _is_grace(cpus: str) -> bool:
     )
 
 
-def _count_gpu_nvlinks(row: Iterable[str | None]) -> int:
+def count_gpu_nvlinks(row: Iterable[str | None], board: Board | None = None) -> int:
     """Return the number of a GPU's NVLinks: the sum over its labels.
 
-    A sum that exceeds the links of any GPU means NVSwitches; then the largest label counts.
+    A sum that exceeds the links of its board, or of any GPU if that is not known, means NVSwitches;
+    then the largest label counts. Cards with bridges are on none.
     """
     counts = [count_nvlinks(label) for label in row]
-    return sum(counts) if sum(counts) <= MAX_NVLINKS else max(counts)
+    limit = board.wires if board is not None and not board.is_card else MAX_NVLINKS
+    return sum(counts) if sum(counts) <= limit else max(counts)

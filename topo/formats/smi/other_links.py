@@ -1,11 +1,11 @@
 """Infer the links other than PCI Express: NVLinks, and those of topoplan's own labels.
 
 NVLinks are direct or lead to NVSwitches; nvidia-smi prints the same NV# for # links to a peer and
-for # links into NVSwitches. No GPU has more than 18 NVLinks, so labels of a row that add up to more
-cannot all be direct: GPUs that all have NV# with each other are then joined through one `nvswitch`,
-each with the number of links in its largest label. (Eight GPUs with NV12 are on NVSwitches; four
-with NV6 are joined pairwise, 18 links each.) All other NV# are direct links. With only two GPUs
-both are possible, and nothing depends on it.
+for # links into NVSwitches. Labels of a row that add up to more than the GPU has, or any GPU if its
+board is not known (18), cannot all be direct: GPUs that all have NV# with each other are then
+joined through one `nvswitch`, each with the number of links in its largest label. (Eight GPUs with
+NV12 are on NVSwitches; four H100 with NV6 are joined pairwise, 18 links each.) All other NV# are
+direct links. With only two GPUs both are possible, and nothing depends on it.
 """
 
 from fractions import Fraction
@@ -80,9 +80,10 @@ def _add_nvswitches(
             i: max(links for pair, links in links_of_pair.items() if i in pair)
             for i in iterate_members(group)
         }
-        sums = [sum(n for (src, _), n in links_of_pair.items() if src == i) for i in counts]
         # links may all be direct up to the number that a GPU can have, but no more
-        if not certain and max(sums) <= MAX_NVLINKS:
+        if not certain and all(
+            sum(map(count_nvlinks, labels[i])) <= _find_limit(inferred, i) for i in counts
+        ):
             continue
         if any(n != min(counts[i], counts[j]) for (i, j), n in links_of_pair.items()):
             inferred.notes.append(
@@ -93,6 +94,12 @@ def _add_nvswitches(
         _add_nvswitch(inferred, nvlink, counts)
         groups.append(group)
     return groups
+
+
+def _find_limit(inferred: InferredTopology, gpu: int) -> int:
+    """Return the most NVLinks that the GPU of a column can have."""
+    board = inferred.rates.boards.get(gpu)
+    return MAX_NVLINKS if board is None or board.is_card or not board.wires else board.wires
 
 
 def _add_nvswitch(
