@@ -244,8 +244,8 @@ def build_parser() -> Parser:
     add(
         "--plot",
         **OUTPUT,
-        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan, a ring in "
-        "rank order, the bound; with --pareto: the front",
+        help="write curves of bandwidth against size as .svg, .png or .pdf: the plan, stock "
+        "NCCL or RCCL by a model (else a ring in rank order), the bound; with --pareto: the front",
     )
     add_csv(parser, "the table's rows (with --pareto: the front's)")
     add_force(parser, "--trace", "--plot", "--csv")

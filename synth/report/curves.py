@@ -32,7 +32,7 @@ def draw_plan_curves(
         points = tuple((size, predict_algbw_GBps(plan, size)) for size in sizes)
         curves.append(Curve("plan", "plan", points))
     if stock is not None:
-        name = f"stock's {stock.what.partition(' ')[0]}"
+        name = f"{stock.name}, by a model" if stock.is_modelled else f"{stock.name}, not NCCL's"
         curves.append(Curve(name, "stock", tuple((size, stock.algbw_GBps(size)) for size in sizes)))
     return draw_curves(
         f"{collective.name}: algbw against size, predicted",

@@ -21,6 +21,7 @@ from ..sizes import show_size
 from .curves import draw_plan_curves, predict_algbw_GBps
 from .gather import Section
 from .html import make_details, make_figure, make_paragraph, make_section, make_table
+from .stock import StockRing
 
 # Size in bytes at which trees and the timeline are shown.
 SHOWN_SIZE = 1 << 28
@@ -144,15 +145,25 @@ def _compare(section: Section, plan: Plan) -> list[str]:
     titles = ["size", "schedule", "plan, us", "algbw, GB/s", "busbw, GB/s", "of the bound"]
     text = f"All times are predicted. Host costs: {describe_host(plan.topology)}."
     if section.stock is not None:
-        titles += ["stock, us", "stock / plan"]
-        text += f" Stock is a model too: {section.stock.what}, costed like the plan."
-        if not section.stock.is_nccl:
-            text += (
-                " It stands for a library that ignores the machine; NCCL searches several rings "
-                "and trees of its own and is often faster."
-            )
-        text += " topo-run measures it."
-    return [make_table(titles, rows, right=(0, 2, 3, 4, 5, 6, 7)), make_paragraph(text, soft=True)]
+        titles += [f"{section.stock.name}, us", f"{section.stock.name} / plan"]
+    table = make_table(titles, rows, right=(0, 2, 3, 4, 5, 6, 7))
+    caveat = [] if section.stock is None else [make_paragraph(_explain_stock(section.stock))]
+    # What the last columns claim is no louder than what they are worth.
+    return [*caveat, table, make_paragraph(text, soft=True)]
+
+
+def _explain_stock(stock: StockRing) -> str:
+    """Say what the plan is compared with, and what that leaves open."""
+    if stock.is_modelled:
+        return (
+            f"Compared with {stock.name} on paper: {stock.what}, at this machine's rates. Neither "
+            "side is measured; topo-run measures both."
+        )
+    return (
+        f"Compared with {stock.what}, which ignores the machine. This is no gain over NCCL or "
+        "RCCL, which search several rings and trees of their own and are often faster; what they "
+        f"do here is not modelled: {stock.reason}. topo-run measures it."
+    )
 
 
 def _list_strategies(explanation: Explanation) -> str:
@@ -175,7 +186,7 @@ def show_number(value: float, digits: int = 4) -> str:
 def _draw_curves(section: Section) -> str:
     limit = None if section.bounds is None else section.bounds.single_path
     caption = "predicted algbw against the size of the buffer; dashed, the single-path bound"
-    caption += "" if section.stock is None else f"; stock: {section.stock.what}, predicted"
+    caption += "" if section.stock is None else f"; {section.stock.what}, predicted"
     return make_figure(
         draw_plan_curves(section.collective, section.plan, section.stock, limit), caption, "curve"
     )

@@ -1,12 +1,14 @@
 """Predicted time of the stock collective, with the same cost model as for plans.
 
-On hosts that the model of stock NCCL covers these are the rings or chains that NCCL finds and
-picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the first order
-with routes: that models a library that ignores the machine (gloo, or a hand-written ring). Neither
-is a measurement.
+On hosts that the models of stock NCCL and RCCL cover these are the rings or chains that the library
+finds and picks, at the topology's rates. Elsewhere it is one ring in rank order, or else in the
+first order with routes: that stands for a library that ignores the machine (gloo, or a hand-written
+ring), and `reason` says why the other is not known. Neither is a measurement.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from ...topo.errors import InfeasibleError
 from ...topo.routes import Router
@@ -21,6 +23,7 @@ from ..ir.transfers import Op
 from ..numeric.effort import Effort
 from ..request import Request, Send, build_schedule, segment_counts
 from ..stock.model import StockModel, model_stock
+from ..stock.rccl import RcclHost, model_rccl
 from ..stock.routes import NcclRouter
 
 # The number of times that data travels around the ring.
@@ -35,9 +38,10 @@ class StockRing:
     """Predicted times of a collective as stock NCCL's channels, or as a ring in rank order.
 
     If the rank order has no routes, the first order that has is taken. Broadcast and reduce are a
-    pipelined chain. If stock NCCL is modelled, its own rings and chains are taken instead, except
-    on hosts with measured costs. `what` describes the choice. Raise InfeasibleError for other
-    collectives, and if no order of ranks has routes.
+    pipelined chain. If stock NCCL or RCCL is modelled, its own rings and chains are taken instead,
+    except on hosts with measured costs. `name` and `what` describe the choice, `reason` is why no
+    library is modelled, empty if one is. Raise InfeasibleError for other collectives, and if no
+    order of ranks has routes.
     """
 
     def __init__(self, collective: Collective, router: Router) -> None:
@@ -49,23 +53,24 @@ class StockRing:
             more = " ..." if collective.ranks > _MAX_NAMED else ""
             order = f"the order {listed}{more}, the first that has routes"
         self._schedule: Schedule | None = None
-        self._model, self._modelled = self._find_model(), dict[str, list[Cost]]()
-        if self._model is not None:
-            self._modelled = self._cost_model(self._model)
+        self._modelled: dict[str, list[Cost]] = {}
+        self.name = "stock"
+        self._model, self.reason = self._find_model()
         if self._modelled:
-            self.what = "channels, rings or chains, that stock NCCL finds and picks by our model"
+            self.what = f"the rings or chains that {self.name} finds and picks, by a model of both"
         elif collective.name in _RINGS:
-            self.what = f"ring in {order}, one direction"
+            self.name, self.what = "one ring", f"one ring in {order}, in one direction"
             self._costs = [self._cost_ring()]
         elif collective.name in _CHAINS:
-            self.what = f"chain in {order}, in the best number of segments"
+            self.name = "one chain"
+            self.what = f"one chain in {order}, in the best number of segments"
             self._costs = self._cost_chain()
         else:
             raise InfeasibleError(f"{collective.name} has no ring")
 
     @property
-    def is_nccl(self) -> bool:
-        """Whether the times are those of NCCL's own channels."""
+    def is_modelled(self) -> bool:
+        """Whether the times are those of NCCL's or RCCL's own channels."""
         return bool(self._modelled)
 
     def time_s(self, size_bytes: int) -> float:
@@ -79,16 +84,38 @@ class StockRing:
         is_allreduce = self._collective.name == "allreduce"
         return self._model.pick(size_bytes) if self._model and is_allreduce else "rings"
 
-    def _find_model(self) -> StockModel | None:
-        if self._collective.name not in _RINGS or self._host is not None:
-            return None
-        model = model_stock(self._topology)
-        return model if isinstance(model, StockModel) else None
+    def _find_model(self) -> tuple[StockModel | None, str]:
+        """Cost the library's channels; return NCCL's model, and why there is none to compare."""
+        if self._host is not None:
+            return None, "hosts with measured costs run over gloo or MPI"
+        if self._collective.name not in (*_RINGS, *_CHAINS):
+            return None, f"{self._collective.name} has no ring"
+        library, model = "stock NCCL", model_stock(self._topology)
+        rccl = model_rccl(self._topology)
+        if isinstance(model, StockModel):
+            self._modelled = self._cost_model(model)
+            reason = "the topology lacks routes that NCCL counts on"
+        elif isinstance(rccl, RcclHost):
+            library = "stock RCCL"
+            self._modelled = self._cost_rccl(rccl)
+            reason = f"RCCL: {rccl.reason or 'its search is not modelled here'}"
+        else:
+            reason = model.reason
+        if not self._modelled:
+            return None, reason
+        self.name = library
+        return (model if isinstance(model, StockModel) else None), ""
 
     def _cost_model(self, model: StockModel) -> dict[str, list[Cost]]:
         """Return the costs of stock's rings and chains, none if the topology lacks their routes."""
         router = NcclRouter(self._router)
         request = Request(self._collective, self._topology, Effort(), router=router)
+        if self._collective.name in _CHAINS:
+            orders = model.rings.orders[: model.channels]
+            try:
+                return {"rings": self._cost_chains(request, orders)}
+            except InfeasibleError:
+                return {}
         given = {RING: model.rings, CHAIN: model.chains}
         if self._collective.name != "allreduce":
             del given[CHAIN]
@@ -102,6 +129,24 @@ class StockRing:
             segments = segment_counts(model.channels) if shape == CHAIN else [1]
             costs[f"{shape}s"] = costs_between_gpus(schedule, self._topology, segments)
         return costs
+
+    def _cost_rccl(self, host: RcclHost) -> dict[str, list[Cost]]:
+        """Return the cost of the rings in RCCL's table for eight GPUs that xGMI joins all to all.
+
+        Together they use all links equally often, which decides their rate.
+        """
+        times, n = _RINGS.get(self._collective.name), self._collective.ranks
+        if times is None or host.stock is None or host.stock.rings is not None:
+            return {}
+        joined = [
+            [link for link in self._topology.links if link.src == gpu and link.kind == "xgmi"]
+            for gpu in self._topology.ranks
+        ]
+        rates = {link.bandwidth_GBps for links in joined for link in links}
+        total_GBps = min(rates) * min(map(len, joined))
+        step = self._cost_ring()
+        # Every GPU sends n - 1 of n parts, once or twice, over all of its links.
+        return {"rings": [Cost(step.alpha_us, Fraction(times * (n - 1), n) / total_GBps)]}
 
     def algbw_GBps(self, size_bytes: int) -> float:
         """Return the predicted algbw in GB/s for a buffer."""
@@ -124,15 +169,22 @@ class StockRing:
         return Cost(cost.alpha_us * steps, cost.beta_s_per_GB * steps)
 
     def _cost_chain(self) -> list[Cost]:
-        n, start = self._collective.ranks, self._order.index(self._collective.root or 0)
-        order = [self._order[(start + i) % n] for i in range(n)]
-        if self._collective.name == "reduce":
-            order = order[::-1]
-        op: Op = "copy" if self._collective.name == "broadcast" else "reduce"
         request = Request(self._collective, self._topology, Effort(), router=self._router)
-        sends: list[Send] = [(s, order[s], order[s + 1], 0, op) for s in range(n - 1)]
-        chain = build_schedule(request, "stock chain", (Chunk(Fraction(1)),), sends)
-        return costs_between_gpus(tighten(chain, self._topology), self._topology, segment_counts(1))
+        return self._cost_chains(request, [self._order])
+
+    def _cost_chains(self, request: Request, rings: Sequence[tuple[int, ...]]) -> list[Cost]:
+        """Return the costs of chains along rings, from the root on or to it, in equal shares."""
+        root, is_reduce = self._collective.root or 0, self._collective.name == "reduce"
+        op: Op = "reduce" if is_reduce else "copy"
+        sends: list[Send] = []
+        for number, ring in enumerate(rings):
+            start = (ring.index(root) + is_reduce) % len(ring)
+            order = ring[start:] + ring[:start]
+            sends += [(step, a, b, number, op) for step, (a, b) in enumerate(pairwise(order))]
+        chunks = self._collective.even_chunks(len(rings))
+        chains = build_schedule(request, "stock chain", chunks, sends)
+        segments = segment_counts(len(rings))
+        return costs_between_gpus(tighten(chains, self._topology), self._topology, segments)
 
 
 def find_order(router: Router) -> tuple[int, ...]:

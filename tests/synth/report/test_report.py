@@ -24,9 +24,11 @@ from topoplan.synth.pictures.curves import Curve, draw_curves
 from topoplan.synth.pictures.timeline import MAX_ROWS, draw_links, draw_timeline
 from topoplan.synth.pictures.trees import draw_flow, list_flows
 from topoplan.synth.plan import Plan
+from topoplan.synth.planner.synthesize import synthesize
 from topoplan.synth.report import gather
 from topoplan.synth.report.gather import gather_report, report_plan
 from topoplan.synth.report.page import write_machine, write_page
+from topoplan.synth.report.plans import write_section
 from topoplan.synth.report.stock import StockRing, build_ring, find_order
 from topoplan.synth.request import Request
 from topoplan.synth.stock.model import StockModel, model_stock
@@ -259,14 +261,56 @@ def test_stock_is_what_nccl_finds_where_it_is_modelled() -> None:
     stock = StockRing(Collective("allreduce", 8), Router(machine))
     model = model_stock(machine)
     assert isinstance(model, StockModel)
-    assert stock.is_nccl
-    assert "stock NCCL" in stock.what
+    assert stock.is_modelled
+    assert stock.name == "stock NCCL" and not stock.reason
     assert model.pick(1 << 30) == "rings"
     request = Request(Collective("allreduce", 8), machine, Effort())
     rings = Channels("ring", model.rings.orders[: model.channels])
     limit = float(algbw_GBps(schedule_channels(request, rings, "rings"), machine))
     assert stock.algbw_GBps(1 << 34) == pytest.approx(limit, rel=0.01)
-    assert not StockRing(Collective("broadcast", 8, 0), Router(machine)).is_nccl
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_stock_broadcasts_along_all_rings_of_nccl(name: str) -> None:
+    """One chain on one ring would make plans for a DGX-1 look six times as good as they are."""
+    machine = preset("dgx1")
+    stock = StockRing(Collective(name, 8, 3), Router(machine))
+    model = model_stock(machine)
+    assert isinstance(model, StockModel) and stock.is_modelled
+    rings = min(model.channels, len(model.rings.orders))
+    assert stock.algbw_GBps(1 << 34) > 0.9 * float(model.rings.speed_GBps) * rings
+
+
+def test_stock_on_mi300x_is_what_rccls_table_has() -> None:
+    """Its rings use all 7 links of 64 GB/s of every GPU: 448 GB/s, of which 7/4 of a buffer."""
+    stock = StockRing(Collective("allreduce", 8), Router(preset("mi300x")))
+    assert stock.is_modelled and stock.name == "stock RCCL"
+    assert stock.algbw_GBps(1 << 36) == pytest.approx(256, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mi250", "RCCL: decided by RCCL's model table"),
+        ("torus:3x3", "the topology is a graph without PCIe or NVLink"),
+        ("dgx-a100:2", "GPUs are on several hosts"),
+        ("pcie-2socket", ""),
+    ],
+)
+def test_a_page_says_what_plans_are_compared_with(name: str, why: str) -> None:
+    machine = preset(name)
+    section = gather.Section(collective := Collective("allreduce", len(machine.ranks)))
+    topology, router = load_for_planning(name)
+    section.plan = synthesize(collective, topology, "ring", router=router).plan
+    section.stock = StockRing(collective, router)
+    text = write_section(section, topology, with_pictures=False)
+    caveat = re.search(r"<p>(Compared with .*?)</p>", text)
+    assert caveat is not None and text.index("Compared with") < text.index("/ plan</th>")
+    if why:
+        assert f"not modelled: {why}" in caveat[1] and "no gain over NCCL" in caveat[1]
+        assert "one ring / plan" in text and "one ring, not NCCL" in text
+    else:
+        assert "stock NCCL / plan" in text and "Neither side is measured" in caveat[1]
 
 
 def test_rank_order_is_kept_where_it_has_routes() -> None:
