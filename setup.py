@@ -35,7 +35,10 @@ def read_readme() -> str:
     text = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"^!\[[^]]*\]\([^)]*\)\n\n?", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^]]*)\]\((?![a-z]+://)[^)]*\)", r"\1", text)
-    return f"{text}\nThe pages under docs/ come with the source distribution.\n"
+    return (
+        f"{text}\nThe pictures and the pages under docs/ come with the source distribution; they "
+        "are not shown here, since the project has no public address yet.\n"
+    )
 
 
 setup(

@@ -289,6 +289,21 @@ def _parse(program: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) 
         _check_words(arguments[len(own) + 1 :], monkeypatch)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_python_of_the_first_pages_runs_without_a_gpu(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer pastes it whole, most often on a machine that has neither GPUs nor torch."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks and not any("probe()" in block for block in blocks)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, page, "exec"), {})
+    assert (tmp_path / "plan.json").exists()
+
+
 def test_the_lines_of_the_page_on_nccl_set_the_variable_around_one_communicator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,9 +111,14 @@ def test_what_a_wheel_says_of_itself(distributions: tuple[Path, Path]) -> None:
     assert {"demo", "dev", "docs", "pictures", "run"} <= set(said.get_all("Provides-Extra") or ())
     required = said.get_all("Requires-Dist") or []
     assert [x for x in required if x.startswith("torch")] == ['torch>=2.9; extra == "run"']
-    links = re.findall(r"\]\(([^)]*)\)", str(said.get_payload()))
+    text = str(said.get_payload())
+    links = re.findall(r"\]\(([^)]*)\)", text)
     assert said["Description-Content-Type"] == "text/markdown" and links
     assert [link for link in links if not link.startswith("https://")] == []
+    # Without a public address nothing shows the pictures, so they are left out, and that is said.
+    assert said.get_all("Project-URL") is None
+    assert "![" not in text and "docs/images" not in text and "<img" not in text
+    assert "pictures and the pages under docs/" in text and "no public address yet" in text
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"version: {topoplan.__version__}" in cited and "name: topoplan developers" in cited
 
