@@ -1,13 +1,14 @@
 """topo-synth: synthesize a plan for a collective on a topology, with its bound.
 
-Each mode is in a module of cli/synthesis: plan, bound, front, explain.
+Each mode is in a module of cli/synthesis: plan, bound, front, explain,
+schedule_files.
 """
 
 import argparse
 import sys
 
 from .shared.common import run_command
-from .synthesis.options import PLAN, PROG, build_parser, check_options
+from .synthesis.options import PLAN, PROG, SCHEDULE_FORMATS, build_parser, check_options
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,9 +26,11 @@ def _run(args: argparse.Namespace) -> int:
     job = make_job(args)
     # These modules import solvers, which takes a second that --help and wrong names do not need.
     with job.off_the_clock():
-        from .synthesis import bound, explain, front, plan
+        from .synthesis import bound, explain, front, plan, schedule_files
     if args.bound_only:
         run = bound.run_bound
+    elif args.format in SCHEDULE_FORMATS:
+        run = schedule_files.run
     elif args.format != PLAN:
         run = bound.run_export
     elif args.pareto or args.instance:

@@ -48,24 +48,30 @@ def check_outputs(args: argparse.Namespace, *options: str) -> None:
         name = getattr(args, option)
         if name is None:
             continue
+        check_output(name, overwrite=args.force)
         path = Path(name)
-        if path.is_file() and not args.force:
-            raise InputError(
-                f"{name}: already exists and was not changed; name another file",
-                parameter="overwrite",
-            )
-        if path.is_dir():
-            raise InputError(f"{name}: is a folder; expected the name of a file")
-        folder = path.absolute().parent
-        if not folder.is_dir():
-            raise InputError(
-                f"{name}: cannot be written: there is no folder {str(folder)!r}; create it first"
-            )
         other = seen.setdefault(str(path.resolve()), option)
         if other != option and not path.exists():
             raise InputError(
                 f"{name}: given for both --{other} and --{option}; use different files"
             )
+
+
+def check_output(name: str, *, overwrite: bool) -> None:
+    """Raise InputError if a file cannot be written: it exists, or its folder does not."""
+    path = Path(name)
+    if path.is_file() and not overwrite:
+        raise InputError(
+            f"{name}: already exists and was not changed; name another file",
+            parameter="overwrite",
+        )
+    if path.is_dir():
+        raise InputError(f"{name}: is a folder; expected the name of a file")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(
+            f"{name}: cannot be written: there is no folder {str(folder)!r}; create it first"
+        )
 
 
 def write_output(args: argparse.Namespace, content: str | bytes) -> None:

@@ -24,6 +24,9 @@ DEFAULT_SIZE = "1G"
 DEFAULT_TIME_LIMIT_S = 60.0
 _STRATEGIES_WITH_TREES = ("auto", "packing", "hierarchical", "parameter-server")
 PLAN = "plan"
+# Formats for other programs: files for NCCL and RCCL, and those with a schedule of the plan.
+_LIBRARY_FORMATS = ("nccl-graph", "rccl-env", "nccl-tuner")
+SCHEDULE_FORMATS = ("mscclpp", "astra-sim")
 EXAMPLES: tuple[Example, ...] = (
     (
         "topo-synth allreduce dgx1",
@@ -201,10 +204,11 @@ def build_parser() -> Parser:
     )
     add(
         "--format",
-        choices=(PLAN, "nccl-graph", "rccl-env", "nccl-tuner"),
+        choices=(PLAN, *_LIBRARY_FORMATS, *SCHEDULE_FORMATS),
         help="plan (default); nccl-graph (also by -o FILE.xml): rings and chains for "
         "NCCL_GRAPH_FILE; rccl-env: RCCL_TREES, with rings beside them in FILE.xml for -o FILE; "
-        "nccl-tuner: the table of NVIDIA's example tuner plugin",
+        "nccl-tuner: the table of NVIDIA's example tuner plugin; the plan's schedule for --size: "
+        "mscclpp: for MSCCL++'s executor; astra-sim: Chakra traces FILE.0.et, ... for -o FILE",
     )
     add(
         "--nccl-version",
@@ -275,7 +279,9 @@ def check_options(args: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise InputError(f"{flag} is {value}; expected at least {least}")
     _check_combinations(args)
-    check_outputs(args, "output", "trace", "plot", "csv")
+    # For ASTRA-sim -o is the beginning of several names.
+    outputs = () if args.format == "astra-sim" else ("output",)
+    check_outputs(args, *outputs, "trace", "plot", "csv")
 
 
 def _settle_request(args: argparse.Namespace) -> None:
@@ -332,8 +338,19 @@ def _check_combinations(args: argparse.Namespace) -> None:
     # Each row: options that clash, the condition, and the reason; {} is the first of the options.
     for clashes, holds, why in (
         (
+            _given({**fronts, **explains, **exacts, "--bound-only": args.bound_only, **files}),
+            args.format in SCHEDULE_FORMATS,
+            f"{{}} with --format {args.format}: that is one schedule; leave one of them out",
+        ),
+        (
+            ["-o"],
+            args.format == "astra-sim" and args.output is None,
+            "--format astra-sim writes a file for each rank: give -o traces/allreduce, for "
+            "traces/allreduce.0.et and so on",
+        ),
+        (
             limits + _given({**others, **files}),
-            args.format != PLAN,
+            args.format in _LIBRARY_FORMATS,
             f"{{}} with --format {args.format}: it is for plans; leave one of them out",
         ),
         (

@@ -1,0 +1,53 @@
+"""topo-synth --format mscclpp and astra-sim: a schedule of the plan for other programs."""
+
+import json
+import sys
+
+from ...synth.bounds.single_path import Bounds
+from ...synth.describe import bounds_text
+from ...synth.export.schedule_formats import export_schedule, list_suffixes
+from ...topo.files import write_whole
+from ...topo.pictures.cables import describe_rates
+from ...topo.printable import printable_lines
+from ..shared.outputs import check_output
+from .job import SynthRun, bound_json
+from .plan import synthesize_job
+
+
+def run(job: SynthRun) -> None:
+    """Plan, and write the schedule for --size to the files of -o, or print it."""
+    args = job.args
+    suffixes = list_suffixes(args.format, job.collective.ranks)
+    if args.output:
+        for suffix in suffixes:
+            check_output(f"{args.output}{suffix}", overwrite=args.force)
+    with job.search() as say:
+        plan = synthesize_job(job, say)[0].plan
+        plan.verify()
+    made = export_schedule(args.format, plan, job.size)
+    if args.output:
+        for suffix, content in made.files.items():
+            write_whole(f"{args.output}{suffix}", content, overwrite=args.force)
+        shown = f"{args.output}{suffixes[0]}"
+        if len(suffixes) > 1:
+            shown += f" to {args.output}{suffixes[-1]}"
+        job.progress.tell(f"{args.format} written to {shown}")
+    if args.json:
+        body = {
+            **job.head_json(),
+            "format": args.format,
+            args.format.replace("-", "_"): made.figures,
+            "bound": bound_json(plan.bound),
+            "bound_one_way": bound_json(plan.bound_one_way),
+            **job.times_json(),
+            "search_complete": not job.cut_short,
+        }
+        print(json.dumps(body))
+        return
+    bounds = bounds_text(Bounds(plan.bound, plan.bound_one_way))
+    head = f"{job.collective.name} on {job.topology.name}, {job.collective.ranks} ranks: {bounds}"
+    # Without -o standard output is the file itself, so the description goes to standard error.
+    for line in (head, *made.lines, *describe_rates(job.topology), *job.cut_lines()):
+        print(printable_lines(line), file=sys.stdout if args.output else sys.stderr)
+    if not args.output:
+        print(made.files[""], end="")
