@@ -1,6 +1,7 @@
 """topoplan completion: print a shell's completion script for topoplan and the topo-* commands."""
 
 import argparse
+import re
 import sys
 from importlib import import_module
 
@@ -18,8 +19,8 @@ EXAMPLES: tuple[Example, ...] = (
     ("topoplan completion tcsh > topoplan.csh", "read it with `source`, for instance in ~/.tcshrc"),
 )
 ABOUT = """\
-Completes commands, options, and their values: collectives, strategies, presets, files. In bash
-and tcsh for topoplan and for each topo-* command, in zsh for topoplan.
+Completes topoplan and each topo-* command: subcommands, options, and their values: collectives,
+strategies, presets, files.
 """
 
 
@@ -49,9 +50,10 @@ def write_script(shell: str) -> str:
 
     from ..topo.presets import PRESETS
 
-    parsers: list[argparse.ArgumentParser] = [build_whole(with_options=True)]
-    if shell != "zsh":  # whose files are for one command
-        parsers += [import_module(f".{name}", __package__).build_parser() for name in OWN]
+    parsers: list[argparse.ArgumentParser] = [
+        build_whole(with_options=True),
+        *(import_module(f".{name}", __package__).build_parser() for name in OWN),
+    ]
     # Names of topologies that are not files.
     topologies = ["local", *(preset.example for preset in PRESETS.values())]
     for parser in parsers:
@@ -63,9 +65,37 @@ def write_script(shell: str) -> str:
         "}\n",
         "tcsh": "",
     }[shell]
-    first, *others = (shtab.complete(parser, shell) for parser in parsers)
-    # zsh's first line says which command a file is for.
-    return str(first).replace("\n", "\n" + function, 1) + "\n".join(["", *others])
+    scripts = [str(shtab.complete(parser, shell)) for parser in parsers]
+    if shell == "zsh":
+        return _join_zsh(scripts, function)
+    return scripts[0].replace("\n", "\n" + function, 1) + "\n".join(["", *scripts[1:]])
+
+
+def _join_zsh(scripts: list[str], function: str) -> str:
+    """Return the scripts of several commands as one, which zsh loads from a file or by eval.
+
+    A file says in its first line for which commands it is, and is called with the one in $service.
+    """
+    bodies, names = [], {}
+    for script in scripts:
+        body, separator, end = script.partition("\ntypeset -A opt_args\n")
+        names |= {command: name for name, command in re.findall(r"compdef (\w+) -N (\S+)", end)}
+        assert separator, "shtab writes zsh's scripts in another form"
+        bodies.append("_shtab_" + body.partition("\n_shtab_")[2])
+    lines = [
+        f"#compdef {' '.join(names)}",
+        function,
+        *bodies,
+        "typeset -A opt_args",
+        "if [[ $zsh_eval_context[-1] == eval ]]; then",
+        *(f"  compdef {name} {command}" for command, name in names.items()),
+        "else",
+        "  case $service in",
+        *(f'    {command}) {name} "$@" ;;' for command, name in names.items()),
+        "  esac",
+        "fi",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _name_values(parser: argparse.ArgumentParser, topologies: list[str]) -> None:

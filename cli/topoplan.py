@@ -78,7 +78,9 @@ def build_parser(*, with_options: bool = False) -> Parser:
     for name, what in COMMANDS.items():
         own = [import_module(f".{name}", __package__).build_parser()] if with_options else []
         commands.add_parser(name, help=what, add_help=False, parents=own)
-    commands.add_parser(HELP, help="show the help of a command", add_help=False)
+    asked = commands.add_parser(HELP, help="show the help of a command", add_help=False)
+    if with_options:
+        asked.add_argument("name", nargs="?", choices=list(COMMANDS), help="the command")
     return parser
 
 

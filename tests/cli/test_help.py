@@ -285,6 +285,9 @@ def test_bash_completes_commands_options_and_values(
     wanted: dict[tuple[str, ...], str] = {
         ("topoplan", ""): " ".join([*COMMANDS, "help"]),
         ("topoplan", "sy"): "synth",
+        ("topoplan", "help", "sy"): "synth",
+        ("topo-synth", "allr"): "allreduce",
+        ("topo-synth", "allreduce", "dgx-"): "dgx-a100:2 dgx-h100:2",
         ("topoplan", "synth", "--collective", "all"): "allreduce allgather alltoall",
         ("topo-synth", "--strategy", "re"): "recursive-doubling",
         ("topo-synth", "--without"): "--without-link --without-rank",
@@ -306,8 +309,23 @@ def test_other_shells_get_a_script_that_knows_the_values(
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "recursive-doubling" in script and "without-rank" in script
-    if shell == "zsh":
-        assert script.startswith("#compdef topoplan\n")
+    names = ["topoplan", *(f"topo-{name}" for name in OWN)]
+    if shell == "zsh":  # as a file, and by eval
+        assert script.startswith(f"#compdef {' '.join(names)}\n")
+        for name in names:
+            function = f"_shtab_{name.replace('-', '_')}"
+            assert f'    {name}) {function} "$@" ;;\n' in script
+            assert f"  compdef {function} {name}\n" in script and f"\n{function}() {{\n" in script
+    else:
+        assert all(f"complete {name} " in script for name in names)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this system")
+def test_zsh_reads_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "_topoplan").write_text(capsys.readouterr().out)
+    done = run_command("zsh", "-n", "_topoplan", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_errors_of_the_library_name_the_option_of_the_command_in_use(
