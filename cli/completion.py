@@ -76,7 +76,8 @@ def _join_zsh(scripts: list[str], function: str) -> str:
 
     A file says in its first line for which commands it is, and is called with the one in $service.
     """
-    bodies, names = [], {}
+    bodies: list[str] = []
+    names: dict[str, str] = {}
     for script in scripts:
         body, separator, end = script.partition("\ntypeset -A opt_args\n")
         names |= {command: name for name, command in re.findall(r"compdef (\w+) -N (\S+)", end)}

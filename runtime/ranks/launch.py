@@ -239,6 +239,8 @@ def _be_rank(
     output: tuple[_Descriptor, _Descriptor] | None,
 ) -> NoReturn:
     """Become a rank in a forked process, and exit with the result of the module's `main`."""
+    # A terminal sends Ctrl-C to all processes: the one that started the ranks ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     with Path(os.devnull).open("r+b") as nothing:

@@ -25,7 +25,7 @@ def strip(text: str) -> str:
 def test_variables_decide_on_colours_and_on_nothing_else(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(is_terminal: bool = False, **variables: str) -> str:
+    def run(is_terminal: bool = False, /, **variables: str) -> str:
         with monkeypatch.context() as patched:
             for name in NAMES:
                 patched.delenv(name, raising=False)
@@ -43,6 +43,6 @@ def test_variables_decide_on_colours_and_on_nothing_else(
             assert strip(run(**{name: off})) == strip(plain)
             assert ESCAPE not in run(**{name: off})
         assert ESCAPE not in run(NO_COLOR="1", **{name: "1"})
-    assert ESCAPE in run(is_terminal=True)
-    assert ESCAPE not in run(is_terminal=True, NO_COLOR="1")
-    assert ESCAPE in run(is_terminal=True, NO_COLOR="")  # empty is not set
+    assert ESCAPE in run(True)
+    assert ESCAPE not in run(True, NO_COLOR="1")
+    assert ESCAPE in run(True, NO_COLOR="")  # empty is not set
