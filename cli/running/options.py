@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...synth.sizes import parse_size
 from ...topo.errors import InputError
 from ..shared.common import Example, Parser
-from ..shared.formats import check_pictures, choose_format
+from ..shared.formats import check_pictures, check_suffix, choose_format
 from ..shared.outputs import OUTPUT, add_csv, add_force, check_outputs
 from .nccl_tests import add_options as add_nccl_tests_options
 
@@ -233,6 +233,7 @@ def check_files(args: argparse.Namespace, *, is_writer: bool) -> None:
         )
     choose_format(args, {".json": "json"}, "json")
     check_pictures(args, "plot")
+    check_suffix(args, "trace", ".json")
     if is_writer:
         check_outputs(args, "output", "trace", "plot", "csv")
     for flag, name in (("--plot", args.plot), ("--csv", args.csv)):

@@ -44,13 +44,21 @@ def check_pictures(args: argparse.Namespace, *options: str) -> None:
     Suffixes that say nothing get SVG. `options` are attributes of `args`, such as plot.
     """
     for option in options:
-        suffix = Path(getattr(args, option) or "").suffix.lower()
-        if suffix in _SPEAKING - {*PICTURE_SUFFIXES}:
-            raise InputError(
-                f"{getattr(args, option)}: --{option} writes no {suffix} file; expected a name "
-                f"that ends in {_list(PICTURE_SUFFIXES)}"
-            )
-        require_converter(suffix.removeprefix("."))
+        check_suffix(args, option, *PICTURE_SUFFIXES)
+        require_converter(Path(getattr(args, option) or "").suffix.lower().removeprefix("."))
+
+
+def check_suffix(args: argparse.Namespace, option: str, *suffixes: str) -> None:
+    """Raise InputError if the suffix of an option's file names a format that it does not write.
+
+    `option` is an attribute of `args`, such as trace, whose files end in `suffixes`.
+    """
+    suffix = Path(getattr(args, option) or "").suffix.lower()
+    if suffix in _SPEAKING - {*suffixes}:
+        raise InputError(
+            f"{getattr(args, option)}: --{option} writes no {suffix} file; expected a name that "
+            f"ends in {_list(suffixes)}"
+        )
 
 
 def _explain(args: argparse.Namespace, suffix: str, formats: Mapping[str, str]) -> str:
