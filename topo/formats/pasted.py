@@ -7,7 +7,7 @@ are those of the text as given.
 
 import html
 import re
-from itertools import groupby
+from itertools import groupby, islice
 
 _CODES = re.compile(
     r"\x1b\[[0-9;?]{0,40}[A-Za-z]"
@@ -26,6 +26,8 @@ _HEADING = re.compile(
     r"|LINK TYPE TABLE:)[^\n]*\n(?P<next>[^\n]*)",
     re.MULTILINE,
 )
+# Candidates that are tried: prose rarely has more than one, and a hostile text thousands.
+_MAX_HEADINGS = 64
 # What other code removes: quotes, comments, tables.
 _MARK_UP = re.compile(r"[ \t>/#*|+]*")
 
@@ -47,7 +49,7 @@ def _remove_prefix(text: str) -> str:
     It is the text before a matrix's heading if the row below has the same, but for numbers. Lines
     of several hosts that are mixed are left alone, since each would be read as part of another.
     """
-    for heading in _HEADING.finditer(text):
+    for heading in islice(_HEADING.finditer(text), _MAX_HEADINGS):
         prefix = heading["prefix"].rstrip()
         if _MARK_UP.fullmatch(prefix):
             continue
