@@ -7,6 +7,7 @@
  *
  *   driver, version, cuda_version, count, confidential (0)
  *   gpu.N.bus_id, .uuid, .name, .sm (70), .max_generation, .max_width, .generation, .width, .numa_id, .mig
+ *   gpu.N.utilization (0)
  *   gpu.N.cpus, gpu.N.nodes (numbers between commas), gpu.N.mig_devices; its MIG device I is gpu.(64 + 8 * N + I).uuid
  *   gpu.N.link.L.state, .remote_type, .remote_bus_id, .version
  *   gpu.N.field.ID.SCOPE, gpu.N.field_type.ID (nvmlValueType_t; 1 where it has no line)
@@ -216,6 +217,13 @@ int nvmlDeviceGetCudaComputeCapability(Device *gpu, int *major, int *minor) {
     if ((code = number_of(find("gpu.%d.sm", gpu->index), &sm))) return code;
     *major = sm / 10;
     *minor = sm % 10;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(Device *gpu, int *out) {
+    FAIL_AS_TOLD(gpu->index, NONE);
+    out[0] = out[1] = 0; /* of its cores, of its memory */
+    number_of(find("gpu.%d.utilization", gpu->index), out);
     return SUCCESS;
 }
 

@@ -101,6 +101,19 @@ class ConnectionFinder:
         return frozenset(ports)
 
 
+def collect_links(topology: Topology) -> Mapping[str, frozenset[object]]:
+    """Return the links of each NIC, by id, without the NIC itself; others have an empty set.
+
+    NICs with equal links, such as an adapter's virtual functions, have equal routes.
+    """
+    links: dict[str, list[object]] = defaultdict(list)
+    for x in topology.links:
+        for end, other, is_out in ((x.src, x.dst, True), (x.dst, x.src, False)):
+            if topology.by_id[end].kind == "nic":
+                links[end].append((other, is_out, x.kind, x.bandwidth_GBps, x.count))
+    return {ident: frozenset(links.get(ident, ())) for ident in topology.by_id}
+
+
 def find_connections(topology: Topology, max_steps: int | None = None) -> list[list[Connection]]:
     """Return a matrix with the connection from rank i to rank j in row i, column j.
 

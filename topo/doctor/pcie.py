@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
+from ..facts import keys
+from ..facts.keys import gpu_subject
 from ..facts.view import read_pci_details
 from ..graph import Device
 from ..hardware import PCIE_GTps, pcie_GBps
@@ -17,6 +19,9 @@ from .view import (
     has_two_gpus,
     join_names,
 )
+
+# A GPU with as much utilization is at work: chosen, since one that wakes up shows a few percent.
+_BUSY_percent = 50
 
 # The PCIe rate of each GPU in GB/s, with the words and the evidence for it.
 _Compared = Mapping[str, tuple[Fraction, str, Collection[str]]]
@@ -156,22 +161,39 @@ def check_widths(view: DoctorView) -> Iterator[Finding]:
 def check_generations(view: DoctorView) -> Iterator[Finding]:
     """Report devices whose PCIe generation in use is older than their maximum: a note.
 
-    It may be harmless, since idle devices clock down.
+    It may be harmless, since idle devices clock down. GPUs at work do not, so for those, by the
+    fact `utilization`, it is a warning.
     """
-    for (now, full), about, evidence in view.group(
-        ((state.now_generation, state.generation), (ident,), state.evidence)
+    for (now, full, is_busy), about, evidence in view.group(
+        (
+            (state.now_generation, state.generation, busy is not None),
+            (ident,),
+            (*state.evidence, *([busy] if busy is not None else [])),
+        )
         for ident, state in view.pcie_states.items()
         if state.generation and state.now_generation and state.now_generation < state.generation
+        for busy in [_format_utilization(view, ident)]
     ):
         yield Finding(
-            "note",
+            "warning" if is_busy else "note",
             "slow-pcie-now",
             about,
-            f"{join_names(about)}: PCIe at Gen{now} now, made for Gen{full}; devices clock down "
-            "while idle",
+            f"{join_names(about)}: PCIe at Gen{now} now, made for Gen{full}"
+            + (", and at work" if is_busy else "; devices clock down while idle"),
             evidence,
-            "look again under load",
+            "reseat the card or riser; check the slot's generation in the BIOS and the kernel log "
+            "for PCIe errors (AER)"
+            if is_busy
+            else "look again under load",
         )
+
+
+def _format_utilization(view: DoctorView, ident: str) -> str | None:
+    """Return the evidence that a GPU is at work; None if it is not, or nothing tells."""
+    subject = gpu_subject(view.index_of.get(ident))
+    percent = view.facts.get_number(subject, keys.GPU_UTILIZATION)
+    is_busy = percent is not None and percent >= _BUSY_percent
+    return view.format_fact(subject, keys.GPU_UTILIZATION) if is_busy else None
 
 
 def check_like_gpus(view: DoctorView) -> Iterator[Finding]:

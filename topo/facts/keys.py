@@ -135,6 +135,9 @@ GPU_PCIE_MAX_GENERATION = Key[int](
 GPU_PCIE_MAX_WIDTH = Key[int]("gpu/N", "pcie_max_width", "PCIe lanes that the GPU is made for")
 GPU_PCIE_CURRENT_GENERATION = Key[int]("gpu/N", "pcie_current_generation", "PCIe generation now")
 GPU_PCIE_CURRENT_WIDTH = Key[int]("gpu/N", "pcie_current_width", "PCIe lanes now")
+GPU_UTILIZATION = Key[int](
+    "gpu/N", "utilization", "percent of the last second or so in which a kernel ran"
+)
 GPU_NUMA_NODE = Key[int](
     "gpu/N", "numa_node", "nearest NUMA node (a text such as 0-1 where several are given)"
 )

@@ -100,6 +100,13 @@ def _judge(view: PairView, a: str, b: str, path: str, maker: str) -> Iterator[An
             HERE,
         )
     yield from _judge_gpus(view, a, b)
+    if path == "NVL" and 0 in (counts := _count_nvlinks(view, a, b)) and any(counts):
+        yield Answer(
+            "unknown",
+            "only one of the two counts active NVLinks to the other",
+            (f"NVML: {counts[0]} links from {a}, {counts[1]} from {b}",),
+            "see nvidia-smi nvlink -s; reseat the bridge",
+        )
     if maker == NVIDIA:
         yield from _judge_status(view, a, b, path)
     if not hidden:
@@ -122,6 +129,18 @@ def _may_be_wired(view: PairView, a: str, b: str) -> bool:
         )
         for gpu in (a, b)
     )
+
+
+def _count_nvlinks(view: PairView, a: str, b: str) -> list[int]:
+    """Return how many active NVLinks each of two GPUs has to the other, by the facts."""
+    ends = ((a, view.topology.by_id[b].bus_id), (b, view.topology.by_id[a].bus_id))
+    return [
+        sum(
+            view.facts.get_text(link, keys.NVLINK_REMOTE_BUS_ID) == peer
+            for link in view.list_nvlinks(gpu, "active")
+        )
+        for gpu, peer in ends
+    ]
 
 
 def _explain_silence(view: PairView, gpu: str) -> str:

@@ -1,6 +1,6 @@
 """A view of a machine for the rules on GPUDirect: pairs of devices, and the paths between them."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import combinations, product
@@ -10,6 +10,7 @@ from ..facts import keys, load_facts
 from ..facts.keys import Key, net_subject, pci_subject, rdma_subject
 from ..facts.view import MachineView, read_pci_details
 from ..graph import Device, Topology
+from ..matrix import collect_links
 from .nccl_paths import Paths
 
 AMD, NVIDIA = "AMD", "NVIDIA"
@@ -53,14 +54,10 @@ class PairView(MachineView):
         They have equal links, and equal facts and attributes, such as the functions of an adapter
         with virtual ones.
         """
-        links: dict[str, list[tuple[object, ...]]] = defaultdict(list)
-        for x in self.topology.links:
-            for end, other, is_out in ((x.src, x.dst, True), (x.dst, x.src, False)):
-                if self.topology.by_id[end].kind == "nic":
-                    links[end].append((other, is_out, x.kind, x.bandwidth_GBps, x.count))
+        links = collect_links(self.topology)
         first: dict[object, str] = {}
         return {
-            nic.id: first.setdefault((frozenset(links[nic.id]), *self._list_traits(nic)), nic.id)
+            nic.id: first.setdefault((links[nic.id], *self._list_traits(nic)), nic.id)
             for nic in self.nics
         }
 

@@ -79,6 +79,7 @@ def test_every_fact_of_a_gpu_of_a_hybrid_cube_mesh_is_read(tmp_path: Path) -> No
         "gpu_numa_id": None,
         "cpu_affinity": "20-39",
         "mig": None,
+        "utilization": 0,
         "nvlink_count": 6,
         "c2c_count": None,
         "fabric_state": None,

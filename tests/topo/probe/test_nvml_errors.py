@@ -83,6 +83,7 @@ FACTS_OF = {
     "nvmlDeviceGetCpuAffinity": {"cpu_affinity"},
     "nvmlDeviceGetNumaNodeId": {"gpu_numa_id"},
     "nvmlDeviceGetMigMode": {"mig"},
+    "nvmlDeviceGetUtilizationRates": {"utilization"},
     "nvmlDeviceGetFieldValues": {"nvlink_count", "c2c_count", "c2c_MBps", "speed_MBps"},
     "nvmlDeviceGetNvLinkState": {"state", "remote_kind", "remote_bus_id", "version", "speed_MBps"},
     "nvmlDeviceGetNvLinkRemoteDeviceType": {"remote_kind"},

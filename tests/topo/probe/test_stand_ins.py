@@ -355,3 +355,37 @@ def test_a_gb10_is_on_the_c2c_of_its_module_whatever_pcie_says(probe: Probe) -> 
     topology = probe(machine)
     assert {link.kind for link in topology.links} == {"pcie", "c2c"}
     assert alarms(topology) == []
+
+
+@pytest.mark.parametrize(("percent", "severity"), [(0, "note"), (97, "warning")])
+def test_a_gpu_at_work_on_an_older_pcie_generation_is_a_warning(
+    probe: Probe, percent: int, severity: str
+) -> None:
+    machine = nvswitch_box().set("gpu.2.utilization", percent)
+    for gpu in range(8):
+        machine.set(f"gpu.{gpu}.generation", 1 if gpu == 2 else 4)
+    found = [f for f in list_findings(probe(machine)) if "gpu2" in f.about]
+    assert [(f.severity, f.what) for f in found] == [(severity, "slow-pcie-now")]
+
+
+def test_nvlinks_that_one_end_alone_counts_are_unknown(probe: Probe) -> None:
+    machine = two_socket_pcie()
+    for name in [name for name in machine.lines if name.startswith("fail.")]:
+        del machine.lines[name]
+    for gpu in range(4):
+        machine.inactive(gpu, *range(4))
+    for link in range(4):
+        machine.link(0, link, "gpu", machine.bus_id(1), 5, 14062)
+    topology = probe(named(machine, "NVIDIA RTX A6000"))
+    assert ("warning", "link-count-mismatch") in alarms(topology)
+    answers = {(v.a, v.b): v.answer for v in p2p(topology)}
+    assert answers["gpu0", "gpu1"] == "unknown"
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, LOST])
+def test_a_count_that_cannot_be_does_not_end_at_a_gpu_that_is_there(
+    probe: Probe, code: int
+) -> None:
+    machine = nvswitch_box().fail("nvmlDeviceGetHandleByIndex_v2", code, 3)
+    machine.lines["count"] = 2**32 - 1
+    assert probe(machine).ranks == tuple(f"gpu{i}" for i in range(8) if i != 3)

@@ -16,7 +16,7 @@ from ...facts import Fact, Facts, facts_to_json, keys, load_facts
 from ...facts.keys import gpu_subject
 from ...graph import Device, Link, Topology
 from ...hardware import ASSUMED_PLACE
-from ...matrix import LABELS, ConnectionFinder
+from ...matrix import LABELS, ConnectionFinder, collect_links
 from ...notes import Note
 from ..gpu_names import GpuNames, find_gpu_names
 from ..pasted import clean
@@ -317,17 +317,25 @@ def write(topology: Topology) -> str:
     nics = [device.id for device in topology.devices if device.kind == "nic"]
     names |= {nic: f"NIC{i}" for i, nic in enumerate(nics)}
     group_of = {device.id: device.extra.get(ASSUMED_PLACE) for device in topology.devices}
-    labels = {
-        src: [
-            # A NIC whose CPU is assumed was SYS from all but its own group.
-            "SYS"
-            if (label := connections.find(src, dst).label) in ("PHB", "NODE")
-            and group_of[src] != group_of[dst]
-            else label
-            for dst in names
-        ]
-        for src in names
+    links = collect_links(topology)
+    sort_of = {
+        d.id: d.id if d.kind == "gpu" else (links[d.id], d.extra.get("root"), group_of[d.id])
+        for d in topology.devices
+        if d.id in names
     }
+    known: dict[object, str] = {}
+
+    def find_label(src: str, dst: str) -> str:
+        # NICs with equal links, like virtual functions, have equal labels.
+        sorts = (sort_of[src], sort_of[dst], src == dst)
+        if sorts not in known:
+            label = connections.find(src, dst).label
+            # A NIC whose CPU is assumed was SYS from all but its own group.
+            is_far = label in ("PHB", "NODE") and group_of[src] != group_of[dst]
+            known[sorts] = "SYS" if is_far else label
+        return known[sorts]
+
+    labels = {src: [find_label(src, dst) for dst in names] for src in names}
     lines = ["\t".join(("", *names.values(), "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for ident, name in names.items():
         cells = [f" {label} " if label == "X" else label for label in labels[ident]]

@@ -90,13 +90,14 @@ def _read(nvml: Nvml) -> Iterator[Fact]:
     count = nvml.ask(NVML, keys.NVML_COUNT, "nvmlDeviceGetCount")
     yield count
     no_permission = nvml.list_error_classes("NoPermission")
+    exists = nvml.list_error_classes("NoPermission", "GpuIsLost", "ResetRequired")
     gpus: list[Gpu] = []
     said = count.value if isinstance(count.value, int) else 0
     for index in range(min(said, _MAX_GPUS)):
         try:
             gpu = Gpu(index, nvml.module.nvmlDeviceGetHandleByIndex(index))
         except nvml.errors as error:
-            if said > _MAX_GPUS:
+            if said > _MAX_GPUS and not isinstance(error, exists):
                 break  # a count that cannot be: the first number without a GPU ends it
             yield Fact(
                 gpu_subject(index),
@@ -198,6 +199,10 @@ def _read_mig(modes: Any) -> str:
     return "on" if modes[0] else "off"
 
 
+def _read_utilization(rates: Any) -> int:
+    return int(rates.gpu)
+
+
 def _read_mig_devices(nvml: Nvml, gpu: Gpu) -> Fact:
     """Return the fact `mig_devices`: the UUIDs of a GPU's MIG devices, by their numbers."""
     function, uuids = "nvmlDeviceGetMigDeviceHandleByIndex", []
@@ -230,6 +235,7 @@ _PLACE: tuple[_Question, ...] = (
     (keys.GPU_OWN_NUMA_NODE, "nvmlDeviceGetNumaNodeId", (), _check_node),
     (keys.GPU_CPU_AFFINITY, "nvmlDeviceGetCpuAffinity", (_WORDS,), _format_cpus),
     (keys.GPU_MIG, "nvmlDeviceGetMigMode", (), _read_mig),
+    (keys.GPU_UTILIZATION, "nvmlDeviceGetUtilizationRates", (), _read_utilization),
 )
 
 
