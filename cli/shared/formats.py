@@ -65,6 +65,8 @@ def _explain(args: argparse.Namespace, suffix: str, formats: Mapping[str, str]) 
     others = ""
     if suffix in PICTURE_SUFFIXES and hasattr(args, "plot"):
         others = "; --plot writes pictures"
+    elif suffix in PICTURE_SUFFIXES and hasattr(args, "pictures"):
+        others = "; --pictures writes the pictures of the page"
     elif suffix == ".csv" and hasattr(args, "csv"):
         others = "; --csv writes rows"
     return (

@@ -70,7 +70,7 @@ def test_a_placement_as_json_has_the_hosts_of_ranks(tmp_path: Path) -> None:
         ([*SYNTH, "--trace", "x.html"], ".svg, .png or .pdf"),
         (["place", "dgx1", "-o", "x.svg"], "ends in .json, or --format"),
         (["judge", "missing.log", "-o", "x.html"], "ends in .json or .prom"),
-        (["report", "dgx1", "-o", "x.svg"], "ends in .html or .htm"),
+        (["report", "dgx1", "-o", "x.svg"], ".html or .htm; --pictures"),
         (["run", "--stock", "--plot", "x.jpg"], ".svg, .png or .pdf"),
         (["run", "plan.json", "--trace", "x.svg"], "ends in .json"),
         (["lab", "-o", "x.html"], "ends in .md or .json"),

@@ -13,6 +13,9 @@ from itertools import combinations
 Point = tuple[float, float]
 Pair = tuple[int, int]
 
+# How far control points of links around a torus are from their row: such a curve leaves the next
+# GPU of rows of up to six free, and stays below the row above.
+_AROUND = 1.28
 _LONGEST_ROW = 10  # GPUs; a longer row is wider than a page
 _MAX_KAMADA_KAWAI = 64  # GPUs; the layout of so many takes .6 s, and that of twice as many 2 s
 # Where each bit of a rank moves its GPU: a cube in perspective, then cubes side by side.
@@ -159,8 +162,10 @@ def _arrange_grid(count: int, pairs: frozenset[Pair]) -> Arrangement | None:
             continue
         # Wrap-around links are curves next to their row or column, so that they hide no other link.
         points = tuple((float(i % columns), float(i // columns)) for i in range(count))
-        bends = {(a, b): ((columns - 1) / 2, points[a][1] - 0.95) for a, b in around_row & pairs}
-        bends |= {(a, b): (points[a][0] - 0.95, (rows - 1) / 2) for a, b in around_column & pairs}
+        bends = {(a, b): ((columns - 1) / 2, points[a][1] - _AROUND) for a, b in around_row & pairs}
+        bends |= {
+            (a, b): (points[a][0] - _AROUND, (rows - 1) / 2) for a, b in around_column & pairs
+        }
         return Arrangement(points, bends)
     return None
 
