@@ -6,6 +6,7 @@ ranks compare in the background when one was sent with how long its receiver was
 rank that is late itself, or waits for another, blames no link.
 """
 
+import atexit
 import json
 import logging
 import statistics
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch._C._distributed_c10d import Store
 
@@ -46,6 +47,24 @@ _MAX_ASKED = 64
 _PAUSE_S = 60.0
 # Time for the other ranks' stamps to come, and the polling interval: nothing waits for the result.
 _COMPARE_S, _POLL_S = 5.0, 0.1
+# Time for a comparison to end at the interpreter's end: it may wait for a store that is far away.
+_END_S = 1.0
+
+# Threads that compare records, and whether they must end; see `_end_comparisons`.
+_comparing: WeakSet[threading.Thread] = WeakSet()
+_is_ending = threading.Event()
+
+
+@atexit.register
+def _end_comparisons() -> None:
+    """Wait, before the interpreter ends, until no thread is in a call of the store.
+
+    If a thread returns from C++ when the interpreter is finalizing, Python ends the thread, and C++
+    aborts the process ("terminate called without an active exception").
+    """
+    _is_ending.set()
+    for thread in list(_comparing):
+        thread.join(_END_S)
 
 
 @dataclass
@@ -130,12 +149,14 @@ class SlowLinks:
                 records, self._records, self._stamps = self._records, {}, None
                 self._pause_until = time.monotonic() + _PAUSE_S
                 # In the background: the records are compared with those of other ranks.
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._warn,
                     args=(what, pace.best_s, seconds, records),
                     name="topoplan-slow",
                     daemon=True,
-                ).start()
+                )
+                _comparing.add(thread)
+                thread.start()
         elif seconds > _SLOW * pace.best_s and seconds > pace.best_s + _MIN_EXTRA_S:
             pace.slow += 1
             if (
@@ -215,12 +236,12 @@ class SlowLinks:
         """
         values: dict[int, float] = {}
         ends = time.monotonic() + _COMPARE_S
-        while len(values) < len(ranks) and time.monotonic() < ends:
+        while len(values) < len(ranks) and time.monotonic() < ends and not _is_ending.is_set():
             for rank in ranks:
                 name = f"{key}/{rank}"
                 if rank not in values and self._store.check([name]):
                     value = read(rank, json.loads(self._store.get(name)))
                     if value is not None:
                         values[rank] = value
-            time.sleep(_POLL_S)
+            _is_ending.wait(_POLL_S)
         return values
