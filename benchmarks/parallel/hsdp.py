@@ -1,0 +1,17 @@
+"""Hybrid sharded data parallelism: FSDP2 over half of the ranks, in two replicas."""
+
+import torch
+from loop import Block, Run, compute_square_loss
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+run = Run()
+mesh = init_device_mesh("cpu", (2, run.world // 2), mesh_dim_names=("replicas", "shards"))
+model = nn.Sequential(Block(), Block())
+for block in model:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run.train(compute_square_loss(model), optimizer, rows=4)
+run.end(model.parameters())
