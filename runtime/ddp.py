@@ -137,7 +137,13 @@ class DdpHook:
     ) -> None:
         ranks, is_first = dist.get_process_group_ranks(group), dist.get_rank(group) == 0
         self._account = Account(
-            "ddp_hook", ranks, list_used, self.choose, is_first=is_first, stock=stock
+            "ddp_hook",
+            ranks,
+            list_used,
+            self.choose,
+            is_first=is_first,
+            stock=stock,
+            is_hook=True,
         )
         weakref.finalize(self, self._account.close)
 

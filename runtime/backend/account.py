@@ -1,15 +1,21 @@
-"""What the log says of a run (TOPOPLAN_LOG=info), all of it from the first rank.
+"""What a run says of itself, all of it from the first rank.
 
 Two lines a run say what plans save, one at the end of the first steps and one at the end of the
-run; a line per group says which schedules were used, and why. `summary` returns the same as data.
+run. They are shown unless TOPOPLAN_LOG=warning: who trains should see whether plans help. With
+TOPOPLAN_LOG=info a line per group says which schedules were used, and why. `summary` returns the
+same as data.
 """
 
+import atexit
 import logging
 import os
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from weakref import WeakValueDictionary
+
+import torch.distributed as dist
 
 from ...topo.errors import InputError
 from ..choose import ChooseMode
@@ -17,6 +23,10 @@ from ..communicator import Communicator
 from ..summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
 
 log = logging.getLogger("topoplan")
+# Of the two lines on what plans save. It has a level of its own: programs leave the root logger at
+# WARNING, which says nothing about these lines.
+_savings_log = logging.getLogger("topoplan.savings")
+_savings_log.setLevel(logging.INFO)
 VARIABLE = "TOPOPLAN_LOG"
 # Levels of logging that users may name.
 LEVELS = ("debug", "info", "warning", "error")
@@ -42,8 +52,24 @@ def heed_log_level() -> None:
     log.setLevel(level.upper())
     if not log.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(levelname)s: %(message)s"))
+        handler.setFormatter(logging.Formatter("topoplan: %(levelname)s: %(message)s"))
         log.addHandler(handler)
+
+
+def _shows_savings() -> bool:
+    """Return whether the lines on what plans save are not turned off."""
+    return log.level == logging.NOTSET or log.isEnabledFor(logging.INFO)
+
+
+def _show_savings(line: str) -> None:
+    """Log a line on what plans save, or print it if the program does not log."""
+    if not _shows_savings():
+        return
+    # Asked now, not when the group was made: a handler added in between would show it twice.
+    if _savings_log.hasHandlers():
+        _savings_log.info("%s", line)
+    else:
+        print(f"topoplan: INFO: {line}", file=sys.stderr, flush=True)
 
 
 class Account:
@@ -63,8 +89,10 @@ class Account:
         *,
         is_first: bool,
         stock: str = "",
+        is_hook: bool = False,
     ) -> None:
         self.name, self.ranks, self.is_first = name, tuple(ranks), is_first
+        self.is_hook = is_hook
         engine = f", stock by {stock}" if stock.startswith("nccl") else ""
         self._title = f"{name}, ranks {_shorten(list(self.ranks))}{engine}"
         self._list_used, self._mode = list_used, mode
@@ -105,7 +133,7 @@ class Account:
         )
 
     def close(self) -> None:
-        """Log the group's line, and after the last group that of the run.
+        """Log the group's line, and that of the run if it ends with the group.
 
         Later calls do nothing.
         """
@@ -131,8 +159,10 @@ class Accounts:
         self._open: WeakValueDictionary[int, Account] = WeakValueDictionary()
         self._ended: deque[GroupSummary] = deque(maxlen=_MAX_ENDED)
         self._opened = 0
-        self._is_rank_0 = self._has_reported = False
+        self._is_rank_0 = self._has_reported = self._has_unsaid = False
         self._trial_calls = 0
+        self._pid = os.getpid()
+        atexit.register(self._end)
 
     def open(self, account: Account) -> None:
         """Add an account."""
@@ -140,15 +170,33 @@ class Accounts:
             self._opened += 1
             self._open[self._opened] = account
             self._is_rank_0 |= account.is_first and account.ranks[:1] == (0,)
+            self._has_unsaid, self._pid = True, os.getpid()
 
     def close(self, account: Account) -> None:
-        """Keep an account's summary alone; after the last account, log the run's line."""
+        """Keep an account's summary alone; log the run's line if the run ends with it.
+
+        The run ends with the last group of the backend, or with the process. A hook ends with its
+        model, and another model may follow.
+        """
         with self._lock:
             self._ended.append(account.summarize())
             for number in [key for key, one in self._open.items() if one is account]:
                 del self._open[number]
-            if not self._open and self._is_rank_0:
-                log.info("the whole run: %s", self.summarize().line)
+            if not self._open and not (account.is_hook and dist.is_initialized()):
+                self._show_end()
+
+    def _end(self) -> None:
+        """End all accounts, with the process."""
+        with self._lock:
+            for account in list(self._open.values()):
+                account.close()
+            self._show_end()
+
+    def _show_end(self) -> None:
+        # A process that the rank has forked, such as a loader of data, says nothing.
+        if self._is_rank_0 and self._has_unsaid and self._pid == os.getpid():
+            _show_savings(f"the whole run: {self.summarize().line}")
+        self._has_unsaid = False
 
     def summarize(self) -> Summary:
         """Return the summary of all accounts."""
@@ -163,7 +211,7 @@ class Accounts:
         DDP changed its buckets, stays in its race for ever: such races have not gone on since the
         last report.
         """
-        if self._has_reported or not self._is_rank_0 or not log.isEnabledFor(logging.INFO):
+        if self._has_reported or not self._is_rank_0 or not _shows_savings():
             return
         with self._lock:
             used = [one for account in self._open.values() for one in account.used.values()]
@@ -173,7 +221,7 @@ class Accounts:
             )
             if self._trial_calls == before or calls >= _LATEST_REPORT:
                 self._has_reported = True
-                log.info("the first steps: %s", self.summarize().line)
+                _show_savings(f"the first steps: {self.summarize().line}")
 
 
 # One per process.

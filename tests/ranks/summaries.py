@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -51,6 +52,27 @@ def train(folder: str) -> dict[str, Any]:
 
     lines, (text, whole, by_hook, by_group) = _log_of(run)
     return {"log": lines, "text": text, "whole": whole, "hook": by_hook, "group": by_group}
+
+
+def train_one_model_after_another(plan: str) -> list[list[str]]:
+    """Train three models with hooks, and ask for no log; return what is printed after each."""
+    os.environ.pop("TOPOPLAN_LOG", None)
+
+    def run() -> None:
+        model = wrapped(network, topoplan.ddp_hook(plan))
+        for _ in range(3):
+            model(torch.ones(2, 33)).sum().backward()
+        if len(printed) == 2:  # the last model ends after its group
+            dist.destroy_process_group()
+        del model
+        gc.collect()
+
+    printed: list[list[str]] = []
+    for _ in range(3):
+        with redirect_stderr(StringIO()) as errors:
+            run()
+        printed.append(errors.getvalue().splitlines())
+    return printed
 
 
 def turned_off(folder: str) -> list[str]:

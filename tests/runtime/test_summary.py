@@ -1,4 +1,4 @@
-"""What a run says of itself: once, from its first rank, and only to those who ask."""
+"""What a run says of itself: once, and from its first rank."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def test_two_lines_a_run_say_what_plans_save_and_a_summary_has_it_as_data(
         for k in ("used_us", "stock_us")
     )
     assert first["whole"]["saved"] == pytest.approx(1 - used / stock)
+
+
+def test_a_run_of_several_models_ends_once_and_says_so_unasked(plans: Callable[..., str]) -> None:
+    first, *others = run_ranks(summaries.train_one_model_after_another, 2, plans("ring:2"))
+    *earlier, (line,) = first
+    assert earlier == [[], []] and others == [[[], [], []]]
+    assert line.startswith("topoplan: INFO: the whole run: ") and "9 calls" in line
 
 
 def test_a_switch_turns_plans_off_whatever_a_script_says(tmp_path: Path) -> None:
