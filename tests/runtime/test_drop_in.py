@@ -66,7 +66,7 @@ def test_one_line_a_group_says_what_was_used_and_why(
     )
     assert len(first) == 4 and all(map(re.fullmatch, wanted, first)), first
     assert others == [[], []]
-    assert not any(run_ranks(drop_in.lines_of_the_log, 3, folder, ""))
+    assert not any(run_ranks(drop_in.lines_of_the_log, 3, folder, "warning"))
     monkeypatch.setenv("TOPOPLAN_LOG", "loud")
     with pytest.raises(
         topoplan.InputError,
