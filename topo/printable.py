@@ -1,12 +1,13 @@
 """Escape characters in file contents that a terminal or a page would obey, reorder or hide."""
 
 import re
-from xml.sax.saxutils import escape
 
 # Invisible characters that str.isprintable() accepts: joiners, fillers, variation selectors.
 _INVISIBLE = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
+# xml.sax.saxutils has this too, but imports urllib: 20 ms of every command's start.
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -34,4 +35,4 @@ def printable_lines(text: str) -> str:
 
 def quote(text: str) -> str:
     """Escape a text for HTML and XML; characters that XML excludes become U+FFFD."""
-    return escape(_NOT_XML.sub("\ufffd", text), {'"': "&quot;"})
+    return _NOT_XML.sub("\ufffd", text).translate(_ENTITIES)
