@@ -1,0 +1,199 @@
+"""Replay one-sided programs of all ranks on numbers, in memory with weak ordering.
+
+The replay knows neither schedules nor players. Ranks advance in random order. A put lands at any
+time until the release after it; a read sees memory as it was at any time since the last acquire of
+its rank. Each slot remembers which put wrote it, so that a read before the write, or after the next
+one, is an error even where the numbers agree.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....topo.errors import VerificationError
+from .instructions import END, Combine, OneSidedProgram, Piece, Put, Signal, Slot, Wait
+
+Values = NDArray[np.int64]
+# A run and a signal number, as in a counter.
+_Progress = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The rules of the memory that is replayed. All but the defaults are faults, for tests.
+
+    `halves` is how many copies of its window a rank uses in turns; without `acquires` a wait lets
+    later reads see old values; without `counts_runs` a wait compares signal numbers alone.
+    """
+
+    halves: int = 2
+    acquires: bool = True
+    counts_runs: bool = True
+
+
+@dataclass
+class _Written:
+    """What a slot held from a time on: the run and the number of the put, and its values."""
+
+    time: int
+    run: int
+    values: Values
+
+
+@dataclass
+class _Rank:
+    """A rank in progress: the call, slice and instruction it is at, and its puts in flight."""
+
+    call: int = 0
+    part: int = 0
+    at: int = 0
+    run: int = 2
+    counter: _Progress = (1, END)
+    acquired: int = 0
+    in_flight: list[tuple[tuple[int, int, int], _Written]] = field(default_factory=list)
+
+
+class Replay:
+    """Plays the programs of several calls, `calls[c][r]` being that of rank r in call c.
+
+    `works[c][r]` are the work buffers, which are changed in place. Sums are of integers; divisions
+    are left out.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Sequence[OneSidedProgram]],
+        works: Sequence[Sequence[Values]],
+        seed: int,
+        memory: Memory | None = None,
+    ) -> None:
+        self._calls, self._works = calls, works
+        self._memory = Memory() if memory is None else memory
+        self._random = random.Random(seed)
+        self._ranks = [_Rank() for _ in calls[0]]
+        # By owner, half and first element of a slot: all that was written there, oldest first.
+        self._slots: dict[tuple[int, int, int], list[_Written]] = {}
+        self._time = 0
+
+    def run(self) -> None:
+        """Play all calls; raise VerificationError on a wrong read, or if no rank can go on."""
+        left = set(range(len(self._ranks)))
+        stuck: set[int] = set()
+        while left:
+            choices = sorted(left - stuck)
+            if not choices:
+                raise VerificationError(self._describe_deadlock(left))
+            rank = self._random.choice(choices)
+            # Some ranks take many instructions in a row, so that ranks are far apart at times.
+            for _ in range(self._random.choice((1, 1, 3, 40))):
+                self._time += 1
+                self._land_some(rank)
+                if not self._advance(rank):
+                    stuck.add(rank)
+                    break
+                stuck.clear()
+                if self._ranks[rank].call == len(self._calls):
+                    left.discard(rank)
+                    break
+
+    def _describe_deadlock(self, left: set[int]) -> str:
+        waits = []
+        for rank in sorted(left):
+            state = self._ranks[rank]
+            x = self._calls[state.call][rank].instructions[state.at]
+            waits.append(f"rank {rank} in call {state.call} at {x}")
+        return f"deadlock: {'; '.join(waits)}"
+
+    def _land_some(self, rank: int) -> None:
+        """Let some puts of any rank land, in any order."""
+        state = self._random.choice(self._ranks)
+        while state.in_flight and self._random.random() < 0.3:
+            self._land(state, self._random.randrange(len(state.in_flight)))
+
+    def _land(self, state: _Rank, number: int) -> None:
+        key, written = state.in_flight.pop(number)
+        written.time = self._time
+        self._slots.setdefault(key, []).append(written)
+
+    def _advance(self, rank: int) -> bool:
+        """Carry out the rank's next instruction; return False if it has to wait."""
+        state = self._ranks[rank]
+        program = self._calls[state.call][rank]
+        work = self._works[state.call][rank]
+        x = program.instructions[state.at]
+        match x:
+            case Put():
+                self._put(state, program, x.slot, self._part_of(program, state, work, x.piece))
+            case Signal():
+                while state.in_flight:
+                    self._land(state, self._random.randrange(len(state.in_flight)))
+                state.counter = (state.run, x.number)
+            case Wait():
+                if not self._is_reached(state.run - x.behind, x.number, self._ranks[x.peer].counter):
+                    return False
+                if self._memory.acquires:
+                    state.acquired = self._time
+            case Combine():
+                terms = [self._read(rank, program, work, term) for term in x.terms]
+                total = np.sum(terms, axis=0, dtype=np.int64)
+                self._part_of(program, state, work, x.into)[:] = total
+                if x.also is not None:
+                    self._put(state, program, x.also, total)
+        state.at += 1
+        if state.at == len(program.instructions):
+            state.at, state.part, state.run = 0, state.part + 1, state.run + 1
+            if state.part == program.slices:
+                state.part, state.call = 0, state.call + 1
+        return True
+
+    def _is_reached(self, run: int, number: int, counter: _Progress) -> bool:
+        if self._memory.counts_runs:
+            return counter >= (run, number)
+        return counter[1] >= number
+
+    def _part_of(self, program: OneSidedProgram, state: _Rank, work: Values, x: Piece) -> Values:
+        lo, hi = program.cut(x.length, state.part)
+        return work[x.start + lo : x.start + hi]
+
+    def _put(self, state: _Rank, program: OneSidedProgram, slot: Slot, values: Values) -> None:
+        if slot.start + len(values) > program.window_numel:
+            raise VerificationError(f"{slot} does not fit into a window of {program.window_numel}")
+        key = slot.owner, state.run % self._memory.halves, slot.start
+        state.in_flight.append((key, _Written(0, state.run, values.copy())))
+
+    def _read(
+        self, rank: int, program: OneSidedProgram, work: Values, term: Piece | Slot
+    ) -> Values:
+        state = self._ranks[rank]
+        if isinstance(term, Piece):
+            return self._part_of(program, state, work, term)
+        half = state.run % self._memory.halves
+        history = self._slots.get((term.owner, half, term.start), [])
+        seen = self._random.randint(state.acquired, self._time)
+        before = [x for x in history if x.time <= seen]
+        lo, hi = program.cut(term.length, state.part)
+        self._check_overlaps(rank, term, half, hi - lo, seen)
+        if not before or before[-1].run != state.run or len(before[-1].values) != hi - lo:
+            what = f"of run {before[-1].run}" if before else "nothing"
+            raise VerificationError(
+                f"rank {rank} reads {term} in run {state.run} and sees {what}: it was not written "
+                "yet, or written again"
+            )
+        return before[-1].values
+
+    def _check_overlaps(self, rank: int, slot: Slot, half: int, length: int, seen: int) -> None:
+        """Raise VerificationError if another slot's newer put covers a part of this one."""
+        own = self._slots.get((slot.owner, half, slot.start), [])
+        since = max((x.time for x in own if x.time <= seen), default=-1)
+        for (owner, other_half, start), history in self._slots.items():
+            if (owner, other_half) != (slot.owner, half) or start == slot.start:
+                continue
+            for x in history:
+                is_over = start < slot.start + length and slot.start < start + len(x.values)
+                if is_over and since < x.time <= seen:
+                    raise VerificationError(
+                        f"rank {rank} reads {slot}, which a put of run {x.run} at {start} overwrote"
+                    )
