@@ -73,7 +73,7 @@ shown: $(VENV)/.dev
 
 setup: $(VENV)/.base
 
-$(VENV)/.base: pyproject.toml scripts/setup.sh
+$(VENV)/.base: pyproject.toml setup.py scripts/setup.sh runtime/players/shared_memory.cpp
 	PYTHON=$(PYTHON) TORCH_VERSION=$(TORCH_VERSION) sh scripts/setup.sh $(VENV)
 	touch $@
 

@@ -1,4 +1,4 @@
-"""The list of packages, every folder of the four rooms that is one, and the README for metadata.
+"""The list of packages, the library in C++, and the README for metadata.
 
 All else about the package is in pyproject.toml.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_py import build_py
 
 ROOMS = ["topo", "synth", "runtime", "cli"]
@@ -24,6 +24,19 @@ class BuildModules(build_py):
             for module in super().find_package_modules(package, package_dir)
             if module[1] != "setup"
         ]
+
+
+# Plays schedules in memory that ranks on one host share. Optional: where it cannot be built (no
+# compiler, no Linux), topoplan is installed without it. It uses nothing of Python, so one wheel
+# serves all versions; ctypes loads it. Integers wrap around, as torch's do.
+SHARED_MEMORY = Extension(
+    "topoplan.runtime.players._shared_memory",
+    ["runtime/players/shared_memory.cpp"],
+    extra_compile_args=["-std=c++17", "-O3", "-fwrapv"],
+    language="c++",
+    optional=True,
+    py_limited_api=True,
+)
 
 
 def read_readme() -> str:
@@ -53,4 +66,6 @@ setup(
     ],
     package_dir={"topoplan": "."},
     cmdclass={"build_py": BuildModules},
+    ext_modules=[SHARED_MEMORY],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -25,6 +25,13 @@ from ..topo.errors import InputError
 from .cache import CachedRace, CachedRaces
 from .codecs import Codec
 from .program.lowering import lower
+from .program.one_sided.flat import (
+    AUTO,
+    ONE_SIDED,
+    OneSidedSchedule,
+    build_flat,
+    play_one_sided,
+)
 from .ranks.machine import Machine
 from .ranks.transport import Transport
 from .ranks.turns import MAX_ENTRANTS, Trial, Turns
@@ -52,6 +59,9 @@ _SHORT_S, _WORTHWHILE_SHORT = 1e-3, 0.85
 _STEP = 4
 # A cached winner races again if all tries differ from the cached time by more than this fraction.
 FAR_OFF = 0.5
+# Up to this size each rank adds up the whole buffer itself in the first schedule that is tried
+# one-sided: adding takes less time than a second exchange.
+_ONE_SHOT_BYTES = 1 << 16
 # Tries of a cached winner and the stock collective. The shortest times count, since a busy host
 # delays one call in three.
 _TRIES = 3
@@ -123,7 +133,8 @@ class Chooser:
     """The choices of one communicator, for each size on the wire, rounded down to a power of two.
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
-    used; `codec` encodes messages. Rank 0 caches races in the folder `cache`; with None, nowhere.
+    used; `codec` encodes messages. `executor` is one of EXECUTORS, `plays_one_sided` says whether
+    the ranks share memory, so that schedules can be played one-sided. Rank 0 caches races in the folder `cache`; with None, nowhere.
     `choices` and `trials` (see `find_trial`) are by the size in bits.
     """
 
@@ -136,7 +147,11 @@ class Chooser:
         cache: Path | None,
         is_usable: Callable[[Schedule], bool] = lambda _: True,
         codec: Codec | None = None,
+        executor: str = AUTO,
+        *,
+        plays_one_sided: bool = False,
     ) -> None:
+        self.executor, self.plays_one_sided = executor, plays_one_sided
         self.plan, self.machine, self.mode, self.cache = plan, machine, mode, cache
         self.transport, self.is_usable, self.codec = transport, is_usable, codec
         self.choices: dict[int, Choice] = {}
@@ -152,9 +167,37 @@ class Chooser:
     @cached_property
     def variants(self) -> list[Schedule]:
         """All candidates: each usable schedule in each segmentation, in one order on all ranks."""
-        return [
+        sent = [
             schedule for family in self.families for schedule in (*family.stepwise, *family.piped)
         ]
+        # Last, so that their presence does not change the others' places, which are cached.
+        return [*sent, *self.one_sided]
+
+    @cached_property
+    def one_sided(self) -> list[OneSidedSchedule]:
+        """The schedules that may be played one-sided; empty if the ranks share no memory.
+
+        Those of the plan come first, then flat ones, unless results must have the same bits.
+        """
+        if not self.plays_one_sided or self.codec is not None:
+            return []
+        own = [play_one_sided(schedule) for schedule in self.plan.schedules]
+        flat = () if self.mode == SAME_BITS else build_flat(self.plan.collective)
+        return list(dict.fromkeys([*own, *flat]))
+
+    def _rank_one_sided(self, size_bytes: int) -> list[Schedule]:
+        """Return the one-sided schedules worth trying for a size, the most promising first."""
+        if not self.one_sided:
+            return []
+        own = play_one_sided(self.plan.entry_for(size_bytes).schedule)
+        if self.mode == SAME_BITS:
+            return [own]
+        flat = [x for x in self.one_sided if x in build_flat(self.plan.collective)]
+        if size_bytes <= _ONE_SHOT_BYTES:
+            flat.reverse()
+        elif len(flat) > 1:
+            flat.pop()
+        return [*flat, own]
 
     def known(self, size_bytes: int) -> Choice | None:
         """Return the choice for a size, or None if it has not been made yet.
@@ -171,7 +214,10 @@ class Chooser:
             if mode == SAME_BITS:
                 self.plan.check_one_bracketing()
         if mode == "plan":
-            return self._choice_of(self.plan.entry_for(size_bytes).schedule)
+            schedule = self.plan.entry_for(size_bytes).schedule
+            return self._choice_of(
+                play_one_sided(schedule) if self.executor == ONE_SIDED else schedule
+            )
         return self.choices.get(size_bytes.bit_length())
 
     def _mode_for(self, size_bytes: int) -> Schedule | str | None:
@@ -196,7 +242,7 @@ class Chooser:
     def _predict_us(self, schedule: Schedule | None, size_bytes: int) -> float | None:
         """Return a schedule's predicted microseconds on this machine, None without a prediction."""
         machine = self.machine
-        if schedule is None:
+        if schedule is None or isinstance(schedule, OneSidedSchedule):
             return None
         return (
             time_us(schedule, machine.topology, self.host, size_bytes, batched=machine.batched)
@@ -347,11 +393,19 @@ class Chooser:
         candidates |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
-        return [self.variants.index(schedule) for schedule in lean or usable]
+        best, *others = self._rank_one_sided(size_bytes) or [None]
+        if best is None:
+            order = lean or usable
+        elif self.executor == ONE_SIDED:
+            order = [best, *others]
+        else:
+            # Trials have few entrants: the first ones of the list, and the last.
+            order = [best, *(lean or usable)[:-1], *others, *(lean or usable)[-1:]]
+        return [self.variants.index(schedule) for schedule in dict.fromkeys(order)]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:
         """Return whether a schedule needs little enough memory to race; the same on all ranks."""
-        if size_bytes < _LEAN_BYTES:
+        if size_bytes < _LEAN_BYTES or isinstance(schedule, OneSidedSchedule):
             return True
         return _find_staging(schedule, self.transport.batched) <= _MAX_STAGING
 

@@ -1,5 +1,6 @@
 """The class that users create: `Communicator(plan).allreduce(tensor)`."""
 
+import os
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from .choose import Choice, ChooseMode, check_choose_mode
 from .codecs import find_codec
 from .engine import Engine
 from .program.layout import IN_PLACE
+from .program.one_sided.flat import EXECUTORS
 from .ranks.groups import GroupMaker, find_members
 from .ranks.roll_call import explain_set_up
 from .ranks.transport import SharedTransport, Transport
@@ -23,6 +25,8 @@ from .reductions import check_are_tensors
 # Where values are rounded, see Communicator.
 REDUCTIONS = ("hops", "once")
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+# The environment variable with the default of `executor`.
+EXECUTOR = "TOPOPLAN_EXECUTOR"
 
 
 class Communicator:
@@ -53,6 +57,10 @@ class Communicator:
     `once` (each contribution once, then their whole sum once: only schedules that bring all
     contributions to one rank in one hop). The stock collective, which does not compress, does not
     race.
+
+    `executor` (default: TOPOPLAN_EXECUTOR, else `auto`) decides how schedules are executed:
+    `point-to-point` sends messages over gloo, NCCL or MPI; `one-sided` plays them in memory that
+    all ranks share, which takes ranks on one host and CPU tensors; with `auto` both race.
     """
 
     def __init__(
@@ -64,8 +72,10 @@ class Communicator:
         compress: str | None = None,
         reduction: str = "hops",
         cache: str | Path | None = None,
+        executor: str | None = None,
     ) -> None:
         check_choose_mode(choose, compress)
+        executor = find_executor(executor)
         if reduction not in REDUCTIONS:
             raise InputError(f"reduction={reduction!r}: expected one of {', '.join(REDUCTIONS)}")
         if reduction == "once" and compress is None:
@@ -100,6 +110,7 @@ class Communicator:
                 choose,
                 codec,
                 find_cache_folder(cache),
+                executor,
                 rounds_once=reduction == "once",
             )
         self.calls = CallCache(self.engine)
@@ -215,6 +226,20 @@ class Communicator:
                 "it"
             )
         check_are_tensors(name, tensors)
+
+
+def find_executor(name: str | None) -> str:
+    """Return the executor's name: `name`, else TOPOPLAN_EXECUTOR, else "auto".
+
+    Raise InputError if it is unknown.
+    """
+    chosen = name or os.environ.get(EXECUTOR) or EXECUTORS[0]
+    if chosen not in EXECUTORS:
+        raise InputError(
+            f"{'executor' if name else EXECUTOR}={chosen!r}: expected one of "
+            f"{', '.join(EXECUTORS)}"
+        )
+    return chosen
 
 
 def _load_plan(plan: Plan | str | Path) -> Plan | TopoplanError:

@@ -19,6 +19,7 @@ from .players.contract import AWAIT, EXCHANGE, LOCAL, RECEIVE, SEND, Operation, 
 from .players.in_order import PlayerInOrder
 from .players.local import LocalOperations
 from .players.over_mpi import PlayerAsTheyCome, PlayerInWaves, Requests, can_play_in_waves
+from .players.shared_memory import HALF_BYTES, PlayerInSharedMemory
 from .program.dependencies import Wave, find_dependencies, find_waves
 from .program.instructions import (
     Await,
@@ -30,10 +31,13 @@ from .program.instructions import (
     Instruction,
     Pack,
     Post,
+    Program,
     Span,
 )
 from .program.layout import IN_PLACE, Move
 from .program.lowering import lower
+from .program.one_sided.instructions import OneSidedProgram
+from .program.one_sided.lowering import lower_one_sided
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
@@ -117,6 +121,9 @@ class Compiled:
     InputError if two ranks have too many messages for each other.
     """
 
+    # Whether messages cross links, which may become slow.
+    crosses_links = True
+
     def __init__(
         self,
         schedule: Schedule,
@@ -138,18 +145,6 @@ class Compiled:
             self.op == dist.ReduceOp.AVG and collective.name == "allreduce" and codec is None
         )
         self.ranks = collective.ranks
-        self.program = program = lower(
-            schedule,
-            transport.rank,
-            numel,
-            batched=transport.batched,
-            codec=codec,
-            averages=self.divides,
-        )
-        if any(post.number >= _MAX_MESSAGES for post in program.posts):
-            raise InputError(
-                f"{schedule.label} sends more than {_MAX_MESSAGES} messages between two ranks"
-            )
         self.dtype = like.dtype if codec is None else torch.float32
         op = self.op if collective.reduces else None
         call = describe_call(collective.name, op, collective.root, numel, like.dtype)
@@ -161,7 +156,8 @@ class Compiled:
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
         text = f"{self.call}, {len(schedule.transfers)} transfers"
         self._signature = zlib.crc32(text.encode()) & 0x3FFF
-        sent = sum(post.span.length for post in program.posts if post.kind == "send")
+        program, sent = self._lower(numel)
+        self.program = program
         self.sent_bytes = sent if codec is not None else sent * like.element_size()
         # The work buffer can be the output itself if all of it is the result: the input must not be
         # written to.
@@ -169,6 +165,22 @@ class Compiled:
         self.arena = find_arena(transport, like.device)
         self.own = Binding()
         self._bindings = WeakSet([self.own])
+
+    def _lower(self, numel: int) -> tuple[Program | OneSidedProgram, int]:
+        """Return this rank's program, and the elements (bytes with a codec) that it sends."""
+        program = self.messages = lower(
+            self.schedule,
+            self.transport.rank,
+            numel,
+            batched=self.transport.batched,
+            codec=self.codec,
+            averages=self.divides,
+        )
+        if any(post.number >= _MAX_MESSAGES for post in program.posts):
+            raise InputError(
+                f"{self.schedule.label} sends more than {_MAX_MESSAGES} messages between two ranks"
+            )
+        return program, sum(post.span.length for post in program.posts if post.kind == "send")
 
     def count_objects(self) -> int:
         """Return the number of cached instructions: unbound, and again for each bound memory."""
@@ -210,14 +222,14 @@ class Compiled:
         return self._bind(allocate(self._count_scratch(self.own), self.arena.device), None)
 
     def _count_scratch(self, binding: Binding) -> int:
-        width, program = self.dtype.itemsize, self.program
-        work = 0 if binding.borrowed is not None else program.work_numel * width
+        width = self.dtype.itemsize
+        work = 0 if binding.borrowed is not None else self.program.work_numel * width
         encoding = [numel * dtype.itemsize for numel, dtype in self.encoding]
-        return sum(map(count_aligned, (program.staging_numel * width, work, *encoding)))
+        return sum(map(count_aligned, (self._staging_numel * width, work, *encoding)))
 
     def _bind(self, block: torch.Tensor, borrowed: torch.Tensor | None) -> BoundProgram:
         slicer = Slicer(block)
-        staging = slicer.take(self.program.staging_numel, self.dtype)
+        staging = slicer.take(self._staging_numel, self.dtype)
         work = slicer.take(self.program.work_numel, self.dtype) if borrowed is None else borrowed
         encoding = (
             None if self.codec is None else EncodingBuffers(self.codec, self.encoding, slicer)
@@ -229,28 +241,32 @@ class Compiled:
             borrowed is not None,
         )
 
+    @property
+    def _staging_numel(self) -> int:
+        return self.messages.staging_numel
+
     def _make_player(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
     ) -> Player:
         operations, transport = self._slice(work, staging, encoding), self.transport
         if transport.mpi is not None:
-            requests = Requests(transport.mpi, self.program, operations)
+            requests = Requests(transport.mpi, self.messages, operations)
             as_they_come = PlayerAsTheyCome(requests, self.dependencies)
             waves = self.waves if can_play_in_waves(requests) else None
             return as_they_come if waves is None else PlayerInWaves(requests, waves, as_they_come)
         # gloo's backend itself: posting through the group costs 5 us more.
         backend = self.group if transport.batched else self.group._get_backend(torch.device("cpu"))
-        return PlayerInOrder(backend, self.program, operations)
+        return PlayerInOrder(backend, self.messages, operations)
 
     @cached_property
     def dependencies(self) -> list[tuple[int, ...]]:
         """The numbers of the instructions that each one must wait for (see `find_dependencies`)."""
-        return find_dependencies(self.program)
+        return find_dependencies(self.messages)
 
     @cached_property
     def waves(self) -> list[Wave] | None:
         """The program as waves (see `find_waves`); None if it is too large for them."""
-        return find_waves(self.program, self.dependencies)
+        return find_waves(self.messages, self.dependencies)
 
     def _slice(
         self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
@@ -301,7 +317,7 @@ class Compiled:
                 return LOCAL, encoding.make_encoder(x, work), None, x.padded * width
             return LOCAL, encoding.make_decoder(x, staging), None, count_bytes([x.into])
 
-        return [bind(x) for x in self.program.instructions]
+        return [bind(x) for x in self.messages.instructions]
 
     def make_batches(
         self, exchange: Exchange, view: Callable[[Span], torch.Tensor]
@@ -335,6 +351,34 @@ class Compiled:
         NCCL ignores tags: there only the order counts.
         """
         return FIRST_TAG | self._signature << 16 | post.number
+
+
+class CompiledOneSided(Compiled):
+    """The one-sided program of one rank, for memory that the transport's ranks share."""
+
+    crosses_links = False
+
+    def _lower(self, numel: int) -> tuple[Program | OneSidedProgram, int]:
+        program = self._one_sided = lower_one_sided(
+            self.schedule,
+            self.transport.rank,
+            numel,
+            window_numel=HALF_BYTES // self.dtype.itemsize,
+            averages=self.divides,
+        )
+        return program, sum(slot.length for slot in program.puts)
+
+    @property
+    def _staging_numel(self) -> int:
+        return 0
+
+    def _make_player(
+        self, work: torch.Tensor, staging: torch.Tensor, encoding: EncodingBuffers | None
+    ) -> Player:
+        memory = self.transport.open_shared_memory()
+        assert not isinstance(memory, str)
+        op = self.op if self.schedule.collective.reduces else None
+        return PlayerInSharedMemory(memory, self._one_sided, work, op, self.call)
 
 
 def describe_call(name: str, op: object, root: int | None, numel: int, dtype: torch.dtype) -> str:

@@ -26,6 +26,7 @@ from .mpi.channel import has_collective, make_collective
 from .players.local import is_numpys
 from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
+from .program.one_sided.flat import AUTO, ONE_SIDED, POINT_TO_POINT
 from .ranks.machine import describe_machine
 from .ranks.stock import StartedStock, has_stock, make_stock_call
 from .ranks.transport import Transport
@@ -41,7 +42,7 @@ class Engine:
 
     Making it is collective over the transport's ranks. `codec` encodes messages; with `rounds_once`
     only schedules are used in which each contribution is rounded once, then their sum once. Race
-    results are cached in the folder `cache`; with None, nowhere. Raise InputError if the plan has
+    results are cached in the folder `cache`; with None, nowhere. `executor` is one of EXECUTORS. Raise InputError if the plan has
     no schedule that all ranks round identically, ExecutionError if a rank does not answer.
     """
 
@@ -52,6 +53,7 @@ class Engine:
         choose: ChooseMode,
         codec: Codec | None,
         cache: Path | None,
+        executor: str = AUTO,
         *,
         rounds_once: bool,
     ) -> None:
@@ -69,11 +71,35 @@ class Engine:
         transport.faults.topology = plan.topology
         self._of_mpi = None if channel is None else CollectivePlayer(transport.faults)
         self.executor = Executor(transport, plan.topology, codec)
-        self.chooser = Chooser(plan, self.machine, transport, choose, cache, self._is_usable, codec)
+        self.chooser = Chooser(
+            plan,
+            self.machine,
+            transport,
+            choose,
+            cache,
+            self._is_usable,
+            codec,
+            executor,
+            plays_one_sided=self._can_play_one_sided(executor),
+        )
         self.times_calls = False
         """Whether candidates are timed on the calls that users make (ranks/turns.py), and not
         before the first.
         """
+
+    def _can_play_one_sided(self, executor: str) -> bool:
+        """Return whether schedules may be played one-sided. Collective.
+
+        Raise InputError if they must be (executor "one-sided"), but cannot.
+        """
+        if executor == POINT_TO_POINT or (self.codec is not None and executor == AUTO):
+            return False
+        why_not: object = self.transport.open_shared_memory()
+        if self.codec is not None:
+            why_not = "values that are compressed are sent as messages"
+        if executor == ONE_SIDED and isinstance(why_not, str):
+            raise InputError(f"executor={ONE_SIDED!r}: {why_not}")
+        return not isinstance(why_not, str)
 
     # Compression
 

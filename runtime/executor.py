@@ -18,11 +18,13 @@ import torch.distributed as dist
 from ..synth.ir.schedule import Schedule
 from ..topo.graph import Topology
 from .codecs import Codec
-from .compiled import Binding, BoundProgram, Buffers, Compiled
+from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
 from .players.contract import Player, PlayError, Stamp
 from .players.local import make_quiet
+from .players.shared_memory import suits
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
+from .program.one_sided.flat import OneSidedSchedule
 from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
@@ -179,13 +181,18 @@ class Executor:
             del self._compiled[key]
 
     def _compile(self, schedule: Schedule, buffers: Buffers) -> Compiled:
+        if isinstance(schedule, OneSidedSchedule) and not self._can_play_one_sided(
+            schedule, buffers
+        ):
+            schedule = schedule.as_messages
         like, feedback = buffers.target, buffers.residual is not None
         key = id(schedule), buffers.numel, like.dtype, like.device, buffers.op, feedback
         compiled = self._compiled.pop(key, None)
         if compiled is None:
             size_bytes = self.wire_size(buffers.numel, like.dtype)
             tally = self.tallies.find(schedule.label, size_bytes)
-            compiled = Compiled(schedule, buffers, self.transport, self.codec, tally)
+            kind = CompiledOneSided if isinstance(schedule, OneSidedSchedule) else Compiled
+            compiled = kind(schedule, buffers, self.transport, self.codec, tally)
             nbytes = buffers.numel * like.element_size()
             process_budget.note_buffer(nbytes)
             if like.device.type == "cpu" and nbytes >= MAPPED_BYTES:
@@ -198,10 +205,19 @@ class Executor:
         self._compiled[key] = compiled
         return compiled
 
+    def _can_play_one_sided(self, schedule: Schedule, buffers: Buffers) -> bool:
+        """Return whether a call can be played in shared memory; the same on all ranks."""
+        op = buffers.op if schedule.collective.reduces else None
+        return self.codec is None and suits(buffers.target.dtype, op)
+
     def _play(self, compiled: Compiled, player: Player, number: int | None) -> None:
         number, deadline = self.faults.admit(number)
         watch = (
-            self._watch if compiled.sent_bytes >= MIN_WATCHED_BYTES and self.stamp is None else None
+            self._watch
+            if compiled.crosses_links
+            and compiled.sent_bytes >= MIN_WATCHED_BYTES
+            and self.stamp is None
+            else None
         )
         record = None if watch is None else watch.begin(compiled)
         try:

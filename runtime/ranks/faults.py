@@ -134,6 +134,8 @@ class Faults:
         self.topology: Topology | None = None
         """Has the names of links, for calls that have no topology of their own."""
         self.broken: ExecutionError | None = None
+        self.on_hang_up: list[Callable[[], object]] = []
+        """Called when this rank hangs up, so that ranks that wait for it by other means notice."""
         self._blaming = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -266,6 +268,8 @@ class Faults:
         ProcessGroupGloo.abort leaves them open (torch 2.13), but gloo closes all of them when a
         wait times out.
         """
+        for notify in self.on_hang_up:
+            notify()
         if torch.device("cpu") not in self.group._device_types:
             return
         backend: Any = self.group._get_backend(torch.device("cpu"))

@@ -15,6 +15,7 @@ from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
 from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
+from ..players.shared_memory import SharedMemory, open_shared_memory
 from .groups import (
     GroupMaker,
     device_of,
@@ -22,7 +23,7 @@ from .groups import (
     make_private_group,
     uses_nccl,
 )
-from .launch import TRANSPORT
+from .launch import EMULATED, TRANSPORT
 from .machine import are_crowded, count_cores, find_own_cores
 from .store import find_client
 from .timing import find_slowest_s
@@ -88,6 +89,7 @@ class Transport:
         self.has_logged_new_race = False
         """Whether a cached race of the group was found not to hold, and the log says so."""
         self._places: list[tuple[str, frozenset[int]]] | None = None
+        self._memory: SharedMemory | str | None = None
 
     def _open_channel(self, name: str) -> MpiChannel:
         """Return MPI's communicator over the group's ranks; if one rank refuses, all do.
@@ -130,6 +132,24 @@ class Transport:
         if self._places is None:
             self._places = self.exchange(find_own_cores())
         return self._places
+
+    def open_shared_memory(self) -> SharedMemory | str:
+        """Return memory that all ranks share, or why there is none, the same on all ranks.
+
+        Collective the first time.
+        """
+        if self._memory is None:
+            why_not = None
+            if self.device.type != "cpu" or self.batched:
+                why_not = "the tensors are on GPUs"
+            elif EMULATED in os.environ:
+                why_not = "the machine is emulated: shared memory would bypass its links"
+            self._memory = open_shared_memory(
+                self.rank, self.size, self.exchange, why_not, crowded=are_crowded(self._find_places())
+            )
+            if not isinstance(self._memory, str):
+                self.faults.on_hang_up.append(self._memory.fail)
+        return self._memory
 
     @property
     def name(self) -> str:
@@ -184,6 +204,8 @@ class Transport:
 
     def close(self) -> None:
         """Destroy the group if it is the transport's own; later calls raise ExecutionError."""
+        if self._memory is not None and not isinstance(self._memory, str):
+            self._memory.close()
         if self.mpi is not None:
             self.mpi.close()
         if self._is_private and self.group in dist.distributed_c10d._world.pg_map:

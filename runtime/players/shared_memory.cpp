@@ -1,0 +1,410 @@
+// Plays one-sided programs of one rank in memory that the ranks of a host share.
+//
+// A plain C interface for ctypes: no headers of Python or torch, so it builds in isolation.
+// shared_memory.py is its only caller and encodes the programs; the rules of slots, counters and runs
+// are those of program/one_sided/instructions.py.
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__)
+// Compiled for several processors; the loader picks the one at hand.
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+namespace {
+
+// Codes of shared_memory.py.
+enum Instruction : int64_t { PUT, SIGNAL, WAIT, COMBINE };
+enum Reduction : int64_t { SUM, PRODUCT, MAX, MIN };
+enum Outcome : int { DONE, PAUSED, TIMED_OUT, PEER_ENDED, PEER_FAILED, OTHER_CALL };
+
+constexpr int SIGNAL_BITS = 20;
+constexpr uint64_t END = (1u << SIGNAL_BITS) - 1;
+// A wait checks the deadline, and whether the peer is alive, after sleeping this long.
+constexpr long NAP_NS = 20'000'000;
+// After this time in one wait control returns to Python, which handles signals such as Ctrl-C.
+constexpr double PAUSE_S = 0.2;
+// Elements that are combined at a time: the sum so far stays in the first-level cache.
+constexpr int64_t BLOCK = 2048;
+
+// What a rank shows the others; each has cache lines of its own. The processor may fetch lines in
+// pairs, hence 128 bytes.
+struct alignas(128) Line {
+  std::atomic<uint64_t> counter;     // run << SIGNAL_BITS | signal number
+  std::atomic<uint32_t> rung;        // counts signals: what sleepers wait on
+  std::atomic<uint32_t> sleepers;    // ranks that sleep until `rung` changes
+  std::atomic<uint32_t> failed;      // the rank has given up
+  // run << 32 | call of the last two runs, by run % 2: ranks whose calls differ must not mix data.
+  std::atomic<uint64_t> calls[2];
+};
+static_assert(sizeof(Line) == 128);
+
+struct Channel {
+  Line *lines;
+  char *windows;           // ranks x 2 halves
+  int64_t half_bytes;
+  int rank, ranks;
+  int spins;
+  uint64_t run;
+  // Where a paused program goes on.
+  int64_t slice = 0, at = 0;
+  bool is_paused = false;
+  const int *processes;    // a pidfd per rank, or -1
+  uint64_t *seen;          // the last counter seen of each rank
+};
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+long futex(std::atomic<uint32_t> *word, int operation, uint32_t value, const timespec *timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation, value, timeout, nullptr, 0);
+}
+
+void ring(Line &line) {
+  // Sleepers first announce themselves and then read the counter; a signal is stored before they are
+  // counted here. So either they see it, or they are woken.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (line.sleepers.load(std::memory_order_relaxed)) {
+    line.rung.fetch_add(1, std::memory_order_seq_cst);
+    futex(&line.rung, FUTEX_WAKE, INT32_MAX, nullptr);
+  }
+}
+
+bool has_ended(int process) {
+  if (process < 0) return false;
+  pollfd poller{process, POLLIN, 0};
+  return poll(&poller, 1, 0) == 1;
+}
+
+// The values of 16-bit floats; sums are rounded to nearest even after each addition, as torch does.
+struct Bfloat16 { uint16_t bits; };
+struct Float16 { uint16_t bits; };
+
+inline float bits_to_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+inline uint32_t float_to_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+
+inline float widen(Bfloat16 x) { return bits_to_float(uint32_t(x.bits) << 16); }
+inline void narrow(float x, Bfloat16 &into) {
+  uint32_t bits = float_to_bits(x);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  into.bits = x != x ? uint16_t(0x7fc0) : uint16_t(rounded);
+}
+
+// Without branches, so that compilers vectorise it: the exponent is adjusted by a multiplication.
+inline float widen(Float16 x) {
+  uint32_t magnitude = (uint32_t(x.bits) & 0x7fffu) << 13, sign = (uint32_t(x.bits) & 0x8000u) << 16;
+  float value = bits_to_float(magnitude) * bits_to_float(0x77800000u);  // 2^112
+  uint32_t bits = float_to_bits(value);
+  bits |= magnitude >= 0x0f800000u ? 0x7f800000u : 0u;  // infinities and NaN
+  return bits_to_float(bits | sign);
+}
+inline void narrow(float x, Float16 &into) {
+  uint32_t bits = float_to_bits(x), sign = bits & 0x80000000u, magnitude = bits ^ sign;
+  // Below 2^-14 the result is subnormal: adding 0.5 rounds it in the float's own mantissa.
+  uint32_t small = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
+  uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  uint32_t large = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;  // NaN, infinity
+  uint32_t rest = magnitude < 0x38800000u ? small : normal;
+  into.bits = uint16_t((magnitude >= 0x47800000u ? large : rest) | (sign >> 16));
+}
+
+template <class T> struct As { using Wide = T; };
+template <> struct As<Bfloat16> { using Wide = float; };
+template <> struct As<Float16> { using Wide = float; };
+
+template <class T> inline T widen(T x) { return x; }
+template <class T> inline void narrow(T x, T &into) { into = x; }
+
+template <int64_t R, class W> inline W reduce(W a, W b) {
+  if constexpr (R == SUM) return a + b;
+  if constexpr (R == PRODUCT) return a * b;
+  // Like torch's: if one is NaN, the result is.
+  if constexpr (R == MAX) return a != a ? a : (b != b ? b : (a > b ? a : b));
+  return a != a ? a : (b != b ? b : (a < b ? a : b));
+}
+
+// Built with -fwrapv: integers wrap around.
+template <class T, int64_t R> inline void add_pair(T *into, const T *a, const T *b, int64_t n) {
+  using W = typename As<T>::Wide;
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep  // `into` may be `a` or `b`, but never overlaps a part of them
+#endif
+  for (int64_t i = 0; i < n; i++) narrow(reduce<R, W>(widen(a[i]), widen(b[i])), into[i]);
+}
+
+using Combiner = void (*)(void *, const void *, const void *, int64_t);
+using Divider = void (*)(void *, int64_t, int64_t);
+
+#define COMBINER(NAME, T, R)                                                                   \
+  FOR_EACH_PROCESSOR void NAME(void *into, const void *a, const void *b, int64_t n) {          \
+    add_pair<T, R>(static_cast<T *>(into), static_cast<const T *>(a), static_cast<const T *>(b), n); \
+  }
+#define COMBINERS(NAME, T)                                                                     \
+  COMBINER(NAME##_sum, T, SUM)                                                                 \
+  COMBINER(NAME##_product, T, PRODUCT)                                                         \
+  COMBINER(NAME##_max, T, MAX)                                                                 \
+  COMBINER(NAME##_min, T, MIN)
+COMBINERS(float32, float)
+COMBINERS(float64, double)
+COMBINERS(float16, Float16)
+COMBINERS(bfloat16, Bfloat16)
+COMBINERS(uint8, uint8_t)
+COMBINERS(int8, int8_t)
+COMBINERS(int16, int16_t)
+COMBINERS(int32, int32_t)
+COMBINERS(int64, int64_t)
+
+template <class T> inline void divide_all(T *values, int64_t n, int64_t by) {
+  using W = typename As<T>::Wide;
+  for (int64_t i = 0; i < n; i++) narrow(W(widen(values[i]) / W(by)), values[i]);
+}
+#define DIVIDER(NAME, T)                                                                       \
+  FOR_EACH_PROCESSOR void NAME##_divide(void *values, int64_t n, int64_t by) {                 \
+    divide_all<T>(static_cast<T *>(values), n, by);                                            \
+  }
+DIVIDER(float32, float)
+DIVIDER(float64, double)
+DIVIDER(float16, Float16)
+DIVIDER(bfloat16, Bfloat16)
+
+#define ROW(NAME) {NAME##_sum, NAME##_product, NAME##_max, NAME##_min}
+// By the number of a dtype in shared_memory.py.
+constexpr int WIDTHS[] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
+const Combiner COMBINE_BY[][4] = {ROW(float32), ROW(float64), ROW(float16), ROW(bfloat16), ROW(uint8),
+                                  ROW(int8),    ROW(int16),   ROW(int32),   ROW(int64)};
+const Divider DIVIDE_BY[] = {float32_divide, float64_divide, float16_divide, bfloat16_divide,
+                             nullptr,        nullptr,        nullptr,        nullptr, nullptr};
+
+struct Player {
+  Channel &channel;
+  const int64_t *program;  // words, see encode() in shared_memory.py
+  char *work;
+  int64_t dtype, reduction, slices;
+  uint32_t call;
+  double deadline;
+  int64_t *blame;          // on failure: the peer, and the number of the instruction's word
+  double paused_at = 0;
+
+  int width = WIDTHS[dtype];
+  Line &own = channel.lines[channel.rank];
+
+  char *slot(int64_t owner, int64_t start) const {
+    int64_t half = 2 * owner + int64_t(channel.run & 1);
+    return channel.windows + half * channel.half_bytes + start * width;
+  }
+
+  void signal(uint64_t number) {
+    own.counter.store(channel.run << SIGNAL_BITS | number, std::memory_order_release);
+    ring(own);
+  }
+
+  int fail(Outcome outcome, int64_t peer) {
+    blame[0] = peer;
+    blame[1] = channel.at;
+    return outcome;
+  }
+
+  uint64_t current_call() const { return channel.run << 32 | call; }
+
+  // A peer that is two runs ahead has written another run there; it has passed this one.
+  int check_call(int64_t peer) {
+    uint64_t other = channel.lines[peer].calls[channel.run & 1].load(std::memory_order_relaxed);
+    bool differs = other >> 32 == (channel.run & 0xffffffffu) && uint32_t(other) != call;
+    return differs ? fail(OTHER_CALL, peer) : DONE;
+  }
+
+  int wait(int64_t peer, uint64_t number, uint64_t behind) {
+    uint64_t needed = (channel.run - behind) << SIGNAL_BITS | number;
+    if (channel.seen[peer] < needed) {
+      Line &line = channel.lines[peer];
+      uint64_t value = line.counter.load(std::memory_order_acquire);
+      for (int spin = 0; value < needed && spin < channel.spins; spin++) {
+        relax();
+        value = line.counter.load(std::memory_order_acquire);
+      }
+      if (value < needed) {
+        int outcome = sleep_until(line, peer, needed);
+        if (outcome != DONE) return outcome;
+        value = line.counter.load(std::memory_order_acquire);
+      }
+      channel.seen[peer] = value;
+    }
+    return behind ? DONE : check_call(peer);
+  }
+
+  int sleep_until(Line &line, int64_t peer, uint64_t needed) {
+    // Another rank may need this core: let it run before sleeping, which costs a system call more.
+    sched_yield();
+    if (line.counter.load(std::memory_order_acquire) >= needed) return DONE;
+    double began = now();
+    int outcome = DONE;
+    line.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    for (bool first = true;; first = false) {
+      uint32_t rung = line.rung.load(std::memory_order_seq_cst);
+      if (line.counter.load(std::memory_order_seq_cst) >= needed) break;
+      if (!first) {
+        double time = now();
+        if (line.failed.load(std::memory_order_acquire)) { outcome = fail(PEER_FAILED, peer); break; }
+        if (has_ended(channel.processes[peer])) {
+          // It may have ended after its last signal, which is all that this rank needs.
+          if (line.counter.load(std::memory_order_seq_cst) < needed) outcome = fail(PEER_ENDED, peer);
+          break;
+        }
+        if (time >= deadline) { outcome = fail(TIMED_OUT, peer); break; }
+        if (time - began >= PAUSE_S) { outcome = PAUSED; break; }
+      }
+      timespec nap{0, NAP_NS};
+      futex(&line.rung, FUTEX_WAIT, rung, &nap);
+    }
+    line.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return outcome;
+  }
+
+  void put(int64_t start, int64_t length, int64_t owner, int64_t slot_start) {
+    int64_t lo = length * channel.slice / slices, hi = length * (channel.slice + 1) / slices;
+    memcpy(slot(owner, slot_start), work + (start + lo) * width, size_t(hi - lo) * width);
+  }
+
+  // start, length, owner and start of the slot that gets the result too (owner -1: none), number to
+  // divide by (0: none), number of terms, then an owner (-1: this rank's work buffer) and start each.
+  void combine(const int64_t *x) {
+    int64_t lo = x[1] * channel.slice / slices, hi = x[1] * (channel.slice + 1) / slices;
+    char *into = work + (x[0] + lo) * width;
+    char *also = x[2] < 0 ? nullptr : slot(x[2], x[3]);
+    int64_t terms = x[5];
+    const int64_t *term = x + 6;
+    auto at = [&](int64_t i) {
+      return term[2 * i] < 0 ? work + (term[2 * i + 1] + lo) * width : slot(term[2 * i], term[2 * i + 1]);
+    };
+    Combiner combiner = COMBINE_BY[dtype][reduction];
+    Divider divider = x[4] ? DIVIDE_BY[dtype] : nullptr;
+    if (terms == 1 && !divider) {
+      memcpy(into, at(0), size_t(hi - lo) * width);
+      if (also) memcpy(also, at(0), size_t(hi - lo) * width);
+      return;
+    }
+    alignas(64) char total[BLOCK * 8];
+    for (int64_t done = 0; done < hi - lo; done += BLOCK) {
+      int64_t n = hi - lo - done < BLOCK ? hi - lo - done : BLOCK, offset = done * width;
+      bool is_direct = terms == 2 && !also && !divider;
+      char *sum = is_direct ? into + offset : total;
+      if (terms == 1) memcpy(sum, at(0) + offset, size_t(n) * width);
+      else combiner(sum, at(0) + offset, at(1) + offset, n);
+      for (int64_t i = 2; i < terms; i++) combiner(sum, sum, at(i) + offset, n);
+      if (divider) divider(sum, n, x[4]);
+      if (!is_direct) memcpy(into + offset, sum, size_t(n) * width);
+      if (also) memcpy(also + offset, sum, size_t(n) * width);
+    }
+  }
+
+  int play() {
+    const int64_t words = program[0];
+    const int64_t *x = program + 1;
+    if (!channel.is_paused) {
+      channel.slice = channel.at = 0;
+      own.calls[channel.run & 1].store(current_call(), std::memory_order_relaxed);
+    }
+    channel.is_paused = false;
+    for (;;) {
+      while (channel.at < words) {
+        const int64_t *y = x + channel.at;
+        switch (y[0]) {
+        case PUT:
+          put(y[1], y[2], y[3], y[4]);
+          channel.at += 5;
+          break;
+        case SIGNAL:
+          signal(uint64_t(y[1]));
+          channel.at += 2;
+          break;
+        case WAIT: {
+          int outcome = wait(y[1], uint64_t(y[2]), uint64_t(y[3]));
+          if (outcome == PAUSED) channel.is_paused = true;
+          else if (outcome != DONE) { own.failed.store(1, std::memory_order_release); ring(own); }
+          if (outcome != DONE) return outcome;
+          channel.at += 4;
+          break;
+        }
+        case COMBINE:
+          combine(y + 1);
+          channel.at += 7 + 2 * y[6];
+          break;
+        }
+      }
+      channel.run++;
+      channel.at = 0;
+      if (++channel.slice == slices) return DONE;
+      own.calls[channel.run & 1].store(current_call(), std::memory_order_relaxed);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t topoplan_lines_bytes(int ranks) { return int64_t(sizeof(Line)) * ranks; }
+
+// `base` is the shared memory: a line per rank, then two halves of a window per rank.
+void *topoplan_join(void *base, int64_t half_bytes, int rank, int ranks, int spins, const int *processes) {
+  auto *channel = new Channel;
+  channel->lines = static_cast<Line *>(base);
+  channel->windows = static_cast<char *>(base) + topoplan_lines_bytes(ranks);
+  channel->half_bytes = half_bytes;
+  channel->rank = rank;
+  channel->ranks = ranks;
+  channel->spins = spins;
+  channel->run = 2;  // runs begin here, so that two runs before the first are over
+  int *copies = new int[ranks];
+  memcpy(copies, processes, sizeof(int) * ranks);
+  channel->processes = copies;
+  channel->seen = new uint64_t[ranks]();
+  channel->lines[rank].counter.store(1ull << SIGNAL_BITS | END, std::memory_order_release);
+  return channel;
+}
+
+void topoplan_leave(void *channel_) {
+  auto *channel = static_cast<Channel *>(channel_);
+  delete[] channel->processes;
+  delete[] channel->seen;
+  delete channel;
+}
+
+// Tell ranks that wait for this one that it has given up.
+void topoplan_fail(void *channel_) {
+  auto *channel = static_cast<Channel *>(channel_);
+  Line &own = channel->lines[channel->rank];
+  own.failed.store(1, std::memory_order_release);
+  ring(own);
+}
+
+int topoplan_play(void *channel, const int64_t *program, void *work, int64_t dtype, int64_t reduction,
+                  int64_t slices, uint32_t call, double deadline, int64_t *blame) {
+  Player player{*static_cast<Channel *>(channel), program, static_cast<char *>(work), dtype, reduction,
+                slices, call, deadline, blame};
+  return player.play();
+}
+
+}
