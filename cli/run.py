@@ -192,7 +192,13 @@ def _run_job(
     communicator = None
     if plan is not None:
         communicator = Communicator(
-            plan, transport, timeout, options.choose, options.compress, options.reduction
+            plan,
+            transport,
+            timeout,
+            options.choose,
+            options.compress,
+            options.reduction,
+            executor=options.executor,
         )
     work.advance(f"{settings.collective.name} ...", 0, 0)
     host = _host_costs(args.calibrate, communicator, transport, timeout, work.say)

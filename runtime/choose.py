@@ -134,8 +134,9 @@ class Chooser:
 
     `mode` is one of MODES or a function; `is_usable` says which of the plan's schedules may be
     used; `codec` encodes messages. `executor` is one of EXECUTORS, `plays_one_sided` says whether
-    the ranks share memory, so that schedules can be played one-sided. Rank 0 caches races in the folder `cache`; with None, nowhere.
-    `choices` and `trials` (see `find_trial`) are by the size in bits.
+    the ranks share memory, so that schedules can be played one-sided. Rank 0 caches races in the
+    folder `cache`; with None, nowhere. `choices` and `trials` (see `find_trial`) are by the size
+    in bits.
     """
 
     def __init__(
@@ -166,12 +167,16 @@ class Chooser:
 
     @cached_property
     def variants(self) -> list[Schedule]:
-        """All candidates: each usable schedule in each segmentation, in one order on all ranks."""
-        sent = [
+        """All candidates, in one order on all ranks."""
+        # Last, so that their presence does not change the others' places, which are cached.
+        return [*self.sent, *self.one_sided]
+
+    @cached_property
+    def sent(self) -> list[Schedule]:
+        """The candidates that are sent as messages: each usable schedule in each segmentation."""
+        return [
             schedule for family in self.families for schedule in (*family.stepwise, *family.piped)
         ]
-        # Last, so that their presence does not change the others' places, which are cached.
-        return [*sent, *self.one_sided]
 
     @cached_property
     def one_sided(self) -> list[OneSidedSchedule]:
@@ -393,14 +398,11 @@ class Chooser:
         candidates |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
-        best, *others = self._rank_one_sided(size_bytes) or [None]
-        if best is None:
-            order = lean or usable
-        elif self.executor == ONE_SIDED:
-            order = [best, *others]
-        else:
-            # Trials have few entrants: the first ones of the list, and the last.
-            order = [best, *(lean or usable)[:-1], *others, *(lean or usable)[-1:]]
+        sent, one_sided = lean or usable, self._rank_one_sided(size_bytes)
+        # Trials have few entrants: the first ones of the list, and the last.
+        order = [*one_sided[:1], *sent[:-1], *one_sided[1:], *sent[-1:]]
+        if self.executor == ONE_SIDED:
+            order = one_sided
         return [self.variants.index(schedule) for schedule in dict.fromkeys(order)]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:

@@ -236,8 +236,7 @@ def find_executor(name: str | None) -> str:
     chosen = name or os.environ.get(EXECUTOR) or EXECUTORS[0]
     if chosen not in EXECUTORS:
         raise InputError(
-            f"{'executor' if name else EXECUTOR}={chosen!r}: expected one of "
-            f"{', '.join(EXECUTORS)}"
+            f"{'executor' if name else EXECUTOR}={chosen!r}: expected one of {', '.join(EXECUTORS)}"
         )
     return chosen
 

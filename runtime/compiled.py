@@ -149,19 +149,21 @@ class Compiled:
         op = self.op if collective.reduces else None
         call = describe_call(collective.name, op, collective.root, numel, like.dtype)
         self.call = f"{call} by {schedule.label}"
+        self.program, sent = self._lower(numel)
+        self.sent_bytes = sent if codec is not None else sent * like.element_size()
         self.encoding: list[tuple[int, torch.dtype]] = []
         if codec is not None:
-            self.encoding = list_encoding_sizes(program, feedback=buffers.residual is not None)
+            self.encoding = list_encoding_sizes(
+                self.messages, feedback=buffers.residual is not None
+            )
             self.call += f", {codec.name} on the wire"
         # Ranks whose calls differ have different tags: their messages never meet, let alone add up.
         text = f"{self.call}, {len(schedule.transfers)} transfers"
         self._signature = zlib.crc32(text.encode()) & 0x3FFF
-        program, sent = self._lower(numel)
-        self.program = program
-        self.sent_bytes = sent if codec is not None else sent * like.element_size()
         # The work buffer can be the output itself if all of it is the result: the input must not be
         # written to.
-        self._fits_target = self.in_place or program.drains == (Move(0, program.work_numel, 0),)
+        whole = (Move(0, self.program.work_numel, 0),)
+        self._fits_target = self.in_place or self.program.drains == whole
         self.arena = find_arena(transport, like.device)
         self.own = Binding()
         self._bindings = WeakSet([self.own])

@@ -36,6 +36,7 @@ def ddp_hook(
     compress: str | None = None,
     error_feedback: bool = False,
     reduction: str = "hops",
+    executor: str | None = None,
 ) -> "DdpHook":
     """Return a communication hook that averages gradients by an allreduce plan.
 
@@ -50,7 +51,7 @@ def ddp_hook(
     divide_by_initial_world_size=False changes nothing. With TOPOPLAN_PLANS=off the hook averages as
     DDP does without one, and the plan is not read. Raise InputError and PlanMismatchError.
     """
-    return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction)
+    return DdpHook(plan, group, timeout, choose, compress, error_feedback, reduction, executor)
 
 
 class DdpHook:
@@ -69,6 +70,7 @@ class DdpHook:
         compress: str | None,
         error_feedback: bool,
         reduction: str,
+        executor: str | None,
     ) -> None:
         if error_feedback and compress is None:
             raise InputError(
@@ -77,6 +79,7 @@ class DdpHook:
             )
         self.plan, self.timeout, self.choose = plan, timeout, choose
         self.compress, self.error_feedback, self.reduction = compress, error_feedback, reduction
+        self.executor = executor
         self._prepare()
         self._group = group
         if not self._is_off and (dist.is_initialized() or group is not None):
@@ -110,6 +113,7 @@ class DdpHook:
             self.choose,
             self.compress,
             self.reduction,
+            executor=self.executor,
         )
         if communicator.plan.collective.name != "allreduce":
             raise InputError(
@@ -209,10 +213,10 @@ class DdpHook:
         return f"<topoplan.ddp_hook of {what}: {options}>"
 
     def __getstate__(self) -> dict[str, object]:
-        return {
-            name: getattr(self, name)
-            for name in ("plan", "timeout", "choose", "compress", "error_feedback", "reduction")
-        }
+        names = (
+            "plan", "timeout", "choose", "compress", "error_feedback", "reduction", "executor",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

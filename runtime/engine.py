@@ -42,8 +42,9 @@ class Engine:
 
     Making it is collective over the transport's ranks. `codec` encodes messages; with `rounds_once`
     only schedules are used in which each contribution is rounded once, then their sum once. Race
-    results are cached in the folder `cache`; with None, nowhere. `executor` is one of EXECUTORS. Raise InputError if the plan has
-    no schedule that all ranks round identically, ExecutionError if a rank does not answer.
+    results are cached in the folder `cache`; with None, nowhere. `executor` is one of EXECUTORS.
+    Raise InputError if the plan has no schedule that all ranks round identically, ExecutionError if
+    a rank does not answer.
     """
 
     def __init__(

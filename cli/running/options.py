@@ -129,6 +129,12 @@ def build_parser() -> Parser:
         "a plan of topo-synth --reproducible)",
     )
     add(
+        "--executor",
+        choices=("auto", "one-sided", "point-to-point"),
+        help="what plays schedules: one-sided programs in memory that the ranks share, "
+        "point-to-point messages, or auto (default): the faster of both",
+    )
+    add(
         "--compress",
         metavar="CODEC",
         help="compress what is sent: fp16, bf16, fp8, fp8-e5m2 or int8; sums are in float32",

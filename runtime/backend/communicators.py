@@ -290,6 +290,7 @@ class Communicators:
                 options.choose,
                 self._codec(collective),
                 cache=options.cache,
+                executor=options.executor,
             )
         communicator.engine.times_calls = True
         communicator.engine.executor.tallies.report = accounts.report

@@ -12,6 +12,7 @@ from ...topo.errors import InputError
 from ..cache import find_cache_folder
 from ..choose import MODES, SAME_BITS, ChooseMode, check_choose_mode
 from ..codecs import find_codec
+from ..communicator import find_executor
 from ..ranks.transport import check_transport
 from ..scratch import parse_scratch
 from .account import heed_log_level
@@ -41,6 +42,7 @@ class BackendOptions:
     compress: str | None
     even_alltoall: bool = False
     transport: str = "auto"
+    executor: str = "auto"
     scratch_bytes: int | None = None
 
     @property
@@ -69,6 +71,7 @@ def backend_options(
     even_alltoall: bool | None = None,
     transport: str | None = None,
     scratch: str | int | None = None,
+    executor: str | None = None,
 ) -> Any:
     """Return options of the backend "topo", for `init_process_group("topo", pg_options=...)`.
 
@@ -97,6 +100,7 @@ def backend_options(
     - `transport` (TOPOPLAN_TRANSPORT, auto): what sends the messages of plans: auto (gloo on CPUs,
       NCCL on GPUs), or mpi for ranks that mpirun started; MPI's own collectives then race against
       the plan.
+    - `executor` (TOPOPLAN_EXECUTOR, auto): what plays schedules, as for Communicator.
     - `scratch` (TOPOPLAN_SCRATCH, twice the largest buffer that was used): bytes of scratch memory,
       such as "512M", that this process may hold between calls; a call that needs more allocates it
       and frees it at its end.
@@ -135,6 +139,7 @@ def backend_options(
         if even_alltoall is not None
         else _yes_or_no("TOPOPLAN_EVEN_ALLTOALL"),
         transport=check_transport(transport),
+        executor=find_executor(executor),
         scratch_bytes=parse_scratch(scratch),
     )
 

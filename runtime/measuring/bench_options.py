@@ -104,6 +104,7 @@ class BenchOptions:
     choose: str = "race"
     compress: str | None = None
     reduction: str = "hops"
+    executor: str | None = None
     timeout_s: float = 300.0
     # Where results go: "in" the input's place, "out" to another tensor, "both" one after the
     # other; None: as torch does.

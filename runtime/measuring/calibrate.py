@@ -42,7 +42,7 @@ def choose_probes(communicator: Communicator) -> list[Probe]:
     engine, topology = communicator.engine, communicator.plan.topology
     playable = [
         base
-        for base in dict.fromkeys(s.uncut for s in engine.chooser.variants)
+        for base in dict.fromkeys(s.uncut for s in engine.chooser.sent)
         if shape_of(base, engine.machine.topology) is not None
     ]
     if not playable:

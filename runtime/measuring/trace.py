@@ -23,6 +23,7 @@ from ..executor import Executor
 from ..program.instructions import Post
 from ..program.layout import IN_PLACE, Layout
 from ..program.messages import list_messages
+from ..program.one_sided.flat import OneSidedSchedule
 from ..ranks.faults import first_line
 from .bench_data import BenchSettings
 
@@ -44,6 +45,8 @@ def trace_largest(settings: BenchSettings, communicator: Communicator) -> str | 
     size = engine.wire_size(numel, dtype)
     choice = communicator.choice(size)
     schedule = (choice and (choice.schedule or choice.own)) or plan.entry_for(size).schedule
+    if isinstance(schedule, OneSidedSchedule):  # which sends no messages
+        schedule = schedule.as_messages
     if len(schedule.transfers) * schedule.segments > MAX_TIMES:
         raise InputError(
             f"{schedule.label} at {size} bytes has more than {MAX_TIMES:,} transfers and segments; "

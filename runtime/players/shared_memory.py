@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...topo.errors import ExecutionError
 from ..program.instructions import Post, Span
-from ..program.one_sided.instructions import END, Combine, OneSidedProgram, Piece, Put, Signal, Wait
+from ..program.one_sided.instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Wait
 from ..reductions import ReduceOp
 from .contract import PlayError, Stamp
 
@@ -138,7 +138,11 @@ class SharedMemory:
 
 
 def open_shared_memory(
-    rank: int, ranks: int, exchange: Callable[[object], list[Any]], why_not: str | None, crowded: bool
+    rank: int,
+    ranks: int,
+    exchange: Callable[[object], list[Any]],
+    why_not: str | None,
+    crowded: bool,
 ) -> SharedMemory | str:
     """Return memory that all ranks share, or why there is none, the same on all ranks.
 
@@ -270,7 +274,9 @@ class PlayerInSharedMemory:
         waits = _find_wait(self._program, word)
         # A wait for a free slot is a wait for the peer to have received.
         kind, step = ("receive", waits.step) if waits.step >= 0 else ("send", 0)
-        post = Post("receive" if kind == "receive" else "send", peer, 0, step, step, Span("work", 0, 0))
+        post = Post(
+            "receive" if kind == "receive" else "send", peer, 0, step, step, Span("work", 0, 0)
+        )
         return PlayError(post, [post], _REASONS[outcome])
 
 
@@ -290,12 +296,12 @@ def _encode_one(x: object, ranks: int) -> list[int]:
             return [_SIGNAL, x.number]
         case Wait():
             return [_WAIT, x.peer, x.number, x.behind]
-        case Combine():
+        case Fold():
             also = (-1, 0) if x.also is None else (x.also.owner, x.also.start)
             terms = [
                 word
                 for term in x.terms
-                for word in (-1 if isinstance(term, Piece) else term.owner, term.start)
+                for word in (-1 if isinstance(term, Part) else term.owner, term.start)
             ]
             divisor = ranks if x.divides else 0
             return [

@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import AllgatherOptions, BarrierOptions, PrefixS
 from ...topo.errors import InputError
 from ..mpi.channel import MpiChannel, find_own_mpi_rank
 from ..mpi.library import describe_mpi, takes_gpu_memory
+from ..players.shared_memory import SharedMemory, open_shared_memory
 from .addresses import Addresses, publish_address
 from .faults import Faults, grace_s
-from ..players.shared_memory import SharedMemory, open_shared_memory
 from .groups import (
     GroupMaker,
     device_of,
@@ -145,7 +145,11 @@ class Transport:
             elif EMULATED in os.environ:
                 why_not = "the machine is emulated: shared memory would bypass its links"
             self._memory = open_shared_memory(
-                self.rank, self.size, self.exchange, why_not, crowded=are_crowded(self._find_places())
+                self.rank,
+                self.size,
+                self.exchange,
+                why_not,
+                crowded=are_crowded(self._find_places()),
             )
             if not isinstance(self._memory, str):
                 self.faults.on_hang_up.append(self._memory.fail)

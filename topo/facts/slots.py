@@ -26,7 +26,7 @@ class _Port:
 
 
 @dataclass(frozen=True)
-class Slot:
+class PciNode:
     """A device or switch, its parent in the PCI tree, and the link between them.
 
     `bus_id` is its PCI address and `parent` that of the switch above it, None if it is directly
@@ -44,7 +44,7 @@ class Slot:
     source: str
 
 
-def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[Slot]:
+def list_slots(facts: Facts, bus_ids: Iterable[str]) -> Iterator[PciNode]:
     """Yield the devices at these PCI addresses and the switches above them, from facts `pci/BUS`.
 
     Parents come before their children, siblings in order of PCI address. A bridge with a single
@@ -67,14 +67,14 @@ def _list_below(
     parent: str | None,
     chain: tuple[str, ...],
     top: str,
-) -> Iterator[Slot]:
+) -> Iterator[PciNode]:
     chain = (*chain, port.bus_id)
     is_leaf, below = port.bus_id in leaves, [port.below[name] for name in sorted(port.below)]
     if not is_leaf and len(below) == 1:
         yield from _list_below(facts, below[0], leaves, parent, chain, top)
         return
     link, notes = _find_narrowest(facts, chain, is_leaf)
-    yield Slot(
+    yield PciNode(
         port.bus_id,
         parent,
         not is_leaf,

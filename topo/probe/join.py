@@ -25,7 +25,7 @@ from ..facts.keys import (
     pci_subject,
     rdma_subject,
 )
-from ..facts.slots import Slot, list_slots
+from ..facts.slots import PciNode, list_slots
 from ..formats.hwloc_xml.cpus import join_cpus
 from ..graph import Device, Link, Topology, both_directions
 from ..hardware import ASSUMED_PLACE, LATENCY_us, PCIE_GTps
@@ -201,7 +201,7 @@ class _Joiner:
     # -- PCI Express
 
     def _link_tree(
-        self, tree: list[Slot], cpus: list[Device]
+        self, tree: list[PciNode], cpus: list[Device]
     ) -> tuple[list[Device], dict[str, str]]:
         """Add the links of the PCIe tree; return its switches, and the id of each GPU's CPU."""
         cpu_of_top = {slot.top: self._find_cpu(tree, slot.top, cpus) for slot in tree}
@@ -233,7 +233,7 @@ class _Joiner:
             f"gpu{self.gpus[s.bus_id]}": cpu_of_top[s.top].id for s in tree if s.bus_id in self.gpus
         }
 
-    def _list_ids(self, slot: Slot) -> tuple[str, ...]:
+    def _list_ids(self, slot: PciNode) -> tuple[str, ...]:
         # The ports of a NIC share one slot.
         if slot.is_switch:
             return (f"pci-{slot.bus_id}",)
@@ -243,7 +243,7 @@ class _Joiner:
             else self.nics[slot.bus_id]
         )
 
-    def _find_cpu(self, tree: list[Slot], top: str, cpus: list[Device]) -> Device:
+    def _find_cpu(self, tree: list[PciNode], top: str, cpus: list[Device]) -> Device:
         """Return the CPU above a top-level bridge, or the first CPU, with a note, if unknown.
 
         The CPU is that of a GPU below the bridge in NVML's tree, else that of the first device
@@ -270,7 +270,7 @@ class _Joiner:
 
     # -- devices
 
-    def _make_gpu(self, index: str, bus_id: str, tree: list[Slot]) -> Device:
+    def _make_gpu(self, index: str, bus_id: str, tree: list[PciNode]) -> Device:
         subject = gpu_subject(index)
         slot = next(s for s in tree if s.bus_id == bus_id)
         place = self._read_place(bus_id)
@@ -438,7 +438,7 @@ def _read_cpu_model(facts: Facts) -> dict[str, Any]:
     return {key: value for key, value in model.items() if value is not None}
 
 
-def _make_pcie_link(child: str, parent: str, slot: Slot) -> Link:
+def _make_pcie_link(child: str, parent: str, slot: PciNode) -> Link:
     return Link(
         child,
         parent,

@@ -41,7 +41,7 @@ def align(numel: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Part:
     """Elements of a rank's own work buffer, `length` from `start` on."""
 
     start: int
@@ -64,7 +64,7 @@ class Slot:
 class Put:
     """Copy a piece of the work buffer to a slot."""
 
-    piece: Piece
+    piece: Part
     slot: Slot
 
 
@@ -89,20 +89,20 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Combine:
+class Fold:
     """Reduce `terms` from the first to the last, and store the result in the work buffer at `into`.
 
     One term alone is copied. With `also` the result is put to that slot, too. With `divides` it is
     divided by the number of ranks before it is stored.
     """
 
-    terms: tuple[Piece | Slot, ...]
-    into: Piece
+    terms: tuple[Part | Slot, ...]
+    into: Part
     also: Slot | None = None
     divides: bool = False
 
 
-Instruction = Put | Signal | Wait | Combine
+Instruction = Put | Signal | Wait | Fold
 # Who owns the slot of a message: its sender, from which the receivers read (pull), or its receiver,
 # to which the sender writes (push).
 Mode = Literal["pull", "push"]
@@ -134,8 +134,6 @@ class OneSidedProgram:
     def puts(self) -> Iterator[Slot]:
         """The slots that the program writes to."""
         for x in self.instructions:
-            slot = (
-                x.slot if isinstance(x, Put) else x.also if isinstance(x, Combine) else None
-            )
+            slot = x.slot if isinstance(x, Put) else x.also if isinstance(x, Fold) else None
             if slot is not None:
                 yield slot

@@ -21,11 +21,11 @@ from ..layout import Layout
 from ..lowering import find_completing_steps
 from .instructions import (
     END,
-    Combine,
+    Fold,
     Instruction,
     Mode,
     OneSidedProgram,
-    Piece,
+    Part,
     Put,
     Signal,
     Slot,
@@ -65,7 +65,7 @@ def lower_one_sided(
             f"{window_numel}; expected fewer chunks"
         )
     completing = find_completing_steps(layout.schedule, rank) if averages else {}
-    writer = _Writer(layout, rank, puts, slices, completing)
+    writer = _ProgramWriter(layout, rank, puts, slices, completing)
     return OneSidedProgram(
         rank=rank,
         ranks=layout.collective.ranks,
@@ -132,9 +132,7 @@ class _Puts:
         self._puts: dict[tuple[int, ...], _PutAt] = {}
         signals: dict[int, int] = defaultdict(int)
         for (_, src), group in groupby(messages, key=itemgetter(0, 1)):
-            new = [
-                message for message in group if self._key(message) not in self._puts
-            ]
+            new = [message for message in group if self._key(message) not in self._puts]
             signals[src] += bool(new)
             for message in new:
                 if self._key(message) in self._puts:
@@ -155,7 +153,7 @@ class _Puts:
         return self._puts[self._key(message)]
 
 
-class _Writer:
+class _ProgramWriter:
     """Writes one rank's instructions."""
 
     def __init__(
@@ -205,22 +203,22 @@ class _Writer:
         out.append(Signal(END))
         return out
 
-    def _combine(self, step: int, chunk: int, arrivals: list[_Message]) -> Combine:
+    def _combine(self, step: int, chunk: int, arrivals: list[_Message]) -> Fold:
         into = self._piece(chunk)
-        terms: list[tuple[int, Piece | Slot]] = [
+        terms: list[tuple[int, Part | Slot]] = [
             (message[1], self._slot(message)) for message in arrivals
         ]
         if arrivals[0][4]:
             terms.append((self._rank, into))
-        return Combine(
+        return Fold(
             tuple(term for _, term in sorted(terms, key=itemgetter(0))),
             into,
             divides=self._completing.get(chunk) == step,
         )
 
-    def _piece(self, chunk: int) -> Piece:
+    def _piece(self, chunk: int) -> Part:
         lo, hi = self._layout.chunk(self._rank, chunk)
-        return Piece(lo, hi - lo)
+        return Part(lo, hi - lo)
 
     def _slot(self, message: _Message) -> Slot:
         at = self._puts.find(message)
@@ -229,15 +227,15 @@ class _Writer:
 
 
 def _put_results_at_once(instructions: list[Instruction]) -> list[Instruction]:
-    """Let each Combine also put its result, if a later Put would read it from the work buffer."""
-    last: dict[Piece, int] = {}
+    """Let each Fold also put its result, if a later Put would read it from the work buffer."""
+    last: dict[Part, int] = {}
     out: list[Instruction | None] = list(instructions)
     for number, x in enumerate(instructions):
-        if isinstance(x, Combine):
+        if isinstance(x, Fold):
             last[x.into] = number
         elif isinstance(x, Put):
             writer = out[last[x.piece]] if x.piece in last else None
-            if isinstance(writer, Combine) and writer.also is None:
+            if isinstance(writer, Fold) and writer.also is None:
                 out[last[x.piece]] = replace(writer, also=x.slot)
                 out[number] = None
     return [x for x in out if x is not None]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....topo.errors import VerificationError
-from .instructions import END, Combine, OneSidedProgram, Piece, Put, Signal, Slot, Wait
+from .instructions import END, Fold, OneSidedProgram, Part, Put, Signal, Slot, Wait
 
 Values = NDArray[np.int64]
 # A run and a signal number, as in a counter.
@@ -56,7 +56,7 @@ class _Rank:
     in_flight: list[tuple[tuple[int, int, int], _Written]] = field(default_factory=list)
 
 
-class Replay:
+class OneSidedReplay:
     """Plays the programs of several calls, `calls[c][r]` being that of rank r in call c.
 
     `works[c][r]` are the work buffers, which are changed in place. Sums are of integers; divisions
@@ -132,13 +132,15 @@ class Replay:
                     self._land(state, self._random.randrange(len(state.in_flight)))
                 state.counter = (state.run, x.number)
             case Wait():
-                if not self._is_reached(state.run - x.behind, x.number, self._ranks[x.peer].counter):
+                if not self._is_reached(
+                    state.run - x.behind, x.number, self._ranks[x.peer].counter
+                ):
                     return False
                 if self._memory.acquires:
                     state.acquired = self._time
-            case Combine():
+            case Fold():
                 terms = [self._read(rank, program, work, term) for term in x.terms]
-                total = np.sum(terms, axis=0, dtype=np.int64)
+                total: Values = np.add.reduce(terms, axis=0, dtype=np.int64)
                 self._part_of(program, state, work, x.into)[:] = total
                 if x.also is not None:
                     self._put(state, program, x.also, total)
@@ -154,7 +156,7 @@ class Replay:
             return counter >= (run, number)
         return counter[1] >= number
 
-    def _part_of(self, program: OneSidedProgram, state: _Rank, work: Values, x: Piece) -> Values:
+    def _part_of(self, program: OneSidedProgram, state: _Rank, work: Values, x: Part) -> Values:
         lo, hi = program.cut(x.length, state.part)
         return work[x.start + lo : x.start + hi]
 
@@ -164,11 +166,9 @@ class Replay:
         key = slot.owner, state.run % self._memory.halves, slot.start
         state.in_flight.append((key, _Written(0, state.run, values.copy())))
 
-    def _read(
-        self, rank: int, program: OneSidedProgram, work: Values, term: Piece | Slot
-    ) -> Values:
+    def _read(self, rank: int, program: OneSidedProgram, work: Values, term: Part | Slot) -> Values:
         state = self._ranks[rank]
-        if isinstance(term, Piece):
+        if isinstance(term, Part):
             return self._part_of(program, state, work, term)
         half = state.run % self._memory.halves
         history = self._slots.get((term.owner, half, term.start), [])

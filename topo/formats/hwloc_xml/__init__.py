@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...facts import facts_to_json
-from ...facts.slots import Slot
+from ...facts.slots import PciNode
 from ...graph import Device, Link, Topology, both_directions
 from ...hardware import NVSWITCH_GENERATIONS, LATENCY_us, nvswitch_adding
 from ...names import pick_unused_name
@@ -152,7 +152,7 @@ class _Reader:
             )
         return near[0].device
 
-    def _add_pci_tree(self, slots: list[Slot]) -> None:
+    def _add_pci_tree(self, slots: list[PciNode]) -> None:
         names = {gpu.key: [gpu.id] for gpu in self.gpus}
         functions = {gpu.key: gpu.function for gpu in self.gpus}
         for name, nic in self.nics.items():
@@ -188,7 +188,7 @@ class _Reader:
         for ports in names.values():
             self.notes.add_shared_ports(ports)
 
-    def _build_pcie_link(self, child: str, parent: str, slot: Slot) -> Link:
+    def _build_pcie_link(self, child: str, parent: str, slot: PciNode) -> Link:
         source = "hwloc XML, pci_link_speed"
         if slot.link.assumed:
             source = assumed("hwloc gives no PCIe speed")

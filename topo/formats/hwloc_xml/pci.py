@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ...facts import Fact, Facts, keys
 from ...facts.keys import pci_subject
-from ...facts.slots import Slot, list_slots
+from ...facts.slots import PciNode, list_slots
 from ...hardware import PCIE_GTps, PcieLink
 from ..safe_xml import Element
 from .objects import (
@@ -254,7 +254,7 @@ def find_link(raw_GBps: Fraction) -> PcieLink | None:
     return min(near, key=lambda link: near[link], default=None)
 
 
-def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[Slot]:
+def find_slots(machine: HwlocMachine, gpus: list[HwlocGpu], nics: list[HwlocNic]) -> list[PciNode]:
     """Return the PCI tree's switches, GPUs and NICs, parents before what is below them.
 
     Each has the narrowest link between it and its parent. Raise InputError if two have one address.
