@@ -141,8 +141,8 @@ template <int64_t R, class W> inline W reduce(W a, W b) {
   if constexpr (R == SUM) return a + b;
   if constexpr (R == PRODUCT) return a * b;
   // Like torch's: if one is NaN, the result is.
-  if constexpr (R == MAX) return a != a ? a : (b != b ? b : (a > b ? a : b));
-  return a != a ? a : (b != b ? b : (a < b ? a : b));
+  if constexpr (R == MAX) return a != a ? a : (b != b ? b : (a >= b ? a : b));
+  return a != a ? a : (b != b ? b : (a <= b ? a : b));
 }
 
 // Built with -fwrapv: integers wrap around.

@@ -79,7 +79,13 @@ class OneSidedReplay:
         self._time = 0
 
     def run(self) -> None:
-        """Play all calls; raise VerificationError on a wrong read, or if no rank can go on."""
+        """Play all calls.
+
+        Raise VerificationError on a wrong read, on a wait for a signal that its peer does not give,
+        and if no rank can go on.
+        """
+        for programs in self._calls:
+            _check_signals(programs)
         left = set(range(len(self._ranks)))
         stuck: set[int] = set()
         while left:
@@ -197,3 +203,19 @@ class OneSidedReplay:
                     raise VerificationError(
                         f"rank {rank} reads {slot}, which a put of run {x.run} at {start} overwrote"
                     )
+
+
+def _check_signals(programs: Sequence[OneSidedProgram]) -> None:
+    """Raise VerificationError if a rank waits for a number that its peer never signals.
+
+    A later signal would end the wait, too, but perhaps much later.
+    """
+    numbers = [
+        {x.number for x in program.instructions if isinstance(x, Signal)} for program in programs
+    ]
+    for rank, program in enumerate(programs):
+        if END not in numbers[rank]:
+            raise VerificationError(f"rank {rank} does not signal the end of its run")
+        for x in program.instructions:
+            if isinstance(x, Wait) and x.number not in numbers[x.peer]:
+                raise VerificationError(f"rank {rank} waits for a signal that is missing: {x}")

@@ -1,0 +1,174 @@
+"""Plans played in memory that the ranks share: results, faults, and what may not be shared."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+
+import patience
+import torch
+import torch.distributed as dist
+from rank_process import leave
+
+import topoplan
+from ranks.checks import normal, refused
+from ranks.faults import die
+from topoplan import Communicator
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
+OPS = (
+    dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX,
+    dist.ReduceOp.MIN,
+)  # fmt: skip
+
+
+def make(path: str, executor: str, seconds: float = 60) -> Communicator:
+    return Communicator(path, None, patience.deadline(seconds), "plan", executor=executor)
+
+
+def values(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return other values on each rank; floating-point ones with what is special about them."""
+    rank = dist.get_rank()
+    if not dtype.is_floating_point:
+        return (normal(rank, numel) * 50).clamp(-120, 120).abs().to(dtype)
+    data = normal(rank, numel) * 10.0 ** torch.randint(
+        -6, 5, (numel,), generator=torch.Generator().manual_seed(rank + 100)
+    )
+    data = data.to(dtype)
+    special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 65504.0, 6e-8, 1e-41]
+    for at, value in enumerate(special[rank:] + special[:rank]):
+        if 3 * at < numel:
+            data[3 * at] = value
+    return data
+
+
+def the_bits_are_those_of_messages(path: str) -> None:
+    """Every dtype and reduction, by the same schedule as messages and one-sided."""
+    sent, played = make(path, "point-to-point"), make(path, "one-sided")
+    for dtype in DTYPES:
+        for op in OPS:
+            if op == dist.ReduceOp.AVG and not dtype.is_floating_point:
+                continue
+            for numel in (1, 5001):
+                one, other = values(numel, dtype), values(numel, dtype)
+                sent.allreduce(one, op)
+                played.allreduce(other, op)
+                same = torch.equal(bits_of(one), bits_of(other))
+                assert same, (dtype, op, numel, first_difference(one, other))
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, in which all NaN are one, and 0 has one sign: which of two
+    zeros is the smaller one is left open.
+    """
+    if tensor.is_floating_point():
+        tensor = tensor + 0.0
+        tensor = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+    return tensor.view(torch.uint8)
+
+
+def first_difference(one: torch.Tensor, other: torch.Tensor) -> tuple[int, float, float]:
+    for at, (a, b) in enumerate(zip(one.tolist(), other.tolist(), strict=True)):
+        if a != b and not (a != a and b != b):
+            return at, a, b
+    return -1, 0.0, 0.0
+
+
+def all_collectives(paths: Mapping[str, str]) -> None:
+    """Random sizes of all collectives one after the other, without waiting for each other between
+    calls.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    by_name = {name: make(path, "one-sided") for name, path in paths.items()}
+    order = random.Random(7)
+    for _ in range(150):
+        name, part = order.choice(sorted(paths)), order.choice((1, 3, 100, 5000, 60_000))
+        numel, root = part * world, rank == 0
+        mine = torch.arange(part) + 1000 * rank
+        whole = torch.arange(world).repeat_interleave(part)
+        every, out, row = torch.empty(numel), torch.empty(part), (whole + 10 * rank).float()
+        x, total = (torch.arange(numel) % 97 + rank).float(), sum(range(world))
+        base = (torch.arange(numel) % 97).float()
+        c = by_name[name]
+        if name == "allreduce":
+            assert torch.equal(c.allreduce(x), base * world + total)
+        elif name == "reduce":
+            c.reduce(x)
+            assert not root or torch.equal(x, base * world + total)
+        elif name == "broadcast":
+            assert torch.equal(c.broadcast(x), base)
+        elif name == "allgather":
+            c.allgather(every, mine.float())
+            assert torch.equal(every, (whole * 1000 + torch.arange(part).repeat(world)).float())
+        elif name == "gather":
+            c.gather(every if root else None, mine.float())
+            wanted = (whole * 1000 + torch.arange(part).repeat(world)).float()
+            assert not root or torch.equal(every, wanted)
+        elif name == "reduce-scatter":
+            c.reduce_scatter(out, row)
+            assert (out == world * rank + 10 * total).all()
+        elif name == "scatter":
+            c.scatter(out, whole.float() if root else None)
+            assert (out == rank).all()
+        else:
+            c.alltoall(every, row)
+            wanted = torch.cat([torch.full((part,), 10.0 * of + rank) for of in range(world)])
+            assert torch.equal(every, wanted)
+
+
+def a_rank_is_killed(path: str) -> str:
+    communicator = make(path, "one-sided", 20)
+    x = torch.ones(50_000)
+    communicator.allreduce(x)
+    began = time.monotonic()
+    try:
+        for call in range(100_000):
+            if dist.get_rank() == 1 and call == 300:
+                die()
+            communicator.allreduce(x.fill_(1))
+    except topoplan.ExecutionError as error:
+        assert time.monotonic() - began < patience.seconds(30)
+        leave(str(error))
+    raise AssertionError("went on with a rank that is gone")
+
+
+def a_rank_does_not_come(path: str) -> str:
+    communicator = make(path, "one-sided", 4)
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    if dist.get_rank() == 2:
+        time.sleep(patience.seconds(12))
+        leave("late")
+    try:
+        communicator.allreduce(x)
+    except topoplan.ExecutionError as error:
+        leave(str(error))
+    raise AssertionError("went on without a rank")
+
+
+def ranks_make_other_calls(path: str) -> str:
+    communicator = make(path, "one-sided", 10)
+    x = torch.ones(1000)
+    communicator.allreduce(x)
+    try:
+        communicator.allreduce(torch.ones(1000 if dist.get_rank() else 2000))
+        communicator.allreduce(x)
+    except topoplan.ExecutionError as error:
+        leave(str(error))
+    raise AssertionError("ranks with other calls were not noticed")
+
+
+def what_cannot_share(path: str) -> None:
+    with refused("executor='shared': expected one of auto, one-sided, point-to-point"):
+        Communicator(path, executor="shared")
+    with refused("are sent as messages"):
+        Communicator(path, compress="fp16", executor="one-sided")
+
+
+def emulated_machines_do_not_share(path: str) -> None:
+    with refused("emulated: shared memory would bypass its links"):
+        Communicator(path, executor="one-sided")
