@@ -90,7 +90,7 @@ def _measure(args: argparse.Namespace, cache: str) -> None:
         }
         if over_gloo is not None:
             ways["plan over gloo"] = lambda x=x: over_gloo.allreduce(x)
-        times = _time_in_turns(list(ways.values()), transport)
+        times = time_in_turns(list(ways.values()), transport)
         choice, entry = raced.choice(size), plan.entry_for(size)
         rows.append(
             {
@@ -119,7 +119,7 @@ class _BareGroup(dist.ProcessGroup):
         return self.work
 
 
-def _time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> list[float]:
+def time_in_turns(calls: list[Callable[[], object]], transport: Transport) -> list[float]:
     """Return the median microseconds of each call."""
     for call in calls * 4:
         call()

@@ -300,7 +300,7 @@ class Chooser:
         if transport.rank == 0:
             cached = self._races(with_stock=with_stock).find(size_bytes) if is_raced else None
             fits = cached is not None and self._fits(cached, size_bytes, with_stock=with_stock)
-            answer = self._find_near_best(size_bytes), cached if fits else None
+            answer = self._find_near_best(size_bytes, is_raced=is_raced), cached if fits else None
         with transport.faults.stock(f"what to try at {size_bytes} bytes", number):
             order, cached = transport.exchange(answer)[0]
         return order, cached
@@ -376,11 +376,12 @@ class Chooser:
             name = self.plan.collective.name
             log.info("%s of %d bytes: %s as cached; races again", name, size_bytes, why)
 
-    def _find_near_best(self, size_bytes: int) -> list[int]:
+    def _find_near_best(self, size_bytes: int, *, is_raced: bool) -> list[int]:
         """Return the indices of the variants that are predicted to be near the best.
 
         These are the best segmentation of each such schedule, each followed by a coarser one, since
-        the predicted costs of messages may be wrong. The plan's own schedule comes last.
+        the predicted costs of messages may be wrong. The plan's own schedule comes last. In a race
+        there are one-sided schedules, too, whose time is not predicted.
         """
         machine = self.machine
         ranking = fastest(
@@ -398,11 +399,12 @@ class Chooser:
         candidates |= {reroute(self.plan.entry_for(size_bytes).schedule, self.plan.router): None}
         usable = [schedule for schedule in candidates if schedule in self.variants]
         lean = [schedule for schedule in usable if self._is_lean(schedule, size_bytes)]
-        sent, one_sided = lean or usable, self._rank_one_sided(size_bytes)
-        # Trials have few entrants: the first ones of the list, and the last.
-        order = [*one_sided[:1], *sent[:-1], *one_sided[1:], *sent[-1:]]
+        order, one_sided = lean or usable, self._rank_one_sided(size_bytes)
         if self.executor == ONE_SIDED:
             order = one_sided
+        elif is_raced:
+            # Trials have few entrants: the first ones of the list, and the last.
+            order = [*one_sided[:1], *order[:-1], *one_sided[1:], *order[-1:]]
         return [self.variants.index(schedule) for schedule in dict.fromkeys(order)]
 
     def _is_lean(self, schedule: Schedule, size_bytes: int) -> bool:

@@ -224,6 +224,7 @@ def read_options(args: argparse.Namespace) -> BenchOptions:
         args.reduction,
         args.timeout,
         args.place,
+        executor=args.executor,
     )
 
 

@@ -104,12 +104,12 @@ class BenchOptions:
     choose: str = "race"
     compress: str | None = None
     reduction: str = "hops"
-    executor: str | None = None
     timeout_s: float = 300.0
     # Where results go: "in" the input's place, "out" to another tensor, "both" one after the
     # other; None: as torch does.
     place: str | None = None
     collective: str = "allreduce"  # without a plan
+    executor: str | None = None  # as for Communicator
 
     def __post_init__(self) -> None:
         if self.factor < 2:

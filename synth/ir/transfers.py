@@ -187,6 +187,10 @@ class Transfers(Sequence[Transfer]):
             self._hash = hash((self.routes, *(column.tobytes() for column in self.columns)))
         return self._hash
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Without the hash: those of texts differ from process to process.
+        return Transfers, (*self.columns, self.routes)
+
     def __repr__(self) -> str:
         shown = [*map(repr, self[:3]), *(["..."] if len(self) > 3 else [])]
         return f"Transfers({len(self)}: {', '.join(shown)})"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import zlib
 from base64 import b64decode, b64encode
 from pathlib import Path
@@ -163,3 +166,22 @@ def test_forged_columns_give_one_line_or_another_valid_plan(data: st.DataObject)
         Plan.loads(forge(**columns)).verify()
     except TopoplanError as error:
         assert "\n" not in str(error)
+
+
+def test_equal_schedules_of_other_processes_have_one_hash(tmp_path: Path) -> None:
+    """A pickled hash of texts would be another process's."""
+    code = (
+        "import pickle, sys, topoplan\n"
+        "plan = topoplan.synthesize('allreduce', 'switch:3', strategy='direct')\n"
+        "own, path = plan.schedules[0], sys.argv[1]\n"
+        "if sys.argv[2] == 'write':\n"
+        "    print(hash(own) and open(path, 'wb').write(pickle.dumps(own)))\n"
+        "else:\n"
+        "    other = pickle.load(open(path, 'rb'))\n"
+        "    print(own == other and hash(own) == hash(other))\n"
+    )
+    for seed, action in (("1", "write"), ("2", "read")):
+        command = [sys.executable, "-c", code, str(tmp_path / "schedule"), action]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

@@ -1,0 +1,225 @@
+"""Allreduce in shared memory beside gloo and Open MPI, taking turns in one group of processes:
+`mpirun --oversubscribe -n 4 python benchmarks/one_sided.py [-b 1K] [-e 64M] [--json]`.
+
+Columns are MPI's own allreduce by mpi4py alone; gloo's through torch.distributed; one-sided programs
+alone, called from Python (the faster of the flat schedules); a Communicator, and the backend "topo"
+through torch.distributed, both with executor="one-sided"; and one memcpy of the buffer by each rank,
+at the same time. A time is the slowest rank's from a barrier on, the median over the turns.
+
+--check plays random sizes, dtypes and collectives beside busy processes instead, and counts wrong
+results and calls above 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from harness import make_parser
+from mpi import time_in_turns
+
+from topoplan import Communicator, Plan, backend_options, synthesize
+from topoplan.runtime.mpi.launched import join_mpi
+from topoplan.runtime.program.one_sided.flat import OneSidedSchedule
+from topoplan.runtime.ranks.transport import Transport
+from topoplan.synth.ir.collective import COLLECTIVES
+from topoplan.synth.sizes import parse_size
+
+TIMEOUT = timedelta(seconds=30)
+# Calls below this size must take less than SLOW_S beside busy processes; larger ones take long alone.
+MAX_CHECKED_BYTES = 256 << 10
+SLOW_S = 0.05
+CHECKED_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int32,
+    torch.int64,
+)
+
+
+def main() -> None:
+    """Measure or check, and print the result on rank 0."""
+    parser = make_parser(__doc__)
+    parser.add_argument("-b", default="1K", help="smallest size")
+    parser.add_argument("-e", default="64M", help="largest size")
+    parser.add_argument("--check", type=int, metavar="CALLS", help="calls beside busy processes")
+    parser.add_argument("--busy", type=int, default=4, help="busy processes (default: 4)")
+    parser.add_argument("--seed", type=int, default=1, help="of the calls that --check makes")
+    args = parser.parse_args()
+    if not join_mpi():
+        raise SystemExit("start it by mpirun")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="topoplan-") as cache:
+        if args.check:
+            check(args)
+        else:
+            measure(args, cache)
+
+
+def share_plan(collective: str, world: int) -> Plan:
+    """Return rank 0's plan on all ranks."""
+    plans: list[Plan | None] = [None]
+    if dist.get_rank() == 0:
+        plans = [synthesize(collective, f"switch:{world}")]
+    dist.broadcast_object_list(plans, 0)
+    assert plans[0] is not None
+    return plans[0]
+
+
+def measure(args: argparse.Namespace, cache: str) -> None:
+    """Print a row for each size."""
+    dist.init_process_group("gloo")
+    world, rank = dist.get_world_size(), dist.get_rank()
+    plan = share_plan("allreduce", world)
+    dist.destroy_process_group()
+    options = backend_options(plans=plan, cache=cache, least_bytes=0, executor="one-sided")
+    dist.init_process_group("topo", pg_options=options, timeout=TIMEOUT)
+    gloo = dist.new_group(backend="gloo")
+    transport = Transport(None, TIMEOUT, "mpi")
+    channel = transport.mpi
+    assert channel is not None
+    raced = Communicator(plan, Transport(None, TIMEOUT), cache=cache, executor="one-sided")
+    flat = [x for x in raced.engine.chooser.one_sided if x.strategy in ("direct", "one-shot")]
+    rows = []
+    size = parse_size(args.b)
+    while size <= parse_size(args.e):
+        x, target = torch.zeros(size // 4), torch.empty(size // 4)
+        array = x.numpy()
+        ways: dict[str, Callable[[], object]] = {
+            "MPI's own": lambda array=array: channel.comm.Allreduce(channel.mpi.IN_PLACE, array),
+            "gloo": lambda x=x: dist.all_reduce(x, group=gloo),
+            "Communicator": lambda x=x: raced.allreduce(x),
+            "backend": lambda x=x: dist.all_reduce(x),
+            "memcpy": lambda x=x, target=target: target.copy_(x),
+        }
+        for schedule in flat:
+            ways[schedule.strategy] = make_player(raced, schedule, size // 4)
+        row: dict[str, object] = {"size_bytes": size, "ranks": world}
+        row |= dict(zip(ways, time_in_turns(list(ways.values()), transport), strict=True))
+        choice = raced.choice(size)
+        row["used"] = None if choice is None else choice.label
+        rows.append(row)
+        size *= 4
+    if rank == 0:
+        print_rows(rows, args.json, channel.what, world)
+    dist.destroy_process_group()
+
+
+def make_player(
+    communicator: Communicator, schedule: OneSidedSchedule, numel: int
+) -> Callable[[], object]:
+    """Return a function that plays a schedule on scratch memory, by the player alone."""
+    engine = communicator.engine
+    buffers = engine.make_scratch(numel, torch.float32)
+    engine.executor.run(schedule, buffers)
+    (compiled,) = buffers.bindings or {}
+    binding = compiled.find_binding(buffers)
+    player = (binding.bound or compiled.bind(binding)).player
+    return lambda buffers=buffers: player.play(time.monotonic() + 60)
+
+
+def print_rows(rows: list[dict[str, object]], as_json: bool, what: str, ranks: int) -> None:
+    """Print the rows as a table of microseconds, or as JSON."""
+    if as_json:
+        print(json.dumps({"mpi": what, "ranks": ranks, "rows": rows}))
+        return
+    ways = [key for key in rows[0] if key not in ("size_bytes", "ranks", "used")]
+    print(f"# {what}, {ranks} ranks; microseconds, and in brackets as a part of MPI's own time")
+    print(f"{'bytes':>10} " + " ".join(f"{way:>18}" for way in ways) + "  used")
+    for row in rows:
+        own = float(str(row[ways[0]]))
+        cells = " ".join(
+            f"{float(str(row[way])):>10.1f} ({float(str(row[way])) / own:5.2f})" for way in ways
+        )
+        print(f"{row['size_bytes']:>10} {cells}  {row['used']}")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Make random calls beside busy processes; print how many were wrong or slow."""
+    dist.init_process_group("gloo")
+    world, rank = dist.get_world_size(), dist.get_rank()
+    communicators = {
+        name: Communicator(share_plan(name, world), None, TIMEOUT, "plan", executor="one-sided")
+        for name in COLLECTIVES
+    }
+    busy = []
+    if rank == 0:
+        busy = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)
+        ]
+    dist.barrier()
+    order, wrong, times_s = random.Random(args.seed), 0, list[float]()
+    try:
+        for _ in range(args.check):
+            name, dtype = order.choice(COLLECTIVES), order.choice(CHECKED_DTYPES)
+            part = order.randint(1, int(MAX_CHECKED_BYTES / world / dtype.itemsize) ** 2) ** 0.5
+            wrong += play_and_check(communicators[name], name, dtype, int(part), times_s)
+    finally:
+        for process in busy:
+            process.kill()
+    times_s.sort()
+    mine = torch.tensor([wrong, sum(t > SLOW_S for t in times_s)])
+    dist.all_reduce(mine)
+    if rank == 0:
+        slow = mine[1].item() / len(times_s) / world
+        print(
+            f"{args.check} calls, {world} ranks, {args.busy} busy processes: {mine[0].item()} wrong, "
+            f"{slow:.4%} above {SLOW_S * 1e3:.0f} ms, median {times_s[len(times_s) // 2] * 1e6:.0f} us, "
+            f"longest {times_s[-1] * 1e3:.1f} ms"
+        )
+    dist.destroy_process_group()
+
+
+def play_and_check(
+    communicator: Communicator, name: str, dtype: torch.dtype, part: int, times_s: list[float]
+) -> bool:
+    """Make one call, note its seconds, and return whether its result is wrong."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    root = rank == 0
+    ramp = torch.arange(part) % 5
+    mine = (ramp + rank).to(dtype)
+    whole = torch.cat([ramp + of for of in range(world)]).to(dtype)
+    row = torch.cat([ramp + to + rank for to in range(world)]).to(dtype)
+    total = sum(range(world))
+    x = row.clone()
+    every, out = torch.empty_like(row), torch.empty_like(mine)
+    calls: dict[str, Callable[[], object]] = {
+        "allreduce": lambda: communicator.allreduce(x),
+        "reduce": lambda: communicator.reduce(x),
+        "broadcast": lambda: communicator.broadcast(x),
+        "allgather": lambda: communicator.allgather(every, mine),
+        "gather": lambda: communicator.gather(every if root else None, mine),
+        "reduce-scatter": lambda: communicator.reduce_scatter(out, row),
+        "scatter": lambda: communicator.scatter(out, whole if root else None),
+        "alltoall": lambda: communicator.alltoall(every, row),
+    }
+    began = time.perf_counter()
+    calls[name]()
+    times_s.append(time.perf_counter() - began)
+    sums = torch.cat([(ramp + to) * world + total for to in range(world)]).to(dtype)
+    got, wanted = {
+        "allreduce": (x, sums),
+        "reduce": (x, sums if root else x),
+        "broadcast": (x, whole),
+        "allgather": (every, whole),
+        "gather": (every, whole if root else every),
+        "reduce-scatter": (out, ((ramp + rank) * world + total).to(dtype)),
+        "scatter": (out, mine),
+        "alltoall": (every, torch.cat([ramp + of + rank for of in range(world)]).to(dtype)),
+    }[name]
+    return not torch.equal(got, wanted)
+
+
+if __name__ == "__main__":
+    main()
