@@ -1,10 +1,10 @@
 """Allreduce in shared memory beside gloo and Open MPI, taking turns in one group of processes:
 `mpirun --oversubscribe -n 4 python benchmarks/one_sided.py [-b 1K] [-e 64M] [--json]`.
 
-Columns are MPI's own allreduce by mpi4py alone; gloo's through torch.distributed; a Communicator, and
-the backend "topo" through torch.distributed, both with executor="one-sided"; one memcpy of the buffer
-by each rank, at the same time; and the flat schedules played alone, called from Python. A time is the
-slowest rank's from a barrier on, the median over the turns.
+Columns are MPI's own allreduce by mpi4py alone; gloo's through torch.distributed; a Communicator,
+and the backend "topo" through torch.distributed, both with executor="one-sided"; one memcpy of the
+buffer by each rank, at the same time; and the flat schedules played alone, called from Python. A
+time is the slowest rank's from a barrier on, the median over the turns.
 
 --check plays random sizes, dtypes and collectives beside busy processes instead, and counts wrong
 results and calls above 50 ms.

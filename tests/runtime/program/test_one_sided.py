@@ -64,7 +64,7 @@ def replay(
 
 def fill(program: OneSidedProgram, data: np.ndarray, name: str) -> np.ndarray:
     if name in IN_PLACE:
-        return data.copy()
+        return np.array(data)
     work: np.ndarray = np.zeros(program.work_numel, dtype=np.int64)
     for move in program.fills:
         work[move.to : move.to + move.hi - move.lo] = data[move.lo : move.hi]
