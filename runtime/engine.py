@@ -23,7 +23,6 @@ from .codecs import Codec
 from .compiled import Buffers, describe_call, make_bindings
 from .executor import Executor
 from .mpi.channel import has_collective, make_collective
-from .players.local import is_numpys
 from .players.over_mpi import CollectivePlayer
 from .program.layout import IN_PLACE, ends_numel, ends_with_result
 from .program.one_sided.flat import AUTO, ONE_SIDED, POINT_TO_POINT
@@ -245,7 +244,7 @@ class Engine:
 
     def _bind(self, schedule: Schedule, buffers: Buffers) -> Callable[..., None] | None:
         play = self.executor.bind(schedule, buffers)
-        if play is None or (self.transport.mpi is not None and is_numpys(buffers.target.dtype)):
+        if play is None or not self.executor.uses_torch(schedule, buffers):
             return play
         return partial(in_inference_mode, play)
 

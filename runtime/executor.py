@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from ..synth.ir.schedule import Schedule
+from ..topo.errors import ExecutionError
 from ..topo.graph import Topology
 from .codecs import Codec
 from .compiled import Binding, BoundProgram, Buffers, Compiled, CompiledOneSided
 from .players.contract import Player, PlayError, Stamp
-from .players.local import make_quiet
+from .players.local import is_numpys, make_quiet
 from .players.shared_memory import suits
 from .players.slow_links import MIN_WATCHED_BYTES, SlowLinks
 from .program.layout import ends_with_result
@@ -114,6 +115,10 @@ class Executor:
             or binding is compiled.own
         ):
             return None
+        if isinstance(compiled, CompiledOneSided):  # which needs no scratch memory in place
+            return partial(
+                self._play_shared, compiled, (binding.bound or compiled.bind(binding)).player.play
+            )
         # Weak: a program that makes room for others is freed, however many calls have used it.
         return partial(
             self._play_again, schedule, buffers, weakref.ref(compiled), weakref.ref(binding)
@@ -137,6 +142,25 @@ class Executor:
             self._play(compiled, (binding.bound or compiled.bind(binding)).player, number)
         finally:
             arena.finish_call()
+
+    def _play_shared(
+        self, compiled: Compiled, play: Callable[[float], None], number: int | None = None
+    ) -> None:
+        """Play a one-sided program, of which a small call takes a few microseconds."""
+        number, deadline = self.faults.admit(number)
+        try:
+            play(deadline)
+        except PlayError as interrupted:
+            raise self._blame(compiled, number, deadline, interrupted) from interrupted
+        self.sent_bytes += compiled.sent_bytes
+        compiled.tally.add()
+
+    def uses_torch(self, schedule: Schedule, buffers: Buffers) -> bool:
+        """Return whether torch carries out some operations of a program in place on CPU tensors."""
+        is_shared = isinstance(schedule, OneSidedSchedule)
+        if is_shared and self._can_play_one_sided(schedule, buffers):
+            return False
+        return self.transport.mpi is None or not is_numpys(buffers.target.dtype)
 
     def _play_on(
         self, compiled: Compiled, bound: BoundProgram, buffers: Buffers, number: int | None
@@ -223,18 +247,23 @@ class Executor:
         try:
             self._quietly(player.play, deadline, self.stamp or record)
         except PlayError as interrupted:
-            call = Call(compiled.call, number, deadline, self.topology)
-            post = interrupted.post
-            raise self.faults.stuck(
-                call,
-                post.kind,
-                post.peer,
-                post.number,
-                post.step,
-                interrupted,
-                dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted)),
-            ) from interrupted
+            raise self._blame(compiled, number, deadline, interrupted) from interrupted
         if watch is not None:
             watch.end(compiled, compiled.call, number, record)
         self.sent_bytes += compiled.sent_bytes
         compiled.tally.add()
+
+    def _blame(
+        self, compiled: Compiled, number: int, deadline: float, interrupted: PlayError
+    ) -> ExecutionError:
+        """Return the error to raise after a player has failed; it names the rank at fault."""
+        post = interrupted.post
+        return self.faults.stuck(
+            Call(compiled.call, number, deadline, self.topology),
+            post.kind,
+            post.peer,
+            post.number,
+            post.step,
+            interrupted,
+            dict(Counter(f"{x.kind} {x.peer}" for x in interrupted.posted)),
+        )

@@ -203,9 +203,8 @@ struct Player {
   char *work;
   int64_t dtype, reduction, slices;
   uint32_t call;
-  double deadline;
   int64_t *blame;          // on failure: the peer, and the number of the instruction's word
-  double paused_at = 0;
+  double deadline = 0;
 
   int width = WIDTHS[dtype];
   Line &own = channel.lines[channel.rank];
@@ -400,11 +399,19 @@ void topoplan_fail(void *channel_) {
   ring(own);
 }
 
-int topoplan_play(void *channel, const int64_t *program, void *work, int64_t dtype, int64_t reduction,
-                  int64_t slices, uint32_t call, double deadline, int64_t *blame) {
-  Player player{*static_cast<Channel *>(channel), program, static_cast<char *>(work), dtype, reduction,
-                slices, call, deadline, blame};
-  return player.play();
+// A player refers to the program, the work buffer and `blame`, which must outlive it.
+void *topoplan_prepare(void *channel, const int64_t *program, void *work, int64_t dtype, int64_t reduction,
+                       int64_t slices, uint32_t call, int64_t *blame) {
+  return new Player{*static_cast<Channel *>(channel), program, static_cast<char *>(work), dtype, reduction,
+                    slices, call, blame};
+}
+
+void topoplan_discard(void *player) { delete static_cast<Player *>(player); }
+
+int topoplan_play(void *player_, double deadline) {
+  auto *player = static_cast<Player *>(player_);
+  player->deadline = deadline;
+  return player->play();
 }
 
 }

@@ -80,10 +80,14 @@ def load_library() -> ctypes.CDLL | str:
     library.topoplan_join.restype = ctypes.c_void_p
     library.topoplan_leave.argtypes = library.topoplan_fail.argtypes = [ctypes.c_void_p]
     library.topoplan_leave.restype = library.topoplan_fail.restype = None
-    library.topoplan_play.argtypes = [
+    library.topoplan_prepare.argtypes = [
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
-        ctypes.c_int64, ctypes.c_uint32, ctypes.c_double, ctypes.c_void_p,
+        ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p,
     ]  # fmt: skip
+    library.topoplan_prepare.restype = ctypes.c_void_p
+    library.topoplan_discard.argtypes = [ctypes.c_void_p]
+    library.topoplan_discard.restype = None
+    library.topoplan_play.argtypes = [ctypes.c_void_p, ctypes.c_double]
     return library
 
 
@@ -242,19 +246,24 @@ class PlayerInSharedMemory:
         dtype = work.dtype if op is not None else _BY_WIDTH[work.dtype.itemsize]
         library = load_library()
         assert not isinstance(library, str)
-        self._play = library.topoplan_play
+        self._play, self._discard = library.topoplan_play, library.topoplan_discard
         self._blame = (ctypes.c_int64 * 2)()
-        signature = zlib.crc32(f"{call}, {program.slices} slices".encode())
-        # All arguments but the deadline, converted once.
-        self._before = (
-            ctypes.c_void_p(memory.channel),
-            ctypes.c_void_p(self._words.ctypes.data),
-            ctypes.c_void_p(work.data_ptr()),
-            ctypes.c_int64(_DTYPES.index(dtype)),
-            ctypes.c_int64(0 if op is None else _REDUCTIONS[op]),
-            ctypes.c_int64(program.slices),
-            ctypes.c_uint32(signature),
+        self._player = ctypes.c_void_p(
+            library.topoplan_prepare(
+                memory.channel,
+                self._words.ctypes.data,
+                work.data_ptr(),
+                _DTYPES.index(dtype),
+                0 if op is None else _REDUCTIONS[op],
+                program.slices,
+                zlib.crc32(f"{call}, {program.slices} slices".encode()),
+                self._blame,
+            )
         )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_player"):
+            self._discard(self._player)
 
     def play(self, deadline: float, stamp: Stamp | None = None) -> None:
         """Run the program once. Raise PlayError, at `deadline` (time.monotonic) at the latest.
@@ -263,9 +272,9 @@ class PlayerInSharedMemory:
         """
         if self._memory.channel is None:
             raise ExecutionError("the shared memory was closed")
-        outcome = _PAUSED
+        outcome = self._play(self._player, deadline)
         while outcome == _PAUSED:  # Python handles signals, such as Ctrl-C, in between
-            outcome = self._play(*self._before, deadline, self._blame)
+            outcome = self._play(self._player, deadline)
         if outcome != _DONE:
             raise self._explain(outcome)
 
