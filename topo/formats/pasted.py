@@ -30,6 +30,8 @@ _HEADING = re.compile(
 _MAX_HEADINGS = 64
 # What other code removes: quotes, comments, tables.
 _MARK_UP = re.compile(r"[ \t>/#*|+]*")
+# The heading of a matrix whose first GPU is not GPU0.
+_OTHER_GPU = re.compile(r"(?:^|[ \t])GPU\d+$")
 
 
 def clean(text: str) -> str:
@@ -51,7 +53,7 @@ def _remove_prefix(text: str) -> str:
     """
     for heading in islice(_HEADING.finditer(text), _MAX_HEADINGS):
         prefix = heading["prefix"].rstrip()
-        if _MARK_UP.fullmatch(prefix):
+        if _MARK_UP.fullmatch(prefix) or _OTHER_GPU.search(prefix):
             continue
         words = [re.sub(r"\d+", r"\\d+", re.escape(word)) for word in prefix.split()]
         shape = re.compile(r"^[ \t]*" + r"[ \t]+".join(words), re.MULTILINE)
