@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .runtime.ranks.mesh import device_mesh
     from .runtime.ranks.nccl_graph import nccl_graph
     from .runtime.ranks.transport import Transport
-    from .runtime.summary import GroupSummary, SizeSummary, Summary
+    from .runtime.summaries.summary import GroupSummary, SizeSummary, Summary
     from .synth.bounds.certificate import Bound
     from .synth.cost.affine import Cost
     from .synth.ir.collective import Chunk, Collective, CollectiveName
@@ -86,7 +86,7 @@ _HOMES = {
     "Entry": "synth.plan",
     "ExecutionError": "topo.errors",
     "GroupMaker": "runtime.ranks.groups",
-    "GroupSummary": "runtime.summary",
+    "GroupSummary": "runtime.summaries.summary",
     "InNetwork": "topo.devices",
     "InfeasibleError": "topo.errors",
     "InputError": "topo.errors",
@@ -104,10 +104,10 @@ _HOMES = {
     "Router": "topo.routes",
     "Schedule": "synth.ir.schedule",
     "Send": "synth.request",
-    "SizeSummary": "runtime.summary",
+    "SizeSummary": "runtime.summaries.summary",
     "Step": "synth.place.placement",
     "StrategyError": "topo.errors",
-    "Summary": "runtime.summary",
+    "Summary": "runtime.summaries.summary",
     "TimeLimitError": "topo.errors",
     "Topology": "topo.graph",
     "TopoplanError": "topo.errors",
@@ -223,7 +223,7 @@ if not TYPE_CHECKING:  # with __getattr__, type checkers would accept names that
         try:
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
         except ImportError as error:
-            from .runtime.torch_extra import explain_import_error
+            from .runtime.ranks.torch_extra import explain_import_error
 
             raise explain_import_error(error) from None
         globals()[name] = value

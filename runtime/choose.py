@@ -35,7 +35,7 @@ from .program.one_sided.flat import (
 from .ranks.machine import Machine
 from .ranks.transport import Transport
 from .ranks.turns import MAX_ENTRANTS, Trial, Turns
-from .summary import STOCK
+from .summaries.summary import STOCK
 
 log = logging.getLogger("topoplan")
 

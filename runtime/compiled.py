@@ -41,7 +41,7 @@ from .program.one_sided.lowering import lower_one_sided
 from .ranks.transport import Transport
 from .reductions import ReduceOp, borrow, dtype_name, kind_of_reduction
 from .scratch import Slicer, allocate, count_aligned, find_arena
-from .tallies import Tally
+from .summaries.tallies import Tally
 
 # Limit on the operations in one batch. NCCL takes 2048 in a group, but launches a large group as
 # several kernels, which each rank divides by itself: sends and their receives can end up in kernels

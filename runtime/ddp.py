@@ -24,7 +24,7 @@ from .backend.torch_tools import show_as
 from .choose import SAME_BITS, ChooseMode
 from .communicator import DEFAULT_TIMEOUT, Communicator
 from .ranks.groups import make_group_maker
-from .summary import Summary
+from .summaries.summary import Summary
 from .works import Failed, PlannedWork, ThreadQueue, make_queue, start, tensors_or_raise
 
 

@@ -32,8 +32,8 @@ from .ranks.transport import Transport
 from .ranks.turns import Trial
 from .reductions import in_inference_mode, share_memory
 from .scratch import allocate_zeros_like, free_arenas
-from .summary import STOCK
-from .tallies import Tally
+from .summaries.summary import STOCK
+from .summaries.tallies import Tally
 
 
 class Engine:

@@ -30,7 +30,7 @@ from .ranks.blame import describe_route
 from .ranks.faults import Call
 from .ranks.transport import Transport
 from .scratch import MAPPED_BYTES, parse_scratch, process_budget, trim_heap
-from .tallies import Tallies
+from .summaries.tallies import Tallies
 
 # Limits on the cached programs: their number, and their instructions, counted again for each
 # binding to memory. Each takes about 300 bytes in Python (measured): 40 MB. The least recently used

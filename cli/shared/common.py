@@ -277,7 +277,7 @@ def _explain_missing_torch(body: Callable[[], int]) -> int:
     try:
         return body()
     except ImportError as error:
-        from ...runtime.torch_extra import explain_import_error
+        from ...runtime.ranks.torch_extra import explain_import_error
 
         raise explain_import_error(error) from None
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ...topo.errors import InputError
 from ..choose import ChooseMode
 from ..communicator import Communicator
-from ..summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
+from ..summaries.summary import STOCK, GroupSummary, SizeSummary, Summary, format_size
 
 log = logging.getLogger("topoplan")
 # Of the two lines on what plans save. It has a level of its own: programs leave the root logger at

@@ -19,7 +19,7 @@ from ..compiled import describe_call
 from ..ranks.addresses import publish_in, read_published
 from ..ranks.groups import find_engine, list_members
 from ..ranks.store import agree_on_attempt, find_client
-from ..summary import Summary
+from ..summaries.summary import Summary
 from ..works import get_done_work, start
 from . import NAME
 from .account import Account

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,12 +15,17 @@ from ...synth.cost.host_costs import FIELD as HOST
 from ...synth.ir.collective import Collective
 from ...synth.plan import Plan
 from ...synth.plan_file import FORMAT, MAX_PLAN_BYTES, PlanHead
+from ...synth.planner.apart import FoundPlan, synthesize_apart
+from ...synth.planner.names import DECORATED
 from ...topo.errors import InputError, PlanMismatchError, TopoplanError
 from ...topo.graph import Topology
 from ...topo.routes import HARDWARE, Router
 from ...topo.schema import CONVERTING
 from ...topo.version import VERSION
 from ..cache import warn_without_cache
+
+if TYPE_CHECKING:
+    from ...synth.planner.synthesize import Synthesis
 
 log = logging.getLogger("topoplan")
 # A plan names its format at its beginning; a topology in the same folder may be large.
@@ -122,12 +128,13 @@ def load_or_synthesize(
     *,
     reproducible: bool = False,
     router: Router = HARDWARE,
+    stop: threading.Event | None = None,
 ) -> Plan:
     """Return the plan in `folder`, verified, or else synthesize one and save it there.
 
-    A plan whose search reached the time limit is not saved. A file that is damaged, or for another
-    machine, is replaced. A folder that is None or cannot be used costs one warning. Raises like
-    `synthesize`.
+    With `stop` a process of its own synthesizes, which is ended when the event is set. A plan whose
+    search reached the time limit is not saved. A file that is damaged, or for another machine, is
+    replaced. A folder that is None or cannot be used costs one warning. Raises like `synthesize`.
     """
     name = _make_file_name(collective, topology, reproducible=reproducible)
     what = f"{collective.name} over {collective.ranks} ranks"
@@ -135,17 +142,24 @@ def load_or_synthesize(
     if loaded is not None and (loaded.bracketing is not None) == reproducible:
         log.info("%s: plan %s from %s", what, loaded.hash[:16], folder)
         return loaded
-    # The planner's imports take more than a second of a core, and only the first rank of the first
-    # start needs them.
-    from ...synth.planner.synthesize import synthesize
+    result: FoundPlan | Synthesis | None = None
+    # Strategies of the script's own are known in this process alone.
+    if stop is not None and not DECORATED:
+        result = synthesize_apart(
+            collective, topology, time_limit_s, reproducible=reproducible, stop=stop
+        )
+    if result is None:
+        # The planner's imports take more than a second of a core, and only the first rank of the
+        # first start needs them.
+        from ...synth.planner.synthesize import synthesize
 
-    result = synthesize(
-        collective,
-        topology,
-        time_limit_s=time_limit_s,
-        reproducible=reproducible,
-        router=router,
-    )
+        result = synthesize(
+            collective,
+            topology,
+            time_limit_s=time_limit_s,
+            reproducible=reproducible,
+            router=router,
+        )
     log.info(
         "%s: plan %s synthesized in %.1f s",
         what,

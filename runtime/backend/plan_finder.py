@@ -176,6 +176,7 @@ class PlanFinder:
                 self.options.time_limit_s,
                 reproducible=self.options.keeps_bits and wanted.reduces,
                 router=router,
+                stop=self.stop,
             )
 
     def _pick_named(self, wanted: Collective) -> Plan | None:

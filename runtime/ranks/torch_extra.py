@@ -1,6 +1,6 @@
 """The message for an installation without torch, which planning does not need."""
 
-from ..topo.errors import InputError
+from ...topo.errors import InputError
 
 
 def explain_import_error(error: ImportError) -> Exception:

@@ -1,0 +1,129 @@
+"""Synthesize in a process of its own, so that a training script goes on at full speed meanwhile.
+
+Planning is mostly Python: a thread of the script's process would hold the interpreter's lock half
+of the time, and with it all ranks, which wait for this one.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...topo import errors
+from ...topo.errors import TopoplanError
+from ...topo.graph import Topology
+from ...topo.loader.resolve import load_for_planning
+from ..ir.collective import Collective
+from ..plan import Plan
+
+log = logging.getLogger("topoplan")
+# Polling interval for a request to stop: no call waits for it.
+_STOP_POLL_S = 0.2
+# The process has ended or is to be ended by then: loading the planner takes seconds on a busy host,
+# and building the plan that was found by the time limit some more.
+_PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    """A plan, the seconds that its search took, and the searches that the time limit stopped."""
+
+    plan: Plan
+    seconds: float
+    cut_short: tuple[str, ...]
+
+
+def synthesize_apart(
+    collective: Collective,
+    topology: Topology,
+    time_limit_s: float,
+    *,
+    reproducible: bool,
+    stop: threading.Event,
+) -> FoundPlan | None:
+    """Return the plan that a process of its own makes, or None if there can be no such process.
+
+    It has no strategies that this process alone has registered. Raises like `synthesize`, and
+    TimeLimitError when `stop` is set.
+    """
+    request = {
+        "collective": [collective.name, collective.ranks, collective.root],
+        "topology": topology.to_json(),
+        "time_limit_s": time_limit_s,
+        "reproducible": reproducible,
+    }
+    # As the module is found here, wherever the checkout or the wheel is.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=environment,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        log.debug("planning in this process: %s", error)
+        return None
+    answer = _wait(process, json.dumps(request).encode(), time_limit_s + _PATIENCE_S, stop)
+    if answer is None:
+        log.debug("planning in this process: the other ended with %s", process.returncode)
+        return None
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["message"])
+    plan = Plan.loads(json.dumps(answer["plan"]), "the plan of the planning process")
+    return FoundPlan(plan, answer["seconds"], tuple(answer["cut_short"]))
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", request: bytes, limit_s: float, stop: threading.Event
+) -> dict[str, Any] | None:
+    """Return the process's answer; None if it has none, after it was ended if need be."""
+    output = b""
+    for poll in range(int(limit_s / _STOP_POLL_S)):
+        try:
+            given = None if poll else request
+            output, _ = process.communicate(given, timeout=_STOP_POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            if stop.is_set():
+                break
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
+    if stop.is_set():
+        raise errors.TimeLimitError("the search for a plan was stopped")
+    with suppress(ValueError):
+        answer: dict[str, Any] = json.loads(output)
+        return answer
+    return None
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request, in the process of its own."""
+    from .synthesize import synthesize
+
+    topology, router = load_for_planning(Topology.from_json(request["topology"]))
+    name, ranks, root = request["collective"]
+    try:
+        result = synthesize(
+            Collective(name, ranks, root),
+            topology,
+            time_limit_s=request["time_limit_s"],
+            reproducible=request["reproducible"],
+            router=router,
+        )
+    except TopoplanError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {
+        "plan": result.plan.to_json(),
+        "seconds": result.seconds,
+        "cut_short": list(result.cut_short),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_answer(json.load(sys.stdin))))
