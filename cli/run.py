@@ -129,6 +129,7 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     import torch
     import torch.distributed as dist
 
+    from ..runtime.players.shared_memory import load_library
     from ..runtime.ranks.faults import first_line
     from ..runtime.ranks.launch import init_method, keep_output_clean, meet_before_leaving
     from ..runtime.ranks.transport import Transport
@@ -171,6 +172,9 @@ def _run_rank(args: argparse.Namespace, jobs: Sequence[Job], world: int) -> int:
     runs = [run for run, _, _ in measured]
     if rank == 0:
         _write_all(args, runs, *measured[0][1:], progress)
+        library = load_library()
+        if isinstance(library, str) and any(plan is not None for _, plan in jobs):
+            progress.tell(f"schedules were played as messages alone: {library}")
     return 1 if any(row.wrong for run in runs for row in run.rows) else 0
 
 

@@ -167,8 +167,3 @@ def what_cannot_share(path: str) -> None:
         Communicator(path, executor="shared")
     with refused("are sent as messages"):
         Communicator(path, compress="fp16", executor="one-sided")
-
-
-def emulated_machines_do_not_share(path: str) -> None:
-    with refused("emulated: shared memory would bypass its links"):
-        Communicator(path, executor="one-sided")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import run_ranks
+from launch import run_module, run_ranks
 from ranks import one_sided
 
 from topoplan.runtime.players.shared_memory import load_library
 from topoplan.synth.ir.collective import COLLECTIVES
+from topoplan.topo.presets import preset
 
 Plans = Callable[..., str]
 LIBRARY = load_library()
@@ -53,3 +55,32 @@ def test_ranks_that_make_other_calls_are_named(plans: Plans) -> None:
 
 def test_what_cannot_be_shared_is_refused(plans: Plans) -> None:
     run_ranks(one_sided.what_cannot_share, 2, plans("switch:2"))
+
+
+def test_topo_run_names_what_played(plans: Plans) -> None:
+    options = ["-b", "4K", "-e", "4K", "-n", "2", "--json"]
+    for executor in ("one-sided", "point-to-point"):
+        done = run_module(
+            "topoplan.cli.run",
+            plans("switch:2"),
+            *options,
+            "--executor",
+            executor,
+            "--choose",
+            "plan",
+        )
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(done.stdout)["rows"]
+        assert row["wrong"] == 0
+        assert row["schedule"].endswith(", one-sided") == (executor == "one-sided")
+
+
+def test_emulated_machines_share_no_memory(plans: Plans, tmp_path: Path) -> None:
+    topology = preset("switch:2")
+    (tmp_path / "machine.json").write_text(topology.dumps())
+    done = run_module(
+        "topoplan.cli.run", plans("switch:2"), "--executor", "one-sided",
+        env={"TOPOPLAN_EMULATED": str(tmp_path / "machine.json")},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "emulated: shared memory would bypass its links" in done.stderr
