@@ -94,14 +94,15 @@ def measure(args: argparse.Namespace, cache: str) -> None:
     rows = []
     size = parse_size(args.b)
     while size <= parse_size(args.e):
-        x, target = torch.zeros(size // 4), torch.empty(size // 4)
-        array = x.numpy()
+        # Tensors of their own: what another process has read takes longer to write.
+        own, over_gloo, played, through, source, target = (torch.zeros(size // 4) for _ in range(6))
+        array = own.numpy()
         ways: dict[str, Callable[[], object]] = {
             "MPI's own": lambda array=array: channel.comm.Allreduce(channel.mpi.IN_PLACE, array),
-            "gloo": lambda x=x: dist.all_reduce(x, group=gloo),
-            "Communicator": lambda x=x: raced.allreduce(x),
-            "backend": lambda x=x: dist.all_reduce(x),
-            "memcpy": lambda x=x, target=target: target.copy_(x),
+            "gloo": lambda x=over_gloo: dist.all_reduce(x, group=gloo),
+            "Communicator": lambda x=played: raced.allreduce(x),
+            "backend": lambda x=through: dist.all_reduce(x),
+            "memcpy": lambda x=source, target=target: target.copy_(x),
         }
         for schedule in flat:
             ways[schedule.strategy] = make_player(raced, schedule, size // 4)
