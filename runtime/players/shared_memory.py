@@ -246,6 +246,11 @@ class PlayerInSharedMemory:
         dtype = work.dtype if op is not None else _BY_WIDTH[work.dtype.itemsize]
         library = load_library()
         assert not isinstance(library, str)
+        if memory.channel is None:
+            raise ExecutionError(
+                f"rank {memory.rank}: the process group was destroyed; set one up, and make this "
+                "anew"
+            )
         self._play, self._discard = library.topoplan_play, library.topoplan_discard
         self._blame = (ctypes.c_int64 * 2)()
         self._player = ctypes.c_void_p(

@@ -11,6 +11,7 @@ from ....topo.errors import InputError
 from ....topo.graph import Topology
 from ....topo.presets import preset
 from ...communicator import Communicator
+from ...program.one_sided.flat import POINT_TO_POINT
 from ..base import Averaging, Setting
 from ..buckets import Flats, dequantize, quantize, quantized_bytes
 
@@ -52,6 +53,8 @@ class Planned(Averaging):
             setting.timeout,
             # A race could replace this system's strategy by stock.
             setting.choose if self.strategy == "auto" else "model",
+            # Like all other systems: they are compared by the messages that they send.
+            executor=POINT_TO_POINT,
         )
         self._check_plan(self._communicator.plan)
         self._bytes_before, self._stock_bytes = self._communicator.wire_bytes, 0
